@@ -1,0 +1,51 @@
+# Everything a newcomer needs: `make demo` and `make test`. Nothing needs docker.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+ARGS ?=
+NAME ?= capture
+
+.PHONY: demo test lint fmt bench sim faults clean distclean lock setup
+
+setup: $(STAMP)
+
+$(STAMP): requirements/dev.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headwater needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python -m cdc.demo $(ARGS)
+
+test: $(STAMP) lint
+	$(BIN)/python -m cdc.embedded fetch
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python -m bench $(NAME) $(ARGS)
+
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev pyproject.toml -o requirements/dev.lock
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra bench --constraint requirements/dev.lock pyproject.toml -o requirements/bench.lock
+
+clean:
+	rm -rf var build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	test ! -x $(BIN)/python || $(BIN)/python -m cdc.embedded forget
+	rm -rf $(VENV)

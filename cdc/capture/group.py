@@ -1,0 +1,44 @@
+"""What capture hands on: a group of whole transactions as batches, ready to append to the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """The group's commits, in commit order; all arrays have one entry per transaction."""
+
+    xid: npt.NDArray[np.uint32]
+    end_lsn: npt.NDArray[np.int64]
+    """The commit's end LSN: the only kind of LSN that is ever confirmed."""
+    commit_ts_us: npt.NDArray[np.int64]
+    """Microseconds since 1970-01-01 UTC."""
+    last_position: npt.NDArray[np.int64]
+    """Position of the transaction's last change; equal to the previous one's where it changed nothing of ours."""
+
+    def xid_of(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        """The transaction that made each change."""
+        return self.xid[np.searchsorted(self.last_position, positions)]
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """One of our logical messages (prefix ``headwater``), seen in the stream."""
+
+    content: bytes
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Whole transactions; the batches' positions together are dense. A watermark, where present, comes after all of them:
+    its own transaction is the group's last."""
+
+    batches: tuple[pa.RecordBatch, ...]
+    transactions: Transactions
+    watermark: Watermark | None = None

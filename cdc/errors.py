@@ -1,0 +1,91 @@
+"""Every error a user can meet: what is wrong, where, and the command that helps. Never a row's values, never a secret."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class StopState(StrEnum):
+    """A named reason for which a part stops and waits for an operator; it survives restarts."""
+
+    SLOT_MISSING = "SLOT_MISSING"
+    SLOT_REPLACED = "SLOT_REPLACED"
+    SLOT_LOST = "SLOT_LOST"
+    DIVERGED = "DIVERGED"
+    SYSTEM_CHANGED = "SYSTEM_CHANGED"
+    PUBLICATION_LOST = "PUBLICATION_LOST"
+    TABLE_UNPUBLISHED = "TABLE_UNPUBLISHED"
+    POISON_ROW = "POISON_ROW"
+    LOG_CORRUPT = "LOG_CORRUPT"
+    POSITION_GONE = "POSITION_GONE"
+    STORE_REFUSES = "STORE_REFUSES"
+
+
+class HeadwaterError(Exception):
+    """Base of all errors that this package raises on purpose.
+
+    ``str(error)`` is one line: what is wrong and where. ``hint`` is the command or the setting that mends it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def line(self) -> str:
+        return f"{self} → {self.hint}" if self.hint else str(self)
+
+
+class ConfigError(HeadwaterError):
+    """The configuration or the command line is wrong (exit 2)."""
+
+    exit_code = 2
+
+
+class SourceError(HeadwaterError):
+    """Postgres refuses, is not set up for capture, or cannot be reached at start (exit 2)."""
+
+    exit_code = 2
+
+
+class WaitTimeout(HeadwaterError):
+    """What was waited for did not happen in time (exit 3)."""
+
+    exit_code = 3
+
+
+class Stopped(HeadwaterError):
+    """A stop state: an operator has to decide (exit 4)."""
+
+    exit_code = 4
+
+    def __init__(self, state: StopState, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{state}: {message}", hint=hint or f"cdc resume {state}")
+        self.state = state
+
+
+class ProtocolError(HeadwaterError):
+    """Bytes that the replication protocol does not allow. Raised by the decoder, and nothing else is."""
+
+
+class LogCorrupt(Stopped):
+    """Damage in the log anywhere but at its torn tail."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(StopState.LOG_CORRUPT, message)
+
+
+class PositionGone(Stopped):
+    """A reader asks for changes that the log no longer keeps."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(StopState.POSITION_GONE, message, hint=hint)
+
+
+class StoreError(HeadwaterError):
+    """A derived store does not take what it is given. ``retryable`` says whether waiting can help."""
+
+    def __init__(self, message: str, *, retryable: bool, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retryable = retryable

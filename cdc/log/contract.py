@@ -1,0 +1,102 @@
+"""What a log must do, whichever home it has. tests/contract/test_log.py holds the embedded log and the in-memory twin to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from cdc.model.position import Cut, Lsn, Position
+from cdc.model.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One table's changes in the log, as far as they are durable. ``table`` is its newest schema version."""
+
+    name: str
+    table: Table
+    rows: int
+    bytes: int
+    first: Position
+    last: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A piece of one topic that one task reads: positions in (after, upto]. ``rows`` is an upper bound."""
+
+    topic: str
+    after: Position
+    upto: Position
+    rows: int
+    bytes: int
+
+
+class LogWriter(Protocol):
+    """The only writer. Appends are staged and invisible until ``commit`` has made them durable."""
+
+    @property
+    def head(self) -> Cut:
+        """The last durable cut."""
+        ...
+
+    @property
+    def next_position(self) -> Position:
+        """The position that the next appended change must carry."""
+        ...
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Stages one batch. Its positions rise strictly and are >= the head's; batches of different tables may interleave.
+
+        Between two commits the appended positions together are dense from ``head.position + 1``.
+        """
+        ...
+
+    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
+        """Makes everything staged durable and visible as one cut (group commit), and returns that cut.
+
+        Raises ValueError when the staged positions are not dense, OSError when the disk refuses: nothing is then visible.
+        """
+        ...
+
+    def rollback(self) -> None:
+        """Drops everything staged; the next position is again ``head.position + 1``."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LogReader(Protocol):
+    """Any number of readers, in any process. Sees durable cuts only."""
+
+    def head(self) -> Cut:
+        """The last durable cut (``ZERO_CUT`` when the log is empty or does not exist yet)."""
+        ...
+
+    def wait(self, after: Position, timeout_s: float) -> Cut:
+        """Returns the head as soon as its position is > ``after``, or after the timeout (long poll)."""
+        ...
+
+    def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
+        """The furthest cut such that (after, cut] holds at most so many rows and bytes, but at least the next cut.
+
+        Raises PositionGone when ``after`` lies before what the log still keeps.
+        """
+        ...
+
+    def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
+        """The first cut whose commit LSN is >= ``lsn``; None when the log has not come that far."""
+        ...
+
+    def topics(self) -> Sequence[Topic]: ...
+
+    def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+        """The topic's changes in (after, upto], in position order; each batch has one schema version."""
+        ...
+
+    def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
+        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out."""
+        ...

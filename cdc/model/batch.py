@@ -1,0 +1,81 @@
+"""The columnar unit that flows: changes of one table, in position order, under one schema version.
+
+Arrow schema of a batch (``batch_schema``): five columns of ours, then the table's own in the table's order, each in the
+type that ``cdc.model.pgtypes.arrow_type`` gives.
+
+=================  =======================  ==================================================================
+``_cdc_position``  int64, not null          the change's position; strictly rising within a batch
+``_cdc_op``        int8, not null           one of ``Op`` (an ASCII letter)
+``_cdc_lsn``       int64, not null          end LSN of the commit that made the change (the snapshot chunk's
+                                            high watermark for ``Op.READ``)
+``_cdc_ts``        timestamp[us, UTC]       that commit's time; informational, not monotonic
+``_cdc_exact``     map<utf8, utf8>          column name → exact text, for the values that their Arrow type cannot hold; NULL
+                                            in nearly every row. Such a value is NULL in its own column
+=================  =======================  ==================================================================
+
+What a row carries by operation: INSERT, UPDATE and READ the whole row; DELETE the key's columns only, every other column
+is NULL and means "not sent"; TRUNCATE nothing at all (every earlier row of the table is gone).
+The schema's metadata holds the table itself under ``cdc.table`` (``Table.to_json``).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.model.pgtypes import arrow_type
+from cdc.model.table import Table
+
+POSITION: Final = "_cdc_position"
+OP: Final = "_cdc_op"
+LSN: Final = "_cdc_lsn"
+TS: Final = "_cdc_ts"
+EXACT: Final = "_cdc_exact"
+RESERVED_PREFIX: Final = "_cdc_"
+TABLE_METADATA: Final = b"cdc.table"
+
+META_FIELDS: Final = (
+    pa.field(POSITION, pa.int64(), nullable=False),
+    pa.field(OP, pa.int8(), nullable=False),
+    pa.field(LSN, pa.int64(), nullable=False),
+    pa.field(TS, pa.timestamp("us", tz="UTC")),
+    pa.field(EXACT, pa.map_(pa.utf8(), pa.utf8())),
+)
+
+
+class Op(IntEnum):
+    """What happened to a row (or, for TRUNCATE, to its table); Debezium's letters."""
+
+    INSERT = ord("c")
+    UPDATE = ord("u")
+    DELETE = ord("d")
+    READ = ord("r")
+    TRUNCATE = ord("t")
+
+
+@lru_cache(maxsize=4096)
+def batch_schema(table: Table) -> pa.Schema:
+    """The Arrow schema of a batch of this table's changes (see the module's text)."""
+    fields = [pa.field(column.name, arrow_type(column)) for column in table.columns]
+    return pa.schema([*META_FIELDS, *fields], metadata={TABLE_METADATA: table.to_json().encode()})
+
+
+@lru_cache(maxsize=4096)
+def _table_of(metadata: bytes) -> Table:
+    return Table.from_json(metadata)
+
+
+def table_of(schema: pa.Schema) -> Table:
+    """The table that a batch's schema carries. Raises KeyError when it is not a batch's schema."""
+    return _table_of(schema.metadata[TABLE_METADATA])
+
+
+def first_position(batch: pa.RecordBatch) -> int:
+    return int(batch.column(0)[0].as_py())
+
+
+def last_position(batch: pa.RecordBatch) -> int:
+    return int(batch.column(0)[-1].as_py())

@@ -1,0 +1,135 @@
+"""Postgres types as Arrow types where that loses nothing, and back to exactly the text that Postgres gives.
+
+Pinned settings (``PINNED_SETTINGS``) make that text canonical: stream and snapshot connections both set them.
+A value that its Arrow type cannot hold (NaN numeric, infinity, BC and five-digit years, 24:00:00) is NULL in the typed
+column and stands as text in the batch's ``_cdc_exact`` map; see ``cdc.model.batch``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model.table import Column
+
+PINNED_SETTINGS: Final[Mapping[str, str]] = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "search_path": "",
+    "client_encoding": "UTF8",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+
+BOOL, BYTEA, CHAR, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 18, 19, 20, 21, 23, 25, 26
+JSON, XML, FLOAT4, FLOAT8, MONEY, BPCHAR, VARCHAR = 114, 142, 700, 701, 790, 1042, 1043
+DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, TIMETZ, NUMERIC, UUID, JSONB = (
+    1082, 1083, 1114, 1184, 1186, 1266, 1700, 2950, 3802,
+)  # fmt: skip
+
+MAX_DECIMAL_PRECISION = 38
+
+_SIMPLE: Final[dict[int, pa.DataType]] = {
+    BOOL: pa.bool_(),
+    INT2: pa.int16(),
+    INT4: pa.int32(),
+    INT8: pa.int64(),
+    FLOAT4: pa.float32(),
+    FLOAT8: pa.float64(),
+    DATE: pa.date32(),
+    TIME: pa.time64("us"),
+    TIMESTAMP: pa.timestamp("us"),
+    TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
+    BYTEA: pa.binary(),
+}
+
+
+def numeric_precision_scale(typmod: int) -> tuple[int, int] | None:
+    """(precision, scale) of numeric(p,s); None when unconstrained. The scale is an 11-bit signed field (numeric.h)."""
+    if typmod < 4:
+        return None
+    raw = typmod - 4
+    return raw >> 16 & 0xFFFF, ((raw & 0x7FF) ^ 0x400) - 0x400
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """The Arrow type that holds the column's values without loss; text (``utf8``) for every other type."""
+    if column.type_oid == NUMERIC:
+        bounds = numeric_precision_scale(column.typmod)
+        if bounds is not None and 0 <= bounds[1] <= bounds[0] <= MAX_DECIMAL_PRECISION:
+            return pa.decimal128(*bounds)
+        return pa.utf8()
+    return _SIMPLE.get(column.type_oid, pa.utf8())
+
+
+def canonical_text(values: pa.Array) -> pa.Array:
+    """Exactly the text that Postgres gives for these typed values under the pinned settings.
+
+    values: an array of one of the types that ``arrow_type`` returns. Returns utf8 of the same length, NULL for NULL.
+    """
+    kind = values.type
+    if pa.types.is_string(kind):
+        return values
+    if pa.types.is_boolean(kind):
+        return pc.if_else(values, pa.scalar("t", pa.utf8()), pa.scalar("f", pa.utf8()))
+    if pa.types.is_float32(kind):
+        return pa.array([None if v is None else _float_text(v, 4) for v in values.to_pylist()], pa.utf8())
+    if pa.types.is_float64(kind):
+        return pa.array([None if v is None else _float_text(v, 8) for v in values.to_pylist()], pa.utf8())
+    if pa.types.is_binary(kind):
+        return pa.array([None if v is None else "\\x" + v.hex() for v in values.to_pylist()], pa.utf8())
+    if pa.types.is_timestamp(kind):
+        text = pc.strftime(values.cast(pa.timestamp("us")), format="%Y-%m-%d %H:%M:%S").cast(pa.utf8())
+        text = _trim_fraction(text)
+        return pc.binary_join_element_wise(text, "+00", "") if kind.tz else text
+    if pa.types.is_time64(kind):
+        return _trim_fraction(values.cast(pa.utf8()))
+    if pa.types.is_decimal(kind):
+        # Arrow's cast writes small values in scientific notation, Postgres never does.
+        return pa.array([None if v is None else f"{v:f}" for v in values.to_pylist()], pa.utf8())
+    return values.cast(pa.utf8())
+
+
+def _trim_fraction(text: pa.Array) -> pa.Array:
+    """Postgres leaves trailing zeros of the fraction out, and the point with them."""
+    return pc.replace_substring_regex(text, pattern=r"(?:\.0+|(\.\d*[1-9])0+)$", replacement=r"\1")
+
+
+def _float_text(value: float, width: int) -> str:
+    """float4out / float8out: the shortest digits that read back equal; fixed notation for exponents from -4 up to
+    the type's decimal digits (15, or 6 for float4)."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    if value == 0:
+        return "-0" if math.copysign(1.0, value) < 0 else "0"
+    digits, exponent = _shortest_digits(value, width)
+    sign = "-" if value < 0 else ""
+    if -4 <= exponent < (15 if width == 8 else 6):
+        if exponent < 0:
+            return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
+        whole = digits[: exponent + 1].ljust(exponent + 1, "0")
+        fraction = digits[exponent + 1 :]
+        return f"{sign}{whole}.{fraction}" if fraction else sign + whole
+    mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
+    return f"{sign}{mantissa}e{'-' if exponent < 0 else '+'}{abs(exponent):02d}"
+
+
+def _shortest_digits(value: float, width: int) -> tuple[str, int]:
+    """(significant digits, decimal exponent of the first) of the shortest text that reads back to the same float."""
+    shortest = Decimal(repr(abs(value)) if width == 8 else str(np.float32(abs(value))))
+    _, digits, exponent = shortest.as_tuple()
+    text = "".join(map(str, digits))
+    assert isinstance(exponent, int)
+    return text.rstrip("0") or "0", len(text) - 1 + exponent

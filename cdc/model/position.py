@@ -1,0 +1,51 @@
+"""Positions (ours) and LSNs (Postgres's). See ARCHITECTURE.md, "Words"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+Position = NewType("Position", int)
+"""int64, dense, rising from 1, given by the log. 0 means "before the first change"."""
+
+Lsn = NewType("Lsn", int)
+"""A Postgres log sequence number as an integer. Only talks to Postgres; orders nothing but commits."""
+
+START = Position(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A position at which every table is transactionally consistent.
+
+    ``commit_lsn`` is the end LSN of the last source commit at or before ``position`` (0 before the first),
+    ``commit_ts_us`` that commit's time in microseconds since 1970-01-01 UTC (informational, not monotonic).
+    """
+
+    position: Position
+    commit_lsn: Lsn
+    commit_ts_us: int = 0
+
+
+ZERO_CUT = Cut(START, Lsn(0), 0)
+
+
+def format_lsn(lsn: int) -> str:
+    """Postgres's notation: two hexadecimal halves.
+
+    >>> format_lsn(0x16_B374D848)
+    '16/B374D848'
+    """
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> Lsn:
+    """The integer of Postgres's notation. Raises ValueError on anything else.
+
+    >>> parse_lsn('16/B374D848') == 0x16_B374D848
+    True
+    """
+    high, slash, low = text.strip().partition("/")
+    if not slash or not (1 <= len(high) <= 8 and 1 <= len(low) <= 8):
+        raise ValueError("an LSN looks like 16/B374D848")
+    return Lsn(int(high, 16) << 32 | int(low, 16))

@@ -1,0 +1,61 @@
+"""What the log knows of a source table at one schema version."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Literal, Self
+
+Identity = Literal["d", "n", "f", "i"]
+"""pg_class.relreplident: default, nothing, full, index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its label, its Postgres type, and whether it is part of the row's identity (the key)."""
+
+    name: str
+    type_oid: int
+    typmod: int = -1
+    type_name: str = ""
+    key: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One source table at one schema version. Equal tables have equal Arrow schemas.
+
+    ``oid`` and ``epoch`` identify it (a dropped and re-created table has a new OID); names are labels.
+    Columns stand in the order of the stream's RELATION message, which is the table's own.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    identity: Identity = "d"
+    epoch: int = 0
+
+    @property
+    def qualified(self) -> str:
+        """The topic's name: ``schema.name``."""
+        return f"{self.schema}.{self.name}"
+
+    @cached_property
+    def key(self) -> tuple[Column, ...]:
+        """The identity's columns in table order; empty when rows cannot be told apart."""
+        return tuple(column for column in self.columns if column.key)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        raw = json.loads(text)
+        raw["columns"] = tuple(Column(**column) for column in raw["columns"])
+        return cls(**raw)

@@ -1,0 +1,116 @@
+"""What each process tells the others: one small JSON file per part under ``run_dir/status``, replaced atomically.
+
+A reader never waits for a writer and a dead writer's last word stays readable (``pid`` tells whether it still lives).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class TableProgress:
+    """One table's snapshot: ``done`` of about ``total`` rows."""
+
+    table: str
+    done: int
+    total: int
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class CaptureStatus:
+    """Written by the capture process at least once a second."""
+
+    pid: int = 0
+    state: str = "starting"
+    """starting | snapshot | streaming | retrying | stopped (a stop state, see ``stop``) | exited"""
+    stop: str | None = None
+    error: str | None = None
+    position: int = 0
+    commit_lsn: int = 0
+    commit_ts_us: int = 0
+    received_lsn: int = 0
+    """Everything that the source committed at or before this LSN is durable in the log."""
+    confirmed_lsn: int = 0
+    changes: int = 0
+    """Changes made durable since the process started."""
+    wire_bytes: int = 0
+    changes_per_s: float = 0.0
+    slot: str = ""
+    snapshot: list[TableProgress] = field(default_factory=list)
+    updated_at: float = 0.0
+    """Unix time, seconds."""
+
+
+@dataclass(slots=True)
+class FollowerStatus:
+    """Written by a follower after each commit into its store, and at least once a second."""
+
+    store: str
+    kind: str = ""
+    pid: int = 0
+    state: str = "starting"
+    """starting | following | waiting (the store is down; see ``error``) | stopped | exited"""
+    stop: str | None = None
+    error: str | None = None
+    position: int = 0
+    commit_lsn: int = 0
+    commit_ts_us: int = 0
+    written: int = 0
+    stale: int = 0
+    dead: int = 0
+    batches: int = 0
+    rows_per_s: float = 0.0
+    updated_at: float = 0.0
+
+
+def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus) -> None:
+    folder = run_dir / "status"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{name}.{os.getpid()}"
+    aside.write_text(json.dumps(asdict(status)))
+    aside.replace(folder / f"{name}.json")
+
+
+def read_capture(run_dir: Path) -> CaptureStatus | None:
+    raw = _read(run_dir / "status" / "capture.json")
+    if raw is None:
+        return None
+    raw["snapshot"] = [TableProgress(**entry) for entry in raw["snapshot"]]
+    return CaptureStatus(**raw)
+
+
+def read_followers(run_dir: Path) -> list[FollowerStatus]:
+    folder = run_dir / "status"
+    found = (_read(path) for path in sorted(folder.glob("follow-*.json")))
+    return [FollowerStatus(**raw) for raw in found if raw is not None]
+
+
+def read_follower(run_dir: Path, store: str) -> FollowerStatus | None:
+    raw = _read(run_dir / "status" / f"follow-{store}.json")
+    return None if raw is None else FollowerStatus(**raw)
+
+
+def alive(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return raw
