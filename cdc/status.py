@@ -69,7 +69,35 @@ class FollowerStatus:
     updated_at: float = 0.0
 
 
-def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus) -> None:
+@dataclass(slots=True)
+class ProcessStatus:
+    """One child of the supervisor, as the supervisor sees it."""
+
+    name: str
+    """``capture`` or ``followers``"""
+    pid: int = 0
+    state: str = "starting"
+    """starting | running | backing-off (died, comes again) | stopped (a stop state) | refused (the configuration) | exited"""
+    restarts: int = 0
+    exit_code: int | None = None
+    """Of the last process that ended; minus the signal's number when a signal ended it."""
+    started_at: float = 0.0
+    """Unix time, seconds."""
+
+
+@dataclass(slots=True)
+class SupervisorStatus:
+    """Written by ``cdc run`` (without ``--only``) whenever a child starts or ends."""
+
+    pid: int = 0
+    state: str = "running"
+    """running | draining | exited"""
+    listen: str | None = None
+    processes: list[ProcessStatus] = field(default_factory=list)
+    updated_at: float = 0.0
+
+
+def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:
     folder = run_dir / "status"
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{name}.{os.getpid()}"
@@ -83,6 +111,14 @@ def read_capture(run_dir: Path) -> CaptureStatus | None:
         return None
     raw["snapshot"] = [TableProgress(**entry) for entry in raw["snapshot"]]
     return CaptureStatus(**raw)
+
+
+def read_supervisor(run_dir: Path) -> SupervisorStatus | None:
+    raw = _read(run_dir / "status" / "supervisor.json")
+    if raw is None:
+        return None
+    raw["processes"] = [ProcessStatus(**entry) for entry in raw["processes"]]
+    return SupervisorStatus(**raw)
 
 
 def read_followers(run_dir: Path) -> list[FollowerStatus]:

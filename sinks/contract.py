@@ -14,13 +14,14 @@ already covers p, whoever writes it and however late. That makes replays, retrie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
 from cdc.model.position import Cut, Position
+from cdc.model.selection import matches as matches
 from cdc.model.table import Table
 
 
@@ -103,15 +104,3 @@ class Sink(Protocol):
 def audit_schema(table: Table) -> pa.Schema:
     """All of the table's columns as the text that Postgres gives under the pinned settings; NULL is SQL NULL."""
     return pa.schema([pa.field(name, pa.utf8()) for name in table.names])
-
-
-def matches(patterns: Sequence[str], table: str) -> bool:
-    """Whether ``schema.name`` is selected: shell patterns, ``!pattern`` takes out, the last that matches decides."""
-    from fnmatch import fnmatchcase
-
-    selected = False
-    for pattern in patterns:
-        taken_out = pattern.startswith("!")
-        if fnmatchcase(table, pattern.removeprefix("!")):
-            selected = not taken_out
-    return selected

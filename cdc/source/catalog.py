@@ -1,0 +1,171 @@
+"""Which tables the source has, and whether each can be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import psycopg
+
+from cdc.errors import SourceError
+from cdc.model.selection import matches, named
+from cdc.model.table import Column, Identity, Table
+
+ORDINARY, PARTITIONED = "r", "p"
+_KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
+
+_TABLES: Final = """
+select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text,
+       row_security_active(c.oid),
+       has_schema_privilege(n.oid, 'USAGE') and (has_table_privilege(c.oid, 'SELECT') or has_any_column_privilege(c.oid, 'SELECT')),
+       case when c.relispartition then pg_partition_root(c.oid)::oid::int8 end,
+       coalesce(p.indimmediate, true), p.indrelid is not null, pg_get_userbyid(c.relowner),
+       greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid),
+       coalesce(case c.relreplident when 'd' then p.indkey when 'f' then p.indkey when 'i' then r.indkey end, '')::text
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+left join pg_index p on p.indrelid = c.oid and p.indisprimary and p.indisvalid
+left join pg_index r on r.indrelid = c.oid and r.indisreplident and r.indisvalid
+where c.relkind in ('r', 'p', 'v', 'm', 'f') and c.relpersistence <> 't'
+  and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+order by n.nspname, c.relname
+"""
+
+_COLUMNS: Final = """
+select a.attrelid::int8, a.attname, a.attnum, a.atttypid::int8, a.atttypmod,
+       case when tn.nspname = 'pg_catalog' then t.typname else tn.nspname || '.' || t.typname end, a.attgenerated::text
+from pg_attribute a
+join pg_type t on t.oid = a.atttypid
+join pg_namespace tn on tn.oid = t.typnamespace
+where a.attrelid = any(%s) and a.attnum > 0 and not a.attisdropped
+order by a.attrelid, a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """One relation of the source as the catalog has it, seen with the connected role's eyes."""
+
+    table: Table
+    """Its columns are the ones that can be published: generated columns are left out."""
+    kind: str
+    """pg_class.relkind"""
+    unlogged: bool
+    root_oid: int | None
+    """The partitioned table at the top, when this is a partition."""
+    owner: str
+    has_primary_key: bool
+    deferrable_key: bool
+    """The primary key is deferrable, which Postgres does not take for an identity."""
+    readable: bool
+    row_security: bool
+    """Row-level security hides rows of this table from the role."""
+    rows_estimate: int
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        return self.table.qualified
+
+    @property
+    def capturable(self) -> bool:
+        """A kind of relation whose changes Postgres publishes at all."""
+        return self.kind in (ORDINARY, PARTITIONED) and not self.unlogged
+
+    @property
+    def identified(self) -> bool:
+        """Updates and deletes can be published: the identity is the full row, a valid index, or a usable primary key."""
+        if self.table.identity == "f":
+            return True
+        return bool(self.table.key) and not (self.table.identity == "d" and self.deferrable_key)
+
+
+def find_tables(connection: psycopg.Connection) -> list[SourceTable]:
+    """Every table, view and foreign table outside the system's schemas, by name."""
+    rows = connection.execute(_TABLES).fetchall()
+    columns: dict[int, list[tuple[str, int, int, int, str, str]]] = {}
+    for oid, *column in connection.execute(_COLUMNS, ([row[0] for row in rows],)).fetchall():
+        columns.setdefault(oid, []).append(cast("tuple[str, int, int, int, str, str]", tuple(column)))
+    return [_source_table(row, columns.get(row[0], [])) for row in rows]
+
+
+def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str]) -> list[SourceTable]:
+    """Those of the tables that ``source.tables`` selects and Postgres can publish.
+
+    A partition is left out when its root is selected (its changes then come under the root's name). A pattern without wildcards must
+    name a table that can be published. Raises SourceError naming the first that does not, or when nothing is selected at all.
+    """
+    by_name = {table.name: table for table in tables}
+    for pattern in named(patterns):
+        if matches(patterns, pattern):
+            _check_named(pattern, by_name.get(pattern))
+    chosen = [table for table in tables if table.capturable and matches(patterns, table.name)]
+    if not chosen:
+        raise SourceError(
+            f"source.tables selects no table ({', '.join(patterns)})",
+            hint="list the tables with: psql -c '\\dt *.*'; then correct source.tables",
+        )
+    roots = {table.table.oid for table in chosen}
+    return [table for table in chosen if table.root_oid is None or table.root_oid not in roots]
+
+
+def load_published(connection: psycopg.Connection, publication: str, patterns: Sequence[str] = ("*",)) -> list[Table]:
+    """The selected tables that the publication publishes, each with exactly the columns that the stream sends, by name."""
+    published = connection.execute(
+        "select schemaname || '.' || tablename, attnames::text[] from pg_publication_tables where pubname = %s", (publication,)
+    ).fetchall()
+    columns = {name: set(attnames) for name, attnames in published}
+    return [
+        _restricted(table.table, columns[table.name])
+        for table in find_tables(connection)
+        if table.name in columns and matches(patterns, table.name)
+    ]
+
+
+def _restricted(table: Table, names: set[str]) -> Table:
+    kept = tuple(column for column in table.columns if column.name in names)
+    return table if len(kept) == len(table.columns) else replace(table, columns=kept)
+
+
+def _check_named(pattern: str, table: SourceTable | None) -> None:
+    if table is None:
+        raise SourceError(f"table {pattern} does not exist", hint="correct source.tables, or create the table")
+    if table.kind in _KINDS:
+        raise SourceError(
+            f"{pattern} is {_KINDS[table.kind]}: Postgres publishes no changes of it", hint="capture the tables behind it"
+        )
+    if table.unlogged:
+        raise SourceError(
+            f"table {pattern} is unlogged: Postgres publishes no changes of it", hint=f"ALTER TABLE {pattern} SET LOGGED"
+        )
+
+
+def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int, int, str, str]]) -> SourceTable:
+    (oid, schema, name, kind, persistence, identity, row_security, readable, root, immediate, has_key, owner, rows, size, key) = row
+    key_numbers = {int(number) for number in str(key).split()}
+    full_without_key = identity == "f" and not key_numbers
+    table = Table(
+        oid=cast(int, oid),
+        schema=cast(str, schema),
+        name=cast(str, name),
+        columns=tuple(
+            Column(label, type_oid, typmod, type_name, key=full_without_key or number in key_numbers)
+            for label, number, type_oid, typmod, type_name, generated in columns
+            if not generated
+        ),
+        identity=cast(Identity, identity),
+    )
+    return SourceTable(
+        table=table,
+        kind=cast(str, kind),
+        unlogged=persistence == "u",
+        root_oid=cast("int | None", root),
+        owner=cast(str, owner),
+        has_primary_key=cast(bool, has_key),
+        deferrable_key=not immediate,
+        readable=cast(bool, readable),
+        row_security=cast(bool, row_security),
+        rows_estimate=cast(int, rows),
+        bytes=cast(int, size),
+    )

@@ -1,0 +1,67 @@
+"""A connection to the source, and its errors as one line without secrets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cdc.errors import ConfigError, SourceError
+from cdc.model.pgtypes import PINNED_SETTINGS
+
+CONNECT_TIMEOUT_S: Final = 10
+_UNUSABLE: Final = "source.dsn is no connection string that libpq understands"
+_UNUSABLE_HINT: Final = "write it as postgresql://user@host:5432/database; reserved characters in a URL are percent-encoded"
+
+
+def connect(dsn: str, *, application: str = "headwater", connect_timeout_s: int = CONNECT_TIMEOUT_S) -> psycopg.Connection:
+    """An autocommit connection under the pinned settings. Raises SourceError (ConfigError when the DSN itself is wrong)."""
+    parts = parse(dsn)
+    parts.setdefault("connect_timeout", str(connect_timeout_s))
+    parts.setdefault("application_name", application)
+    try:
+        connection = psycopg.connect(make_conninfo(**parts), autocommit=True)
+    except psycopg.Error as error:
+        raise SourceError(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error)) from None
+    for name, value in PINNED_SETTINGS.items():
+        connection.execute("select set_config(%s, %s, false)", (name, value))
+    return connection
+
+
+def parse(dsn: str) -> dict[str, str]:
+    """libpq's parameters. libpq quotes pieces of a string that it cannot parse, so its own words are not passed on."""
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    except (psycopg.Error, UnicodeError):
+        raise ConfigError(_UNUSABLE, hint=_UNUSABLE_HINT) from None
+
+
+def address(dsn: str) -> str:
+    """``host:port/database`` for messages: never the user's password, never other parameters."""
+    parts = parse(dsn)
+    host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "the local socket"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    database = f"/{parts['dbname']}" if parts.get("dbname") else ""
+    return f"{host}{port}{database}"
+
+
+def reason(error: psycopg.Error, dsn: str = "") -> str:
+    """What the server or libpq says, on one line, without DETAIL or CONTEXT (they may quote rows) and without the password."""
+    text = error.diag.message_primary or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = lines[-1] if lines else type(error).__name__
+    line = line.rsplit("FATAL:", 1)[-1].strip()
+    secret = parse(dsn).get("password") if dsn else None
+    return line.replace(secret, "***") if secret else line
+
+
+def _connect_hint(error: psycopg.Error) -> str:
+    text = str(error)
+    if "password authentication failed" in text or "no password supplied" in text:
+        return "give the password in source.dsn_file, ${ENV} or a passfile (PGPASSFILE)"
+    if "pg_hba.conf" in text:
+        return "allow the role in pg_hba.conf, e.g. hostssl DATABASE ROLE ADDRESS scram-sha-256"
+    if "does not exist" in text:
+        return "check user and database in source.dsn; deploy/roles.sql creates the roles"
+    return "check host, port and database in source.dsn, and that the server runs"

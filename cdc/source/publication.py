@@ -1,0 +1,147 @@
+"""The publication: what it covers, its creation, and the refusal of what cannot be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import psycopg
+from psycopg import sql
+
+from cdc.errors import SourceError
+from cdc.model.table import Table
+from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
+from cdc.source.connection import reason
+
+_FACTS: Final = (
+    "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot from pg_publication where pubname = %s"
+)
+_COVERS: Final = "select schemaname || '.' || tablename, rowfilter is not null from pg_publication_tables where pubname = %s"
+
+
+class Selection(Protocol):
+    """What of ``[source]`` names the publication and its tables (``cdc.settings.Source`` is one)."""
+
+    @property
+    def publication(self) -> str: ...
+
+    @property
+    def tables(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """pg_publication's row, and the tables that it covers (``schema.name``)."""
+
+    name: str
+    all_tables: bool
+    publishes: frozenset[str]
+    """Of insert, update, delete, truncate."""
+    via_root: bool
+    tables: frozenset[str]
+    filtered: frozenset[str]
+    """Those of the tables that have a row filter."""
+
+
+def read_publication(connection: psycopg.Connection, name: str) -> Publication | None:
+    row = connection.execute(_FACTS, (name,)).fetchone()
+    if row is None:
+        return None
+    covered = connection.execute(_COVERS, (name,)).fetchall()
+    kinds = ("insert", "update", "delete", "truncate")
+    return Publication(
+        name=name,
+        all_tables=row[0],
+        publishes=frozenset(kind for kind, on in zip(kinds, row[1:5], strict=True) if on),
+        via_root=row[5],
+        tables=frozenset(table for table, _ in covered),
+        filtered=frozenset(table for table, has_filter in covered if has_filter),
+    )
+
+
+def create_publication(connection: psycopg.Connection, name: str, tables: Sequence[SourceTable]) -> None:
+    """Partitioned tables are published as one table, under the root's name."""
+    statement = sql.SQL("create publication {} for table {} with (publish_via_partition_root = true)")
+    _execute(connection, statement.format(sql.Identifier(name), _listed(tables)), name)
+
+
+def add_tables(connection: psycopg.Connection, name: str, tables: Sequence[SourceTable]) -> None:
+    _execute(connection, sql.SQL("alter publication {} add table {}").format(sql.Identifier(name), _listed(tables)), name)
+
+
+def ensure_publication(connection: psycopg.Connection, source: Selection) -> list[Table]:
+    """The tables that capture will see, after the publication has been made, or widened, to cover all that ``source.tables`` selects.
+
+    connection: an ordinary one, outside a transaction. The tables carry exactly the columns that the stream sends. Raises
+    SourceError naming the table and the SQL that mends it when one cannot be captured, or when the role may not change the publication.
+    """
+    selected = select_tables(find_tables(connection), source.tables)
+    for table in selected:
+        refuse_uncapturable(table)
+    publication = read_publication(connection, source.publication)
+    if publication is None:
+        create_publication(connection, source.publication, selected)
+    else:
+        refuse_partial(publication)
+        missing = [table for table in selected if table.name not in publication.tables]
+        if missing:
+            add_tables(connection, source.publication, missing)
+    wanted = {table.name for table in selected}
+    return [table for table in load_published(connection, source.publication) if table.qualified in wanted]
+
+
+def refuse_uncapturable(table: SourceTable) -> None:
+    """Raises SourceError when updates and deletes of the table could not be published; publishing it would break them at the source."""
+    problem = identity_problem(table)
+    if problem is not None:
+        raise SourceError(f"table {table.name} {problem[0]}", hint=problem[1])
+
+
+def identity_problem(table: SourceTable) -> tuple[str, str] | None:
+    """(what is wrong, the SQL that mends it) with the table's replica identity, or None."""
+    if table.identified:
+        return None
+    quoted = quoted_name(table)
+    full = f"ALTER TABLE {quoted} REPLICA IDENTITY FULL"
+    if table.table.identity == "d" and table.deferrable_key:
+        return "has a deferrable primary key, which is no replica identity", full
+    if table.table.identity == "d":
+        return "has no primary key and so no replica identity", f"add a primary key, or: {full}"
+    if table.table.identity == "n":
+        return (
+            "has REPLICA IDENTITY NOTHING",
+            f"ALTER TABLE {quoted} REPLICA IDENTITY {'DEFAULT' if table.has_primary_key else 'FULL'}",
+        )
+    return "has lost the index that was its replica identity", f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT"
+
+
+def refuse_partial(publication: Publication) -> None:
+    """Raises SourceError when the publication leaves out kinds of changes without which a store cannot stay equal."""
+    missing = {"insert", "update", "delete"} - publication.publishes
+    if missing:
+        raise SourceError(
+            f"publication {publication.name!r} does not publish {', '.join(sorted(missing))}",
+            hint=f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string()} SET (publish = 'insert, update, delete, truncate')",
+        )
+
+
+def quoted_name(table: SourceTable) -> str:
+    """The table's name as SQL."""
+    return sql.Identifier(table.table.schema, table.table.name).as_string()
+
+
+def _listed(tables: Sequence[SourceTable]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(table.table.schema, table.table.name) for table in tables)
+
+
+def _execute(connection: psycopg.Connection, statement: sql.Composed, publication: str) -> None:
+    try:
+        connection.execute(statement)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SourceError(
+            f"role {connection.info.user!r} may not change publication {publication!r}: {reason(error)}",
+            hint=f"let the tables' owner run: {statement.as_string()}",
+        ) from None
+    except psycopg.Error as error:
+        raise SourceError(f"cannot change publication {publication!r}: {reason(error)}", hint="cdc doctor") from None

@@ -1,0 +1,103 @@
+"""Stop states that survive restarts: one small JSON file each under ``run_dir/stops``.
+
+A part (``capture``, ``follow-NAME``) that meets a ``Stopped`` error records it, and refuses to start while it is held; the supervisor
+does not restart such a part. ``cdc resume STOP`` clears the record, and with that the part runs again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cdc.errors import Stopped, StopState
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One recorded stop state."""
+
+    state: StopState
+    part: str
+    """``capture`` or ``follow-NAME``: the name of the part's status file."""
+    message: str
+    hint: str
+    since: float
+    """Unix time, seconds, at which the part first stopped for this reason."""
+
+    @property
+    def name(self) -> str:
+        """What ``cdc resume`` takes: ``STATE:part`` (the bare ``STATE`` names every part stopped for that reason)."""
+        return f"{self.state}:{self.part}"
+
+    def error(self) -> Stopped:
+        """The error that the part stopped with."""
+        return Stopped(self.state, self.message, hint=self.hint)
+
+
+def record(run_dir: Path, part: str, stopped: Stopped) -> Stop:
+    """Makes the stop state durable. A state that is held already keeps its ``since``."""
+    path = _path(run_dir, part, stopped.state)
+    before = _read(path)
+    message = str(stopped).removeprefix(f"{stopped.state}: ")
+    stop = Stop(stopped.state, part, message, stopped.hint or "", before.since if before else time.time())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(aside, "w") as file:
+        file.write(json.dumps(asdict(stop)))
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    _sync_folder(path.parent)
+    return stop
+
+
+def held(run_dir: Path) -> list[Stop]:
+    """Every stop state that waits for an operator, the oldest first."""
+    found = (_read(path) for path in (run_dir / "stops").glob("*.json"))
+    return sorted((stop for stop in found if stop is not None), key=lambda stop: (stop.since, stop.name))
+
+
+def held_by(run_dir: Path, part: str) -> Stop | None:
+    """The stop state that keeps this part from running, or None."""
+    return next((stop for stop in held(run_dir) if stop.part == part), None)
+
+
+def check(run_dir: Path, part: str) -> None:
+    """Raises the part's ``Stopped`` again when an operator has not resumed it yet. Call it at a part's start."""
+    stop = held_by(run_dir, part)
+    if stop is not None:
+        raise stop.error()
+
+
+def clear(run_dir: Path, name: str) -> list[Stop]:
+    """Removes the stop states called ``STATE`` or ``STATE:part`` (upper or lower case); returns those removed."""
+    wanted = name.casefold()
+    cleared = [stop for stop in held(run_dir) if wanted in (stop.state.casefold(), stop.name.casefold())]
+    for stop in cleared:
+        _path(run_dir, stop.part, stop.state).unlink(missing_ok=True)
+    if cleared:
+        _sync_folder(run_dir / "stops")
+    return cleared
+
+
+def _path(run_dir: Path, part: str, state: StopState) -> Path:
+    return run_dir / "stops" / f"{part}.{state}.json"
+
+
+def _read(path: Path) -> Stop | None:
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return Stop(**{**raw, "state": StopState(raw["state"])})
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
