@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 
 from cdc.errors import ProtocolError
 from cdc.model.batch import EXACT, META_FIELDS
+from cdc.model.kernel import inlined, kernel
 from cdc.model.pgtypes import arrow_type
 from cdc.model.table import Table
 
@@ -154,7 +154,7 @@ _INTEGER_RANGE: Final = {width: (-(2 ** (width - 1)), 2 ** (width - 1) - 1) for 
 # --- kernels: loops over fields, compiled, without the GIL ---------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _measure(lengths: Lengths, ends: npt.NDArray[np.int32], valid: Bytes) -> tuple[int, int]:
     """Running ends of the values' bytes, the validity bitmap; returns (bytes in all, NULLs)."""
     total = 0
@@ -170,7 +170,7 @@ def _measure(lengths: Lengths, ends: npt.NDArray[np.int32], valid: Bytes) -> tup
     return total, nulls
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gather(data: Bytes, offsets: Offsets, lengths: Lengths, ends: npt.NDArray[np.int32], out: Bytes) -> None:
     for i in range(lengths.shape[0]):
         start = offsets[i]
@@ -179,7 +179,7 @@ def _gather(data: Bytes, offsets: Offsets, lengths: Lengths, ends: npt.NDArray[n
             out[to + k] = data[start + k]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _integers(
     data: Bytes, offsets: Offsets, lengths: Lengths, low: int, high: int, out: Offsets, valid: Bytes, misfit: Flags
 ) -> tuple[int, int]:
@@ -216,7 +216,7 @@ def _integers(
     return nulls + misfits, misfits
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _decimals(
     data: Bytes,
     offsets: Offsets,
@@ -286,8 +286,8 @@ def _decimals(
     return nulls + misfits, misfits
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _two(data: Bytes, at: int) -> int:
+@inlined
+def _two(data: Bytes, at: int) -> Any:
     """Two digits as a number, or -1000 when they are not digits."""
     tens = np.int64(data[at]) - 48
     ones = np.int64(data[at + 1]) - 48
@@ -296,8 +296,8 @@ def _two(data: Bytes, at: int) -> int:
     return tens * 10 + ones
 
 
-@njit(cache=True, nogil=True)
-def _day(data: Bytes, at: int) -> int:
+@kernel
+def _day(data: Bytes, at: int) -> Any:
     """Days since 1970-01-01 of ``YYYY-MM-DD`` (years 0001 to 9999), or the int64 minimum when it is none.
 
     Howard Hinnant's days_from_civil: years begin in March so that the leap day is a year's last.
@@ -317,8 +317,8 @@ def _day(data: Bytes, at: int) -> int:
     return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
 
 
-@njit(cache=True, nogil=True)
-def _clock(data: Bytes, at: int, end: int) -> int:
+@kernel
+def _clock(data: Bytes, at: int, end: int) -> Any:
     """Microseconds of ``HH:MM:SS[.ffffff]`` up to ``end``, or -1 when it is no time of day (24:00:00 is none)."""
     if end - at < 8 or data[at + 2] != 58 or data[at + 5] != 58:
         return np.int64(-1)
@@ -342,7 +342,7 @@ def _clock(data: Bytes, at: int, end: int) -> int:
     return ((hour * 60 + minute) * 60 + second) * 1000000 + micros
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _timestamps(
     data: Bytes, offsets: Offsets, lengths: Lengths, zoned: bool, out: Offsets, valid: Bytes, misfit: Flags
 ) -> tuple[int, int]:
@@ -373,7 +373,7 @@ def _timestamps(
     return nulls + misfits, misfits
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _dates(
     data: Bytes, offsets: Offsets, lengths: Lengths, out: npt.NDArray[np.int32], valid: Bytes, misfit: Flags
 ) -> tuple[int, int]:
@@ -396,7 +396,7 @@ def _dates(
     return nulls + misfits, misfits
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _times(data: Bytes, offsets: Offsets, lengths: Lengths, out: Offsets, valid: Bytes, misfit: Flags) -> tuple[int, int]:
     nulls = 0
     misfits = 0
@@ -415,7 +415,7 @@ def _times(data: Bytes, offsets: Offsets, lengths: Lengths, out: Offsets, valid:
     return nulls + misfits, misfits
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _booleans(data: Bytes, offsets: Offsets, lengths: Lengths, out: Bytes, valid: Bytes, misfit: Flags) -> tuple[int, int]:
     nulls = 0
     misfits = 0
@@ -435,8 +435,8 @@ def _booleans(data: Bytes, offsets: Offsets, lengths: Lengths, out: Bytes, valid
     return nulls + misfits, misfits
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _nibble(byte: int) -> int:
+@inlined
+def _nibble(byte: Any) -> Any:
     if 48 <= byte <= 57:
         return byte - 48
     if 97 <= byte <= 102:
@@ -444,7 +444,7 @@ def _nibble(byte: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _hexadecimals(
     data: Bytes,
     offsets: Offsets,

@@ -1,0 +1,153 @@
+"""RELATION, TYPE, TRUNCATE and MESSAGE messages as values, and what is known of each table on this connection. Pure.
+
+Formats: manual, "Logical Replication Message Formats". The relation cache lives as long as the connection: the server sends a
+table's RELATION before its first row and again whenever it has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast
+
+from cdc.errors import ProtocolError
+from cdc.model.batch import RESERVED_PREFIX
+from cdc.model.table import Column, Identity, Table
+
+FIRST_OWN_TYPE: Final = 10_000
+"""FirstGenbkiObjectId: pgoutput names every type from this OID on in a TYPE message before it is used."""
+
+Keys = Callable[[int], tuple[str, ...]]
+"""A table's OID → the columns of its primary key, or () when it has none. Asked only under replica identity FULL, where the
+stream flags every column and so does not tell which of them identify a row."""
+
+
+def identify(columns: tuple[Column, ...], identity: Identity, primary_key: tuple[str, ...]) -> tuple[Column, ...]:
+    """Flags the columns that identify a row: the primary key's under FULL where there is one, else as the stream says."""
+    if identity != "f" or not primary_key:
+        return columns
+    return tuple(Column(c.name, c.type_oid, c.typmod, c.type_name, c.name in primary_key) for c in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """One TRUNCATE of one or more tables."""
+
+    relations: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+class _Fields:
+    """Reads one message from front to back; running over its end is a ProtocolError."""
+
+    def __init__(self, message: bytes) -> None:
+        self._message = message
+        self._at = 0
+
+    def number(self, width: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.raw(width), "big", signed=signed)
+
+    def raw(self, length: int) -> bytes:
+        if length < 0 or self._at + length > len(self._message):
+            raise ProtocolError("a message ends in the middle of a field")
+        field = self._message[self._at : self._at + length]
+        self._at += length
+        return field
+
+    def string(self) -> str:
+        end = self._message.find(b"\0", self._at)
+        if end < 0:
+            raise ProtocolError("a message ends in the middle of a name")
+        field = self._message[self._at : end]
+        self._at = end + 1
+        try:
+            return field.decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolError("a name is not valid UTF-8") from error
+
+    def finish(self) -> None:
+        if self._at != len(self._message):
+            raise ProtocolError("a message is longer than its fields")
+
+
+class Relations:
+    """The tables and types that this connection's stream has described so far."""
+
+    def __init__(self, primary_keys: Keys) -> None:
+        self._primary_keys = primary_keys
+        self._tables: dict[int, Table] = {}
+        self._types: dict[int, str] = {}
+
+    def table(self, oid: int) -> Table:
+        """Raises ProtocolError for a table that no RELATION message has described."""
+        try:
+            return self._tables[oid]
+        except KeyError:
+            raise ProtocolError(f"a row of table OID {oid} came before its RELATION message") from None
+
+    def on_type(self, body: bytes) -> None:
+        fields = _Fields(body)
+        oid = fields.number(4)
+        schema, name = fields.string(), fields.string()
+        fields.finish()
+        self._types[oid] = f"{schema or 'pg_catalog'}.{name}"
+
+    def on_relation(self, body: bytes) -> bool:
+        """Takes a RELATION message in; True when it changes what was known of the table."""
+        table = self._parse(body)
+        changed = self._tables.get(table.oid) != table
+        self._tables[table.oid] = table
+        return changed
+
+    def _parse(self, body: bytes) -> Table:
+        fields = _Fields(body)
+        oid = fields.number(4)
+        schema, name = fields.string(), fields.string()
+        identity = fields.raw(1).decode("latin-1")
+        if identity not in "dnfi":
+            raise ProtocolError(f"unknown replica identity {identity!r} of table {schema}.{name}")
+        columns = []
+        for _ in range(fields.number(2)):
+            key = bool(fields.number(1) & 1)
+            label = fields.string()
+            type_oid, typmod = fields.number(4), fields.number(4, signed=True)
+            if label.startswith(RESERVED_PREFIX):
+                raise ProtocolError(
+                    f"column {label} of table {schema}.{name}: names beginning with {RESERVED_PREFIX} are ours",
+                    hint="rename the column or take it out of the publication with a column list",
+                )
+            columns.append(Column(label, type_oid, typmod, self._type_name(type_oid), key))
+        fields.finish()
+        known = self._primary_keys(oid) if identity == "f" else ()
+        flagged = identify(tuple(columns), cast(Identity, identity), known)
+        return Table(oid, schema or "pg_catalog", name, flagged, cast(Identity, identity))
+
+    def _type_name(self, oid: int) -> str:
+        if oid < FIRST_OWN_TYPE:
+            return ""
+        return self._types.get(oid, "")
+
+
+def parse_truncate(body: bytes) -> Truncate:
+    fields = _Fields(body)
+    count, flags = fields.number(4), fields.number(1)
+    relations = tuple(fields.number(4) for _ in range(count)) if count * 4 <= len(body) else ()
+    fields.finish()
+    return Truncate(relations, bool(flags & 1), bool(flags & 2))
+
+
+def parse_message(body: bytes) -> LogicalMessage:
+    fields = _Fields(body)
+    flags, lsn, prefix = fields.number(1), fields.number(8), fields.string()
+    content = fields.raw(fields.number(4))
+    fields.finish()
+    return LogicalMessage(bool(flags & 1), lsn, prefix, content)

@@ -1,0 +1,218 @@
+"""Row messages (I, U, D) of one table as fields: where each column's text lies, for every row the log will hold. Pure.
+
+A TupleData column is ``n`` (NULL, or "not sent" in a key tuple), ``u`` (unchanged TOAST, not sent) or ``t`` with its text.
+An update whose key changed becomes two rows, delete(old) and upsert(new), side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cdc.capture.messages import read_u16, read_u32
+from cdc.capture.values import Bytes, Flags, Lengths, Offsets
+from cdc.errors import ProtocolError
+from cdc.model.kernel import kernel
+from cdc.model.pgtypes import BPCHAR, BYTEA, INTERVAL, JSON, NAME, TEXT, TIMETZ, UUID, VARCHAR, XML, arrow_type
+from cdc.model.table import Table
+
+NULL: Final = -1
+UNCHANGED: Final = -2
+"""Length of a field that the server left out because its TOASTed value did not change."""
+
+TOAST_TUPLE_BYTES: Final = 2000
+"""Postgres moves values out of line only in tuples wider than about 2 kB (TOAST_TUPLE_THRESHOLD, 2032 by default)."""
+
+_ERRORS: Final = (
+    "",
+    "a row message is too short",
+    "a row has another number of columns than its RELATION message said",
+    "a column value of an unknown kind",
+    "a row message without the tuple that its kind needs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one table, in stream order. ``offsets`` and ``lengths`` have shape (columns, rows)."""
+
+    offsets: Offsets
+    lengths: Lengths
+    op: npt.NDArray[np.int8]
+    order: npt.NDArray[np.int64]
+    """Index of the row's message, times two, plus one for the second row of a changed key."""
+    partial: Flags
+    """Some column of the row is still UNCHANGED."""
+    wide: Flags
+    """The row may have TOASTed values, so a later update may leave them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table as the kernel needs it: per column, whether it is in the key, and how its text bounds its size on disk."""
+
+    key: Flags
+    weight: npt.NDArray[np.int64]
+    """0: fixed size. 1: on disk as long as its text. More: at most so many times as long."""
+
+    @classmethod
+    def of(cls, table: Table) -> Shape:
+        return cls(
+            np.array([column.key for column in table.columns], np.bool_),
+            np.array([_weight(column.type_oid, arrow_type(column)) for column in table.columns], np.int64),
+        )
+
+
+def _weight(type_oid: int, arrow: object) -> int:
+    if type_oid in (TEXT, VARCHAR, BPCHAR, BYTEA, JSON, XML):
+        return 1
+    if type_oid in (NAME, UUID, INTERVAL, TIMETZ):
+        return 0
+    return 8 if str(arrow) == "string" else 0
+
+
+def rows(block: Bytes, kind: Bytes, body: Offsets, end: Offsets, order: npt.NDArray[np.int64], shape: Shape) -> Rows:
+    """Parses these messages (all of one table). Raises ProtocolError on bytes that pgoutput does not send."""
+    width = len(shape.key)
+    room = len(kind) + int(np.count_nonzero(kind == 85))
+    offsets = np.empty((width, room), np.int64)
+    lengths = np.empty((width, room), np.int32)
+    op = np.empty(room, np.int8)
+    placed = np.empty(room, np.int64)
+    partial = np.zeros(room, np.bool_)
+    wide = np.zeros(room, np.bool_)
+    count, error = _rows(
+        block, kind, body, end, order, shape.key, shape.weight, TOAST_TUPLE_BYTES, offsets, lengths, op, placed, partial, wide
+    )
+    if error:
+        raise ProtocolError(_ERRORS[error])
+    return Rows(offsets[:, :count], lengths[:, :count], op[:count], placed[:count], partial[:count], wide[:count])
+
+
+@kernel
+def _tuple(block: Bytes, at: int, end: int, row: int, offsets: Offsets, lengths: Lengths) -> tuple[int, int]:
+    """One TupleData into column ``row`` of the matrices; returns (offset after it, error)."""
+    width = offsets.shape[0]
+    if at + 2 > end:
+        return at, 1
+    if read_u16(block, at) != width:
+        return at, 2
+    at += 2
+    for c in range(width):
+        if at >= end:
+            return at, 1
+        letter = block[at]
+        at += 1
+        if letter == 116:  # t
+            if at + 4 > end:
+                return at, 1
+            length = read_u32(block, at)
+            at += 4
+            if length > end - at:
+                return at, 1
+            offsets[c, row] = at
+            lengths[c, row] = np.int32(length)
+            at += length
+        elif letter == 110:  # n
+            offsets[c, row] = at
+            lengths[c, row] = np.int32(-1)
+        elif letter == 117:  # u
+            offsets[c, row] = at
+            lengths[c, row] = np.int32(-2)
+        else:
+            return at, 3
+    return at, 0
+
+
+@kernel
+def _rows(
+    block: Bytes,
+    kind: Bytes,
+    body: Offsets,
+    end: Offsets,
+    order: npt.NDArray[np.int64],
+    key: Flags,
+    weight: npt.NDArray[np.int64],
+    threshold: int,
+    offsets: Offsets,
+    lengths: Lengths,
+    op: npt.NDArray[np.int8],
+    placed: npt.NDArray[np.int64],
+    partial: Flags,
+    wide: Flags,
+) -> tuple[int, int]:
+    width = offsets.shape[0]
+    old_offsets = np.empty((width, 1), np.int64)
+    old_lengths = np.empty((width, 1), np.int32)
+    count = 0
+    for m in range(kind.shape[0]):
+        at = body[m] + 4
+        stop = end[m]
+        letter = block[at]
+        at += 1
+        has_old = letter == 75 or letter == 79  # K O
+        if has_old:
+            if kind[m] == 73:
+                return count, 4
+            at, error = _tuple(block, at, stop, 0, old_offsets, old_lengths)
+            if error:
+                return count, error
+            if kind[m] == 85:
+                if at >= stop:
+                    return count, 1
+                letter = block[at]
+                at += 1
+        if kind[m] == 68:  # D
+            if not has_old:
+                return count, 4
+            for c in range(width):
+                offsets[c, count] = old_offsets[c, 0]
+                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(-1)
+            op[count] = 100
+            placed[count] = order[m] * 2
+            count += 1
+            continue
+        if letter != 78:  # N
+            return count, 4
+        at, error = _tuple(block, at, stop, count, offsets, lengths)
+        if error:
+            return count, error
+        moved = False
+        if has_old:
+            for c in range(width):
+                if lengths[c, count] == -2 and old_lengths[c, 0] >= 0:
+                    offsets[c, count] = old_offsets[c, 0]
+                    lengths[c, count] = old_lengths[c, 0]
+                if key[c] and not moved:
+                    if lengths[c, count] != old_lengths[c, 0]:
+                        moved = True
+                    else:
+                        for k in range(lengths[c, count]):
+                            if block[offsets[c, count] + k] != block[old_offsets[c, 0] + k]:
+                                moved = True
+                                break
+        if moved:
+            for c in range(width):
+                offsets[c, count + 1] = offsets[c, count]
+                lengths[c, count + 1] = lengths[c, count]
+                offsets[c, count] = old_offsets[c, 0]
+                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(-1)
+            op[count] = 100
+            placed[count] = order[m] * 2
+            count += 1
+        disk = 0
+        for c in range(width):
+            length = lengths[c, count]
+            if length == -2:
+                partial[count] = True
+                disk += threshold
+            elif length >= 0:
+                disk += 8 if weight[c] == 0 else length * weight[c] + 24
+        wide[count] = disk >= threshold
+        op[count] = 99 if kind[m] == 73 else 117
+        placed[count] = order[m] * 2 + (1 if moved else 0)
+        count += 1
+    return count, 0
