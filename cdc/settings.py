@@ -1,12 +1,36 @@
-"""``cdc.toml`` as typed values. Unknown keys are refused with a suggestion; secrets come from ${ENV} or ``*_file``."""
+"""``cdc.toml`` as typed values. Unknown keys are refused with a suggestion; secrets come from ${ENV} or ``*_file``.
+
+``${NAME}`` in a value stands for the environment's variable (``$${`` is a plain ``${``). Inside a URL its value is percent-encoded, and
+inside the DSN's ``name=value`` notation it is escaped, so that a password may hold any character and can add no option.
+``KEY_file`` beside a secret key names a file with its value; only its owner may have rights on that file.
+Relative paths are relative to the folder of ``cdc.toml``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal, TypeVar, get_args
+from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from cdc.errors import ConfigError, HeadwaterError
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""Nobody writes a longer configuration by hand."""
+STORE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+"""Store names become file, index and key names."""
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_At = tuple[str | int, ...]
 
 
 class Strict(BaseModel):
@@ -50,3 +74,232 @@ class Settings(Strict):
     http: Http = Http()
     run_dir: Path = Path("var/run")
     """Status files, Spark's scratch space, stop states: what one machine's processes tell each other."""
+
+
+class SettingsError(ConfigError):
+    """Everything that is wrong with one configuration file, one ConfigError for each problem."""
+
+    def __init__(self, problems: list[ConfigError]) -> None:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(f"{problems[0]}{more}", hint=problems[0].hint)
+        self.problems = tuple(problems)
+
+
+def load(path: Path, options_model: Callable[[str], type[StoreOptions]]) -> Settings:
+    """The settings that the file describes.
+
+    options_model: the model of the options of one kind of store; raises a HeadwaterError for a kind that does not exist.
+    Raises SettingsError with one line for each problem, naming file and key; never a value.
+    """
+    raw = _read(path)
+    loading = _Loading(path)
+    raw = loading.interpolated(raw, ())
+    stores = raw.pop("stores", {})
+    if not isinstance(stores, dict):
+        loading.problem(("stores",), "must be tables: [stores.NAME]")
+        stores = {}
+    options = {name: loading.store(name, table, options_model) for name, table in stores.items()}
+    settings = loading.validated(Settings, raw, ())
+    if loading.problems or settings is None:
+        raise SettingsError(loading.problems)
+    return settings.model_copy(update={"stores": options})
+
+
+class _Loading:
+    """One file on its way to Settings. Problems are collected, so that a user sees all of them at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: list[ConfigError] = []
+
+    def problem(self, at: _At, what: str, *, hint: str | None = None) -> None:
+        self.problems.append(ConfigError(f"{self.path}: {_key(at)}: {what}", hint=hint))
+
+    def interpolated(self, value: Any, at: _At) -> Any:
+        """The value with every ${NAME} in its strings replaced."""
+        if isinstance(value, dict):
+            return {key: self.interpolated(inner, (*at, key)) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.interpolated(inner, (*at, number)) for number, inner in enumerate(value)]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        try:
+            return interpolate(value, os.environ, conninfo=at == ("source", "dsn"))
+        except KeyError as error:
+            name = error.args[0]
+            self.problem(at, f"the environment has no variable {name}", hint=f"export {name}=…")
+            return value
+
+    def store(self, name: str, table: object, options_model: Callable[[str], type[StoreOptions]]) -> StoreOptions | None:
+        at = ("stores", name)
+        if not STORE_NAME.fullmatch(name):
+            self.problem(at, "a store's name holds lower-case letters, digits, _ and - only, at most 63 of them")
+            return None
+        if not isinstance(table, dict):
+            self.problem(at, "must be a table: [stores.NAME]")
+            return None
+        kind = table.get("kind")
+        if not isinstance(kind, str):
+            self.problem((*at, "kind"), "is missing", hint='say which kind of store it is, such as kind = "redis"')
+            return None
+        try:
+            model = options_model(kind)
+        except HeadwaterError as error:
+            self.problem((*at, "kind"), str(error), hint=error.hint)
+            return None
+        return self.validated(model, table, at)
+
+    def validated(self, model: type[_Model], raw: dict[str, Any], at: _At) -> _Model | None:
+        """The model's instance with its paths resolved; None after problems."""
+        before = len(self.problems)
+        raw = self._with_secrets(model, raw, at)
+        try:
+            instance = model.model_validate(raw)
+        except ValidationError as error:
+            for detail in error.errors(include_input=False, include_url=False, include_context=False):
+                self._invalid(model, at, detail["loc"], detail["type"], detail["msg"])
+            return None
+        return _resolved(instance, self.path.parent) if len(self.problems) == before else None
+
+    def _invalid(self, model: type[BaseModel], at: _At, loc: _At, kind: str, message: str) -> None:
+        where = (*at, *loc)
+        if kind == "extra_forbidden":
+            self.problem(where, "there is no such key", hint=_suggestion(_model_at(model, loc[:-1]), str(loc[-1])))
+        elif kind == "missing":
+            self.problem(where, "is missing")
+        else:
+            self.problem(where, message.removeprefix("Value error, ").removeprefix("Input ").strip())
+
+    def _with_secrets(self, model: type[BaseModel], raw: dict[str, Any], at: _At) -> dict[str, Any]:
+        """KEY_file replaced by KEY, at any depth."""
+        given: dict[str, Any] = {}
+        for key, value in raw.items():
+            secret = key.removesuffix("_file")
+            field = model.model_fields.get(secret)
+            inner = _inner_model(model.model_fields[key].annotation) if key in model.model_fields else None
+            if key not in model.model_fields and secret != key and field is not None and _is_secret(field):
+                if secret in raw:
+                    self.problem((*at, key), f"give either {secret} or {key}, not both")
+                given[secret] = self._secret((*at, key), value)
+            elif inner is not None and isinstance(value, dict):
+                given[key] = self._with_secrets(inner, value, (*at, key))
+            else:
+                given[key] = value
+        return given
+
+    def _secret(self, at: _At, value: object) -> str:
+        if not isinstance(value, str):
+            self.problem(at, "should be the path of a file")
+            return ""
+        path = self.path.parent / value
+        try:
+            with open(path) as file:
+                mode = os.fstat(file.fileno()).st_mode
+                text = file.read(MAX_FILE_BYTES + 1)
+        except (OSError, UnicodeDecodeError) as error:
+            self.problem(at, f"cannot read {path}: {_why(error)}")
+            return ""
+        if stat.S_IMODE(mode) & 0o077:
+            self.problem(at, f"others may read {path}", hint=f"chmod 0400 {path}")
+        if len(text) > MAX_FILE_BYTES:
+            self.problem(at, f"{path} is too long for a secret")
+        return text.rstrip("\r\n")
+
+
+def interpolate(value: str, environment: Mapping[str, str], *, conninfo: bool = False) -> str:
+    """The value with ${NAME} replaced (see the module's text). Raises KeyError with the name that the environment lacks.
+
+    >>> interpolate("postgresql://cdc:${PW}@db/shop", {"PW": "a/b@c"})
+    'postgresql://cdc:a%2Fb%40c@db/shop'
+    """
+
+    def replacement(found: re.Match[str]) -> str:
+        if found["escaped"]:
+            return "${"
+        text = environment[found["name"]]
+        before = value[: found.start()]
+        if "://" in before:
+            return quote(text, safe="")
+        if conninfo and "=" in before:
+            return re.sub(r"([\\\s\'])", r"\\\1", text)
+        return text
+
+    return re.sub(r"(?P<escaped>\$\$\{)|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}", replacement, value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist", hint="cdc init writes one; --config names another") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {_why(error)}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+
+
+def _resolved(instance: _Model, folder: Path) -> _Model:
+    """The instance with relative paths made relative to the folder, at any depth."""
+    changed: dict[str, Any] = {}
+    for name in type(instance).model_fields:
+        value = getattr(instance, name)
+        if isinstance(value, Path) and not value.is_absolute():
+            changed[name] = folder / value
+        elif isinstance(value, BaseModel):
+            changed[name] = _resolved(value, folder)
+    return instance.model_copy(update=changed)
+
+
+def _suggestion(model: type[BaseModel] | None, key: str) -> str | None:
+    if model is None:
+        return None
+    known = list(_keys(model))
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+
+
+def _keys(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield field.alias or name
+        if _is_secret(field):
+            yield f"{name}_file"
+
+
+def _model_at(model: type[BaseModel], loc: _At) -> type[BaseModel] | None:
+    """The model that validates the table at this place, None below anything that is no model."""
+    found: type[BaseModel] | None = model
+    for step in loc:
+        if found is None:
+            return None
+        if isinstance(step, str) and step in found.model_fields:
+            found = _inner_model(found.model_fields[step].annotation) or found
+    return found
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The model in ``Model``, ``Model | None``, ``tuple[Model, ...]`` or ``Mapping[str, Model]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for model in map(_inner_model, get_args(annotation)) if model is not None), None)
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return field.annotation is SecretStr or SecretStr in get_args(field.annotation)
+
+
+def _key(at: _At) -> str:
+    text = ""
+    for step in at:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    return (error.strerror or type(error).__name__).lower() if isinstance(error, OSError) else "it is not UTF-8 text"
