@@ -42,3 +42,5 @@ class Group:
     batches: tuple[pa.RecordBatch, ...]
     transactions: Transactions
     watermark: Watermark | None = None
+    complete: bool = True
+    """False: the last transaction goes on in the next group (its ``end_lsn`` is 0 here); append, but do not commit."""

@@ -101,14 +101,16 @@ class Relations:
         fields.finish()
         self._types[oid] = f"{schema or 'pg_catalog'}.{name}"
 
-    def on_relation(self, body: bytes) -> bool:
-        """Takes a RELATION message in; True when it changes what was known of the table."""
-        table = self._parse(body)
-        changed = self._tables.get(table.oid) != table
-        self._tables[table.oid] = table
-        return changed
+    def known(self, table: Table) -> bool:
+        """Whether exactly this definition of the table is in force."""
+        return self._tables.get(table.oid) == table
 
-    def _parse(self, body: bytes) -> Table:
+    def put(self, table: Table) -> None:
+        """From here on the table's rows have this definition."""
+        self._tables[table.oid] = table
+
+    def parse_relation(self, body: bytes) -> Table:
+        """The table that a RELATION message describes; it is not in force until ``put``."""
         fields = _Fields(body)
         oid = fields.number(4)
         schema, name = fields.string(), fields.string()

@@ -7,6 +7,7 @@ An update whose key changed becomes two rows, delete(old) and upsert(new), side 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -64,6 +65,11 @@ class Shape:
             np.array([column.key for column in table.columns], np.bool_),
             np.array([_weight(column.type_oid, arrow_type(column)) for column in table.columns], np.int64),
         )
+
+
+@lru_cache(maxsize=4096)
+def shape_of(table: Table) -> Shape:
+    return Shape.of(table)
 
 
 def _weight(type_oid: int, arrow: object) -> int:

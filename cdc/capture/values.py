@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import ProtocolError
-from cdc.model.batch import EXACT, META_FIELDS
+from cdc.model.batch import EXACT_TYPE
 from cdc.model.kernel import inlined, kernel
 from cdc.model.pgtypes import arrow_type
 from cdc.model.table import Table
@@ -25,8 +25,6 @@ Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
-
-EXACT_TYPE: Final = next(field.type for field in META_FIELDS if field.name == EXACT)
 
 MAX_COLUMN_BYTES: Final = 2**31 - 1
 """Arrow's utf8 and binary columns have 32-bit offsets; blocks are cut long before."""

@@ -1,0 +1,192 @@
+"""The latest wide row of each key, so that an update that leaves unchanged TOAST values out can be completed.
+
+Postgres moves values out of line only in wide tuples (manual, "TOAST"), so only rows that may be wide are remembered, and of them
+only the columns that can be TOASTed. The memory is derived from the log and lives beside it in one SQLite file; its own position
+says how far it has come, and what it lacks is read from the log again at the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.capture import tuples
+from cdc.capture.values import Bytes, Flags
+from cdc.model.batch import EXACT, OP, Op, table_of
+from cdc.model.pgtypes import canonical_text
+from cdc.model.table import Table
+
+MIN_TOAST_BYTES: Final = 8
+"""A TOAST pointer takes 18 bytes on disk, so shorter values are never moved; half of it leaves room for denser types."""
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS wide (
+    relation INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (relation, key, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS done (one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL);
+INSERT OR IGNORE INTO done VALUES (1, 0);
+"""
+
+
+class ToastMemory:
+    """One writer. What it learns between two ``commit`` calls is dropped by ``rollback``, like the log's staging."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = _open(path)
+        self._relations = {relation for (relation,) in self._db.execute("SELECT DISTINCT relation FROM wide")}
+
+    @property
+    def position(self) -> int:
+        """The log's position up to which this memory is complete."""
+        (position,) = self._db.execute("SELECT position FROM done").fetchone()
+        return int(position)
+
+    def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
+        """See ``cdc.capture.decoder.Memory``."""
+        shape = tuples.shape_of(table)
+        keys = np.flatnonzero(shape.key)
+        added: list[bytes] = []
+        end = len(block)
+        unresolved = np.zeros(len(rows.op), np.bool_)
+        toastable = np.flatnonzero(shape.weight > 0)
+        fresh: dict[int, bytes] = {}
+
+        def field(column: int, row: int) -> bytes:
+            at, length = int(rows.offsets[column, row]), int(rows.lengths[column, row])
+            return fresh[at] if at in fresh else block[at : at + length].tobytes()
+
+        forgetful = table.oid in self._relations
+        interesting = rows.partial | rows.wide
+        if forgetful:
+            interesting = interesting | (rows.op == Op.DELETE)
+        for row in map(int, np.flatnonzero(interesting)):
+            key = _key([field(int(c), row) for c in keys])
+            if rows.op[row] == Op.DELETE:
+                # The second row of a changed key still needs what the first one's key knew.
+                moved = row + 1 < len(rows.op) and rows.order[row + 1] == rows.order[row] + 1
+                if not moved:
+                    self._forget(table.oid, key)
+                continue
+            if rows.partial[row]:
+                old = key if not rows.order[row] & 1 else _key([field(int(c), row - 1) for c in keys])
+                known = self._latest(table.oid, old)
+                for column in map(int, np.flatnonzero(rows.lengths[:, row] == tuples.UNCHANGED)):
+                    value = known.get(table.columns[column].name)
+                    if value is None:
+                        unresolved[row] = True
+                        continue
+                    rows.offsets[column, row] = end
+                    rows.lengths[column, row] = len(value)
+                    fresh[end] = value
+                    added.append(value)
+                    end += len(value)
+                if old != key:
+                    self._forget(table.oid, old)
+            if not unresolved[row]:
+                self._remember(
+                    table.oid,
+                    key,
+                    {table.columns[c].name: field(c, row) for c in map(int, toastable) if rows.lengths[c, row] >= MIN_TOAST_BYTES},
+                )
+        if added:
+            block = np.concatenate([block, np.frombuffer(b"".join(added), np.uint8)])
+        return block, (unresolved if unresolved.any() else None)
+
+    def learn(self, batch: pa.RecordBatch) -> None:
+        """Takes in a batch that did not come through ``fill``: a snapshot chunk, or the log's own past."""
+        table = table_of(batch.schema)
+        shape = tuples.shape_of(table)
+        names = [table.columns[c].name for c in np.flatnonzero(shape.weight > 0)]
+        if not names:
+            return
+        width = np.zeros(len(batch), np.int64)
+        for column, weight in zip(table.columns, shape.weight, strict=True):
+            if weight:
+                length = pc.fill_null(pc.binary_length(batch.column(column.name)), 0).to_numpy(zero_copy_only=False)
+                width += length.astype(np.int64) * int(weight) * _text_ratio(batch.column(column.name).type) + 24
+            else:
+                width += 8
+        if batch.column(EXACT).null_count < len(batch):
+            width[np.asarray(pc.is_valid(batch.column(EXACT)))] += tuples.TOAST_TUPLE_BYTES
+        op = batch.column(OP).to_numpy()
+        wide = (width >= tuples.TOAST_TUPLE_BYTES) & (op != Op.DELETE) & (op != Op.TRUNCATE)
+        if not wide.any():
+            return
+        rows = batch.filter(pa.array(wide))
+        keys = [canonical_text(rows.column(column.name)).to_pylist() for column in table.key]
+        values = {name: canonical_text(rows.column(name)).to_pylist() for name in names}
+        exact = rows.column(EXACT).to_pylist()
+        for row in range(len(rows)):
+            odd = dict(exact[row] or ())
+            key = _key([(odd.get(c.name) or column[row]).encode() for c, column in zip(table.key, keys, strict=True)])
+            found = {name: odd.get(name) or column[row] for name, column in values.items()}
+            self._remember(table.oid, key, {n: v.encode() for n, v in found.items() if v and len(v) >= MIN_TOAST_BYTES})
+
+    def commit(self, position: int) -> None:
+        """Everything up to the log's ``position`` has been taken in and is durable in the log."""
+        if self._db.in_transaction:
+            self._db.execute("UPDATE done SET position = ?", (position,))
+            self._db.commit()
+        elif position - self.position >= 100_000:
+            # Nothing wide for a while: move on anyway, so that a restart has little to read again.
+            self._db.execute("UPDATE done SET position = ?", (position,))
+            self._db.commit()
+
+    def rollback(self) -> None:
+        self._db.rollback()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _latest(self, relation: int, key: bytes) -> Mapping[str, bytes]:
+        return dict(self._db.execute("SELECT name, value FROM wide WHERE relation = ? AND key = ?", (relation, key)))
+
+    def _remember(self, relation: int, key: bytes, found: Mapping[str, bytes]) -> None:
+        self._forget(relation, key)
+        self._relations.add(relation)
+        self._db.executemany("INSERT INTO wide VALUES (?, ?, ?, ?)", ((relation, key, n, v) for n, v in found.items()))
+
+    def _forget(self, relation: int, key: bytes) -> None:
+        self._db.execute("DELETE FROM wide WHERE relation = ? AND key = ?", (relation, key))
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """The memory's file; one that is damaged is dropped, since the log holds all that it knew."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return _connect(path)
+    except sqlite3.DatabaseError:
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).unlink()
+        return _connect(path)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # The ingest thread owns it after the start; it may be closed by another.
+    db = sqlite3.connect(path, check_same_thread=False)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = OFF")
+    db.executescript(_SCHEMA)
+    (fine,) = db.execute("PRAGMA quick_check").fetchone()
+    if fine != "ok":
+        db.close()
+        raise sqlite3.DatabaseError(fine)
+    return db
+
+
+def _key(fields: Iterable[bytes]) -> bytes:
+    """Injective: each field with its length in front."""
+    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+
+
+def _text_ratio(kind: pa.DataType) -> int:
+    """Bytes of wire text per byte held: bytea travels as two digits a byte, and the threshold is meant for the wire's text."""
+    return 2 if pa.types.is_binary(kind) else 1
