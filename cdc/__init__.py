@@ -3,4 +3,19 @@
 One position in one log, kept inside every store. ARCHITECTURE.md draws the house.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cdc.client import Client
+
 __version__ = "0.1.0"
+
+
+def connect(config: str | Path = "cdc.toml") -> Client:
+    """The stores of one configuration, for programs: ``cdc.connect("cdc.toml").wait("search", lsn)``. See ``cdc.client``."""
+    from cdc.client import connect as connect_client
+
+    return connect_client(config)

@@ -1,0 +1,80 @@
+"""`cdc`: runs a verb; an error becomes one line on standard error and the exit code of its class."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+import typer
+
+from cdc.errors import HeadwaterError
+
+INTERRUPTED: Final = 130
+USAGE: Final = 2
+_USAGE_ERROR: Final = typer.BadParameter.__mro__[1]
+"""Typer carries its own copy of click and does not export this class by name."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 0 done, 1 a check failed, 2 usage or configuration, 3 timeout, 4 a stop state,
+    130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        from cdc.commands.app import app
+
+        code = app(args=hoisted(given), prog_name="cdc", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except typer.Abort:
+        return INTERRUPTED
+    except HeadwaterError as error:
+        if debug:
+            traceback.print_exc()
+        for problem in getattr(error, "problems", (error,)):
+            _complain(problem.line())
+        return error.exit_code
+    except _USAGE_ERROR as error:
+        _complain(f"{_first_line(error)} → {_command_path(error)} --help")
+        return USAGE
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has left; there is nobody to tell
+        return 0
+
+
+def hoisted(arguments: Sequence[str]) -> list[str]:
+    """The arguments with --config and --debug in front of the verb, wherever they stood."""
+    front: list[str] = []
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == "--":
+            rest += [argument, *remaining]
+        elif argument == "--config":
+            front += [argument, *[value for value in (next(remaining, None),) if value is not None]]
+        elif argument == "--debug" or argument.startswith("--config="):
+            front.append(argument)
+        else:
+            rest.append(argument)
+    return front + rest
+
+
+def _complain(line: str) -> None:
+    sys.stderr.write(f"error: {line}\n")
+
+
+def _first_line(error: BaseException) -> str:
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    return " ".join(text.split()).rstrip(".")
+
+
+def _command_path(error: BaseException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "cdc"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What every verb gets from the command line: the configuration's path, and the parts that it describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from cdc.errors import ConfigError
+from cdc.settings import Settings, StoreOptions, load
+
+if TYPE_CHECKING:
+    from cdc.log.contract import LogReader
+    from sinks.contract import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """The options before the verb."""
+
+    config: Path = Path("cdc.toml")
+    debug: bool = False
+
+    def settings(self) -> Settings:
+        from sinks import options_model
+
+        return load(self.config, options_model)
+
+
+def invocation(context: typer.Context) -> Invocation:
+    found = context.find_object(Invocation)
+    assert found is not None
+    return found
+
+
+def store_options(settings: Settings, name: str) -> StoreOptions:
+    """The store's options. Raises ConfigError when the configuration has no such store."""
+    options = settings.stores.get(name)
+    if options is None:
+        known = ", ".join(settings.stores) or "none"
+        raise ConfigError(f"there is no store {name!r} in the configuration", hint=f"known stores: {known}")
+    return options
+
+
+def unopened_sink(settings: Settings, name: str) -> Sink:
+    from sinks import make_sink
+
+    return make_sink(name, store_options(settings, name))
+
+
+def open_log(settings: Settings) -> LogReader:
+    from cdc.log.reader import open_reader
+
+    return open_reader(settings.log.dir)

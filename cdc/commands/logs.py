@@ -1,0 +1,42 @@
+"""Logs on standard error: coloured lines on a terminal, one JSON object a line elsewhere. Never row values, never secrets."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logs(*, debug: bool = False) -> None:
+    """Sets structlog up, and sends the standard library's warnings (those of the libraries below us) the same way."""
+    terminal = sys.stderr.isatty()
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: structlog.typing.Processor
+    if terminal:
+        last = structlog.dev.ConsoleRenderer()
+    else:
+        # A trace's frames may hold row values and secrets; --debug is the place to see one.
+        last = structlog.processors.JSONRenderer()
+        if debug:
+            shared.append(structlog.processors.format_exc_info)
+    level = logging.DEBUG if debug else logging.INFO
+    structlog.configure(
+        processors=[*shared, last],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last]
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO if debug else logging.WARNING)

@@ -1,0 +1,58 @@
+"""Facts on standard output: tables on a terminal, plain lines elsewhere, JSON when asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def console() -> Console:
+    """Standard output, without wrapping where it is no terminal."""
+    plain = not sys.stdout.isatty()
+    return Console(highlight=False, soft_wrap=plain, color_system=None if plain else "auto")
+
+
+def print_json(facts: Any) -> None:
+    """One line of JSON."""
+    sys.stdout.write(json.dumps(facts, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Columns whose head begins with > are right-aligned."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def size(count: float | None) -> str:
+    """Bytes for people, in powers of 1000."""
+    if count is None:
+        return "-"
+    magnitude = min(len(_UNITS) - 1, int(math.log(abs(count), 1000))) if abs(count) >= 1 else 0
+    number = count / 1000**magnitude
+    return f"{number:.0f} {_UNITS[magnitude]}" if magnitude == 0 or abs(number) >= 100 else f"{number:.1f} {_UNITS[magnitude]}"
+
+
+def seconds(duration: float | None) -> str:
+    """A duration for people."""
+    if duration is None:
+        return "-"
+    if duration < 1:
+        return f"{duration * 1000:.0f} ms"
+    if duration < 120:
+        return f"{duration:.1f} s"
+    if duration < 7200:
+        return f"{duration / 60:.0f} min"
+    return f"{duration / 3600:.1f} h"

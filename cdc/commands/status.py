@@ -1,0 +1,140 @@
+"""`cdc status`: how far every part is, and what is wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from cdc.commands.invocation import invocation, open_log
+from cdc.commands.printing import console, print_json, seconds, size, table_of
+
+if TYPE_CHECKING:
+    from cdc.report import CaptureReport, FollowerReport, Report, SourceReport
+
+_WATCH_S = 1.0
+
+
+def status(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (its keys: cdc/report.py).")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
+) -> None:
+    """Lag per follower, slot and WAL budget, log size, stop states with their way out."""
+    from cdc.report import SourceProbe, gather
+
+    settings = invocation(context).settings()
+    reader = open_log(settings)
+    probe = SourceProbe(settings.source.dsn.get_secret_value(), settings.source.slot)
+    out = console()
+    try:
+        if not watch:
+            report = gather(settings, reader, probe)
+            print_json(report.to_json()) if as_json else out.print(_shown(report, plain=not out.is_terminal))
+            return
+        if as_json or not out.is_terminal:
+            while True:
+                report = gather(settings, reader, probe)
+                print_json(report.to_json()) if as_json else out.print(_shown(report, plain=True))
+                time.sleep(_WATCH_S)
+        with Live(console=out, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(_shown(gather(settings, reader, probe), plain=False), refresh=True)
+                time.sleep(_WATCH_S)
+    finally:
+        probe.close()
+
+
+def _shown(report: Report, *, plain: bool) -> RenderableType:
+    if plain:
+        return Text("\n".join(lines(report)))
+    return Group(
+        *(Text(line) for line in (_source_line(report.source), _capture_line(report.capture), _log_line(report))),
+        *(Text(line) for line in _snapshot_lines(report.capture)),
+        Text(""),
+        table_of(
+            "stores",
+            ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside"),
+            [_cells(follower) for follower in report.followers],
+        ),
+        *(Text(f"! {problem}", style="red") for problem in report.problems),
+    )
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The report as plain lines."""
+    yield _source_line(report.source)
+    yield _capture_line(report.capture)
+    yield from _snapshot_lines(report.capture)
+    yield _log_line(report)
+    for follower in report.followers:
+        lag = follower.lag
+        behind = f"{lag.changes} changes, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
+        yield f"follower {follower.store} ({follower.kind}): {_state(follower)} at {follower.position}, {behind}, {follower.dead} set aside"
+    for process in report.processes:
+        yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {process.restarts} restarts"
+    for problem in report.problems:
+        yield f"! {problem}"
+
+
+def _cells(follower: FollowerReport) -> tuple[str, ...]:
+    lag = follower.lag
+    behind = (str(lag.changes), size(lag.bytes), seconds(lag.seconds)) if lag else ("-", "-", "-")
+    return (
+        follower.store,
+        follower.kind,
+        _state(follower),
+        str(follower.position),
+        *behind,
+        f"{follower.rows_per_s:.0f}",
+        str(follower.written),
+        str(follower.dead),
+    )
+
+
+def _state(part: FollowerReport | CaptureReport) -> str:
+    return part.stop or (part.state if part.alive or part.state in ("exited", "never started") else f"dead (was {part.state})")
+
+
+def _source_line(source: SourceReport) -> str:
+    slot = source.slot
+    if slot is None:
+        return f"source {source.address}: unreachable"
+    if not slot.exists:
+        return f"source {source.address}: at {slot.server_lsn}, no slot {slot.name!r} yet"
+    budget = "no limit" if slot.safe_wal_bytes is None else f"{size(slot.safe_wal_bytes)} left"
+    eta = f", for {seconds(slot.budget_eta_s)} at the present rate" if slot.budget_eta_s is not None else ""
+    return (
+        f"source {source.address}: at {slot.server_lsn}, slot {slot.name!r} {slot.wal_status}, {'active' if slot.active else 'not read'}, "
+        f"{size(slot.lag_bytes)} unconfirmed, {size(slot.held_bytes)} WAL held, WAL budget {budget}{eta}"
+    )
+
+
+def _capture_line(capture: CaptureReport | None) -> str:
+    if capture is None:
+        return "capture: never started"
+    return (
+        f"capture: {_state(capture)}, received {capture.received_lsn or '-'}, {capture.changes} changes, {capture.changes_per_s:.0f}/s, "
+        f"confirmed {capture.confirmed_lsn or '-'}"
+    )
+
+
+def _snapshot_lines(capture: CaptureReport | None) -> Iterator[str]:
+    for entry in capture.snapshot if capture else ():
+        if not entry.finished:
+            yield f"snapshot {entry.table}: {entry.done} of about {entry.total} rows"
+
+
+def _log_line(report: Report) -> str:
+    log = report.log
+    when = f", commit of {datetime.fromtimestamp(log.commit_ts, timezone.utc):%Y-%m-%d %H:%M:%S}Z" if log.commit_ts else ""
+    return (
+        f"log {log.dir}: position {log.position}{when}, {log.rows} changes in {len(log.tables)} tables, {size(log.bytes)}, "
+        f"{size(log.disk_free_bytes)} free"
+    )

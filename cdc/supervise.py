@@ -1,0 +1,203 @@
+"""`cdc run`: capture and the followers as processes of their own, restarted when they die.
+
+``next_step`` is the pure core (what a child's end leads to). Killing a child, or this process, loses nothing: capture resumes from the
+log's head, a follower from what its store says is applied.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from cdc import status, stops
+from cdc.errors import ConfigError, Stopped
+from cdc.settings import Settings
+from cdc.status import ProcessStatus, SupervisorStatus
+
+PARENT_VARIABLE: Final = "HEADWATER_SUPERVISOR_PID"
+"""Set in the children's environment, so that each can tie its life to ours."""
+BACKOFF_S: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Before the first, second, … restart in a row."""
+SETTLED_S: Final = 60.0
+"""A child that lived this long has recovered: its next end counts as the first again."""
+REFUSED_RETRY_S: Final = 30.0
+"""A child that was refused (exit 2: the source is not set up, or down at start) tries again this often; nothing is at stake meanwhile."""
+DRAIN_S: Final = 40.0
+"""Longer than a child's own bound, so that a child ends by itself."""
+_TICK_S: Final = 0.1
+_STATUS_S: Final = 1.0
+
+_log = structlog.get_logger("supervise")
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What becomes of a child that ended: its state, and the seconds until it is started again (None: when it is resumed)."""
+
+    state: str
+    delay_s: float | None
+    failures: int
+
+
+def next_step(exit_code: int, lived_s: float, failures: int, *, held: bool) -> Next:
+    """exit_code: as of ``Popen.returncode``. failures: ends in a row before this one. held: a stop state of this child is recorded."""
+    if exit_code == Stopped.exit_code and held:
+        return Next("stopped", None, 0)
+    if exit_code == ConfigError.exit_code:
+        return Next("refused", REFUSED_RETRY_S, 0)
+    before = 0 if lived_s >= SETTLED_S else failures
+    return Next("backing-off", BACKOFF_S[min(before, len(BACKOFF_S) - 1)], before + 1)
+
+
+@dataclass(slots=True)
+class Child:
+    """One child process and its history."""
+
+    status: ProcessStatus
+    arguments: Sequence[str]
+    parts: frozenset[str]
+    """The names under which its stop states are recorded."""
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+    failures: int = 0
+    again_at: float | None = 0.0
+    """Monotonic time of the next start; None while it waits for an operator."""
+    stopped_for: frozenset[str] = field(default_factory=frozenset)
+    """The stop states that were held when it was last looked at."""
+
+
+class Supervisor:
+    """Starts, watches and drains the children. One thread only."""
+
+    def __init__(self, run_dir: Path, children: Sequence[Child], *, listen: str | None = None) -> None:
+        self._run_dir = run_dir
+        self._children = children
+        self._status = SupervisorStatus(os.getpid(), listen=listen, processes=[child.status for child in children])
+        self._written_at = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        """Returns when ``stop`` is set and every child has ended."""
+        try:
+            while not stop.is_set():
+                for child in self._children:
+                    self._look_after(child)
+                self._write(force=False)
+                stop.wait(_TICK_S)
+        finally:
+            self._drain()
+
+    def _look_after(self, child: Child) -> None:
+        held = self._held(child)
+        resumed = bool(child.stopped_for - held)
+        child.stopped_for = held
+        if child.process is None:
+            if resumed:
+                child.again_at = 0.0
+            if child.again_at is not None and time.monotonic() >= child.again_at:
+                self._start(child)
+        elif child.process.poll() is not None:
+            self._ended(child, child.process.returncode, self._held(child))
+        elif resumed:
+            _log.info("restarting for a resumed part", process=child.status.name)
+            child.process.terminate()
+
+    def _start(self, child: Child) -> None:
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        # A session of its own: a terminal's Ctrl-C reaches only us, and we can end the whole group (Spark's JVM is in it).
+        child.process = subprocess.Popen(list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        child.began = time.monotonic()
+        child.status.pid, child.status.state, child.status.started_at = child.process.pid, "running", time.time()
+        _log.info("started", process=child.status.name, pid=child.process.pid)
+        self._write(force=True)
+
+    def _ended(self, child: Child, code: int, held: frozenset[str]) -> None:
+        step = next_step(code, time.monotonic() - child.began, child.failures, held=bool(held))
+        _end_group(child)  # what it left behind, such as a JVM
+        child.process = None
+        child.failures = step.failures
+        child.again_at = None if step.delay_s is None else time.monotonic() + step.delay_s
+        child.status.pid, child.status.state, child.status.exit_code = 0, step.state, code
+        child.status.restarts += 1 if step.delay_s is not None else 0
+        _log.warning("ended", process=child.status.name, exit_code=code, state=step.state, again_in_s=step.delay_s, held=sorted(held))
+        self._write(force=True)
+
+    def _held(self, child: Child) -> frozenset[str]:
+        return frozenset(stop.name for stop in stops.held(self._run_dir) if stop.part in child.parts)
+
+    def _drain(self) -> None:
+        self._status.state = "draining"
+        self._write(force=True)
+        running = [child for child in self._children if child.process is not None]
+        for child in running:
+            assert child.process is not None
+            child.process.terminate()
+        deadline = time.monotonic() + DRAIN_S
+        for child in running:
+            assert child.process is not None
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _log.warning("did not drain in time, killed", process=child.status.name)
+                _end_group(child)
+                child.process.wait()
+            _end_group(child)
+            child.status.pid, child.status.state, child.status.exit_code = 0, "exited", child.process.returncode
+        self._status.state = "exited"
+        self._write(force=True)
+
+    def _write(self, *, force: bool) -> None:
+        now = time.monotonic()
+        if force or now - self._written_at >= _STATUS_S:
+            self._written_at = now
+            self._status.updated_at = time.time()
+            status.write(self._run_dir, "supervisor", self._status)
+
+
+def supervise(settings: Settings, config: Path, stop: threading.Event, *, debug: bool = False) -> int:
+    """Runs capture and the followers until ``stop`` is set; returns 0. Raises ConfigError when another supervisor does so already."""
+    refuse_second(settings.run_dir)
+    Supervisor(settings.run_dir, children_of(settings, config, debug=debug), listen=settings.http.listen).run(stop)
+    return 0
+
+
+def children_of(settings: Settings, config: Path, *, debug: bool = False) -> list[Child]:
+    """The capture process, and one process for all followers where there are stores."""
+    command = [sys.executable, "-m", "cdc", "--config", str(config), *(["--debug"] if debug else []), "run", "--only"]
+    children = [Child(ProcessStatus("capture"), [*command, "capture"], frozenset({"capture"}))]
+    if settings.stores:
+        parts = frozenset(f"follow-{name}" for name in settings.stores)
+        children.append(Child(ProcessStatus("followers"), [*command, "follow:*"], parts))
+    return children
+
+
+def refuse_second(run_dir: Path) -> None:
+    """Raises ConfigError when another supervisor works in this folder."""
+    told = status.read_supervisor(run_dir)
+    if told is not None and told.state != "exited" and told.pid != os.getpid() and status.alive(told.pid) and _is_ours(told.pid):
+        raise ConfigError(f"another cdc run (pid {told.pid}) works in {run_dir}", hint="stop it first, or set another run_dir")
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether the process looks like a supervisor: process ids come around again."""
+    try:
+        return b"cdc" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return sys.platform != "linux"
+
+
+def _end_group(child: Child) -> None:
+    assert child.process is not None
+    try:
+        os.killpg(child.process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,166 @@
+"""Waiting until a store shows everything up to an LSN: behind `cdc wait`, `/v1/wait` and ``cdc.connect(config).wait(…)``.
+
+``judge`` is the pure core: it says, from what the parts last told, what is still awaited. ``wait`` is the shell that looks again and again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import psycopg
+
+from cdc import status, stops
+from cdc.errors import ConfigError, SourceError, WaitTimeout
+from cdc.log.contract import LogReader
+from cdc.model.position import Cut, Lsn, Position, format_lsn, parse_lsn
+from cdc.settings import Settings, StoreOptions
+from cdc.source.connection import connect, reason
+from sinks import make_sink
+
+_Answer = TypeVar("_Answer")
+
+POLL_S: Final = 0.004
+NUDGE_AFTER_S: Final = 0.1
+"""An idle stream that has not reached the LSN by itself after this long gets a commit of our own to carry it there."""
+REFRESHED_KINDS: Final = frozenset({"opensearch"})
+"""Kinds of stores in which what is applied becomes visible to searches only by a refresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """The store holds everything that the source had committed at ``lsn``; ``position`` is the log position that covers it."""
+
+    store: str
+    lsn: Lsn
+    position: Position
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What is missing. ``target`` is the log position to wait for, None while the log itself is not there yet."""
+
+    target: Position | None
+    done: bool
+    why: str
+
+
+def judge(store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None) -> Awaited:
+    """target: as far as known from the log. received: capture's, or the log's head where that is further. applied: the store's."""
+    if target is None:
+        return Awaited(None, False, f"capture lags: it has received {format_lsn(received)}, {lsn - received} bytes before {format_lsn(lsn)}")
+    if applied is None:
+        return Awaited(target, target == 0, f"follower {store} has never run")
+    if applied < target:
+        return Awaited(target, False, f"follower {store} lags: it has applied position {applied} of {target}, {target - applied} changes behind")
+    return Awaited(target, True, "")
+
+
+def target_of(reader: LogReader, lsn: Lsn, received: Lsn) -> Position | None:
+    """A position that covers every commit up to the LSN: the first cut that reaches it, else the log's head once capture has received it.
+
+    ``received`` must have been read before this call: whatever it covers is then in the head.
+    """
+    cut = reader.cut_at_lsn(lsn)
+    if cut is not None:
+        return cut.position
+    return reader.head().position if received >= lsn else None
+
+
+def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None = None, timeout_s: float = 60.0) -> Waited:
+    """Returns once the store shows everything up to ``lsn`` (None: whatever is committed at the source now).
+
+    Raises WaitTimeout saying who lags and by how much, Stopped when a part that is waited for is in a stop state, ConfigError for a store
+    that the configuration does not have, SourceError when the current LSN cannot be asked for.
+    """
+    options = settings.stores.get(store)
+    if options is None:
+        raise ConfigError(f"there is no store {store!r} in the configuration", hint=f"known stores: {', '.join(settings.stores) or 'none'}")
+    began = time.monotonic()
+    dsn = settings.source.dsn.get_secret_value()
+    ask_now = lsn is None
+    wanted = current_lsn(dsn) if lsn is None else lsn
+    target: Position | None = None
+    nudged = not ask_now
+    while True:
+        if target is None:
+            received = _received(settings, reader.head())
+            target = target_of(reader, wanted, received)
+        else:
+            received = wanted
+        told = status.read_follower(settings.run_dir, store)
+        awaited = judge(store, wanted, target, received, None if told is None else Position(told.position))
+        if awaited.done:
+            break
+        waited_s = time.monotonic() - began
+        if waited_s >= timeout_s:
+            raise WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {awaited.why}", hint="cdc status")
+        if target is None and not nudged and waited_s >= NUDGE_AFTER_S:
+            nudge(dsn)
+            nudged = True
+        _refuse_stopped(settings, "capture" if target is None else f"follow-{store}")
+        time.sleep(min(POLL_S, max(0.0, timeout_s - waited_s)))
+    if options.kind in REFRESHED_KINDS:
+        _refresh(store, options)
+    assert target is not None
+    return Waited(store, wanted, target, time.monotonic() - began)
+
+
+def current_lsn(dsn: str) -> Lsn:
+    """The LSN at or before which everything that is committed by now ends."""
+
+    def ask(connection: psycopg.Connection) -> Lsn:
+        row = connection.execute(
+            "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end::text"
+        ).fetchone()
+        assert row is not None
+        return parse_lsn(row[0])
+
+    return _on_source(dsn, ask)
+
+
+def nudge(dsn: str) -> None:
+    """One empty transactional message: its commit is flushed, so the stream moves past every LSN handed out before.
+
+    Without it an idle stream can stop short for good: the insert LSN may lie behind a page header that no record has passed yet, and
+    WAL that nobody has flushed is not streamed.
+    """
+    _on_source(dsn, lambda connection: connection.execute("select pg_logical_emit_message(true, 'headwater-wait', '')"))
+
+
+def parse_wanted(text: str) -> Lsn:
+    """An LSN as users write it. Raises ConfigError."""
+    try:
+        return parse_lsn(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no LSN: {error}", hint="select pg_current_wal_insert_lsn() gives one") from None
+
+
+def _received(settings: Settings, head: Cut) -> Lsn:
+    told = status.read_capture(settings.run_dir)
+    return Lsn(max(head.commit_lsn, told.received_lsn if told else 0))
+
+
+def _refuse_stopped(settings: Settings, part: str) -> None:
+    if (settings.run_dir / "stops").exists():
+        stops.check(settings.run_dir, part)
+
+
+def _refresh(store: str, options: StoreOptions) -> None:
+    sink = make_sink(store, options)
+    try:
+        sink.open()
+        sink.make_visible()
+    finally:
+        sink.close()
+
+
+def _on_source(dsn: str, ask: Callable[[psycopg.Connection], _Answer]) -> _Answer:
+    with connect(dsn, application="headwater-wait") as connection:
+        try:
+            return ask(connection)
+        except psycopg.Error as error:
+            raise SourceError(f"the source does not answer: {reason(error, dsn)}", hint="cdc doctor") from None
