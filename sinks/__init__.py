@@ -1,0 +1,40 @@
+"""Adapters to derived stores. A new sink is one module (or folder) with ``Options`` and ``make``, and one line in ``KINDS``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cdc.settings import StoreOptions
+    from sinks.contract import Sink
+
+KINDS: Final[Mapping[str, str]] = {
+    "opensearch": "sinks.search",
+    "redis": "sinks.cache",
+    "iceberg": "sinks.warehouse",
+    "console": "sinks.console",
+    "memory": "sinks.memory",
+}
+"""``kind`` in ``cdc.toml`` → the module that serves it, imported only when a store of that kind is used."""
+
+
+def options_model(kind: str) -> type[StoreOptions]:
+    """The settings model of this kind of store. Raises ConfigError for a kind that does not exist."""
+    model: type[StoreOptions] = _module(kind).Options
+    return model
+
+
+def make_sink(name: str, options: StoreOptions) -> Sink:
+    """An unopened sink for the store ``name``; ``options`` is an instance of ``options_model(options.kind)``."""
+    sink: Sink = _module(options.kind).make(name, options)
+    return sink
+
+
+def _module(kind: str) -> Any:
+    if kind not in KINDS:
+        raise ConfigError(f"there is no store of kind {kind!r}", hint=f"use one of {', '.join(KINDS)}")
+    return import_module(KINDS[kind])

@@ -1,0 +1,93 @@
+"""A batch's rows as the text that Postgres gives: what audits compare, keys are made of, and text-only stores hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model.batch import EXACT, POSITION
+from cdc.model.pgtypes import canonical_text
+from cdc.model.table import Table
+
+ESCAPE: Final = "\\"
+SEPARATOR: Final = ":"
+NULL_PART: Final = "\\N"
+EMPTY_KEY: Final = "\\E"
+
+
+@dataclass(frozen=True, slots=True)
+class ExactValues:
+    """One column's values that its Arrow type cannot hold: ``texts[i]`` (utf8) belongs to row ``rows[i]``, rows rising."""
+
+    rows: npt.NDArray[np.int64]
+    texts: pa.Array
+
+    def put_into(self, column: pa.Array, texts: pa.Array | None = None) -> pa.Array:
+        """``column`` with these rows replaced (by ``texts``, of the column's type, when given)."""
+        mask = np.zeros(len(column), np.bool_)
+        mask[self.rows] = True
+        return pc.replace_with_mask(column, pa.array(mask), self.texts if texts is None else texts)
+
+
+def exact_values(batch: pa.RecordBatch) -> Mapping[str, ExactValues]:
+    """The batch's ``_cdc_exact`` maps by column name; empty for nearly every batch."""
+    maps = batch.column(EXACT)
+    if maps.null_count == len(maps):
+        return {}
+    valid = np.flatnonzero(maps.is_valid().to_numpy(zero_copy_only=False))
+    maps = maps.take(pa.array(valid))  # drops the slice's offset and the NULLs, so that offsets and entries agree
+    offsets = maps.offsets.to_numpy()
+    rows = np.repeat(valid, np.diff(offsets))
+    names, texts = maps.keys.slice(offsets[0], len(rows)), maps.items.slice(offsets[0], len(rows))
+    found = {}
+    for name in pc.unique(names).to_pylist():
+        mine = pc.equal(names, name)
+        found[name] = ExactValues(rows[mine.to_numpy(zero_copy_only=False)], texts.filter(mine))
+    return found
+
+
+def column_text(batch: pa.RecordBatch, name: str, exact: Mapping[str, ExactValues]) -> pa.Array:
+    """One column of the batch as canonical text (utf8); NULL is SQL NULL or, in a delete, "not sent"."""
+    text = canonical_text(batch.column(name))
+    return exact[name].put_into(text) if name in exact else text
+
+
+def row_text(batch: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+    """Every column of the batch as canonical text. Schema: ``sinks.contract.audit_schema(table)``."""
+    exact = exact_values(batch)
+    return pa.RecordBatch.from_arrays([column_text(batch, name, exact) for name in table.names], names=list(table.names))
+
+
+def keys(batch: pa.RecordBatch, table: Table) -> pa.Array:
+    """Each row's identity as one text (utf8, never NULL or empty): equal exactly when the key's values are equal.
+
+    The key's columns in table order, joined by ``:``; a backslash or colon inside a value has a backslash before it, NULL is
+    ``\\N``, the empty key ``\\E``. A table without identity only knows inserts: there the position tells rows apart.
+    """
+    if not table.key:
+        return batch.column(POSITION).cast(pa.utf8())
+    exact = exact_values(batch)
+    parts = [column_text(batch, column.name, exact) for column in table.key]
+    return join_key(parts, SEPARATOR if len(parts) > 1 else "")
+
+
+def join_key(parts: list[pa.Array], separator: str) -> pa.Array:
+    """The key's columns, given as text, as one text each (see ``keys``)."""
+    texts = [key_part(part, separator) for part in parts]
+    joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, separator)
+    empty = pc.equal(pc.binary_length(joined), 0)
+    return pc.if_else(empty, EMPTY_KEY, joined) if pc.any(empty).as_py() else joined
+
+
+def key_part(part: pa.Array, separators: str) -> pa.Array:
+    """One column of a key with every backslash and every character of ``separators`` escaped, and NULL as ``\\N``."""
+    for character in ESCAPE + separators:
+        if pc.any(pc.match_substring(part, character)).as_py():
+            part = pc.replace_substring(part, character, ESCAPE + character)
+    return part.fill_null(NULL_PART) if part.null_count else part

@@ -1,0 +1,70 @@
+"""One laboratory per kind of store: gives fresh sinks over one place in a store, and can take the store down where it has a server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from sinks import make_sink, options_model
+from sinks.contract import Sink
+
+
+class Server(Protocol):
+    """What the embedded servers have in common."""
+
+    port: int
+
+    def stop(self) -> None: ...
+    def start(self) -> None: ...
+    def restart(self) -> None: ...
+
+
+class Lab:
+    """A place of its own in one store. ``sink()`` opens one more sink on that same place."""
+
+    def __init__(
+        self,
+        kind: str,
+        options: Mapping[str, Any],
+        *,
+        server: Server | None = None,
+        staged: bool = False,
+        readable: bool = True,
+    ) -> None:
+        self.name = "t" + uuid.uuid4().hex[:8]
+        self.kind = kind
+        self.server = server
+        self.staged = staged
+        """Whether rows show only after a commit."""
+        self.readable = readable
+        """Whether what was written can be read back, so that the guard has something to compare with."""
+        self._options = options
+        self._opened: list[Sink] = []
+
+    def sink(self, **options: Any) -> Sink:
+        """A new sink on this place, not opened yet."""
+        given = {"kind": self.kind, **self._options, **options}
+        sink = make_sink(self.name, options_model(self.kind).model_validate(given))
+        self._opened.append(sink)
+        return sink
+
+    def opened(self, **options: Any) -> Sink:
+        sink = self.sink(**options)
+        sink.open()
+        return sink
+
+    def close(self) -> None:
+        for sink in self._opened:
+            sink.close()
+
+
+LabMaker = Callable[[Callable[[str], Server]], Lab]
+"""Makes a lab; is given what starts (once per session) the server of a name."""
+
+LABS: dict[str, LabMaker] = {
+    "memory": lambda _: Lab("memory", {}),
+    "memory-staged": lambda _: Lab("memory", {"staged": True}, staged=True),
+    "console": lambda _: Lab("console", {}, readable=False),
+}
+"""Every store that the suite runs against: one line each. Warehouse goes here too (``staged=True``)."""
