@@ -22,7 +22,7 @@ demo: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/python -m cdc.embedded fetch
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,0 +1,101 @@
+"""Child processes that never outlive us, and what waits for them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cdc.embedded import EmbeddedError
+from cdc.embedded.accounts import Account, popen_options
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+# The kernel sends the death signal when the *thread* that forked ends, so one thread that lives as long as we do forks them all.
+_forker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forker")
+
+
+def spawn(
+    argv: Sequence[str | Path],
+    *,
+    log: Path,
+    account: Account | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    death_signal: signal.Signals = signal.SIGKILL,
+) -> subprocess.Popen[bytes]:
+    """Starts a child in a process group of its own, its output appended to ``log``; it gets ``death_signal`` when we die.
+
+    ``account``: the user it runs as. ``env``: added to our own environment.
+    """
+    parent = os.getpid()
+
+    def bind_to_parent() -> None:
+        # Runs in the child, after it has changed its user (which clears the setting).
+        if _libc is not None:
+            _libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    def fork() -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [str(part) for part in argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env={**os.environ, **(env or {})},
+                process_group=0,
+                preexec_fn=bind_to_parent,
+                **popen_options(account),
+            )
+
+    return _forker.submit(fork).result()
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """kill -9 for the child and everything that it started and that stayed in its group; returns when the child is gone."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def stop(process: subprocess.Popen[bytes], sig: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> None:
+    """Asks the child to end; after ``timeout_s`` ends it with its group."""
+    if process.poll() is None:
+        process.send_signal(sig)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
+    kill_group(process)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now (somebody may before we do: start again then)."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_until(probe: Callable[[], bool], process: subprocess.Popen[bytes], *, what: str, log: Path, timeout_s: float = 60) -> None:
+    """Returns once ``probe`` says yes. Raises EmbeddedError when the process ends first, or after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not probe():
+        if process.poll() is not None:
+            raise EmbeddedError(f"{what} ended with code {process.returncode} while starting", hint=f"see {log}")
+        if time.monotonic() > deadline:
+            kill_group(process)
+            raise EmbeddedError(f"{what} was not ready after {timeout_s:.0f} s", hint=f"see {log}")
+        time.sleep(0.02)

@@ -1,0 +1,307 @@
+"""Real servers for the tests, each started once per xdist worker, when the first test asks for it.
+
+Which worker gets what: under ``--dist loadgroup`` every test that uses ``spark`` runs in one worker, so that there is one Spark session,
+and every other test that uses ``opensearch`` runs in one worker as well. A test that uses both goes with Spark, whose worker then starts
+a node of its own. Postgres and Valkey are cheap: each worker has them.
+
+Isolation: a test's ``postgres`` is a database of its own, Valkey is emptied before each test, and OpenSearch's indices are deleted after.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+import redis
+
+from cdc.embedded.opensearch import OpenSearch
+from cdc.embedded.postgres import NEWEST, VOLATILE, Postgres, installations
+from cdc.embedded.processes import free_port as _free_port
+from cdc.embedded.valkey import Valkey
+
+SEED_VARIABLE = "HEADWATER_SEED"
+# Every process that the tests start inherits this mark, by which the last check finds those that are left.
+_RUN_VARIABLE = "HEADWATER_TEST_RUN"
+_VERSIONS = (15, 16, 17, 18)
+
+
+# What runs where, with which seed
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        os.environ[_RUN_VARIABLE] = uuid.uuid4().hex
+        os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
+    # Spark's Python workers must be this environment's.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+
+def pytest_report_header() -> list[str]:
+    versions = ", ".join(str(version) for version in sorted(installations()))
+    return [
+        f"servers: Postgres {versions}; OpenSearch 3.8; Valkey 9",
+        f"seed: {_run_seed()} (replay: {SEED_VARIABLE}={_run_seed()})",
+    ]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        used = getattr(item, "fixturenames", ())
+        for name in ("spark", "opensearch"):
+            if name in used or item.get_closest_marker(name):
+                item.add_marker(getattr(pytest.mark, name))
+                item.add_marker(pytest.mark.xdist_group(name))
+                break
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed and "seed" in getattr(item, "fixturenames", ()):
+        report.sections.append(("seed", f"{SEED_VARIABLE}={_run_seed()}"))
+    return report
+
+
+def _run_seed() -> int:
+    return int(os.environ[SEED_VARIABLE])
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The test's own seed: derived from the run's (printed in the header) and the test's name, so one test can be replayed alone."""
+    return random.Random(f"{_run_seed()}:{request.node.nodeid.split('@')[0]}").randrange(2**32)
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """Call it for a TCP port of the loopback interface that nobody listens on."""
+    return _free_port
+
+
+# Nothing is left behind
+
+
+def _left_over(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(_RUN_VARIABLE) == mark
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
+    deadline = time.monotonic() + 5
+    left = _left_over(os.environ[_RUN_VARIABLE])
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = _left_over(os.environ[_RUN_VARIABLE])
+    for process in left:
+        command = " ".join(process.cmdline())[:120]
+        print(f"\nleft running by the tests: pid {process.pid}: {command}", file=sys.stderr)
+        process.kill()
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def server_folder() -> Iterator[Path]:
+    """For servers' data. Not below pytest's own folder, which other accounts (as root, Postgres runs as one) may not enter."""
+    folder = Path(tempfile.mkdtemp(prefix="headwater-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# Postgres
+
+
+@dataclass
+class Database:
+    """A test's own database on the session's server."""
+
+    server: Postgres
+    name: str
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def dsn(self) -> str:
+        """Over TCP."""
+        return self.server.dsn(self.name)
+
+    @property
+    def unix_dsn(self) -> str:
+        """Over the Unix socket."""
+        return self.server.unix_dsn(self.name)
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        """A new connection, in autocommit unless told otherwise; closed after the test."""
+        return self._open.enter_context(psycopg.connect(self.dsn, **{"autocommit": True, **options}))
+
+    def drop(self) -> None:
+        """Ends every session in the database and removes it with its slots."""
+        self._open.close()
+        with psycopg.connect(self.server.dsn(), autocommit=True) as admin:
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()", [self.name]
+            )
+            deadline = time.monotonic() + 10
+            while slots := admin.execute(
+                "select slot_name, active_pid from pg_replication_slots where database = %s", [self.name]
+            ).fetchall():
+                for slot, active in slots:
+                    if active is None:
+                        admin.execute("select pg_drop_replication_slot(%s)", [slot])
+                    else:
+                        admin.execute("select pg_terminate_backend(%s)", [active])
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"slots of {self.name} are still in use")
+                time.sleep(0.01)
+            admin.execute(f'drop database if exists "{self.name}" with (force)')
+
+
+class PostgresServers:
+    """One server per version, started when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[int, Postgres] = {}
+
+    def of(self, version: int) -> Postgres:
+        server = self._running.get(version)
+        if server is None:
+            if version not in installations():
+                pytest.skip(f"no Postgres {version} on this machine (only the system's packages bring 15)")
+            server = self._running[version] = Postgres(self._folder / f"postgres-{version}", version=version, options=VOLATILE)
+        server.start()
+        return server
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop("immediate")
+
+
+@pytest.fixture(scope="session")
+def postgres_servers(server_folder: Path) -> Iterator[PostgresServers]:
+    servers = PostgresServers(server_folder)
+    yield servers
+    servers.stop()
+
+
+def _database(server: Postgres) -> Iterator[Database]:
+    database = Database(server, f"test_{uuid.uuid4().hex[:12]}")
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(f'create database "{database.name}"')
+    yield database
+    if server.running:
+        database.drop()
+
+
+@pytest.fixture
+def postgres(postgres_servers: PostgresServers) -> Iterator[Database]:
+    """A fresh database on Postgres 18."""
+    yield from _database(postgres_servers.of(NEWEST))
+
+
+@pytest.fixture(params=_VERSIONS, ids=lambda version: f"pg{version}")
+def pg_versions(request: pytest.FixtureRequest, postgres_servers: PostgresServers) -> Iterator[Database]:
+    """A fresh database on each version in turn."""
+    yield from _database(postgres_servers.of(request.param))
+
+
+@pytest.fixture
+def postgres_server(server_folder: Path) -> Iterator[Postgres]:
+    """A private server that the test may crash, stop and restart."""
+    server = Postgres(server_folder / f"private-{uuid.uuid4().hex[:8]}", options=VOLATILE)
+    server.start()
+    yield server
+    server.stop("immediate")
+    shutil.rmtree(server.folder, ignore_errors=True)
+
+
+# Valkey
+
+
+@dataclass
+class Cache:
+    """The session's Valkey, empty when the test starts."""
+
+    server: Valkey
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def client(self, **options: Any) -> redis.Redis:
+        return redis.Redis.from_url(self.url, **options)
+
+
+@pytest.fixture(scope="session")
+def _valkey_server(server_folder: Path) -> Iterator[Valkey]:
+    server = Valkey(server_folder / "valkey")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def valkey(_valkey_server: Valkey) -> Cache:
+    _valkey_server.start()
+    cache = Cache(_valkey_server)
+    with cache.client() as client:
+        client.flushall()
+        client.script_flush()
+    return cache
+
+
+@pytest.fixture
+def valkey_server(server_folder: Path) -> Iterator[Valkey]:
+    """A private server that the test may crash, stop and restart."""
+    server = Valkey(server_folder / f"valkey-{uuid.uuid4().hex[:8]}")
+    server.start()
+    yield server
+    server.stop()
+
+
+# OpenSearch
+
+
+@pytest.fixture(scope="session")
+def _opensearch_server(server_folder: Path) -> Iterator[OpenSearch]:
+    server = OpenSearch(server_folder / "opensearch")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def opensearch(_opensearch_server: OpenSearch) -> Iterator[OpenSearch]:
+    """A running node without indices (``.url``, ``.request(method, path, body)``; ``.crash()`` and ``.restart()`` keep the port)."""
+    _opensearch_server.start()
+    yield _opensearch_server
+    _opensearch_server.start()
+    for index in _opensearch_server.request("GET", "/_cat/indices?format=json&expand_wildcards=all"):
+        _opensearch_server.request("DELETE", f"/{index['index']}")
+    for template in _opensearch_server.request("GET", "/_index_template")["index_templates"]:
+        _opensearch_server.request("DELETE", f"/_index_template/{template['name']}")
