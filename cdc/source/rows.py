@@ -1,0 +1,155 @@
+"""The source's rows as text columns at one snapshot, for the audit: COPY, read in big blocks, parsed by ``copytext``.
+
+Columns are selected as they are, never ``::text``: COPY writes what the type's output function gives, which is the canonical text,
+while a cast strips char(n)'s blanks, spells booleans out and adds masks to addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, LiteralString
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from cdc.errors import SourceError
+from cdc.model.position import Lsn, parse_lsn
+from cdc.model.table import Table
+from cdc.source.connection import reason
+from cdc.source.copytext import parse
+
+BLOCK_BYTES: Final = 4 * 2**20
+VERSION: Final = "_cdc_xmin"
+"""The extra column of ``fetch``: changes whenever the row was written again, even with equal values."""
+
+_LSN: Final = "select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end)::text"
+_PAGE_BYTES: Final = 8192
+_PAGE_HEADER_BYTES: Final = 40
+
+
+@contextmanager
+def snapshot(connection: psycopg.Connection) -> Iterator[Lsn]:
+    """One read-only REPEATABLE READ transaction; gives an LSN at or after every commit that it sees.
+
+    The order matters: the first statement takes the snapshot, and the LSN is read after it.
+    """
+    connection.execute("begin isolation level repeatable read, read only")
+    try:
+        # A policy must make the audit fail, not hide rows from it.
+        connection.execute("set local row_security = off")
+        connection.execute("select pg_current_snapshot()")
+        row = connection.execute(_LSN).fetchone()
+        assert row is not None
+        yield _reachable(parse_lsn(row[0]))
+    finally:
+        if not connection.broken:
+            connection.execute("rollback")
+
+
+def _reachable(lsn: Lsn) -> Lsn:
+    """The insert position stands behind a page's header where the last record ended with the page before; no commit ends in
+    a header, and an idle stream would never reach that position."""
+    into_page = lsn % _PAGE_BYTES
+    return Lsn(lsn - into_page) if into_page <= _PAGE_HEADER_BYTES else lsn
+
+
+class SourceRows:
+    """One table's rows, as far as the publication publishes them. Every method runs inside a ``snapshot``."""
+
+    def __init__(self, connection: psycopg.Connection, table: Table, publication: str) -> None:
+        """Raises SourceError when the source no longer has the table."""
+        self._connection = connection
+        self._table = table
+        self._from = sql.Identifier(table.schema, table.name)
+        self._schema = pa.schema([pa.field(name, pa.utf8()) for name in table.names])
+        found = connection.execute(
+            "select to_regclass(%s) is not null, (select to_jsonb(p) ->> 'rowfilter' from pg_publication_tables p "
+            "where pubname = %s and schemaname = %s and tablename = %s)",
+            (self._from.as_string(connection), publication, table.schema, table.name),
+        ).fetchone()
+        assert found is not None
+        if not found[0]:
+            raise SourceError(f"the source has no table {table.qualified}", hint="remove it from the stores, or create it again")
+        # Deparsed by the server itself from its catalog, with qualified names.
+        self._filter = sql.SQL(found[1]) if found[1] else sql.SQL("true")
+
+    def scan(self, keep_going: Callable[[], bool] = lambda: True) -> Iterator[pa.RecordBatch]:
+        """Every published row; schema as ``sinks.contract.audit_schema``. Ends early when ``keep_going`` says no."""
+        query = sql.SQL("copy (select {} from {} t where {}) to stdout").format(self._columns(), self._from, self._filter)
+        yield from self._copy(query, self._schema, keep_going)
+
+    def fetch(self, keys: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """The published rows with these keys (columns named as the key's), with their xmin as one column more.
+
+        Keys that are equal to Postgres but other text (numeric 1.0 and 1.00) find each other's rows.
+        """
+        try:
+            with self._connection.transaction():
+                return self._fetch(self._typed_match(keys))
+        except psycopg.DataError:
+            # A store can hold a key that is no value of the key's type; only text compares with it.
+            return self._fetch(self._text_match(keys))
+
+    def _fetch(self, condition: sql.Composed) -> list[pa.RecordBatch]:
+        query = sql.SQL("copy (select {}, t.xmin from {} t where ({}) and {}) to stdout").format(
+            self._columns(), self._from, self._filter, condition
+        )
+        return list(self._copy(query, self._schema.append(pa.field(VERSION, pa.utf8())), lambda: True))
+
+    def _columns(self) -> sql.Composed:
+        return sql.SQL(", ").join(sql.Identifier("t", name) for name in self._table.names)
+
+    def _typed_match(self, keys: pa.RecordBatch) -> sql.Composed:
+        """Uses the key's index; NULLs would never match, so it is for real keys only."""
+        if not self._table.key or any(column.null_count for column in keys.columns):
+            return self._text_match(keys)
+        types: dict[str, LiteralString] = dict(
+            self._connection.execute(
+                "select attname, format_type(atttypid, null) from pg_attribute where attrelid = to_regclass(%s) and attname = any(%s)",
+                (self._from.as_string(self._connection), keys.schema.names),
+            ).fetchall()
+        )
+        names = keys.schema.names
+        return sql.SQL("({}) in (select {} from {})").format(
+            sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
+            sql.SQL(", ").join(
+                sql.SQL("u.{}::{}").format(sql.Identifier(f"k{i}"), sql.SQL(types[name])) for i, name in enumerate(names)
+            ),
+            _unnested(keys),
+        )
+
+    def _text_match(self, keys: pa.RecordBatch) -> sql.Composed:
+        """Compares the output functions' text, NULLs included; reads the whole table once."""
+        return sql.SQL("row({})::text in (select row({})::text from {})").format(
+            sql.SQL(", ").join(sql.Identifier("t", name) for name in keys.schema.names),
+            sql.SQL(", ").join(sql.SQL("u.{}").format(sql.Identifier(f"k{i}")) for i in range(keys.num_columns)),
+            _unnested(keys),
+        )
+
+    def _copy(self, query: sql.Composed, schema: pa.Schema, keep_going: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
+        block = bytearray()
+        try:
+            with self._connection.cursor() as cursor, cursor.copy(query) as copy:
+                for piece in copy:
+                    block += piece
+                    if len(block) >= BLOCK_BYTES:
+                        yield parse(block, schema)
+                        block = bytearray()
+                        if not keep_going():
+                            return
+        except psycopg.DataError:
+            raise
+        except psycopg.Error as error:
+            raise SourceError(f"cannot read {self._table.qualified} at the source: {reason(error)}", hint="cdc doctor") from None
+        if block:
+            yield parse(block, schema)
+
+
+def _unnested(keys: pa.RecordBatch) -> sql.Composed:
+    columns: Sequence[pa.Array] = keys.columns
+    return sql.SQL("unnest({}) u({})").format(
+        sql.SQL(", ").join(sql.SQL("{}::text[]").format(sql.Literal(column.to_pylist())) for column in columns),
+        sql.SQL(", ").join(sql.Identifier(f"k{i}") for i in range(len(columns))),
+    )

@@ -1,0 +1,49 @@
+"""Postgres's COPY text: whole, escaped, and garbage."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc.errors import HeadwaterError
+from cdc.source.copytext import parse
+
+_ESCAPES = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\"}
+VALUES = (
+    st.none()
+    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+    | st.sampled_from(["", "\\N", "N", "\\", "\\\\N\t"])
+)
+
+
+def schema(columns: int) -> pa.Schema:
+    return pa.schema([pa.field(f"c{i}", pa.utf8()) for i in range(columns)])
+
+
+def written(rows: list[tuple[str | None, ...]]) -> bytes:
+    """What CopyAttributeOutText writes."""
+
+    def field(value: str | None) -> str:
+        return "\\N" if value is None else "".join(_ESCAPES.get(letter, letter) for letter in value)
+
+    return "".join("\t".join(map(field, row)) + "\n" for row in rows).encode()
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.integers(1, 4).flatmap(lambda columns: st.lists(st.tuples(*[VALUES] * columns), min_size=1)))
+def test_every_value_comes_back(rows: list[tuple[str | None, ...]]) -> None:
+    batch = parse(written(rows), schema(len(rows[0])))
+    batch.validate(full=True)
+    assert [tuple(row.values()) for row in batch.to_pylist()] == rows
+
+
+def test_nothing_is_no_rows() -> None:
+    assert parse(b"", schema(3)).num_rows == 0
+
+
+@pytest.mark.parametrize("block", [b"a\n", b"a\tb\tc\n", b"a\tb\nc\n", b"a\tb", b"a\tb\nc\td\\"])
+def test_rows_of_another_shape_are_refused(block: bytes) -> None:
+    with pytest.raises(HeadwaterError):
+        parse(block, schema(2))
