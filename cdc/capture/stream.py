@@ -1,0 +1,351 @@
+"""The replication connection: the only file of this room that waits.
+
+libpq connects, authenticates and, with TLS or GSS, carries the stream (psycopg's ``pq`` layer). Without them it hands its socket over
+while the connection is idle between two queries, when libpq holds no bytes of its own: from then on we read the socket in large blocks,
+because libpq's 16 kB reads and one call per message cost more than everything else in capture together. Either way the same bytes come
+out: backend messages with their five-byte headers, cut anywhere.
+
+Two threads, neither of which ever waits for a disk or a store: one receives, one answers the server. So an idle database frees its WAL and
+a fast shutdown of Postgres does not hang, however slow the log is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+from psycopg import pq
+from psycopg.pq.abc import PGconn
+
+from cdc.capture.feedback import Feedback, standby_status
+from cdc.capture.values import Bytes
+from cdc.errors import ProtocolError, SourceError
+from cdc.model.position import Lsn, format_lsn, parse_lsn
+
+BUFFER_BYTES: Final = 4 * 2**20
+"""Two of these: one fills while the other is decoded."""
+
+STAGING_BYTES: Final = 2**20
+"""The most that one read takes."""
+
+PAUSE_S: Final = {True: 0.002, False: 0.0003}
+"""Under a backlog a read waits this long (over TCP, over a Unix socket) so that messages gather: the server sends each by itself and
+wakes an eager reader once per message. A Unix socket's buffer holds only some 300 of them, so its pause is short."""
+
+BACKLOG_BYTES: Final = {True: 32 * 2**10, False: 8 * 2**10}
+"""A read at least this large means that there is a backlog."""
+
+IDLE_MS: Final = 100
+"""An idle receiver looks this often whether it shall stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """IDENTIFY_SYSTEM's answer."""
+
+    identifier: str
+    timeline: int
+    lsn: Lsn
+    database: str
+
+
+class Connection:
+    """A walsender connection before streaming. ``parameters`` are libpq's; ``settings`` are pinned on the session."""
+
+    def __init__(self, parameters: Mapping[str, str], settings: Mapping[str, str], *, name: str) -> None:
+        options = [parameters.get("options", ""), *(f"-c {key}={_escaped(value)}" for key, value in settings.items())]
+        merged = {"gssencmode": "disable", "connect_timeout": "10", "application_name": "headwater capture", **parameters}
+        merged |= {"replication": "database", "options": " ".join(filter(None, options))}
+        text = " ".join(f"{key}='{_quoted(value)}'" for key, value in merged.items())
+        self._pg = pq.PGconn.connect(text.encode())
+        self._name = name
+        if self._pg.status != pq.ConnStatus.OK:
+            problem = _one_line(self._pg.error_message)
+            self._pg.finish()
+            raise SourceError(f"cannot open a replication connection to {name}: {problem}", hint="cdc doctor")
+
+    def identify(self) -> System:
+        row = self.query(b"IDENTIFY_SYSTEM")
+        return System(row[0].decode(), int(row[1]), parse_lsn(row[2].decode()), row[3].decode())
+
+    def query(self, command: bytes) -> list[bytes]:
+        """The first row of a replication command's answer. Raises SourceError."""
+        result = self._pg.exec_(command)
+        if result.status != pq.ExecStatus.TUPLES_OK or not result.ntuples:
+            raise SourceError(f"{self._name} refuses {command.decode()}: {_one_line(result.error_message)}", hint="cdc doctor")
+        return [result.get_value(0, column) or b"" for column in range(result.nfields)]
+
+    def start(self, slot: str, publication: str, lsn: int, feedback: Feedback) -> Stream:
+        """START_REPLICATION from ``lsn``: transactions whose commit lies before it are not sent again. Raises SourceError."""
+        names = '"' + publication.replace('"', '""') + '"'
+        command = (
+            f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} '
+            f"(proto_version '1', publication_names '{names.replace(chr(39), chr(39) * 2)}', messages 'true')"
+        ).encode()
+        wire = _Libpq(self._pg, command) if self._pg.ssl_in_use else _Socket(self._pg, command)
+        return Stream(wire, feedback)
+
+    def close(self) -> None:
+        self._pg.finish()
+
+
+class _Socket:
+    """The bare socket, taken over from an idle libpq connection."""
+
+    def __init__(self, pg: PGconn, command: bytes) -> None:
+        self._pg = pg  # stays alive with the socket; libpq itself touches it no more
+        self._socket = socket.socket(fileno=os.dup(pg.socket))
+        self._socket.setblocking(True)
+        self._tcp = self._socket.family != socket.AF_UNIX
+        self._backlog = False
+        self._timeout(10_000)
+        self._socket.sendall(b"Q" + struct.pack("!i", len(command) + 5) + command + b"\0")
+        self._await_copy()
+        self._timeout(IDLE_MS)
+
+    def _await_copy(self) -> None:
+        """Reads up to CopyBothResponse, byte-exactly: what follows belongs to the stream."""
+        while True:
+            try:
+                kind, length = struct.unpack("!ci", self._exactly(5))
+                body = self._exactly(length - 4)
+            except (OSError, struct.error) as error:
+                raise SourceError("the server did not start replication in time") from error
+            if kind == b"W":
+                return
+            if kind == b"E":
+                raise SourceError(f"the server refuses to start replication: {error_text(body)}", hint="cdc doctor")
+            if kind not in (b"N", b"S"):
+                raise ProtocolError(f"the server answered START_REPLICATION with a message of kind {kind!r}")
+
+    def _exactly(self, length: int) -> bytes:
+        got = b""
+        while len(got) < length:
+            piece = self._socket.recv(length - len(got))
+            if not piece:
+                raise SourceError("the server closed the connection")
+            got += piece
+        return got
+
+    def receive(self, into: memoryview) -> int:
+        """Bytes read (0: nothing within IDLE_MS). Raises ConnectionError when the server is gone."""
+        if self._backlog:
+            time.sleep(PAUSE_S[self._tcp])
+        try:
+            got = self._socket.recv_into(into, 0, socket.MSG_DONTWAIT if self._backlog else 0)
+        except BlockingIOError:
+            self._backlog = False
+            return 0
+        if got == 0:
+            raise ConnectionError("the server closed the connection")
+        self._backlog = got >= BACKLOG_BYTES[self._tcp]
+        return got
+
+    def _timeout(self, milliseconds: int) -> None:
+        seconds, rest = divmod(milliseconds, 1000)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, rest * 1000))
+
+    def send(self, status: bytes) -> None:
+        self._socket.sendall(b"d" + struct.pack("!i", len(status) + 4) + status)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.sendall(b"c\0\0\0\4")  # CopyDone: lets the server end the session rather than find it broken
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._pg.finish()
+
+
+class _Libpq:
+    """The stream through libpq, for connections that libpq encrypts."""
+
+    def __init__(self, pg: PGconn, command: bytes) -> None:
+        self._pg = pg
+        self._lock = threading.Lock()
+        result = pg.exec_(command)
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise SourceError(f"the server refuses to start replication: {_one_line(result.error_message)}", hint="cdc doctor")
+        pg.nonblocking = 1
+        self._poll = select.poll()
+        self._poll.register(pg.socket, select.POLLIN)
+        self._left = b""
+
+    def receive(self, into: memoryview) -> int:
+        at = self._put(into, 0, self._left)
+        while not self._left:
+            with self._lock:
+                length, message = self._pg.get_copy_data(1)
+                if length == 0 and at == 0:
+                    self._pg.consume_input()
+                    length, message = self._pg.get_copy_data(1)
+            if length > 0:
+                at = self._put(into, at, b"d" + struct.pack("!i", length + 4) + bytes(message))
+            elif length == 0:
+                if at or not self._poll.poll(IDLE_MS):
+                    return at
+            elif at:
+                return at
+            else:
+                raise ConnectionError(f"the server ended the stream: {self._ending()}")
+        return at
+
+    def _put(self, into: memoryview, at: int, piece: bytes) -> int:
+        fits = min(len(piece), len(into) - at)
+        into[at : at + fits] = piece[:fits]
+        self._left = piece[fits:]
+        return at + fits
+
+    def _ending(self) -> str:
+        with self._lock:
+            result = self._pg.get_result()
+        return _one_line(result.error_message if result else self._pg.error_message) or "connection closed"
+
+    def send(self, status: bytes) -> None:
+        with self._lock:
+            self._pg.put_copy_data(status)
+            self._pg.flush()
+
+    def close(self) -> None:
+        self._pg.finish()
+
+
+class Stream:
+    """A running stream. ``take`` hands over what has been received; errors of the threads surface there."""
+
+    def __init__(self, wire: _Socket | _Libpq, feedback: Feedback) -> None:
+        self._wire = wire
+        self._feedback = feedback
+        self._filling = np.empty(BUFFER_BYTES, np.uint8)
+        self._spare = np.empty(BUFFER_BYTES, np.uint8)
+        self._filled = 0
+        self._changed = threading.Condition()
+        self._due = threading.Condition()
+        self._failure: Exception | None = None
+        self._closing = False
+        self.received = 0
+        """Bytes since the start."""
+        self._receiver = threading.Thread(target=self._receive, name="receive", daemon=True)
+        self._answerer = threading.Thread(target=self._answer, name="answer", daemon=True)
+        self._receiver.start()
+        self._answerer.start()
+
+    def take(self, timeout_s: float) -> Bytes:
+        """The bytes received since the last call (a view, valid until the next call); empty after the timeout.
+
+        Raises ConnectionError or OSError once the connection is gone and everything received has been taken.
+        """
+        with self._changed:
+            if not self._filled and self._failure is None:
+                self._changed.wait(timeout_s)
+            if not self._filled:
+                if self._failure is not None:
+                    raise self._failure
+                return self._filling[:0]
+            taken = self._filling[: self._filled]
+            self._filling, self._spare = self._spare, self._filling
+            self._filled = 0
+            self._changed.notify_all()
+            return taken
+
+    def confirm(self, durable_lsn: int) -> None:
+        """Everything up to this LSN is durable; the server hears of it soon."""
+        with self._due:
+            self._feedback.confirm(durable_lsn)
+            self._due.notify_all()
+
+    def reply_now(self) -> None:
+        """The server asked for an answer."""
+        with self._due:
+            self._feedback.ask()
+            self._due.notify_all()
+
+    def _receive(self) -> None:
+        staging = memoryview(bytearray(STAGING_BYTES))
+        view = np.frombuffer(staging, np.uint8)
+        try:
+            while not self._closing:
+                got = self._wire.receive(staging)
+                if not got:
+                    continue
+                with self._changed:
+                    while self._filled + got > BUFFER_BYTES and not self._closing:
+                        self._changed.wait(1.0)
+                    if self._closing:
+                        return
+                    self._filling[self._filled : self._filled + got] = view[:got]
+                    self._filled += got
+                    self.received += got
+                    self._changed.notify_all()
+        except Exception as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _answer(self) -> None:
+        try:
+            while not self._closing:
+                with self._due:
+                    wait = self._feedback.wait_s(time.monotonic())
+                    if wait > 0:
+                        self._due.wait(wait)
+                        continue
+                    lsn = self._feedback.durable_lsn
+                    self._feedback.said(lsn, time.monotonic())
+                self._wire.send(standby_status(lsn, time.time_ns() // 1000))
+        except Exception as error:
+            with self._changed:
+                self._failure = self._failure or error
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Says a last time what is durable, ends the stream and both threads."""
+        if self._closing:
+            return
+        with contextlib.suppress(OSError):
+            if self._failure is None:
+                self._wire.send(standby_status(self._feedback.durable_lsn, time.time_ns() // 1000))
+        self._closing = True
+        for condition in (self._due, self._changed):
+            with condition:
+                condition.notify_all()
+        self._answerer.join(5)
+        self._receiver.join(5)
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def error_text(body: bytes) -> str:
+    """SQLSTATE and primary message of an ErrorResponse's fields; DETAIL and CONTEXT are left out, they may quote rows."""
+    fields = {field[:1]: field[1:].decode(errors="replace") for field in body.split(b"\0") if field}
+    return f"{fields.get(b'M', 'unknown error')} (SQLSTATE {fields.get(b'C', '?????')})"
+
+
+def _one_line(message: bytes | str) -> str:
+    text = message.decode(errors="replace") if isinstance(message, bytes) else message
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("DETAIL", "CONTEXT"))]
+    return lines[-1] if lines else ""
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _escaped(value: str) -> str:
+    """A value inside libpq's ``options``: spaces are escaped; an empty one cannot be left out."""
+    return value.replace("\\", "\\\\").replace(" ", "\\ ") or "\\ "
