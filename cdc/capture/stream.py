@@ -42,8 +42,14 @@ PAUSE_S: Final = {True: 0.002, False: 0.0003}
 """Under a backlog a read waits this long (over TCP, over a Unix socket) so that messages gather: the server sends each by itself and
 wakes an eager reader once per message. A Unix socket's buffer holds only some 300 of them, so its pause is short."""
 
-BACKLOG_BYTES: Final = {True: 32 * 2**10, False: 8 * 2**10}
+BACKLOG_BYTES: Final = 4 * 2**10
 """A read at least this large means that there is a backlog."""
+
+BLOCK_BYTES: Final = 2**20
+"""Under a backlog the decoder waits for blocks of this size: the cost of a group (and the fsync behind it) is shared by more rows."""
+
+BLOCK_S: Final = 0.01
+"""… but at most this long."""
 
 IDLE_MS: Final = 100
 """An idle receiver looks this often whether it shall stop."""
@@ -107,7 +113,7 @@ class _Socket:
         self._socket = socket.socket(fileno=os.dup(pg.socket))
         self._socket.setblocking(True)
         self._tcp = self._socket.family != socket.AF_UNIX
-        self._backlog = False
+        self.backlog = False
         self._timeout(10_000)
         self._socket.sendall(b"Q" + struct.pack("!i", len(command) + 5) + command + b"\0")
         self._await_copy()
@@ -139,16 +145,16 @@ class _Socket:
 
     def receive(self, into: memoryview) -> int:
         """Bytes read (0: nothing within IDLE_MS). Raises ConnectionError when the server is gone."""
-        if self._backlog:
+        if self.backlog:
             time.sleep(PAUSE_S[self._tcp])
         try:
-            got = self._socket.recv_into(into, 0, socket.MSG_DONTWAIT if self._backlog else 0)
+            got = self._socket.recv_into(into, 0, socket.MSG_DONTWAIT if self.backlog else 0)
         except BlockingIOError:
-            self._backlog = False
+            self.backlog = False
             return 0
         if got == 0:
             raise ConnectionError("the server closed the connection")
-        self._backlog = got >= BACKLOG_BYTES[self._tcp]
+        self.backlog = got >= BACKLOG_BYTES
         return got
 
     def _timeout(self, milliseconds: int) -> None:
@@ -173,6 +179,7 @@ class _Libpq:
     def __init__(self, pg: PGconn, command: bytes) -> None:
         self._pg = pg
         self._lock = threading.Lock()
+        self.backlog = False
         result = pg.exec_(command)
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise SourceError(f"the server refuses to start replication: {_one_line(result.error_message)}", hint="cdc doctor")
@@ -182,6 +189,11 @@ class _Libpq:
         self._left = b""
 
     def receive(self, into: memoryview) -> int:
+        got = self._receive(into)
+        self.backlog = got >= BACKLOG_BYTES
+        return got
+
+    def _receive(self, into: memoryview) -> int:
         at = self._put(into, 0, self._left)
         while not self._left:
             with self._lock:
@@ -229,6 +241,7 @@ class Stream:
         self._filling = np.empty(BUFFER_BYTES, np.uint8)
         self._spare = np.empty(BUFFER_BYTES, np.uint8)
         self._filled = 0
+        self._wanted = 1
         self._changed = threading.Condition()
         self._due = threading.Condition()
         self._failure: Exception | None = None
@@ -247,7 +260,11 @@ class Stream:
         """
         with self._changed:
             if not self._filled and self._failure is None:
+                self._wanted = 1
                 self._changed.wait(timeout_s)
+            if self._wire.backlog and self._filled < BLOCK_BYTES and self._failure is None:
+                self._wanted = BLOCK_BYTES
+                self._changed.wait(BLOCK_S)
             if not self._filled:
                 if self._failure is not None:
                     raise self._failure
@@ -286,7 +303,8 @@ class Stream:
                     self._filling[self._filled : self._filled + got] = view[:got]
                     self._filled += got
                     self.received += got
-                    self._changed.notify_all()
+                    if self._filled >= self._wanted or not self._wire.backlog:
+                        self._changed.notify_all()
         except Exception as error:
             with self._changed:
                 self._failure = error
