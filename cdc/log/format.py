@@ -1,0 +1,369 @@
+"""The log's bytes: pure encoders and decoders. ``docs/log-format.md`` gives the same byte by byte. All numbers are little-endian.
+
+Three kinds of file: segments (``SegmentHeader``, then frames), the timeline (48-byte records) and the head (one record).
+A decoder returns ``None`` for "not whole yet" and raises ``Damaged`` for bytes that no writer wrote; no length is believed
+before it is bounded by what is there. Checksums are CRC32C (``google_crc32c``, several GB/s).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.errors import HeadwaterError
+
+VERSION: Final = 1
+
+Bytes: TypeAlias = bytes | pa.Buffer
+"""What the checksum and the decoders take without a copy."""
+
+
+class Damaged(Exception):
+    """Bytes that no writer wrote; carries the offset within what was decoded. Callers turn it into LogCorrupt with the file's name."""
+
+    def __init__(self, offset: int, what: str) -> None:
+        super().__init__(what)
+        self.offset = offset
+        self.what = what
+
+
+def crc32c(data: Bytes, seed: int = 0) -> int:
+    return int(google_crc32c.extend(seed, data))
+
+
+def padding(length: int, alignment: int = 8) -> int:
+    """How many bytes bring this length to the alignment."""
+    return -length % alignment
+
+
+def check_version(found: int, what: str) -> None:
+    """An older reader refuses a newer log with words, not with a checksum error."""
+    if found != VERSION:
+        raise HeadwaterError(
+            f"{what} is written in log format {found}; this Headwater reads format {VERSION}",
+            hint="use the Headwater version that wrote this log",
+        )
+
+
+# --- segments -------------------------------------------------------------------------------------------------------------
+
+SEGMENT_MAGIC: Final = b"HWSEGMNT"
+_SEGMENT: Final = struct.Struct("<8sHHIQqqqII")
+# magic, version, name length, topic, log id, first position, previous segment, previous last position, previous chain, checksum
+MAX_NAME_BYTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """How a segment begins: whose it is and what came before it, so that missing, swapped and renamed files are seen.
+
+    ``first`` is the position of its first change and its file's name. ``previous``, ``previous_last`` and ``previous_chain``
+    describe the topic's segment before it (its first and last position, its chain); all 0 for a topic's first segment.
+    """
+
+    log_id: int
+    topic: int
+    name: str
+    first: int
+    previous: int = 0
+    previous_last: int = 0
+    previous_chain: int = 0
+
+    def encode(self) -> tuple[bytes, int]:
+        """The header's bytes (padded to 8) and its checksum, with which the segment's chain begins."""
+        name = self.name.encode()
+        if len(name) > MAX_NAME_BYTES:
+            raise ValueError("a topic's name is at most 1024 bytes long")
+        fixed = _SEGMENT.pack(
+            SEGMENT_MAGIC, VERSION, len(name), self.topic, self.log_id, self.first,
+            self.previous, self.previous_last, self.previous_chain, 0,
+        )  # fmt: skip
+        body = fixed[:-4], name + bytes(padding(len(name)))
+        crc = crc32c(body[1], crc32c(body[0]))
+        return body[0] + struct.pack("<I", crc) + body[1], crc
+
+
+def decode_segment_header(data: bytes) -> tuple[SegmentHeader, int, int]:
+    """(header, its length, its checksum) from a segment's first bytes. Raises Damaged."""
+    if len(data) < _SEGMENT.size:
+        raise Damaged(0, "the segment's header is cut short")
+    magic, version, name_length, topic, log_id, first, previous, previous_last, previous_chain, crc = _SEGMENT.unpack_from(data)
+    if magic != SEGMENT_MAGIC:
+        raise Damaged(0, "not a segment")
+    length = _SEGMENT.size + name_length + padding(name_length)
+    if name_length > MAX_NAME_BYTES or length > len(data):
+        raise Damaged(10, "the segment's header is cut short")
+    if crc32c(data[_SEGMENT.size : length], crc32c(data[: _SEGMENT.size - 4])) != crc:
+        raise Damaged(_SEGMENT.size - 4, "the segment header's checksum differs")
+    check_version(version, "a segment")
+    name = data[_SEGMENT.size : _SEGMENT.size + name_length].decode()
+    return SegmentHeader(log_id, topic, name, first, previous, previous_last, previous_chain), length, crc
+
+
+SEGMENT_HEADER_MAX: Final = _SEGMENT.size + MAX_NAME_BYTES
+
+
+class FrameKind(IntEnum):
+    SCHEMA = 1
+    """The body is an Arrow IPC schema message; it holds for the batches that name its offset."""
+    BATCH = 2
+    """The body is an Arrow IPC record batch message."""
+
+
+FRAME_MAGIC: Final = b"HWFR"
+_FRAME: Final = struct.Struct("<4sBBHIIIIqqII")
+# magic, version, kind, 0, body length, own offset, schema's offset, topic, first, last, rows, checksum
+FRAME_HEADER_BYTES: Final = _FRAME.size
+MAX_BODY_BYTES: Final = 2**31 - 64
+"""Arrow's own offsets are 32 bits; a batch that comes near is split before it is written."""
+MAX_SEGMENT_BYTES: Final = 2**32 - 1
+"""Offsets within a segment are 32 bits in frames and timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame's header. The body (``length`` bytes, a multiple of 8) follows it; ``end`` is where the next frame begins."""
+
+    kind: FrameKind
+    offset: int
+    length: int
+    schema_at: int
+    topic: int
+    first: int
+    last: int
+    rows: int
+    crc: int
+
+    @property
+    def body(self) -> int:
+        return self.offset + FRAME_HEADER_BYTES
+
+    @property
+    def end(self) -> int:
+        return self.offset + FRAME_HEADER_BYTES + self.length
+
+
+def encode_frame(
+    kind: FrameKind, body: Bytes, *, offset: int, schema_at: int, topic: int, first: int = 0, last: int = 0, rows: int = 0
+) -> tuple[bytes, int]:
+    """(header bytes, checksum). The body is written right behind the header, as it is: it is never copied."""
+    length = len(body)
+    if length % 8 or length > MAX_BODY_BYTES:
+        raise ValueError("a frame's body is a multiple of 8 bytes and at most 2 GiB")
+    head = _FRAME.pack(FRAME_MAGIC, VERSION, kind, 0, length, offset, schema_at, topic, first, last, rows, 0)[:-4]
+    crc = crc32c(body, crc32c(head))
+    return head + crc.to_bytes(4, "little"), crc
+
+
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
+
+
+def decode_frame(data: pa.Buffer, at: int, *, offset: int, topic: int) -> Frame:
+    """The frame at ``data[at:]``, which is the segment's ``offset``; whole and checked. Raises Damaged (offset in the segment)."""
+    available = data.size - at
+    if available < FRAME_HEADER_BYTES:
+        raise Damaged(offset, "a frame's header is cut short")
+    magic, version, kind, zero, length, own, schema_at, of_topic, first, last, rows, crc = _FRAME.unpack_from(data, at)
+    if magic != FRAME_MAGIC or length % 8 or length > available - FRAME_HEADER_BYTES:
+        raise Damaged(offset, "not a whole frame")
+    head = data.slice(at, FRAME_HEADER_BYTES - 4)
+    if crc32c(data.slice(at + FRAME_HEADER_BYTES, length), crc32c(head)) != crc:
+        raise Damaged(offset, "the frame's checksum differs")
+    check_version(version, "a frame")
+    if own != offset or of_topic != topic or kind not in _KINDS or zero:
+        raise Damaged(offset, "the frame belongs elsewhere")
+    return Frame(_KINDS[kind], own, length, schema_at, of_topic, first, last, rows, crc)
+
+
+def chain(previous: int, frame_crc: int) -> int:
+    """A segment's running checksum after one more frame; it starts as the segment header's checksum."""
+    return crc32c(frame_crc.to_bytes(4, "little"), previous)
+
+
+# --- timeline -------------------------------------------------------------------------------------------------------------
+
+RECORD_BYTES: Final = 48
+
+
+class RecordKind(IntEnum):
+    HEADER = 1
+    """The file's first record."""
+    NAME = 2
+    """A piece of a new topic's name; the pieces stand one after the other before the topic's first PART."""
+    PART = 3
+    """What one group put into one segment."""
+    CUT = 4
+    """Closes the group: with it, and not before, the group exists."""
+
+
+TIMELINE_MAGIC: Final = b"HWTIMELN"
+NAME_PIECE_BYTES: Final = 32
+_HEADER: Final = struct.Struct("<HH8sQ24xI")  # kind, version, magic, log id, checksum
+_NAME: Final = struct.Struct("<HHII32sI")  # kind, bytes in this piece, topic, pieces that follow, piece, checksum
+_PART: Final = struct.Struct("<HHIqIIqIIII")  # kind, 0, topic, segment, start, end, last, rows, seed, chain, checksum
+_CUT: Final = struct.Struct("<HHIqqqqII")  # kind, 0, parts, first, last, commit LSN, commit ts, epoch, checksum
+assert _HEADER.size == _NAME.size == _PART.size == _CUT.size == RECORD_BYTES
+
+PART_DTYPE: Final = np.dtype(
+    [
+        ("kind", "<u2"), ("zero", "<u2"), ("topic", "<u4"), ("segment", "<i8"), ("start", "<u4"), ("end", "<u4"),
+        ("last", "<i8"), ("rows", "<u4"), ("seed", "<u4"), ("chain", "<u4"), ("crc", "<u4"),
+    ]
+)  # fmt: skip
+CUT_DTYPE: Final = np.dtype(
+    [
+        ("kind", "<u2"), ("zero", "<u2"), ("parts", "<u4"), ("first", "<i8"), ("last", "<i8"), ("lsn", "<i8"),
+        ("ts", "<i8"), ("epoch", "<u4"), ("crc", "<u4"),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one group put into one segment: its bytes [start, end), ``rows`` changes, the last at position ``last``.
+
+    ``seed`` and ``chain`` are the segment's running checksum before and after them, so that the range can be checked alone.
+    """
+
+    topic: int
+    segment: int
+    start: int
+    end: int
+    last: int
+    rows: int
+    seed: int
+    chain: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group commit: positions [first, last] (empty when last == first - 1), its commit, what it put where."""
+
+    first: int
+    last: int
+    commit_lsn: int
+    commit_ts_us: int
+    epoch: int
+    names: tuple[tuple[int, str], ...]
+    """Topics that appear for the first time: (topic id, name)."""
+    parts: tuple[Part, ...]
+
+
+def _sealed(record: bytes, previous: int) -> tuple[bytes, int]:
+    """The record with its checksum, which is chained to the record before."""
+    crc = crc32c(record[:-4], previous)
+    return record[:-4] + crc.to_bytes(4, "little"), crc
+
+
+def encode_timeline_header(log_id: int) -> tuple[bytes, int]:
+    return _sealed(_HEADER.pack(RecordKind.HEADER, VERSION, TIMELINE_MAGIC, log_id, 0), 0)
+
+
+def decode_timeline_header(data: bytes) -> tuple[int, int]:
+    """(log id, checksum) of a timeline's first record. Its layout never changes, so that any version can refuse any other."""
+    if len(data) < RECORD_BYTES:
+        raise Damaged(0, "the timeline's header is cut short")
+    kind, version, magic, log_id, crc = _HEADER.unpack_from(data)
+    if magic != TIMELINE_MAGIC or kind != RecordKind.HEADER or crc32c(data[: RECORD_BYTES - 4]) != crc:
+        raise Damaged(0, "not a timeline, or its header is damaged")
+    check_version(version, "the timeline")
+    return log_id, crc
+
+
+def encode_group(group: Group, previous: int) -> tuple[bytes, int]:
+    """(the group's records, the last one's checksum). ``previous`` is the checksum of the record before."""
+    records: list[bytes] = []
+
+    def add(record: bytes) -> None:
+        nonlocal previous
+        whole, previous = _sealed(record, previous)
+        records.append(whole)
+
+    for topic, name in group.names:
+        raw = name.encode()
+        pieces = [raw[at : at + NAME_PIECE_BYTES] for at in range(0, len(raw), NAME_PIECE_BYTES)]
+        for number, piece in enumerate(pieces, 1):
+            add(_NAME.pack(RecordKind.NAME, len(piece), topic, len(pieces) - number, piece, 0))
+    for part in group.parts:
+        add(
+            _PART.pack(
+                RecordKind.PART, 0, part.topic, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain, 0
+            )
+        )
+    add(
+        _CUT.pack(
+            RecordKind.CUT, 0, len(group.parts), group.first, group.last, group.commit_lsn, group.commit_ts_us, group.epoch, 0
+        )
+    )
+    return b"".join(records), previous
+
+
+def name_piece(record: bytes) -> tuple[int, bytes, int]:
+    """(topic, piece, how many pieces follow) of a NAME record."""
+    _, length, topic, follow, piece, _ = _NAME.unpack(record)
+    return topic, piece[: min(length, NAME_PIECE_BYTES)], follow
+
+
+def whole_records(records: npt.NDArray[np.uint8], previous: int) -> int:
+    """How many of these records (n × 48 bytes) from the first on are whole, given the checksum of the record before them.
+
+    Checks all in one pass over their bytes; only when that fails, one by one to find the place.
+    """
+    count = len(records)
+    if count == 0:
+        return 0
+    if count > 16 and crc32c(records[:, :-4].tobytes(), previous) == int.from_bytes(records[-1, -4:].tobytes(), "little"):
+        return count
+    raw = records.tobytes()
+    for number in range(count):
+        at = number * RECORD_BYTES
+        previous = crc32c(raw[at : at + RECORD_BYTES - 4], previous)
+        if previous != int.from_bytes(raw[at + RECORD_BYTES - 4 : at + RECORD_BYTES], "little"):
+            return number
+    return count
+
+
+# --- head -----------------------------------------------------------------------------------------------------------------
+
+HEAD_MAGIC: Final = b"HWHEAD\r\n"
+_HEAD: Final = struct.Struct("<8sHHIQqqqQII")
+# magic, version, 0, epoch, log id, position, commit LSN, commit ts, timeline length, the timeline's last checksum, checksum
+HEAD_BYTES: Final = _HEAD.size
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the writer has made durable, and the only thing that readers believe."""
+
+    log_id: int
+    epoch: int
+    position: int
+    commit_lsn: int
+    commit_ts_us: int
+    timeline_bytes: int
+    timeline_crc: int
+
+    def encode(self) -> bytes:
+        raw = _HEAD.pack(
+            HEAD_MAGIC, VERSION, 0, self.epoch, self.log_id, self.position, self.commit_lsn, self.commit_ts_us,
+            self.timeline_bytes, self.timeline_crc, 0,
+        )[:-4]  # fmt: skip
+        return raw + crc32c(raw).to_bytes(4, "little")
+
+
+def decode_head(data: bytes) -> Head | None:
+    """The head; None when the bytes are not (yet) a whole head: it is overwritten in place, so a reader tries again."""
+    if len(data) != HEAD_BYTES:
+        return None
+    magic, version, _, epoch, log_id, position, lsn, ts, length, timeline_crc, crc = _HEAD.unpack(data)
+    if magic != HEAD_MAGIC or crc32c(data[:-4]) != crc:
+        return None
+    check_version(version, "the log's head")
+    return Head(log_id, epoch, position, lsn, ts, length, timeline_crc)

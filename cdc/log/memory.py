@@ -1,0 +1,152 @@
+"""The in-memory twin of the embedded log: the same contract in few lines, for tests and as its specification."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from cdc.log.contract import Slice, Topic
+from cdc.log.staging import Density, positions_of
+from cdc.log.views import clip, one_truncate_a_batch
+from cdc.model.batch import table_of
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+
+
+class MemoryLog:
+    """One log in this process. ``writer()`` and ``reader()`` give the two sides of it."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.cuts: list[Cut] = []
+        self.batches: list[pa.RecordBatch] = []
+        """Every durable batch, in the order of the appends."""
+
+    @property
+    def head(self) -> Cut:
+        return self.cuts[-1] if self.cuts else ZERO_CUT
+
+    def writer(self) -> MemoryWriter:
+        return MemoryWriter(self)
+
+    def reader(self) -> MemoryReader:
+        return MemoryReader(self)
+
+
+class MemoryWriter:
+    """See ``LogWriter``."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+        self._staged: list[pa.RecordBatch] = []
+        self._density = Density(log.head.position)
+
+    @property
+    def head(self) -> Cut:
+        return self._log.head
+
+    @property
+    def next_position(self) -> Position:
+        return Position(self.head.position + self._density.rows + 1)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        positions = positions_of(batch)
+        if len(positions):
+            self._density.check(table_of(batch.schema).qualified, positions)
+            self._density.add(table_of(batch.schema).qualified, positions)
+            self._staged.append(batch)
+
+    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
+        if not self._density.dense:
+            self.rollback()
+            raise ValueError("the staged positions are not dense")
+        if not self._staged and commit_lsn == self.head.commit_lsn:
+            return self.head
+        cut = Cut(Position(self.head.position + self._density.rows), commit_lsn, commit_ts_us)
+        with self._log.changed:
+            self._log.batches += self._staged
+            self._log.cuts.append(cut)
+            self._log.changed.notify_all()
+        self.rollback()
+        return cut
+
+    def rollback(self) -> None:
+        self._staged = []
+        self._density = Density(self.head.position)
+
+    def close(self) -> None:
+        self.rollback()
+
+
+class MemoryReader:
+    """See ``LogReader``."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def head(self) -> Cut:
+        return self._log.head
+
+    def wait(self, after: Position, timeout_s: float) -> Cut:
+        deadline = time.monotonic() + timeout_s
+        with self._log.changed:
+            while self._log.head.position <= after and (left := deadline - time.monotonic()) > 0:
+                self._log.changed.wait(left)
+            return self._log.head
+
+    def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
+        following = [cut for cut in self._log.cuts if cut.position > after]
+        if not following:
+            return self.head()
+        fitting = [
+            cut
+            for cut in following
+            if cut.position - after <= max_rows and sum(b.nbytes for b in self._between(after, cut.position)) <= max_bytes
+        ]
+        return fitting[-1] if fitting else following[0]
+
+    def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
+        return next((cut for cut in self._log.cuts if cut.commit_lsn >= lsn), None)
+
+    def topics(self) -> Sequence[Topic]:
+        found: dict[str, list[pa.RecordBatch]] = {}
+        for batch in list(self._log.batches):
+            found.setdefault(table_of(batch.schema).qualified, []).append(batch)
+        return [
+            Topic(
+                name=name,
+                table=table_of(batches[-1].schema),
+                rows=sum(batch.num_rows for batch in batches),
+                bytes=sum(batch.nbytes for batch in batches),
+                first=Position(int(positions_of(batches[0])[0])),
+                last=Position(int(positions_of(batches[-1])[-1])),
+            )
+            for name, batches in found.items()
+        ]
+
+    def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+        for batch in self._between(after, upto):
+            if table_of(batch.schema).qualified == topic:
+                yield from one_truncate_a_batch(batch)
+
+    def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
+        found: list[Slice] = []
+        for topic in topics:
+            start, rows, size, last = after, 0, 0, after
+            for batch in self.read(topic, after, upto):
+                if rows and size + batch.nbytes > target_bytes:
+                    found.append(Slice(topic, start, last, rows, size))
+                    start, rows, size = last, 0, 0
+                rows, size, last = rows + batch.num_rows, size + batch.nbytes, Position(int(positions_of(batch)[-1]))
+            if rows:
+                found.append(Slice(topic, start, upto, rows, size))
+        return found
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _between(self, after: int, upto: int) -> list[pa.RecordBatch]:
+        clipped = (clip(batch, after, min(upto, self._log.head.position)) for batch in list(self._log.batches))
+        return [batch for batch in clipped if batch.num_rows]

@@ -1,0 +1,93 @@
+"""File and folder names. A topic's name is whatever Postgres allows; a folder's name is not. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+HEAD: Final = "head"
+TIMELINE: Final = "timeline"
+LOCK: Final = "lock"
+TOPICS: Final = "topics"
+ASIDE: Final = ".aside-"
+"""Prefix of a file that is being written and does not count yet."""
+
+_SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+_READABLE_BYTES: Final = 160
+_SEGMENT: Final = re.compile(r"^(\d{20})\.seg$")
+_SEALED: Final = re.compile(r"^(\d{20})-(\d{20})-(\d{1,12})-([0-9a-f]{8})\.parquet$")
+
+
+def folder_of(topic: str) -> str:
+    """The topic's folder: its name percent-encoded, cut to a length every file system takes, and a hash of the whole name.
+
+    The hash keeps apart what the cut, or a file system that folds case or Unicode forms, would make equal.
+
+    >>> folder_of('public.Orders')
+    'public%2e%4frders-b67c5fe4'
+    """
+    raw = topic.encode()
+    readable = "".join(chr(byte) if byte in _SAFE else f"%{byte:02x}" for byte in raw)
+    return f"{readable[:_READABLE_BYTES]}-{blake2b(raw, digest_size=4).hexdigest()}"
+
+
+def segment_name(first: int) -> str:
+    return f"{first:020d}.seg"
+
+
+def first_of(name: str) -> int | None:
+    """The first position of a segment, from its file's name; None for any other file."""
+    found = _SEGMENT.match(name)
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sealed:
+    """What a sealed file's name says: positions [first, last], rows, and the CRC32C of all its bytes."""
+
+    first: int
+    last: int
+    rows: int
+    crc: int
+
+    @property
+    def file(self) -> str:
+        return f"{self.first:020d}-{self.last:020d}-{self.rows}-{self.crc:08x}.parquet"
+
+
+def sealed_of(name: str) -> Sealed | None:
+    """Decodes a sealed file's name; None for any other file."""
+    found = _SEALED.match(name)
+    return Sealed(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16)) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where everything of one log lies."""
+
+    root: Path
+
+    @property
+    def head(self) -> Path:
+        return self.root / HEAD
+
+    @property
+    def timeline(self) -> Path:
+        return self.root / TIMELINE
+
+    @property
+    def lock(self) -> Path:
+        return self.root / LOCK
+
+    @property
+    def topics(self) -> Path:
+        return self.root / TOPICS
+
+    def folder(self, topic: str) -> Path:
+        return self.root / TOPICS / folder_of(topic)
+
+    def segment(self, topic: str, first: int) -> Path:
+        return self.folder(topic) / segment_name(first)

@@ -1,0 +1,409 @@
+"""What a writer finds when it opens a log, and what it does about it.
+
+``judge_timeline`` and ``judge_segment`` are the decision tables, pure; ``recover`` gathers the evidence, decides about
+everything, and only then changes anything. The rule: a torn tail is cut, leftovers of what was never committed are removed,
+everything else that is not as the timeline says is LogCorrupt, and nothing is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from typing import assert_never
+
+from cdc.errors import LogCorrupt
+from cdc.log.disk import Disk
+from cdc.log.format import (
+    HEAD_BYTES,
+    RECORD_BYTES,
+    Damaged,
+    Head,
+    RecordKind,
+    crc32c,
+    decode_head,
+    decode_timeline_header,
+    encode_timeline_header,
+)
+from cdc.log.names import ASIDE, Places, first_of, folder_of, sealed_of, segment_name
+from cdc.log.sealed import covering
+from cdc.log.segment import Place, Segment
+from cdc.log.timeline import Run, Timeline, TopicIndex
+
+
+class TimelineVerdict(Enum):
+    CLEAN = auto()
+    CUT = auto()
+    """The last group's entry is torn: nobody was ever told of it. Cut it."""
+    CORRUPT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvidence:
+    length: int
+    whole: int
+    """Bytes up to the end of the last whole group."""
+    published: int | None
+    """What the head says is durable; None when there is no whole head."""
+    group_follows: bool
+    """Beyond the damage stands another group's whole record."""
+
+
+def judge_timeline(found: TimelineEvidence) -> TimelineVerdict:
+    """
+    =====================  ==================  =============  =======
+    published              bytes behind whole  group follows  verdict
+    =====================  ==================  =============  =======
+    more than is whole     any                 any            CORRUPT
+    no more, or unknown    none                (none)         CLEAN
+    no more, or unknown    some                yes            CORRUPT
+    no more, or unknown    some                no             CUT
+    =====================  ==================  =============  =======
+    """
+    if found.published is not None and found.published > found.whole:
+        return TimelineVerdict.CORRUPT
+    if found.length == found.whole:
+        return TimelineVerdict.CLEAN
+    return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT
+
+
+class SegmentVerdict(Enum):
+    KEEP = auto()
+    CUT = auto()
+    """Bytes that were staged when the writer died. Cut them."""
+    REMOVE = auto()
+    """A segment that was begun and never committed. Remove it."""
+    UNSEAL = auto()
+    """Sealing died halfway: the segment is whole, so its Parquet files go and are made again."""
+    CORRUPT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEvidence:
+    committed: int | None
+    """How many bytes the timeline says it has; None when the timeline does not know it."""
+    newest: bool
+    """It is the topic's last in the timeline, so it may have been appended to."""
+    length: int | None
+    """The file's length; None when there is no file."""
+    parquet: bool
+    """Parquet files lie in its range."""
+    parquet_whole: bool
+    """… and hold all of it."""
+    beyond_head: bool
+    """Its first position lies behind the last durable cut."""
+
+
+def judge_segment(found: SegmentEvidence) -> SegmentVerdict:
+    """
+    =========  ======================  ============  =======
+    timeline   segment's file          Parquet       verdict
+    =========  ======================  ============  =======
+    knows it   as long as committed    none          KEEP
+    knows it   as long as committed    some          UNSEAL
+    knows it   longer, and the newest  none          CUT
+    knows it   longer, otherwise       any           CORRUPT
+    knows it   shorter                 any           CORRUPT
+    knows it   none                    whole         KEEP
+    knows it   none                    none, partly  CORRUPT
+    not        begins behind the head  none          REMOVE
+    not        otherwise               any           CORRUPT
+    =========  ======================  ============  =======
+    """
+    if found.committed is None:
+        return SegmentVerdict.REMOVE if found.beyond_head and not found.parquet else SegmentVerdict.CORRUPT
+    if found.length is None:
+        return SegmentVerdict.KEEP if found.parquet_whole else SegmentVerdict.CORRUPT
+    if found.length == found.committed:
+        return SegmentVerdict.UNSEAL if found.parquet else SegmentVerdict.KEEP
+    if found.length > found.committed and found.newest and not found.parquet:
+        return SegmentVerdict.CUT
+    return SegmentVerdict.CORRUPT
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A log that is whole again, and what the writer goes on with."""
+
+    timeline: Timeline
+    epoch: int
+    """The new writer's."""
+    unsealed: list[tuple[TopicIndex, Run]] = field(default_factory=list)
+    """Closed segments that are not Parquet yet."""
+
+
+@dataclass(slots=True)
+class _Repairs:
+    """What was decided, done only when nothing was found corrupt."""
+
+    cut: list[tuple[Path, int]] = field(default_factory=list)
+    remove: list[Path] = field(default_factory=list)
+    rewrite: list[tuple[Path, int, int]] = field(default_factory=list)
+
+
+def recover(places: Places, disk: Disk, segment_bytes: int) -> Recovered:
+    """Makes the log whole, or new when there is none. The caller holds the writer's lock.
+
+    Raises LogCorrupt, naming file and byte, before anything is changed.
+    """
+    if _is_new(places):
+        _create(places, disk)
+    head = decode_head(_bytes_of(places.head)) if places.head.exists() else None
+    repairs = _Repairs()
+    timeline = _read_timeline(places, head, repairs)
+    unsealed = _judge_topics(places, timeline, head, segment_bytes, repairs)
+    _repair(repairs, disk)
+    recovered = Recovered(timeline, max(timeline.epoch, head.epoch if head else 0) + 1, unsealed)
+    publish_first(places, disk, head_of(recovered))
+    return recovered
+
+
+def head_of(recovered: Recovered) -> Head:
+    timeline = recovered.timeline
+    cut = timeline.head
+    return Head(timeline.log_id, recovered.epoch, cut.position, cut.commit_lsn, cut.commit_ts_us, timeline.length, timeline.crc)
+
+
+def _is_new(places: Places) -> bool:
+    """There is no log here yet, or only what a creation that died left behind."""
+    if places.timeline.exists() or places.head.exists():
+        return False
+    for folder, _, files in os.walk(places.topics):
+        if files:
+            raise LogCorrupt(f"{places.timeline}: missing, though {folder} holds segments")
+    return True
+
+
+def _create(places: Places, disk: Disk) -> None:
+    disk.make_folder(places.topics)
+    disk.sync_folder(places.root.parent)
+    record, _ = encode_timeline_header(secrets.randbits(64))
+    aside = places.root / f"{ASIDE}{places.timeline.name}"
+    aside.unlink(missing_ok=True)
+    fd = disk.create(aside)
+    try:
+        disk.write(fd, [record], 0)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(aside, places.timeline)
+    disk.sync_folder(places.root)
+
+
+def publish_first(places: Places, disk: Disk, head: Head) -> None:
+    """Writes the head anew. It keeps its inode where it has one, because readers watch that."""
+    if not places.head.exists():
+        aside = places.root / f"{ASIDE}{places.head.name}"
+        aside.unlink(missing_ok=True)
+        fd = disk.create(aside)
+        try:
+            disk.write(fd, [head.encode()], 0)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(aside, places.head)
+        disk.sync_folder(places.root)
+        return
+    fd = disk.open(places.head)
+    try:
+        disk.write(fd, [head.encode()], 0)
+        disk.truncate(fd, HEAD_BYTES)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+
+
+def _bytes_of(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _read_timeline(places: Places, head: Head | None, repairs: _Repairs) -> Timeline:
+    path = places.timeline
+    try:
+        data = _bytes_of(path)
+        log_id, crc = decode_timeline_header(data)
+        timeline = Timeline(log_id, crc)
+        body = data[RECORD_BYTES:]
+        published = head.timeline_bytes if head else None
+        if head and (head.log_id != log_id or head.timeline_bytes < RECORD_BYTES):
+            raise Damaged(0, "the head is of another log")
+        # First what was published, so that its checksum can be held against the head's.
+        first = timeline.extend(body[: published - RECORD_BYTES] if published is not None else b"")
+        if head and first == head.timeline_bytes - RECORD_BYTES and head.timeline_crc != timeline.crc:
+            raise Damaged(timeline.length, "does not end as the head says")
+        timeline.extend(body[first:])
+    except FileNotFoundError:
+        raise LogCorrupt(f"{path}: missing, though the log has a head") from None
+    except Damaged as damage:
+        raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
+    evidence = TimelineEvidence(len(data), timeline.length, published, _group_follows(data, timeline.length))
+    verdict = judge_timeline(evidence)
+    if verdict is TimelineVerdict.CORRUPT:
+        raise LogCorrupt(f"{path} at byte {timeline.length}: the entry is damaged or missing, and it is not the last")
+    if verdict is TimelineVerdict.CUT:
+        repairs.cut.append((path, timeline.length))
+    start = published if published is not None else RECORD_BYTES
+    if timeline.length > start:
+        repairs.rewrite.append((path, start, timeline.length))
+    return timeline
+
+
+def _group_follows(data: bytes, whole: int) -> bool:
+    """Whether another group begins beyond the damage at ``whole``: then the damage is no torn tail.
+
+    Only one group is ever written between two syncs. Records are checked against the stored checksum of the one before.
+    """
+    cut_seen = False
+    for at in range(whole + RECORD_BYTES, len(data) - RECORD_BYTES + 1, RECORD_BYTES):
+        seed = int.from_bytes(data[at - 4 : at], "little")
+        if crc32c(data[at : at + RECORD_BYTES - 4], seed) != int.from_bytes(
+            data[at + RECORD_BYTES - 4 : at + RECORD_BYTES], "little"
+        ):
+            continue
+        if cut_seen:
+            return True
+        cut_seen = int.from_bytes(data[at : at + 2], "little") == RecordKind.CUT
+    return False
+
+
+def _judge_topics(
+    places: Places, timeline: Timeline, head: Head | None, segment_bytes: int, repairs: _Repairs
+) -> list[tuple[TopicIndex, Run]]:
+    """Holds every file against the timeline. Fills in the repairs; returns the closed segments that wait to be sealed."""
+    unsealed: list[tuple[TopicIndex, Run]] = []
+    folders = {folder_of(name): timeline.topics[number] for name, number in timeline.numbers.items()}
+    present = [path.name for path in places.topics.iterdir()] if places.topics.exists() else []
+    for name in sorted({*present, *folders}):
+        index = folders.get(name)
+        folder = places.topics / name
+        files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        runs = index.segments() if index else []
+        unseal = _judge_files(folder, files, runs, timeline.head.position, repairs)
+        if index is None:
+            continue
+        before: Run | None = None
+        for run in runs:
+            if segment_name(run.segment) in files:
+                newest = run is runs[-1]
+                segment = Segment(folder / segment_name(run.segment), Place(timeline.log_id, index.number, index.name, run.segment))
+                try:
+                    _check_segment(segment, index, run, before, newest=newest, unseal=run.segment in unseal)
+                finally:
+                    segment.close()
+                if not newest or run.end >= segment_bytes:
+                    unsealed.append((index, run))
+            before = run
+        _rewrite_unpublished(folder, index, head, repairs)
+    return unsealed
+
+
+def _judge_files(folder: Path, files: list[str], runs: list[Run], head: int, repairs: _Repairs) -> set[int]:
+    """Judges one topic's files by name and length; returns the segments whose Parquet files go."""
+    unseal: set[int] = set()
+    known = {run.segment: run for run in runs}
+    sealed = [name for name in map(sealed_of, files) if name is not None]
+    claimed: set[str] = set()
+    for first in sorted({*known, *(first for first in map(first_of, files) if first is not None)}):
+        run = known.get(first)
+        path = folder / segment_name(first)
+        mine = [name.file for name in sealed if run is not None and run.segment <= name.first <= run.last]
+        claimed.update(mine)
+        evidence = SegmentEvidence(
+            committed=run.end if run else None,
+            newest=run is not None and run is runs[-1],
+            length=path.stat().st_size if path.name in files else None,
+            parquet=bool(mine),
+            parquet_whole=run is not None and bool(covering(mine, run)),
+            beyond_head=first > head,
+        )
+        match judge_segment(evidence):
+            case SegmentVerdict.KEEP:
+                pass
+            case SegmentVerdict.CUT:
+                assert evidence.committed is not None
+                repairs.cut.append((path, evidence.committed))
+            case SegmentVerdict.REMOVE:
+                repairs.remove.append(path)
+            case SegmentVerdict.UNSEAL:
+                repairs.remove += [folder / name for name in mine]
+                unseal.add(first)
+            case SegmentVerdict.CORRUPT:
+                raise LogCorrupt(_what_is_wrong(path, evidence))
+            case never:
+                assert_never(never)
+    for name in files:
+        if name.startswith(ASIDE):
+            repairs.remove.append(folder / name)
+        elif first_of(name) is None and name not in claimed:
+            raise LogCorrupt(f"{folder / name}: the timeline knows nothing of this file")
+    return unseal
+
+
+def _what_is_wrong(path: Path, found: SegmentEvidence) -> str:
+    if found.committed is None:
+        return f"{path}: the timeline knows nothing of this segment (renamed, or a duplicate)"
+    if found.length is None:
+        return f"{path}: missing, and no sealed files hold its positions"
+    at = min(found.length, found.committed)
+    return f"{path} at byte {at}: the file has {found.length} bytes where {found.committed} were committed"
+
+
+def _check_segment(segment: Segment, index: TopicIndex, run: Run, before: Run | None, *, newest: bool, unseal: bool) -> None:
+    """Its header names what came before it. The newest one's last part is read, because that is where appends go on; and all of
+    one whose Parquet files are about to go."""
+    header = segment.header
+    expected = (before.segment, before.last, before.chain) if before else (0, 0, 0)
+    try:
+        if (header.previous, header.previous_last, header.previous_chain) != expected:
+            raise Damaged(0, "does not follow the segment before it")
+        if (segment.header_bytes, segment.header_crc) != (run.start, run.seed):
+            raise Damaged(0, "the header is not the one that was committed")
+        if unseal:
+            _check_frames(segment, run)
+        elif newest:
+            size = len(index.parts)
+            _check_frames(segment, index.run(size - 1, size))
+    except Damaged as damage:
+        raise segment.corrupt(damage) from None
+
+
+def _check_frames(segment: Segment, run: Run) -> None:
+    for _ in segment.frames(run):
+        pass
+
+
+def _rewrite_unpublished(folder: Path, index: TopicIndex, head: Head | None, repairs: _Repairs) -> None:
+    """After a failed fsync the system may hold pages as clean that never reached the disk, and a new fsync would say nothing.
+    So what no head has vouched for is written once more before it is synced."""
+    low, high = index.between(head.position if head else 0, 2**62)
+    for first, start, end in index.within_segments(low, high):
+        path = folder / segment_name(first)
+        if path.exists():
+            run = index.run(start, end)
+            repairs.rewrite.append((path, run.start, run.end))
+
+
+def _repair(repairs: _Repairs, disk: Disk) -> None:
+    folders: set[Path] = set()
+    for path, length in repairs.cut:
+        fd = disk.open(path)
+        try:
+            disk.truncate(fd, length)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+    for path, start, end in repairs.rewrite:
+        fd = disk.open(path)
+        try:
+            disk.write(fd, [os.pread(fd, end - start, start)], start)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        folders.update((path.parent, path.parent.parent))
+    for path in repairs.remove:
+        disk.remove(path)
+        folders.add(path.parent)
+    for folder in sorted(folders):
+        disk.sync_folder(folder)

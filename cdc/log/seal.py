@@ -1,0 +1,125 @@
+"""Sealing: a closed segment becomes Parquet, in the background, and readers do not notice.
+
+Order of the steps, so that a crash leaves the segment or its Parquet files or both, never neither: each file is written aside
+and synced, all are renamed, the folder is synced, and only then the segment goes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.errors import LogCorrupt
+from cdc.log.disk import Disk
+from cdc.log.format import crc32c
+from cdc.log.names import ASIDE, Places, Sealed
+from cdc.log.sealed import encode
+from cdc.log.segment import Place, Segment
+from cdc.log.timeline import Run
+from cdc.model.batch import first_position, last_position
+
+JOB = tuple[Place, Run]
+RETRY_S: Final = 5.0
+
+
+def merge(batches: list[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
+    """A segment's batches, in order, as one list per Parquet file: neighbours of one schema version. Pure."""
+    files: list[list[pa.RecordBatch]] = []
+    for batch in batches:
+        if files and files[-1][0].schema.equals(batch.schema, check_metadata=True):
+            files[-1].append(batch)
+        else:
+            files.append([batch])
+    return files
+
+
+def seal(places: Places, disk: Disk, place: Place, run: Run) -> None:
+    """Turns one durable, closed segment (``run``: all of it) into Parquet and removes it.
+
+    Raises LogCorrupt when the segment is damaged, OSError when the disk refuses; the segment is then still there.
+    """
+    segment = Segment(places.segment(place.name, place.first), place)
+    folder = segment.path.parent
+    try:
+        written: list[tuple[Path, Path]] = []
+        for batches in merge(segment.batches(run)):
+            data = encode(place, batches[0].schema, batches)
+            name = Sealed(
+                first_position(batches[0]), last_position(batches[-1]), sum(batch.num_rows for batch in batches), crc32c(data)
+            )
+            aside, final = folder / f"{ASIDE}{name.file}", folder / name.file
+            aside.unlink(missing_ok=True)
+            fd = disk.create(aside)
+            try:
+                disk.write(fd, [data], 0)
+                disk.sync(fd)
+            finally:
+                disk.close(fd)
+            written.append((aside, final))
+        for aside, final in written:
+            disk.rename(aside, final)
+        disk.sync_folder(folder)
+        disk.remove(segment.path)
+        disk.sync_folder(folder)
+    finally:
+        segment.close()
+
+
+class Sealer:
+    """The background thread. It only touches closed segments, so it never waits for the writer nor the writer for it."""
+
+    def __init__(self, places: Places, disk: Disk) -> None:
+        self._places = places
+        self._disk = disk
+        self._jobs: queue.Queue[JOB | None] = queue.Queue()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.corrupt: LogCorrupt | None = None
+        """Damage that was met; the writer raises it at its next commit."""
+        self.refused: OSError | None = None
+        """Why the disk refused the last attempt (it is repeated every few seconds); None once it worked."""
+
+    def add(self, place: Place, run: Run) -> None:
+        self._jobs.put((place, run))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="log-seal", daemon=True)
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Returns when everything added so far is sealed, or cannot be."""
+        self._jobs.join()
+
+    def close(self) -> None:
+        """Finishes the segment at hand; the others are sealed by the next writer."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None or self._stopping.is_set():
+                    return
+                self._seal(*job)
+            finally:
+                self._jobs.task_done()
+
+    def _seal(self, place: Place, run: Run) -> None:
+        while True:
+            try:
+                seal(self._places, self._disk, place, run)
+                self.refused = None
+                return
+            except LogCorrupt as error:
+                self.corrupt = error
+                return
+            except OSError as error:
+                self.refused = error
+                if self._stopping.wait(RETRY_S):
+                    return

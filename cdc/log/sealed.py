@@ -1,0 +1,119 @@
+"""Sealed segments: Parquet files, one per schema version, that stand for exactly one segment's changes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc.errors import LogCorrupt
+from cdc.log.format import VERSION, check_version, crc32c
+from cdc.log.names import Sealed, sealed_of
+from cdc.log.segment import Place
+from cdc.log.timeline import Run
+from cdc.log.views import clip
+from cdc.model.batch import LSN, POSITION
+
+ORIGIN: Final = b"cdc.log"
+"""Key of the file's metadata that says which log, topic and segment it stands for."""
+ROW_GROUP_ROWS: Final = 65_536
+
+
+def encode(place: Place, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
+    """One Parquet file's bytes. Columns exactly as the batch's schema; dictionaries are left out because they double the cost
+    for columns that mostly differ; only positions and LSNs carry statistics, because only those are searched."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False,
+        write_statistics=[POSITION, LSN],
+        column_encoding={POSITION: "DELTA_BINARY_PACKED", LSN: "DELTA_BINARY_PACKED"},
+        write_page_checksum=True,
+    ) as writer:
+        writer.write_table(pa.Table.from_batches(batches, schema), row_group_size=ROW_GROUP_ROWS)
+        writer.add_key_value_metadata({ORIGIN: _origin(place)})
+    return sink.getvalue()
+
+
+def _origin(place: Place) -> bytes:
+    return json.dumps(
+        {"format": VERSION, "log": f"{place.log_id:016x}", "topic": place.topic, "name": place.name, "segment": place.first}
+    ).encode()
+
+
+def covering(files: Sequence[str], run: Run) -> list[Sealed]:
+    """Those of a topic's files that stand for this segment; empty unless they hold all of it."""
+    found = sorted(name for name in map(sealed_of, files) if name is not None and run.segment <= name.first <= run.last)
+    if not found or found[0].first != run.segment or found[-1].last != run.last:
+        return []
+    rising = all(left.last < right.first for left, right in pairwise(found))
+    return found if rising and sum(name.rows for name in found) == run.rows else []
+
+
+class SealedFile:
+    """One open Parquet file of ours: checked whole when it is opened, then read by row group."""
+
+    def __init__(self, path: Path, name: Sealed, place: Place) -> None:
+        """Raises FileNotFoundError, or LogCorrupt when a single byte differs from what was sealed or it stands elsewhere."""
+        self.path = path
+        self.name = name
+        with pa.memory_map(str(path)) as file:
+            self._data = file.read_buffer()
+        if crc32c(self._data) != name.crc:
+            raise LogCorrupt(f"{path}: the checksum in its name differs from its content's")
+        try:
+            self._file = pq.ParquetFile(pa.BufferReader(self._data))
+            metadata = self._file.metadata.metadata
+            origin = json.loads(metadata[ORIGIN])
+            self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata[b"ARROW:schema"])))
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise LogCorrupt(f"{path}: not a sealed segment ({type(error).__name__})") from None
+        check_version(origin.get("format"), str(path))
+        if metadata[ORIGIN] != _origin(place):
+            raise LogCorrupt(f"{path}: belongs elsewhere (renamed, swapped or of another log)")
+
+    def batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        """The file's changes in (after, upto]."""
+        wanted = [number for number in range(self._file.num_row_groups) if self._overlaps(number, after, upto)]
+        if not wanted:
+            return
+        for batch in self._file.iter_batches(batch_size=ROW_GROUP_ROWS, row_groups=wanted, use_threads=False):
+            clipped = clip(pa.RecordBatch.from_arrays(batch.columns, schema=self.schema), after, upto)
+            if clipped.num_rows:
+                yield clipped
+
+    def _overlaps(self, row_group: int, after: int, upto: int) -> bool:
+        statistics = self._file.metadata.row_group(row_group).column(0).statistics
+        return bool(statistics.max > after and statistics.min <= upto)
+
+
+class SealedSegment:
+    """All Parquet files that stand for one segment."""
+
+    def __init__(self, folder: Path, run: Run, place: Place) -> None:
+        """Raises FileNotFoundError when the files there do not hold the whole segment."""
+        names = covering([path.name for path in folder.iterdir()], run)
+        if not names:
+            raise FileNotFoundError(folder)
+        self._files = [SealedFile(folder / name.file, name, place) for name in names]
+
+    def batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        for file in self._files:
+            if file.name.last > after and file.name.first <= upto:
+                yield from file.batches(after, upto)
+
+    @property
+    def newest_schema(self) -> pa.Schema:
+        return self._files[-1].schema
+
+    def close(self) -> None:
+        """The mapping goes with the last batch that lies in it."""

@@ -1,0 +1,155 @@
+"""One segment's file as readers, recovery and sealing see it: verified frames as Arrow batches, without a copy where possible."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.errors import LogCorrupt
+from cdc.log.format import (
+    FRAME_HEADER_BYTES,
+    SEGMENT_HEADER_MAX,
+    Damaged,
+    Frame,
+    FrameKind,
+    SegmentHeader,
+    chain,
+    decode_frame,
+    decode_segment_header,
+)
+from cdc.log.timeline import Run
+
+COPY_BELOW_BYTES: Final = 256 * 2**10
+"""Ranges below this are read into memory; larger ones are mapped. Mapping costs a system call and page faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the timeline says about a segment, to check its header against."""
+
+    log_id: int
+    topic: int
+    name: str
+    first: int
+
+
+class Segment:
+    """An open segment. It stays readable after its file has been sealed and removed."""
+
+    def __init__(self, path: Path, place: Place) -> None:
+        """Raises FileNotFoundError when there is no such segment, LogCorrupt when the file is not the one it should be."""
+        self._fd = -1
+        self.path = path
+        self.place = place
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._map: pa.Buffer | None = None
+        self._schemas: dict[int, pa.Schema] = {}
+        try:
+            self.header, self.header_bytes, self.header_crc = decode_segment_header(os.pread(self._fd, SEGMENT_HEADER_MAX, 0))
+            self._check(self.header)
+        except Damaged as damage:
+            self.close()
+            raise self.corrupt(damage) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, header: SegmentHeader) -> None:
+        if Place(header.log_id, header.topic, header.name, header.first) != self.place:
+            raise Damaged(0, "the segment belongs elsewhere (renamed, swapped or of another log)")
+
+    def corrupt(self, damage: Damaged) -> LogCorrupt:
+        return LogCorrupt(f"{self.path} at byte {damage.offset}: {damage.what}")
+
+    @property
+    def length(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        # Another thread may still read what a reader has pushed out of its cache: the last user closes it.
+        self.close()
+
+    def bytes_between(self, start: int, end: int) -> pa.Buffer:
+        """Bytes [start, end). Raises Damaged when the file is shorter."""
+        if end - start <= COPY_BELOW_BYTES:
+            data = os.pread(self._fd, end - start, start)
+            if len(data) < end - start:
+                raise Damaged(start + len(data), "the segment is cut short")
+            return pa.py_buffer(data)
+        if self._map is None or self._map.size < end:
+            length = self.length
+            if length < end:
+                raise Damaged(length, "the segment is cut short")
+            self._map = pa.py_buffer(mmap.mmap(self._fd, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+        return self._map.slice(start, end - start)
+
+    def frames(self, run: Run) -> Iterator[tuple[Frame, pa.Buffer]]:
+        """Each frame of the run with its body, checked; and at the end that they are the frames that were committed.
+
+        Raises Damaged.
+        """
+        data = self.bytes_between(run.start, run.end)
+        at, seed = 0, run.seed
+        while at < data.size:
+            frame = decode_frame(data, at, offset=run.start + at, topic=self.place.topic)
+            yield frame, data.slice(at + FRAME_HEADER_BYTES, frame.length)
+            seed = chain(seed, frame.crc)
+            at = frame.end - run.start
+        if seed != run.chain:
+            raise Damaged(run.start, "whole frames, but not those that were committed here")
+
+    def batches(self, run: Run) -> list[pa.RecordBatch]:
+        """The run's batches, all checked before the first is handed out. Raises LogCorrupt."""
+        found: list[pa.RecordBatch] = []
+        rows = 0
+        try:
+            for frame, body in self.frames(run):
+                if frame.kind is FrameKind.SCHEMA:
+                    self._schemas[frame.offset] = pa.ipc.read_schema(body)
+                    continue
+                batch = pa.ipc.read_record_batch(body, self.schema(frame.schema_at))
+                rows += batch.num_rows
+                found.append(batch)
+            if rows != run.rows:
+                raise Damaged(run.start, f"{rows} changes where {run.rows} were committed")
+        except Damaged as damage:
+            raise self.corrupt(damage) from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self.corrupt(Damaged(run.start, f"Arrow cannot read it: {type(error).__name__}")) from None
+        return found
+
+    def schema(self, at: int) -> pa.Schema:
+        """The schema whose frame begins at this offset. Raises Damaged."""
+        found = self._schemas.get(at)
+        if found is None:
+            head = self.bytes_between(at, at + FRAME_HEADER_BYTES)
+            length = int.from_bytes(head.slice(8, 4).to_pybytes(), "little")
+            if at + FRAME_HEADER_BYTES + length > self.length:
+                raise Damaged(at, "a schema's frame is cut short")
+            data = self.bytes_between(at, at + FRAME_HEADER_BYTES + length)
+            frame = decode_frame(data, 0, offset=at, topic=self.place.topic)
+            if frame.kind is not FrameKind.SCHEMA:
+                raise Damaged(at, "not a schema's frame")
+            found = self._schemas[at] = pa.ipc.read_schema(data.slice(FRAME_HEADER_BYTES))
+        return found
+
+    def newest_schema(self, run: Run) -> pa.Schema:
+        """The schema in force at the end of the run. Raises LogCorrupt."""
+        try:
+            at = 0
+            for frame, _ in self.frames(run):
+                at = frame.offset if frame.kind is FrameKind.SCHEMA else frame.schema_at
+            return self.schema(at)
+        except Damaged as damage:
+            raise self.corrupt(damage) from None

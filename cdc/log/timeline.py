@@ -1,0 +1,281 @@
+"""The timeline's records as an index in memory: which cuts there are, and where each topic's changes lie. Pure.
+
+Columns are numpy arrays that grow by doubling, so a reader follows a live log by decoding only what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cdc.log.format import (
+    CUT_DTYPE,
+    PART_DTYPE,
+    RECORD_BYTES,
+    Damaged,
+    RecordKind,
+    name_piece,
+    whole_records,
+)
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+
+_CUTS: Final = np.dtype([("last", "i8"), ("lsn", "i8"), ("ts", "i8"), ("bytes", "i8"), ("highest_lsn", "i8")])
+_PARTS: Final = np.dtype(
+    [
+        ("base", "i8"), ("last", "i8"), ("segment", "i8"), ("start", "i8"), ("end", "i8"),
+        ("rows", "i8"), ("bytes", "i8"), ("seed", "u4"), ("chain", "u4"),
+    ]
+)  # fmt: skip
+
+
+class Column:
+    """A structured array that grows at its end; what was handed out before stays valid."""
+
+    __slots__ = ("_room", "size")
+
+    def __init__(self, dtype: np.dtype[np.void]) -> None:
+        self._room = np.empty(8, dtype)
+        self.size = 0
+
+    def extend(self, rows: npt.NDArray[np.void]) -> None:
+        size = self.size + len(rows)
+        if size > len(self._room):
+            room = np.empty(max(size, 2 * len(self._room)), self._room.dtype)
+            room[: self.size] = self._room[: self.size]
+            self._room = room
+        self._room[self.size : size] = rows
+        self.size = size
+
+    @property
+    def rows(self) -> npt.NDArray[np.void]:
+        return self._room[: self.size]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes [start, end) of one segment: parts that lie one behind the other. ``seed`` and ``chain`` as in ``Part``."""
+
+    segment: int
+    start: int
+    end: int
+    rows: int
+    last: int
+    seed: int
+    chain: int
+
+
+class TopicIndex:
+    """One topic's parts. In ``parts``: ``base`` is the group's first position, ``rows`` and ``bytes`` are running totals."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self._parts = Column(_PARTS)
+
+    @property
+    def parts(self) -> npt.NDArray[np.void]:
+        return self._parts.rows
+
+    def extend(self, new: npt.NDArray[np.void], bases: npt.NDArray[np.int64]) -> None:
+        rows = np.empty(len(new), _PARTS)
+        for name in ("last", "segment", "start", "end", "seed", "chain"):
+            rows[name] = new[name]
+        rows["base"] = bases
+        before = self.parts[-1] if self._parts.size else None
+        rows["rows"] = np.cumsum(new["rows"], dtype=np.int64) + (before["rows"] if before is not None else 0)
+        rows["bytes"] = np.cumsum(rows["end"] - rows["start"]) + (before["bytes"] if before is not None else 0)
+        self._parts.extend(rows)
+
+    @property
+    def rows(self) -> int:
+        return int(self.parts["rows"][-1]) if self._parts.size else 0
+
+    @property
+    def bytes(self) -> int:
+        return int(self.parts["bytes"][-1]) if self._parts.size else 0
+
+    @property
+    def first(self) -> int:
+        """A segment is named after its first change."""
+        return int(self.parts["segment"][0]) if self._parts.size else 0
+
+    @property
+    def last(self) -> int:
+        return int(self.parts["last"][-1]) if self._parts.size else 0
+
+    def between(self, after: int, upto: int) -> tuple[int, int]:
+        """The parts [from, to) that may hold positions in (after, upto]."""
+        parts = self.parts
+        low = int(np.searchsorted(parts["last"], after, "right"))
+        high = min(int(np.searchsorted(parts["base"], upto, "right")), int(np.searchsorted(parts["last"], upto, "left")) + 1)
+        return low, max(low, high)
+
+    def totals(self, low: int, high: int) -> tuple[int, int]:
+        """(rows, bytes) of the parts [low, high)."""
+        if high <= low:
+            return 0, 0
+        parts = self.parts
+        rows, size = int(parts["rows"][high - 1]), int(parts["bytes"][high - 1])
+        return (rows - int(parts["rows"][low - 1]), size - int(parts["bytes"][low - 1])) if low else (rows, size)
+
+    def within_segments(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
+        """The parts [low, high) by segment: (segment, its low, its high)."""
+        segments = self.parts["segment"][:high]
+        while low < high:
+            end = low + int(np.searchsorted(segments[low:], segments[low], "right"))
+            yield int(segments[low]), low, end
+            low = end
+
+    def runs(self, low: int, high: int, target_bytes: int) -> Iterator[Run]:
+        """The parts [low, high) of one segment as runs of about ``target_bytes`` each."""
+        sizes = self.parts["bytes"][:high]
+        while low < high:
+            done = int(sizes[low - 1]) if low else 0
+            end = max(int(np.searchsorted(sizes, done + target_bytes, "right")), low + 1)
+            yield self.run(low, end)
+            low = end
+
+    def run(self, low: int, high: int) -> Run:
+        first, final = self.parts[low], self.parts[high - 1]
+        return Run(
+            segment=int(first["segment"]), start=int(first["start"]), end=int(final["end"]), rows=self.totals(low, high)[0],
+            last=int(final["last"]), seed=int(first["seed"]), chain=int(final["chain"]),
+        )  # fmt: skip
+
+    def segments(self) -> list[Run]:
+        """Every segment of the topic, whole (header not included), in order."""
+        return [self.run(low, high) for _, low, high in self.within_segments(0, self._parts.size)]
+
+
+class Timeline:
+    """Everything that the timeline's groups say, decoded so far. ``length`` bytes of the file are in it."""
+
+    def __init__(self, log_id: int, header_crc: int) -> None:
+        self.log_id = log_id
+        self.crc = header_crc
+        self.length = RECORD_BYTES
+        self.epoch = 0
+        self.topics: dict[int, TopicIndex] = {}
+        self.numbers: dict[str, int] = {}
+        self._cuts = Column(_CUTS)
+
+    @property
+    def cuts(self) -> npt.NDArray[np.void]:
+        """One row per group: last position, commit LSN and time, running bytes, highest LSN so far."""
+        return self._cuts.rows
+
+    @property
+    def head(self) -> Cut:
+        return self.cut(self._cuts.size - 1) if self._cuts.size else ZERO_CUT
+
+    def cut(self, number: int) -> Cut:
+        row = self.cuts[number]
+        return Cut(Position(int(row["last"])), Lsn(int(row["lsn"])), int(row["ts"]))
+
+    def extend(self, data: bytes) -> int:
+        """Takes in all whole groups that stand at the beginning of ``data`` (the file from ``length`` on); returns their bytes.
+
+        What follows them may be torn. Raises Damaged (offset within ``data``) when whole records contradict each other.
+        """
+        count = len(data) // RECORD_BYTES
+        raw = np.frombuffer(data, np.uint8, count * RECORD_BYTES).reshape(count, RECORD_BYTES)
+        whole = whole_records(raw, self.crc)
+        cut_records = raw[:whole].reshape(-1).view(CUT_DTYPE)
+        cut_at = np.flatnonzero(cut_records["kind"] == RecordKind.CUT)
+        if not len(cut_at):
+            return 0
+        whole = int(cut_at[-1]) + 1
+        parts = raw[:whole].reshape(-1).view(PART_DTYPE)
+        part_at = np.flatnonzero(parts["kind"] == RecordKind.PART)
+        name_at = np.flatnonzero(parts["kind"] == RecordKind.NAME)
+        cuts, parts = cut_records[cut_at], parts[part_at]
+        group_of = np.searchsorted(cut_at, part_at)
+        self._check(cuts, cut_at, parts, group_of, whole - len(name_at))
+        self._take_names(data, name_at)
+        self._take_parts(parts, cuts["first"][group_of], part_at)
+        self._take_cuts(cuts, parts, group_of)
+        self.crc = int(cuts["crc"][-1])
+        self.epoch = int(cuts["epoch"][-1])
+        self.length += whole * RECORD_BYTES
+        return whole * RECORD_BYTES
+
+    def _check(
+        self,
+        cuts: npt.NDArray[np.void],
+        cut_at: npt.NDArray[np.intp],
+        parts: npt.NDArray[np.void],
+        group_of: npt.NDArray[np.intp],
+        expected: int,
+    ) -> None:
+        """The chain says that a writer of ours wrote this; these say that it kept the log's promises."""
+        before = np.concatenate(([self.head.position], cuts["last"][:-1]))
+        rows = np.zeros(len(cuts), np.int64)
+        np.add.at(rows, group_of, parts["rows"].astype(np.int64))
+        good = (
+            (cuts["first"] == before + 1)
+            & (cuts["last"] - before == rows)
+            & (np.bincount(group_of, minlength=len(cuts)) == cuts["parts"])
+        )
+        if not good.all():
+            raise Damaged(int(cut_at[int(np.argmin(good))]) * RECORD_BYTES, "a group's positions are not dense")
+        if len(cuts) + len(parts) != expected:
+            raise Damaged(0, "a record of unknown kind")
+        if np.any(parts["end"] <= parts["start"]) or np.any(parts["last"] < parts["segment"]):
+            raise Damaged(0, "a part without bytes")
+
+    def _take_names(self, data: bytes, name_at: npt.NDArray[np.intp]) -> None:
+        name = b""
+        for at in name_at:
+            topic, piece, follow = name_piece(data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES])
+            name += piece
+            if follow == 0:
+                text = name.decode()
+                if topic in self.topics or text in self.numbers:
+                    raise Damaged(int(at) * RECORD_BYTES, "a topic is named twice")
+                self.topics[topic] = TopicIndex(topic, text)
+                self.numbers[text] = topic
+                name = b""
+
+    def _take_parts(self, parts: npt.NDArray[np.void], bases: npt.NDArray[np.int64], part_at: npt.NDArray[np.intp]) -> None:
+        if not len(parts):
+            return
+        order = np.argsort(parts["topic"], kind="stable")
+        numbers = parts["topic"][order]
+        edges = np.flatnonzero(np.diff(numbers)) + 1
+        for chosen in np.split(order, edges):
+            number = int(parts["topic"][chosen[0]])
+            if number not in self.topics:
+                raise Damaged(int(part_at[chosen[0]]) * RECORD_BYTES, "a topic without a name")
+            self.topics[number].extend(parts[chosen], bases[chosen])
+
+    def _take_cuts(self, cuts: npt.NDArray[np.void], parts: npt.NDArray[np.void], group_of: npt.NDArray[np.intp]) -> None:
+        rows = np.empty(len(cuts), _CUTS)
+        for name in ("last", "lsn", "ts"):
+            rows[name] = cuts[name]
+        sizes = np.zeros(len(cuts), np.int64)
+        np.add.at(sizes, group_of, parts["end"].astype(np.int64) - parts["start"])
+        before = self.cuts[-1] if self._cuts.size else None
+        rows["bytes"] = np.cumsum(sizes) + (before["bytes"] if before is not None else 0)
+        highest = np.maximum.accumulate(rows["lsn"])
+        rows["highest_lsn"] = highest if before is None else np.maximum(highest, before["highest_lsn"])
+        self._cuts.extend(rows)
+
+    def within(self, after: int, max_rows: int, max_bytes: int) -> Cut:
+        """See ``LogReader.cut_within``."""
+        cuts = self.cuts
+        following = int(np.searchsorted(cuts["last"], after, "right"))
+        if following >= len(cuts):
+            return self.head
+        done = int(cuts["bytes"][following - 1]) if following else 0
+        by_rows = int(np.searchsorted(cuts["last"], after + max_rows, "right")) - 1
+        by_bytes = int(np.searchsorted(cuts["bytes"], done + max_bytes, "right")) - 1
+        return self.cut(max(following, min(by_rows, by_bytes)))
+
+    def at_lsn(self, lsn: int) -> Cut | None:
+        """See ``LogReader.cut_at_lsn``."""
+        number = int(np.searchsorted(self.cuts["highest_lsn"], lsn, "left"))
+        return self.cut(number) if number < self._cuts.size else None

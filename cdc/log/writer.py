@@ -1,0 +1,457 @@
+"""The log's only writer: appends stage frames in the topics' segments, a commit makes them exist.
+
+Order of a commit: every touched segment is synced, then the group's timeline entry is written and synced, then the head is
+published. Readers believe the head only, so they never see what a power loss could take back.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.errors import HeadwaterError
+from cdc.log.disk import Disk
+from cdc.log.format import (
+    HEAD_BYTES,
+    MAX_BODY_BYTES,
+    MAX_SEGMENT_BYTES,
+    FrameKind,
+    Group,
+    Head,
+    Part,
+    SegmentHeader,
+    chain,
+    decode_head,
+    encode_frame,
+    encode_group,
+    padding,
+)
+from cdc.log.names import Places
+from cdc.log.recover import head_of, recover
+from cdc.log.seal import Sealer
+from cdc.log.segment import Place
+from cdc.log.staging import Density, Positions, positions_of
+from cdc.log.timeline import Run
+from cdc.model.batch import table_of
+from cdc.model.position import Cut, Lsn, Position
+
+SPLIT_BYTES: Final = 2**29
+"""A batch larger than this becomes several frames."""
+MAX_SEGMENT_OPTION_BYTES: Final = 2**30
+OPEN_FILES: Final = 256
+"""Segments that stay open between commits."""
+SYNC_THREADS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Tip:
+    """Where a topic's bytes end: its newest segment. ``segment`` is 0 before the first; ``schema`` None when a new one is due."""
+
+    segment: int = 0
+    begin: int = 0
+    begin_seed: int = 0
+    end: int = 0
+    last: int = 0
+    chain: int = 0
+    rows: int = 0
+    closed: bool = True
+    schema: pa.Schema | None = None
+    schema_at: int = 0
+
+
+@dataclass(slots=True)
+class _Topic:
+    number: int
+    name: str
+    tip: _Tip
+    """As staged."""
+    durable: _Tip
+    folder_exists: bool
+
+
+@dataclass(slots=True)
+class _OpenPart:
+    """What the group being staged has put into one segment so far."""
+
+    topic: _Topic
+    segment: int
+    start: int
+    seed: int
+    end: int = 0
+    last: int = 0
+    rows: int = 0
+    chain: int = 0
+
+
+@dataclass(slots=True)
+class _Staged:
+    density: Density
+    topics: dict[str, _Topic] = field(default_factory=dict)
+    """Every topic that the group touches."""
+    named: list[_Topic] = field(default_factory=list)
+    parts: list[_OpenPart] = field(default_factory=list)
+    created: list[tuple[_Topic, int]] = field(default_factory=list)
+    closed: list[tuple[_Topic, Run]] = field(default_factory=list)
+
+
+class EmbeddedLogWriter:
+    """See ``LogWriter``. Not thread-safe: one thread appends and commits.
+
+    ``segment_bytes``: a segment that has grown to this is closed and (``seal``) becomes Parquet in the background.
+    Opening recovers the log (see ``cdc.log.recover``). Raises HeadwaterError when another process writes here, LogCorrupt,
+    OSError. After a sync has failed nothing more is taken: what the disk holds is then unknown until the log is opened anew.
+    """
+
+    def __init__(self, dir: Path, *, segment_bytes: int = 64 * 2**20, seal: bool = True, disk: Disk | None = None) -> None:
+        if not 0 < segment_bytes <= MAX_SEGMENT_OPTION_BYTES:
+            raise ValueError("segment_bytes is between 1 and 2**30")
+        self._places = Places(Path(dir))
+        self._disk = disk or Disk()
+        self._segment_bytes = segment_bytes
+        self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._broken: str | None = None
+        self._timeline_fd = self._head_fd = -1
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock_fd = _lock(self._places, self._disk)
+        self._sealer: Sealer | None = None
+        try:
+            recovered = recover(self._places, self._disk, segment_bytes)
+            self._timeline_fd = self._disk.open(self._places.timeline)
+            self._head_fd = self._disk.open(self._places.head)
+        except BaseException:
+            self.close()
+            raise
+        self._published = head_of(recovered)
+        self._topics = {index.name: _resumed(index.number, index.name, index.segments(), segment_bytes)
+                        for index in recovered.timeline.topics.values()}  # fmt: skip
+        self._next_number = max(recovered.timeline.topics, default=0) + 1
+        self._staged = _Staged(Density(self._published.position))
+        if seal:
+            self._sealer = Sealer(self._places, self._disk)
+            for index, run in recovered.unsealed:
+                self._sealer.add(self._place(index.number, index.name, run.segment), run)
+
+    @property
+    def head(self) -> Cut:
+        head = self._published
+        return Cut(Position(head.position), Lsn(head.commit_lsn), head.commit_ts_us)
+
+    @property
+    def next_position(self) -> Position:
+        return Position(self._published.position + self._staged.density.rows + 1)
+
+    @property
+    def seal_refused(self) -> OSError | None:
+        """Why the disk refuses to take sealed files, while it does; the log itself goes on."""
+        return self._sealer.refused if self._sealer else None
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """See ``LogWriter``. Raises ValueError for a batch that cannot be staged (what was staged stays), OSError when the disk
+        refuses (everything staged is then dropped)."""
+        self._check_usable()
+        positions = positions_of(batch)
+        if not len(positions):
+            return
+        name = table_of(batch.schema).qualified
+        self._staged.density.check(name, positions)
+        try:
+            self._write(self._topic(name), batch, positions)
+        except OSError:
+            self.rollback()
+            raise
+        self._staged.density.add(name, positions)
+
+    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
+        """See ``LogWriter``. A commit of nothing is recorded when its LSN is new. Raises LogCorrupt when sealing met damage."""
+        self._check_usable()
+        if self._sealer and self._sealer.corrupt:
+            raise self._sealer.corrupt
+        staged, before = self._staged, self._published
+        if not staged.density.dense:
+            self.rollback()
+            raise ValueError(f"the staged positions are not dense behind {before.position}")
+        if not staged.parts and commit_lsn == before.commit_lsn:
+            return self.head
+        self._sync_staged()
+        group = Group(
+            first=before.position + 1,
+            last=before.position + staged.density.rows,
+            commit_lsn=commit_lsn,
+            commit_ts_us=commit_ts_us,
+            epoch=before.epoch,
+            names=tuple((topic.number, topic.name) for topic in staged.named),
+            parts=tuple(
+                Part(part.topic.number, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain)
+                for part in staged.parts
+            ),
+        )
+        self._publish(group)
+        for topic in staged.topics.values():
+            topic.durable = topic.tip
+        self._close_full(staged)
+        self._staged = _Staged(Density(self._published.position))
+        return self.head
+
+    def rollback(self) -> None:
+        """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened anew."""
+        self._check_usable()
+        staged, self._staged = self._staged, _Staged(Density(self._published.position))
+        with self._fatal():
+            for topic, segment in staged.created:
+                self._forget(topic.number, segment)
+                self._disk.remove(self._places.segment(topic.name, segment))
+            for topic in staged.topics.values():
+                # Also where the tip has not moved: a write that failed may have left bytes behind it.
+                if not topic.durable.closed:
+                    self._disk.truncate(self._file(topic, topic.durable.segment), topic.durable.end)
+                topic.tip = topic.durable
+            for topic in staged.named:
+                del self._topics[topic.name]
+        self._next_number -= len(staged.named)
+
+    def close(self) -> None:
+        """Drops what is staged and releases the log. Sealing in progress is finished first."""
+        if self._sealer:
+            self._sealer.close()
+            self._sealer = None
+        try:
+            if self._broken is None and self._head_fd >= 0:
+                self.rollback()
+        finally:
+            self._broken = self._broken or "it was closed"
+            if self._pool:
+                self._pool.shutdown()
+                self._pool = None
+            for fd in (*self._files.values(), self._timeline_fd, self._head_fd, self._lock_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._files.clear()
+            self._timeline_fd = self._head_fd = self._lock_fd = -1
+
+    def drain_seals(self) -> None:
+        """Returns when every closed segment is sealed (or cannot be)."""
+        if self._sealer:
+            self._sealer.drain()
+
+    # --- staging -----------------------------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> _Topic:
+        staged = self._staged
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = _Topic(self._next_number, name, _Tip(), _Tip(), folder_exists=False)
+            self._next_number += 1
+            self._topics[name] = topic
+            staged.named.append(topic)
+        staged.topics[name] = topic
+        return topic
+
+    def _write(self, topic: _Topic, batch: pa.RecordBatch, positions: Positions) -> None:
+        if batch.nbytes > SPLIT_BYTES and batch.num_rows > 1:
+            middle = batch.num_rows // 2
+            self._write(topic, batch.slice(0, middle), positions[:middle])
+            self._write(topic, batch.slice(middle), positions[middle:])
+            return
+        body = batch.serialize()
+        if len(body) > MAX_BODY_BYTES:
+            raise ValueError("a single row is larger than 2 GiB")
+        first, last = int(positions[0]), int(positions[-1])
+        tip = topic.tip
+        if tip.closed or tip.end >= self._segment_bytes or tip.end + len(body) > MAX_SEGMENT_BYTES - 2**20:
+            tip = self._begin_segment(topic, first)
+        part = self._part(topic, tip)
+        out: list[bytes | pa.Buffer] = []
+        end, running, schema_at = tip.end, tip.chain, tip.schema_at
+        if tip.schema is None or not tip.schema.equals(batch.schema, check_metadata=True):
+            schema_at = end
+            message = _padded(batch.schema.serialize())
+            head, crc = encode_frame(FrameKind.SCHEMA, message, offset=end, schema_at=end, topic=topic.number)
+            out += (head, message)
+            end, running = end + len(head) + len(message), chain(running, crc)
+        head, crc = encode_frame(
+            FrameKind.BATCH, body, offset=end, schema_at=schema_at, topic=topic.number, first=first, last=last, rows=len(positions)
+        )
+        out += (head, body)
+        end, running = end + len(head) + len(body), chain(running, crc)
+        self._disk.write(self._file(topic, tip.segment), out, tip.end)
+        part.end, part.last, part.chain = end, last, running
+        part.rows += len(positions)
+        topic.tip = replace(
+            tip, end=end, last=last, chain=running, rows=tip.rows + len(positions), schema=batch.schema, schema_at=schema_at
+        )
+
+    def _part(self, topic: _Topic, tip: _Tip) -> _OpenPart:
+        for part in reversed(self._staged.parts):
+            if part.topic is topic:
+                if part.segment == tip.segment:
+                    return part
+                break
+        part = _OpenPart(topic, tip.segment, tip.end, tip.chain)
+        self._staged.parts.append(part)
+        return part
+
+    def _begin_segment(self, topic: _Topic, first: int) -> _Tip:
+        old = topic.tip
+        if old.segment and not old.closed:
+            self._staged.closed.append((topic, _run(old)))
+        header = SegmentHeader(
+            self._published.log_id, topic.number, topic.name, first,
+            previous=old.segment, previous_last=old.last, previous_chain=old.chain,
+        )  # fmt: skip
+        raw, crc = header.encode()
+        path = self._places.segment(topic.name, first)
+        if not topic.folder_exists:
+            self._disk.make_folder(path.parent)
+        fd = self._disk.create(path)
+        self._files[topic.number, first] = fd
+        self._staged.created.append((topic, first))
+        self._disk.write(fd, [raw], 0)
+        topic.tip = _Tip(first, len(raw), crc, len(raw), old.last, crc, 0, closed=False)
+        return topic.tip
+
+    # --- commit ------------------------------------------------------------------------------------------------------
+
+    def _sync_staged(self) -> None:
+        """What was staged is on the disk when this returns, names included."""
+        staged = self._staged
+        with self._fatal():
+            fds = [self._file(part.topic, part.segment) for part in staged.parts]
+            if len(fds) == 1:
+                self._disk.sync(fds[0])
+            elif fds:
+                self._pool = self._pool or ThreadPoolExecutor(SYNC_THREADS, "log-sync")
+                list(self._pool.map(self._disk.sync, fds))
+            if staged.created:
+                for folder in {self._places.folder(topic.name) for topic, _ in staged.created}:
+                    self._disk.sync_folder(folder)
+                if any(not topic.folder_exists for topic, _ in staged.created):
+                    self._disk.sync_folder(self._places.topics)
+                for topic, _ in staged.created:
+                    topic.folder_exists = True
+
+    def _publish(self, group: Group) -> None:
+        before = self._published
+        standing = decode_head(os.pread(self._head_fd, HEAD_BYTES, 0))
+        if standing is None or standing.epoch != before.epoch:
+            self._broken = "another writer has taken the log over"
+            self._check_usable()
+        records, crc = encode_group(group, before.timeline_crc)
+        try:
+            self._disk.write(self._timeline_fd, [records], before.timeline_bytes)
+        except OSError:
+            with self._fatal():
+                self._disk.truncate(self._timeline_fd, before.timeline_bytes)
+            self.rollback()
+            raise
+        head = Head(
+            before.log_id, before.epoch, group.last, group.commit_lsn, group.commit_ts_us,
+            before.timeline_bytes + len(records), crc,
+        )  # fmt: skip
+        with self._fatal():
+            try:
+                self._disk.sync(self._timeline_fd)
+            except OSError:
+                # Nobody may find this entry later and take it for durable.
+                self._disk.truncate(self._timeline_fd, before.timeline_bytes)
+                raise
+            self._disk.write(self._head_fd, [head.encode()], 0)
+        self._published = head
+
+    def _close_full(self, staged: _Staged) -> None:
+        """Hands full segments to sealing, and keeps the number of open files bounded."""
+        for topic in staged.topics.values():
+            if topic.tip.end >= self._segment_bytes and not topic.tip.closed:
+                staged.closed.append((topic, _run(topic.tip)))
+                topic.tip = topic.durable = replace(topic.tip, closed=True, schema=None)
+        for topic, run in staged.closed:
+            self._forget(topic.number, run.segment)
+            if self._sealer:
+                self._sealer.add(self._place(topic.number, topic.name, run.segment), run)
+        while len(self._files) > OPEN_FILES:
+            self._disk.close(self._files.popitem(last=False)[1])
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _place(self, number: int, name: str, segment: int) -> Place:
+        return Place(self._published.log_id, number, name, segment)
+
+    def _file(self, topic: _Topic, segment: int) -> int:
+        key = (topic.number, segment)
+        fd = self._files.get(key)
+        if fd is None:
+            fd = self._files[key] = self._disk.open(self._places.segment(topic.name, segment))
+        else:
+            self._files.move_to_end(key)
+        return fd
+
+    def _forget(self, number: int, segment: int) -> None:
+        fd = self._files.pop((number, segment), None)
+        if fd is not None:
+            self._disk.close(fd)
+
+    def _fatal(self) -> _Fatal:
+        return _Fatal(self)
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise HeadwaterError(
+                f"the log's writer takes nothing more: {self._broken}", hint="restart capture, which recovers the log"
+            )
+
+
+class _Fatal:
+    """Any error inside means that nobody knows what the disk holds: the writer is over, the error goes on."""
+
+    def __init__(self, writer: EmbeddedLogWriter) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            code = errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else type(error).__name__
+            self._writer._broken = f"the disk failed before ({code})"
+
+
+def _run(tip: _Tip) -> Run:
+    return Run(tip.segment, tip.begin, tip.end, tip.rows, tip.last, tip.begin_seed, tip.chain)
+
+
+def _resumed(number: int, name: str, segments: list[Run], segment_bytes: int) -> _Topic:
+    newest = segments[-1]
+    tip = _Tip(
+        newest.segment, newest.start, newest.seed, newest.end, newest.last, newest.chain, newest.rows,
+        closed=newest.end >= segment_bytes,
+    )  # fmt: skip
+    return _Topic(number, name, tip, tip, folder_exists=True)
+
+
+def _padded(message: pa.Buffer) -> bytes | pa.Buffer:
+    rest = padding(message.size)
+    return message if rest == 0 else message.to_pybytes() + bytes(rest)
+
+
+def _lock(places: Places, disk: Disk) -> int:
+    """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind."""
+    disk.make_folder(places.root)
+    fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise HeadwaterError(
+            f"process {pid or '?'} already writes to the log in {places.root}", hint=f"stop it first: kill {pid}"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
