@@ -1,0 +1,163 @@
+"""The facts of the tables to be read: the same ``Table`` that capture makes of the stream's RELATION message, and how to read it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from cdc.capture.relations import FIRST_OWN_TYPE, identify
+from cdc.errors import SourceError
+from cdc.model.selection import matches
+from cdc.model.table import Column, Table
+
+# The stream leaves stored generated columns out before 18; from 18 on pg_publication_tables.attnames says which it sends.
+# A domain's TYPE message names its base type, hence the recursion.
+_TABLES: Final = """
+select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text, coalesce(x.indkey::text, ''),
+       p.rowfilter,
+       has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
+       greatest(s.rows, 0)::int8, s.bytes::int8, s.pages::int8,
+       (select json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod, (
+                 with recursive base as (
+                   select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t where t.oid = a.atttypid
+                   union all
+                   select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t join base b on t.oid = b.typbasetype)
+                 select bn.nspname || '.' || base.typname from base join pg_namespace bn on bn.oid = base.typnamespace
+                 where base.typbasetype = 0)) order by a.attnum)
+          from pg_attribute a
+         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attname = any (p.attnames)
+           and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000))
+from pg_publication_tables p
+join pg_namespace n on n.nspname = p.schemaname
+join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
+left join pg_index x on x.indrelid = c.oid and x.indisvalid and case c.relreplident
+       when 'i' then x.indisreplident when 'd' then x.indisprimary and x.indimmediate else x.indisprimary end
+cross join lateral (
+  select sum(leaf.reltuples) as rows, sum(pg_table_size(leaf.oid)) as bytes,
+         max(pg_relation_size(leaf.oid)) / current_setting('block_size')::int8 as pages
+  from (select c.oid where c.relkind = 'r'
+        union all
+        select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf) one
+  join pg_class leaf on leaf.oid = one.oid) s
+where p.pubname = %(publication)s and (%(oid)s::oid is null or c.oid = %(oid)s::oid)
+order by n.nspname, c.relname
+"""
+
+
+# Cheap enough for every chunk: no sizes, no types, only what a change of the above goes with.
+_FINGERPRINT: Final = """
+select pg_current_snapshot()::text, md5(row(
+  (select row(c.relname, c.relnamespace, c.relreplident) from pg_class c where c.oid = %(oid)s),
+  (select array_agg(row(a.attnum, a.attname, a.atttypid, a.atttypmod, a.attisdropped, a.attgenerated) order by a.attnum)
+     from pg_attribute a where a.attrelid = %(oid)s and a.attnum > 0),
+  (select array_agg(row(i.indexrelid, i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate) order by i.indexrelid)
+     from pg_index i where i.indrelid = %(oid)s),
+  (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = %(oid)s))::text)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """One published table as the catalog has it now."""
+
+    table: Table
+    """Equal to what capture derives from the RELATION message, columns and keys included."""
+    index: tuple[str, ...]
+    """The columns of the index that identifies rows, in the index's order; empty when no index does (identity full, no key)."""
+    partitioned: bool
+    row_filter: str | None
+    """The publication's, as SQL."""
+    rows_estimate: int
+    bytes: int
+    pages: int
+    """Of the largest partition where there are several."""
+
+    @property
+    def shape(self) -> str:
+        """Changes whenever rows read before and after could not be put together: other columns, key or row filter."""
+        facts = (self.table.to_json(), self.index, self.row_filter)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    @property
+    def name(self) -> str:
+        return self.table.qualified
+
+
+def load_tables(connection: psycopg.Connection, patterns: Sequence[str], publication: str) -> list[SourceTable]:
+    """The published tables that ``source.tables`` selects, by name. ``connection``: under the pinned settings.
+
+    Raises SourceError, naming the table and the SQL that mends it, when one cannot be read whole.
+    """
+    found = _load(connection, publication, None)
+    chosen = [table for table, _ in found if matches(patterns, table.name)]
+    for table, problem in found:
+        if problem is not None and table in chosen:
+            raise problem
+    return chosen
+
+
+def reload_table(connection: psycopg.Connection, oid: int, publication: str) -> SourceTable | None:
+    """One table's facts as they are now; None when it exists no more or is no longer published."""
+    found = _load(connection, publication, oid)
+    for _, problem in found:
+        if problem is not None:
+            raise problem
+    return found[0][0] if found else None
+
+
+def take_snapshot(connection: psycopg.Connection, oid: int) -> tuple[str, str]:
+    """(``pg_current_snapshot()``, a fingerprint that changes when the table's facts may have changed), in one look."""
+    row = connection.execute(_FINGERPRINT, {"oid": oid}).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def _load(connection: psycopg.Connection, publication: str, oid: int | None) -> list[tuple[SourceTable, SourceError | None]]:
+    rows = connection.execute(_TABLES, {"publication": publication, "oid": oid}).fetchall()
+    return [_source_table(row, connection.info.user) for row in rows]
+
+
+def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceError | None]:
+    oid, schema, name, kind, identity, index, row_filter, readable, row_security, estimate, size, pages, attributes = row
+    numbers = [int(number) for number in index.split()]
+    names = {number: label for number, label, *_ in attributes or ()}
+    columns = tuple(
+        Column(label, type_oid, typmod, "" if type_oid < FIRST_OWN_TYPE else type_name, identity == "f" or number in numbers)
+        for number, label, type_oid, typmod, type_name in attributes or ()
+    )
+    key = tuple(names[number] for number in numbers if number in names)
+    if identity == "n":
+        columns = tuple(Column(c.name, c.type_oid, c.typmod, c.type_name) for c in columns)
+    table = Table(oid, schema, name, identify(columns, identity, key), identity)
+    facts = SourceTable(table, key, kind == "p", row_filter, estimate, size or 0, pages or 0)
+    return facts, _problem(facts, len(numbers) == len(key), readable, row_security, role)
+
+
+def _problem(source: SourceTable, whole_key: bool, readable: bool, row_security: bool, role: str) -> SourceError | None:
+    table = source.table
+    quoted = sql.Identifier(table.schema, table.name).as_string()
+    if not readable:
+        grant = f"GRANT USAGE ON SCHEMA {sql.Identifier(table.schema).as_string()} TO {sql.Identifier(role).as_string()}; "
+        grant += f"GRANT SELECT ON {quoted} TO {sql.Identifier(role).as_string()}"
+        return SourceError(f"role {role!r} may not read table {source.name}", hint=grant)
+    if row_security:
+        return SourceError(
+            f"row-level security hides rows of table {source.name} from role {role!r}",
+            hint=f"ALTER ROLE {sql.Identifier(role).as_string()} BYPASSRLS",
+        )
+    if table.identity == "n" or not table.key:
+        return SourceError(
+            f"table {source.name} has no usable replica identity",
+            hint=f"add a primary key, or: ALTER TABLE {quoted} REPLICA IDENTITY FULL",
+        )
+    if not whole_key:
+        return SourceError(
+            f"the publication leaves out a key column of table {source.name}",
+            hint="add the column to the publication's column list",
+        )
+    return None

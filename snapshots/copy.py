@@ -1,0 +1,314 @@
+"""COPY TO STDOUT as Arrow batches: the server's text in large blocks, cut into fields and typed by compiled kernels.
+
+Without TLS and GSS the reply is read straight from the connection's socket, hundreds of kB at a time; the query is sent there too, so
+libpq has nothing of the reply in its own buffer. Otherwise libpq hands over row by row, which is slower and gives the same blocks.
+Frames: manual, "Frontend/Backend Protocol", COPY Operations (one CopyData message holds one row); text format: manual, COPY.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Event
+from typing import Final
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import pq
+
+from cdc.capture.values import Bytes, Lengths, Offsets, columns
+from cdc.errors import ProtocolError
+from cdc.model.batch import Op, batch_schema
+from cdc.model.kernel import kernel
+from cdc.model.table import Table
+
+BLOCK_BYTES: Final = 2 * 2**20
+_HEADER: Final = 5
+_WAIT_S: Final = 0.5
+_COPY_DATA, _READY, _ERROR = b"d"[0], b"Z"[0], b"E"[0]
+_REPLIES: Final = b"HSNAcCZE"
+"""CopyOutResponse, ParameterStatus, NoticeResponse, NotificationResponse, CopyDone, CommandComplete, ReadyForQuery, ErrorResponse."""
+
+
+class Abandoned(Exception):
+    """The reader was told to stop. The connection is in the middle of a reply and must be closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole rows in COPY's text format, each ended by a newline and preceded by ``skip`` bytes of framing."""
+
+    data: Bytes
+    rows: int
+    skip: int
+    last: int
+    """Where the last row begins (its framing included)."""
+
+    def last_row(self) -> list[str | None]:
+        """The fields of the last row as text."""
+        line = self.data[self.last + self.skip :].tobytes().removesuffix(b"\n")
+        return [None if field == b"\\N" else unescape(field).decode() for field in line.split(b"\t")]
+
+
+def copy_blocks(connection: psycopg.Connection, query: str, stop: Event) -> Iterator[Block]:
+    """Runs a COPY … TO STDOUT and yields its rows. The connection is usable again once the iterator has ended by itself.
+
+    Raises psycopg.Error as the server says (primary message only: details may quote rows), Abandoned when ``stop`` is set.
+    """
+    if _is_plain(connection):
+        return _raw_blocks(connection, query, stop)
+    return _libpq_blocks(connection.pgconn, query, stop)
+
+
+def read_rows(block: Block, table: Table) -> pa.RecordBatch:
+    """The block as a batch of READ changes (``batch_schema``); position, LSN and time are zero, to be set by ``feed.place``."""
+    width = len(table.columns)
+    offsets = np.empty((width, block.rows), np.int64)
+    lengths = np.empty((width, block.rows), np.int32)
+    if _split(block.data, block.skip, offsets, lengths) != block.rows:
+        raise ProtocolError(f"COPY of table {table.qualified} gave rows of another shape than the catalog says")
+    arrays, exact = columns(block.data, offsets, lengths, table)
+    zero = np.zeros(block.rows, np.int64)
+    op = np.full(block.rows, int(Op.READ), np.int8)
+    meta = [
+        pa.array(zero),
+        pa.array(op),
+        pa.array(zero),
+        pa.array(zero.view("datetime64[us]"), pa.timestamp("us", tz="UTC")),
+        exact,
+    ]
+    return pa.RecordBatch.from_arrays([*meta, *arrays], schema=batch_schema(table))
+
+
+def unescape(field: bytes) -> bytes:
+    """One field of COPY's text format as the value's own bytes (``\\N`` is the caller's)."""
+    if b"\\" not in field:
+        return field
+    out = bytearray()
+    at = 0
+    while at < len(field):
+        byte = field[at]
+        at += 1
+        if byte == 0x5C and at < len(field):
+            byte = _ESCAPES.get(field[at], field[at])
+            at += 1
+        out.append(byte)
+    return bytes(out)
+
+
+_ESCAPES: Final = {ord("b"): 8, ord("t"): 9, ord("n"): 10, ord("v"): 11, ord("f"): 12, ord("r"): 13}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------
+
+
+def _is_plain(connection: psycopg.Connection) -> bool:
+    if connection.pgconn.ssl_in_use:
+        return False
+    row = connection.execute(
+        "select coalesce((select encrypted from pg_stat_gssapi where pid = pg_backend_pid()), false)"
+    ).fetchone()
+    return row == (False,)
+
+
+def _raw_blocks(connection: psycopg.Connection, query: str, stop: Event) -> Iterator[Block]:
+    body = query.encode() + b"\0"
+    # A descriptor of our own: closing it leaves libpq's alone.
+    with socket.socket(fileno=os.dup(connection.pgconn.socket)) as wire:
+        wire.settimeout(_WAIT_S)
+        wire.sendall(b"Q" + struct.pack("!I", len(body) + 4) + body)
+        room = np.empty(BLOCK_BYTES, np.uint8)
+        start = end = 0
+        done, failure = False, None
+        while not done:
+            end += _receive(wire, room.data[end:], stop)
+            rows, last, rest = _whole_rows(room, start, end)
+            eager = end < len(room) and not _has_control(room, rest, end)
+            if eager:
+                continue
+            if rows:
+                yield Block(room[start:rest], rows, _HEADER, last - start)
+            start = rest
+            start, done, failure = _control(room, start, end, failure)
+            room, start, end = _moved(room, start, end)
+    if failure is not None:
+        raise failure
+
+
+def _receive(wire: socket.socket, room: memoryview, stop: Event) -> int:
+    while True:
+        try:
+            count = wire.recv_into(room)
+        except TimeoutError:
+            if stop.is_set():
+                raise Abandoned from None
+            continue
+        except OSError as error:
+            raise psycopg.OperationalError(f"connection lost during COPY: {error.strerror}") from None
+        if count == 0:
+            raise psycopg.OperationalError("the server closed the connection during COPY")
+        return count
+
+
+def _has_control(room: Bytes, at: int, end: int) -> bool:
+    return at < end and room[at] != _COPY_DATA
+
+
+def _control(room: Bytes, at: int, end: int, failure: psycopg.Error | None) -> tuple[int, bool, psycopg.Error | None]:
+    """Takes whole messages other than CopyData from ``at`` on; returns (where it stopped, ready for the next query, error)."""
+    while end - at >= _HEADER and room[at] != _COPY_DATA:
+        kind = int(room[at])
+        length = int.from_bytes(room[at + 1 : at + 5].tobytes(), "big")
+        if length < 4 or kind not in _REPLIES:
+            raise ProtocolError("COPY was answered by a message that does not belong there")
+        if end - at < 1 + length:
+            break
+        if kind == _ERROR:
+            failure = _server_error(room[at + _HEADER : at + 1 + length].tobytes())
+        at += 1 + length
+        if kind == _READY:
+            return at, True, failure
+    return at, False, failure
+
+
+def _server_error(fields: bytes) -> psycopg.Error:
+    found = {field[:1]: field[1:].decode("utf-8", "replace") for field in fields.split(b"\0") if field}
+    try:
+        kind = psycopg.errors.lookup(found.get(b"C", ""))
+    except KeyError:
+        kind = psycopg.DatabaseError
+    return kind(found.get(b"M", "the server gave no reason"))
+
+
+def _moved(room: Bytes, start: int, end: int) -> tuple[Bytes, int, int]:
+    """A fresh block that begins with what is left over; larger when one row needs more."""
+    left = end - start
+    needed = BLOCK_BYTES
+    if left >= _HEADER:
+        needed = max(needed, int.from_bytes(room[start + 1 : start + 5].tobytes(), "big") + 1 + _HEADER)
+    fresh = np.empty(max(needed, left + _HEADER), np.uint8)
+    fresh[:left] = room[start:end]
+    return fresh, 0, left
+
+
+def _libpq_blocks(wire: pq.abc.PGconn, query: str, stop: Event) -> Iterator[Block]:
+    wire.send_query(query.encode())
+    _await_result(wire, stop)
+    buffer, rows, last = bytearray(), 0, 0
+    while True:
+        length, row = wire.get_copy_data(1)
+        if length > 0:
+            last = len(buffer)
+            buffer += row
+            rows += 1
+            if len(buffer) >= BLOCK_BYTES:
+                yield Block(np.frombuffer(buffer, np.uint8), rows, 0, last)
+                buffer, rows = bytearray(), 0
+        elif length == 0:
+            _await_input(wire, stop)
+        else:
+            break
+    if rows:
+        yield Block(np.frombuffer(buffer, np.uint8), rows, 0, last)
+    _await_result(wire, stop)
+
+
+def _await_input(wire: pq.abc.PGconn, stop: Event) -> None:
+    while not select.select([wire.socket], [], [], _WAIT_S)[0]:
+        if stop.is_set():
+            raise Abandoned
+    wire.consume_input()
+
+
+def _await_result(wire: pq.abc.PGconn, stop: Event) -> None:
+    """Up to the beginning of COPY's data, or to the end of the query."""
+    while True:
+        wire.flush()
+        while wire.is_busy():
+            _await_input(wire, stop)
+        result = wire.get_result()
+        if result is None or result.status == pq.ExecStatus.COPY_OUT:
+            return
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            raise psycopg.errors.error_from_result(result, encoding="utf-8")
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _whole_rows(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Hops over CopyData messages: (how many are whole, where the last of them begins, where they end)."""
+    rows = 0
+    last = at
+    while end - at >= 5 and data[at] == 100:
+        length = (
+            (np.int64(data[at + 1]) << 24) | (np.int64(data[at + 2]) << 16) | (np.int64(data[at + 3]) << 8) | np.int64(data[at + 4])
+        )
+        if length < 4 or end - at < 1 + length:
+            break
+        last = at
+        at += 1 + length
+        rows += 1
+    return rows, last, at
+
+
+@kernel
+def _split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
+    """Where each field lies, escapes resolved in place (a value is never longer than its escaped form), ``\\N`` as length -1.
+
+    Returns the number of rows, or -1 when a row has another number of fields or the block ends inside one.
+    """
+    width = offsets.shape[0]
+    room = offsets.shape[1]
+    size = data.shape[0]
+    at = np.int64(0)
+    row = 0
+    while at < size:
+        if row == room:
+            return -1
+        at += skip
+        for c in range(width):
+            start = at
+            while at < size and data[at] != 9 and data[at] != 10 and data[at] != 92:
+                at += 1
+            length = at - start
+            if at < size and data[at] == 92:
+                if length == 0 and at + 2 < size and data[at + 1] == 78 and (data[at + 2] == 9 or data[at + 2] == 10):
+                    length -= 1
+                    at += 2
+                else:
+                    to = at
+                    while at < size and data[at] != 9 and data[at] != 10:
+                        byte = data[at]
+                        at += 1
+                        if byte == 92 and at < size:
+                            byte = data[at]
+                            at += 1
+                            if byte == 98:
+                                byte = np.uint8(8)
+                            elif byte == 116:
+                                byte = np.uint8(9)
+                            elif byte == 110:
+                                byte = np.uint8(10)
+                            elif byte == 118:
+                                byte = np.uint8(11)
+                            elif byte == 102:
+                                byte = np.uint8(12)
+                            elif byte == 114:
+                                byte = np.uint8(13)
+                        data[to] = byte
+                        to += 1
+                    length = to - start
+            offsets[c, row] = start
+            lengths[c, row] = np.int32(length)
+            if at >= size or data[at] != (10 if c == width - 1 else 9):
+                return -1
+            at += 1
+        row += 1
+    return row

@@ -1,0 +1,337 @@
+"""Where the snapshot's chunks meet the stream: what ingest (one thread) and the coordinator (others) share. Thread-safe.
+
+A chunk goes through ``reading`` → ``ready`` (its watermark may come) → ``entered`` (its rows were handed to ingest) → ``durable``;
+or ends as ``refused`` (has to be read again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from threading import Condition
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.capture.group import Group, Watermark
+from cdc.model.batch import LSN, POSITION, TS, table_of
+from cdc.model.position import Cut, Position
+from cdc.model.table import Table
+from snapshots.fence import Barrier, Delivered, Mask, Snapshot, Window
+from snapshots.holds import Holds
+from snapshots.progress import SnapshotProgress
+
+PREFIX: Final = "headwater"
+"""Of our logical messages; one whose content is no chunk's is passed over."""
+
+
+class State(Enum):
+    READING = "reading"
+    READY = "ready"
+    ENTERED = "entered"
+    DURABLE = "durable"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Some rows of one table, read in one snapshot. Only the feed changes it."""
+
+    content: bytes
+    """The logical message that is its watermark."""
+    window: Window
+    shared: bool
+    """The window serves further chunks of the same snapshot."""
+    batches: tuple[pa.RecordBatch, ...] = ()
+    rows: int = 0
+    """Rows read; fewer may enter."""
+    state: State = State.READING
+    lsn: int = 0
+
+
+class SnapshotFeed:
+    """See the module's text. Every method may raise what the coordinator failed with."""
+
+    def __init__(self, progress: SnapshotProgress) -> None:
+        self._progress = progress
+        self._changed = Condition()
+        self._delivered: Delivered | None = Delivered()
+        self._barrier: Barrier | None = None
+        self._windows: list[Window] = []
+        self._ready: dict[bytes, Chunk] = {}
+        self._entered: list[Chunk] = []
+        self._holds: dict[int, Holds] = {}
+        self._again: set[int] = set()
+        self._error: Exception | None = None
+
+    # --- ingest's side -----------------------------------------------------------------------------------------------------
+
+    def on_group(self, group: Group) -> None:
+        """Each group of whole transactions, in stream order, before it is appended."""
+        with self._changed:
+            self._check()
+            if self._delivered is not None:
+                self._delivered.add(group.transactions.xid)
+            if self._barrier is not None:
+                self._barrier.deliver(group.transactions.xid)
+            if not self._windows and not self._holds:
+                return
+            for batch in group.batches:
+                table = table_of(batch.schema)
+                for window in self._windows:
+                    if window.table.oid == table.oid:
+                        window.add(batch, table, group.transactions)
+                if table.oid in self._holds and self._same_shape(table):
+                    self._forget(table.oid, batch)
+
+    def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:
+        """The rows of the chunk whose watermark came as the last transaction of the group given to ``on_group`` just before.
+
+        Batches in ``batch_schema``, to be completed by ``place``; none when no row survived. None when the message is not a chunk's,
+        or the chunk has to be read again.
+        """
+        with self._changed:
+            self._check()
+            chunk = self._ready.pop(watermark.content, None)
+            if chunk is None:
+                return None
+            if not chunk.shared:
+                self._windows.remove(chunk.window)
+            if chunk.window.mixed:
+                self._settle(chunk, State.REFUSED)
+                return None
+            survivors = chunk.window.survivors(chunk.batches)
+            table = chunk.window.table
+            if table.oid in self._holds and self._same_shape(table):
+                survivors = self._holds[table.oid].complete(survivors)
+                self._drop_if_empty(table.oid)
+            chunk.batches = ()
+            chunk.lsn = watermark.lsn
+            self._entered.append(chunk)
+            self._settle(chunk, State.ENTERED)
+            return survivors
+
+    def on_durable(self, cut: Cut) -> None:
+        """After the log's fsync of everything up to ``cut``."""
+        if not self._entered:
+            return
+        with self._changed:
+            self._check()
+            for chunk in self._entered:
+                if chunk.lsn <= cut.commit_lsn:
+                    chunk.state = State.DURABLE
+            self._entered = [chunk for chunk in self._entered if chunk.state is not State.DURABLE]
+            self._changed.notify_all()
+
+    def hold(self, rows: pa.RecordBatch, missing: Mapping[str, Mask]) -> None:
+        """Updates of one table that lack unchanged TOAST values which the log does not have; the caller does not log them.
+
+        rows: ``batch_schema``, in stream order, handed over before the group that they belong to; ``_cdc_position`` is the position
+        that the next logged change after the row gets. missing: column → which rows lack it. Returns when a restart is safe.
+        """
+        table = table_of(rows.schema)
+        with self._changed:
+            self._check()
+            self._progress.wait_for_rows(table.oid)
+            if table.oid not in self._holds or not self._same_shape(table):
+                self._holds[table.oid] = Holds(table)
+            self._holds[table.oid].add(rows, missing)
+            self._changed.notify_all()
+
+    def unresolved(self, table_oid: int) -> bool:
+        """Whether rows of this table may be missing from the log because its snapshot is not finished, so that ``hold`` is in order."""
+        with self._changed:
+            return table_oid in self._holds or table_oid in self._again or not self._progress.finished(table_oid)
+
+    def reset(self) -> None:
+        """The stream begins anew after its last durable commit, and what was appended since is gone: open chunks are read again."""
+        with self._changed:
+            for chunk in (*self._ready.values(), *self._entered):
+                chunk.state = State.REFUSED
+            for window in self._windows:
+                # Chunks that are still being read, or share it.
+                window.mixed = True
+            # The stream brings some of the held rows again, under other positions.
+            self._again |= self._holds.keys()
+            self._holds.clear()
+            self._ready.clear()
+            self._entered.clear()
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises what the coordinator failed with; for ingest while the stream is idle."""
+        with self._changed:
+            self._check()
+
+    # --- the coordinator's side --------------------------------------------------------------------------------------------
+
+    def track(self) -> None:
+        """From now on delivered transactions are remembered; before the barrier is taken, before the first window."""
+        with self._changed:
+            if self._delivered is None:
+                self._delivered = Delivered()
+
+    def untrack(self) -> None:
+        """Nothing is to be read any more."""
+        with self._changed:
+            self._delivered = self._barrier = None
+
+    def set_barrier(self, barrier: Barrier) -> None:
+        with self._changed:
+            assert self._delivered is not None, "track comes first"
+            barrier.deliver(self._delivered.so_far())
+            self._barrier = barrier
+
+    def exclude(self, xids: npt.NDArray[np.int64]) -> None:
+        """These transactions of the barrier are known not to have committed yet."""
+        with self._changed:
+            if self._barrier is not None:
+                self._barrier.exclude(xids)
+
+    def barrier_suspects(self) -> npt.NDArray[np.int64]:
+        with self._changed:
+            return np.empty(0, np.int64) if self._barrier is None else self._barrier.suspects
+
+    def open(self, table: Table) -> Window:
+        """Before the snapshot is taken."""
+        with self._changed:
+            assert self._delivered is not None, "track comes first"
+            window = Window(table, self._delivered.so_far())
+            self._windows.append(window)
+            return window
+
+    def admit(self, window: Window, snapshot: Snapshot) -> bool:
+        """Whether rows read in this snapshot can be used at all; if not the window is closed."""
+        with self._changed:
+            assert self._delivered is not None, "track comes first"
+            usable = window.admit(snapshot)
+            if self._barrier is not None and self._barrier.passed_by(snapshot):
+                self._barrier = None
+            self._delivered.prune(snapshot)
+            if not usable or self._barrier is not None:
+                self._windows.remove(window)
+                return False
+            return True
+
+    def close(self, window: Window) -> None:
+        with self._changed:
+            if window in self._windows:
+                self._windows.remove(window)
+
+    def ready(self, chunk: Chunk, batches: Sequence[pa.RecordBatch]) -> None:
+        """Everything is read; to be called before the watermark is emitted."""
+        with self._changed:
+            if chunk.state is State.REFUSED:
+                return
+            chunk.batches = tuple(batches)
+            chunk.rows = sum(batch.num_rows for batch in batches)
+            self._ready[chunk.content] = chunk
+            self._settle(chunk, State.READY)
+
+    def abandon(self, chunk: Chunk) -> None:
+        """The chunk is given up (it may already have entered, which does no harm)."""
+        with self._changed:
+            self._ready.pop(chunk.content, None)
+            if chunk in self._entered:
+                self._entered.remove(chunk)
+            chunk.batches = ()
+            if chunk.window in self._windows:
+                self._windows.remove(chunk.window)
+            self._settle(chunk, State.REFUSED)
+
+    def wait(self, chunk: Chunk, states: frozenset[State], timeout_s: float) -> bool:
+        """Until the chunk is in one of the states."""
+        with self._changed:
+            return self._changed.wait_for(lambda: chunk.state in states, timeout_s)
+
+    def wait_for_holds(self, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._holds or self._again), timeout_s)
+
+    def held(self, table_oid: int) -> bool:
+        with self._changed:
+            return table_oid in self._holds
+
+    def held_tables(self) -> list[int]:
+        with self._changed:
+            return list(self._holds)
+
+    def held_keys(self, table_oid: int, limit: int) -> pa.RecordBatch | None:
+        """At most so many held rows of the table, for their keys."""
+        with self._changed:
+            return self._holds[table_oid].keys(limit) if table_oid in self._holds else None
+
+    def drop_holds(self, table_oid: int) -> None:
+        """The table is gone."""
+        with self._changed:
+            self._holds.pop(table_oid, None)
+
+    def to_read_again(self) -> set[int]:
+        """Tables (OIDs) whose snapshot has to begin from the beginning, because rows were held and had to be let go."""
+        with self._changed:
+            return set(self._again)
+
+    def reading_again(self, table_oid: int) -> None:
+        """The table begins from the beginning: every later window sees what was let go."""
+        with self._changed:
+            self._progress.restart(table_oid)
+            self._again.discard(table_oid)
+
+    def finish(self, table_oid: int) -> bool:
+        """Marks the table's snapshot finished unless rows are held; False then."""
+        with self._changed:
+            if table_oid in self._holds or table_oid in self._again:
+                return False
+            self._progress.finish(table_oid)
+            return True
+
+    def fail(self, error: Exception) -> None:
+        """What ingest is to end with."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    # --- within the lock ---------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _settle(self, chunk: Chunk, state: State) -> None:
+        chunk.state = state
+        self._changed.notify_all()
+
+    def _forget(self, oid: int, batch: pa.RecordBatch) -> None:
+        self._holds[oid].forget(batch)
+        self._drop_if_empty(oid)
+
+    def _drop_if_empty(self, oid: int) -> None:
+        if not len(self._holds[oid]):
+            del self._holds[oid]
+
+    def _same_shape(self, table: Table) -> bool:
+        """Whether the held rows have the table's columns; if not they are let go and the table is read again."""
+        if self._holds[table.oid].table.columns == table.columns:
+            return True
+        del self._holds[table.oid]
+        self._again.add(table.oid)
+        self._changed.notify_all()
+        return False
+
+
+def place(batches: Sequence[pa.RecordBatch], first_position: Position, commit_lsn: int, commit_ts_us: int) -> list[pa.RecordBatch]:
+    """The chunk's batches with dense positions from ``first_position`` on, and the watermark's commit as theirs."""
+    placed = []
+    position = int(first_position)
+    for batch in batches:
+        rows = batch.num_rows
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns[POSITION] = pa.array(np.arange(position, position + rows, dtype=np.int64))
+        columns[LSN] = pa.array(np.full(rows, commit_lsn, np.int64))
+        columns[TS] = pa.array(np.full(rows, commit_ts_us, np.int64)).cast(batch.schema.field(TS).type)
+        placed.append(pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema))
+        position += rows
+    return placed

@@ -1,0 +1,135 @@
+"""Updates that cannot be logged yet: Postgres left unchanged TOAST values out, and the log does not have the row. Pure.
+
+They wait here until a chunk brings the row. By then a held row has the newest value of every column that it was sent, and the
+chunk has the others, so the row that enters is the chunk's overlaid with the held one. That holds whether or not the chunk's
+snapshot sees the update, because a change that sends the whole row, or deletes it, ends the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.model.batch import EXACT, OP, POSITION, Op
+from cdc.model.table import Table
+from snapshots.fence import Keys, Mask, keys_of, number_keys, same_types
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Rows with different keys, in stream order among the pieces."""
+
+    rows: pa.RecordBatch
+    missing: Mapping[str, Mask]
+    keys: Keys
+
+    def keep(self, mask: Mask) -> _Held:
+        chosen = pa.array(mask)
+        return _Held(
+            self.rows.filter(chosen),
+            {name: flags[mask] for name, flags in self.missing.items()},
+            [column.filter(chosen) for column in self.keys],
+        )
+
+
+class Holds:
+    """One table's held rows. Not thread-safe."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._pieces: list[_Held] = []
+
+    def __len__(self) -> int:
+        return sum(piece.rows.num_rows for piece in self._pieces)
+
+    def add(self, rows: pa.RecordBatch, missing: Mapping[str, Mask]) -> None:
+        """``rows``: in stream order; ``_cdc_position`` is the position that the change after the row will get.
+
+        ``missing``: column → which rows lack it (their value there means nothing).
+        """
+        piece = _Held(rows, dict(missing), keys_of(rows, self.table))
+        while piece.rows.num_rows:
+            numbers, _ = number_keys(piece.keys, piece.keys)
+            first = np.zeros(len(numbers), np.bool_)
+            first[np.unique(numbers, return_index=True)[1]] = True
+            self._pieces.append(piece if first.all() else piece.keep(first))
+            piece = piece.keep(~first)
+
+    def forget(self, changes: pa.RecordBatch) -> None:
+        """Whole rows and deletes of held keys, as logged: whatever was held of those keys before them is void."""
+        positions = changes.column(POSITION).to_numpy()
+        truncates = positions[changes.column(OP).to_numpy() == Op.TRUNCATE]
+        emptied_at = int(truncates.max()) if len(truncates) else -1
+        keys = keys_of(changes, self.table)
+        kept = []
+        for piece in self._pieces:
+            held_at = piece.rows.column(POSITION).to_numpy()
+            keep = held_at > emptied_at
+            if same_types(piece.keys, keys):
+                held, changed = number_keys(piece.keys, keys)
+                last: npt.NDArray[np.int64] = np.full(int(max(held.max(), changed.max(initial=0))) + 1, -1, np.int64)
+                np.maximum.at(last, changed, positions)
+                keep &= last[held] < held_at
+            if keep.any():
+                kept.append(piece if keep.all() else piece.keep(keep))
+        self._pieces = kept
+
+    def complete(self, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """The chunk's rows overlaid with what is held of them; those rows are held no longer."""
+        if not self._pieces or not chunk:
+            return list(chunk)
+        return [self._complete(batch) for batch in chunk]
+
+    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        keys = keys_of(batch, self.table)
+        kept = []
+        for piece in self._pieces:
+            numbers, held = number_keys(keys, piece.keys)
+            row_of = np.full(int(max(numbers.max(), held.max())) + 1, -1, np.int64)
+            row_of[held] = np.arange(len(held))
+            source = row_of[numbers]
+            if (source >= 0).any():
+                batch = _overlay(batch, piece, source)
+            found = np.isin(held, numbers)
+            if not found.all():
+                kept.append(piece.keep(~found) if found.any() else piece)
+        self._pieces = kept
+        return batch
+
+    def keys(self, limit: int) -> pa.RecordBatch | None:
+        """At most so many of the held rows (for their keys), or None when there are none."""
+        return self._pieces[0].rows.slice(0, limit) if self._pieces else None
+
+
+def _overlay(batch: pa.RecordBatch, piece: _Held, source: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """``source``: for each row of the batch, the held row that overlays it, or -1."""
+    below = batch.num_rows
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    sent: dict[str, Mask] = {}
+    for name in batch.schema.names:
+        if name.startswith("_cdc_"):
+            continue
+        take = source >= 0
+        if name in piece.missing:
+            take &= ~piece.missing[name][source]
+        sent[name] = take
+        rows = np.where(take, below + source, np.arange(below))
+        columns[name] = pa.concat_arrays([columns[name], piece.rows.column(name)]).take(pa.array(rows))
+    columns[EXACT] = _overlay_exact(columns[EXACT], piece.rows.column(EXACT), source, sent)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
+
+
+def _overlay_exact(chunk: pa.Array, held: pa.Array, source: npt.NDArray[np.int64], sent: Mapping[str, Mask]) -> pa.Array:
+    """The exact texts go with the values. Row by row: rows that are held and hold such values are rare twice over."""
+    if chunk.null_count == len(chunk) and held.null_count == len(held):
+        return chunk
+    texts = chunk.to_pylist()
+    for row in np.flatnonzero(source >= 0):
+        below = {name: text for name, text in texts[row] or () if not sent[name][row]}
+        above = {name: text for name, text in held[int(source[row])].as_py() or () if sent[name][row]}
+        texts[row] = list((below | above).items()) or None
+    return pa.array(texts, chunk.type)
