@@ -431,12 +431,12 @@ def _part_problems(
     problems: list[str] = []
     if capture is None:
         problems.append("capture has never run → cdc run")
-    elif not capture.alive:
+    elif not capture.alive and capture.stop is None:
         problems.append("capture does not run → cdc run")
     elif capture.error and capture.stop is None:
         problems.append(f"capture is {capture.state}: {capture.error}")
     for follower in followers:
-        if not follower.alive:
+        if not follower.alive and follower.stop is None:
             problems.append(f"follower {follower.store} does not run → cdc run")
         elif follower.error and follower.stop is None:
             problems.append(f"follower {follower.store} is {follower.state}: {follower.error}")

@@ -128,7 +128,9 @@ class Supervisor:
         child.again_at = None if step.delay_s is None else time.monotonic() + step.delay_s
         child.status.pid, child.status.state, child.status.exit_code = 0, step.state, code
         child.status.restarts += 1 if step.delay_s is not None else 0
-        _log.warning("ended", process=child.status.name, exit_code=code, state=step.state, again_in_s=step.delay_s, held=sorted(held))
+        _log.warning(
+            "ended", process=child.status.name, exit_code=code, state=step.state, again_in_s=step.delay_s, held=sorted(held)
+        )
         self._write(force=True)
 
     def _held(self, child: Child) -> frozenset[str]:

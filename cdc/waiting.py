@@ -51,11 +51,17 @@ class Awaited:
 def judge(store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None) -> Awaited:
     """target: as far as known from the log. received: capture's, or the log's head where that is further. applied: the store's."""
     if target is None:
-        return Awaited(None, False, f"capture lags: it has received {format_lsn(received)}, {lsn - received} bytes before {format_lsn(lsn)}")
+        return Awaited(
+            None, False, f"capture lags: it has received {format_lsn(received)}, {lsn - received} bytes before {format_lsn(lsn)}"
+        )
     if applied is None:
         return Awaited(target, target == 0, f"follower {store} has never run")
     if applied < target:
-        return Awaited(target, False, f"follower {store} lags: it has applied position {applied} of {target}, {target - applied} changes behind")
+        return Awaited(
+            target,
+            False,
+            f"follower {store} lags: it has applied position {applied} of {target}, {target - applied} changes behind",
+        )
     return Awaited(target, True, "")
 
 
@@ -78,7 +84,9 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
     """
     options = settings.stores.get(store)
     if options is None:
-        raise ConfigError(f"there is no store {store!r} in the configuration", hint=f"known stores: {', '.join(settings.stores) or 'none'}")
+        raise ConfigError(
+            f"there is no store {store!r} in the configuration", hint=f"known stores: {', '.join(settings.stores) or 'none'}"
+        )
     began = time.monotonic()
     dsn = settings.source.dsn.get_secret_value()
     ask_now = lsn is None

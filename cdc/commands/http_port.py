@@ -48,7 +48,8 @@ def listen(address: str) -> socket.socket:
         raise ConfigError(f"http.listen: {address!r} is no address", hint="write host:port, such as 127.0.0.1:8642")
     if not _is_loopback(host):
         raise ConfigError(
-            f"http.listen: {host!r} is no loopback address", hint="listen on 127.0.0.1 and put a proxy with TLS and a login in front"
+            f"http.listen: {host!r} is no loopback address",
+            hint="listen on 127.0.0.1 and put a proxy with TLS and a login in front",
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -20,6 +20,8 @@ def resume(
     cleared = stops.clear(settings.run_dir, stop)
     if not cleared:
         names = ", ".join(held.name for held in stops.held(settings.run_dir))
-        raise ConfigError(f"no part is stopped for {stop!r}", hint=f"stopped are: {names}" if names else "nothing is stopped; cdc status")
+        raise ConfigError(
+            f"no part is stopped for {stop!r}", hint=f"stopped are: {names}" if names else "nothing is stopped; cdc status"
+        )
     for gone in cleared:
         typer.echo(f"resumed {gone.part} (was {gone.state})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -133,7 +133,7 @@ def _snapshot_lines(capture: CaptureReport | None) -> Iterator[str]:
 
 def _log_line(report: Report) -> str:
     log = report.log
-    when = f", commit of {datetime.fromtimestamp(log.commit_ts, timezone.utc):%Y-%m-%d %H:%M:%S}Z" if log.commit_ts else ""
+    when = f", commit of {datetime.fromtimestamp(log.commit_ts, UTC):%Y-%m-%d %H:%M:%S}Z" if log.commit_ts else ""
     return (
         f"log {log.dir}: position {log.position}{when}, {log.rows} changes in {len(log.tables)} tables, {size(log.bytes)}, "
         f"{size(log.disk_free_bytes)} free"

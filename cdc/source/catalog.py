@@ -22,7 +22,7 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::tex
        case when c.relispartition then pg_partition_root(c.oid)::oid::int8 end,
        coalesce(p.indimmediate, true), p.indrelid is not null, pg_get_userbyid(c.relowner),
        greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid),
-       coalesce(case c.relreplident when 'd' then p.indkey when 'f' then p.indkey when 'i' then r.indkey end, '')::text
+       coalesce(case c.relreplident when 'd' then case when p.indimmediate then p.indkey end when 'f' then p.indkey when 'i' then r.indkey end, '')::text
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 left join pg_index p on p.indrelid = c.oid and p.indisprimary and p.indisvalid
@@ -32,11 +32,18 @@ where c.relkind in ('r', 'p', 'v', 'm', 'f') and c.relpersistence <> 't'
 order by n.nspname, c.relname
 """
 
+# A type's name is what the stream's TYPE message says: nothing for the server's own types, the base type's name for a domain.
 _COLUMNS: Final = """
+with recursive base(oid, root) as (
+    select oid, oid from pg_type where typtype <> 'd'
+    union all
+    select t.oid, base.root from pg_type t join base on t.typbasetype = base.oid where t.typtype = 'd'
+)
 select a.attrelid::int8, a.attname, a.attnum, a.atttypid::int8, a.atttypmod,
-       case when tn.nspname = 'pg_catalog' then t.typname else tn.nspname || '.' || t.typname end, a.attgenerated::text
+       case when a.atttypid::int8 >= 10000 then tn.nspname || '.' || t.typname else '' end, a.attgenerated::text
 from pg_attribute a
-join pg_type t on t.oid = a.atttypid
+join base on base.oid = a.atttypid
+join pg_type t on t.oid = base.root
 join pg_namespace tn on tn.oid = t.typnamespace
 where a.attrelid = any(%s) and a.attnum > 0 and not a.attisdropped
 order by a.attrelid, a.attnum
@@ -76,9 +83,7 @@ class SourceTable:
     @property
     def identified(self) -> bool:
         """Updates and deletes can be published: the identity is the full row, a valid index, or a usable primary key."""
-        if self.table.identity == "f":
-            return True
-        return bool(self.table.key) and not (self.table.identity == "d" and self.deferrable_key)
+        return self.table.identity == "f" or bool(self.table.key)
 
 
 def find_tables(connection: psycopg.Connection) -> list[SourceTable]:
@@ -169,3 +174,13 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
         rows_estimate=cast(int, rows),
         bytes=cast(int, size),
     )
+
+
+def primary_key(connection: psycopg.Connection, oid: int) -> tuple[str, ...]:
+    """The names of the table's primary key columns, () when it has none."""
+    rows = connection.execute(
+        "select a.attname from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey) "
+        "where i.indrelid = %s and i.indisprimary",
+        (oid,),
+    ).fetchall()
+    return tuple(name for (name,) in rows)

@@ -1,0 +1,1 @@
+"""`cdc log`: look into the log."""

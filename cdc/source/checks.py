@@ -1,0 +1,271 @@
+"""What `cdc doctor` asks of the source: one finding for each thing that would fail, may hurt, or is fine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, LiteralString, Protocol
+
+import psycopg
+from psycopg import sql
+
+from cdc.errors import HeadwaterError
+from cdc.source.catalog import SourceTable, find_tables, select_tables
+from cdc.source.publication import Publication, identity_problem, quoted_name, read_publication, refuse_partial
+from cdc.source.slot import SlotFacts, read_slot, refuse_foreign
+
+MIN_VERSION: Final = 15
+BUDGET_WARN_BYTES: Final = 1 << 30
+"""Less WAL budget than this is worth a warning at any rate of writing."""
+
+Level = Literal["ok", "warn", "fail"]
+
+_SETTINGS: Final = """
+select current_setting('server_version_num')::int / 10000, current_setting('wal_level'), current_setting('max_replication_slots')::int,
+       (select count(*) from pg_replication_slots), current_setting('max_wal_senders')::int,
+       (select count(*) from pg_stat_get_wal_senders()), current_setting('server_encoding'), pg_is_in_recovery()
+"""
+_ROLE: Final = """
+select rolname, rolsuper, rolreplication, rolbypassrls, has_database_privilege(current_database(), 'CREATE')
+from pg_roles where rolname = current_user
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``mend``: the command or the setting that helps; None where nothing has to be done."""
+
+    level: Level
+    check: str
+    message: str
+    mend: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    version: int
+    wal_level: str
+    max_slots: int
+    used_slots: int
+    max_senders: int
+    used_senders: int
+    encoding: str
+    standby: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFacts:
+    name: str
+    superuser: bool
+    replication: bool
+    bypass_rls: bool
+    may_create: bool
+    """CREATE on the database, which making a publication needs."""
+
+
+class Selected(Protocol):
+    """``cdc.settings.Source``, as far as it is looked at here."""
+
+    @property
+    def slot(self) -> str: ...
+
+    @property
+    def publication(self) -> str: ...
+
+    @property
+    def tables(self) -> Sequence[str]: ...
+
+
+def check_source(connection: psycopg.Connection, source: Selected, *, log_has_begun: bool) -> Iterator[Finding]:
+    """Every finding about the source, in the order in which problems should be mended."""
+    server = ServerFacts(*_row(connection, _SETTINGS))
+    role = RoleFacts(*_row(connection, _ROLE))
+    slot = read_slot(connection, source.slot)
+    yield from check_server(server, slot_exists=slot.exists)
+    yield from check_role(role)
+    try:
+        tables = select_tables(find_tables(connection), source.tables)
+    except HeadwaterError as error:
+        yield Finding("fail", "tables", str(error), error.hint)
+        tables = []
+    for table in tables:
+        yield from check_table(table, role)
+    yield from check_publication(read_publication(connection, source.publication), source.publication, tables, role)
+    yield from check_slot(slot, log_has_begun=log_has_begun, refuse=lambda: refuse_foreign(connection, slot))
+
+
+def check_server(facts: ServerFacts, *, slot_exists: bool) -> Iterator[Finding]:
+    if facts.version < MIN_VERSION:
+        yield Finding("fail", "version", f"Postgres {facts.version} is too old", f"upgrade to Postgres {MIN_VERSION} or newer")
+    else:
+        yield Finding("ok", "version", f"Postgres {facts.version}")
+    if facts.wal_level == "logical":
+        yield Finding("ok", "wal_level", "logical")
+    else:
+        mend = "ALTER SYSTEM SET wal_level = logical; then restart Postgres"
+        yield Finding("fail", "wal_level", f"is {facts.wal_level}, must be logical", mend)
+    yield _headroom("max_replication_slots", facts.max_slots, facts.used_slots, needed=0 if slot_exists else 1)
+    yield _headroom("max_wal_senders", facts.max_senders, facts.used_senders, needed=0 if slot_exists else 1)
+    if facts.standby:
+        yield Finding(
+            "fail", "primary", "the server is a standby", "point source.dsn at the primary (target_session_attrs=read-write)"
+        )
+    if facts.encoding == "SQL_ASCII":
+        yield Finding(
+            "fail", "encoding", "the database is SQL_ASCII: its text has no known encoding", "move the data to a UTF8 database"
+        )
+
+
+def check_role(role: RoleFacts) -> Iterator[Finding]:
+    name = sql.Identifier(role.name).as_string()
+    if role.superuser:
+        yield Finding("warn", "role", f"{role.name} is a superuser, more than capture needs", "use a role as in deploy/roles.sql")
+    elif role.replication:
+        yield Finding("ok", "role", f"{role.name} has REPLICATION")
+    else:
+        yield Finding("fail", "role", f"{role.name} lacks REPLICATION", f"ALTER ROLE {name} REPLICATION")
+
+
+def check_table(table: SourceTable, role: RoleFacts) -> Iterator[Finding]:
+    """Nothing is wrong with a table that yields one ``ok``."""
+    quoted, grantee = quoted_name(table), sql.Identifier(role.name).as_string()
+    check = f"table {table.name}"
+    problem = identity_problem(table)
+    fine = True
+    if problem is not None:
+        fine = False
+        yield Finding("fail", check, problem[0], problem[1])
+    if not table.readable:
+        fine = False
+        schema = sql.Identifier(table.table.schema).as_string()
+        yield Finding(
+            "fail",
+            check,
+            f"{role.name} may not read it",
+            f"GRANT USAGE ON SCHEMA {schema} TO {grantee}; GRANT SELECT ON {quoted} TO {grantee}",
+        )
+    if table.row_security:
+        fine = False
+        message = f"row-level security hides rows from {role.name}, but not from the stream"
+        yield Finding("fail", check, message, f"ALTER ROLE {grantee} BYPASSRLS")
+    if table.table.identity == "f" and not table.has_primary_key:
+        fine = False
+        yield Finding("warn", check, "has no primary key: equal rows cannot be told apart", "add a primary key")
+    if fine:
+        yield Finding(
+            "ok", check, f"{len(table.table.columns)} columns, about {table.rows_estimate} rows, identity {_identity(table)}"
+        )
+
+
+def check_publication(
+    publication: Publication | None, name: str, tables: Sequence[SourceTable], role: RoleFacts
+) -> Iterator[Finding]:
+    quoted = sql.Identifier(name).as_string()
+    missing = [table for table in tables if publication is None or table.name not in publication.tables]
+    foreign = sorted({table.owner for table in missing} - {role.name}) if not role.superuser else []
+    able = not foreign and (publication is not None or role.may_create or role.superuser)
+    listed = ", ".join(quoted_name(table) for table in missing)
+    if publication is None:
+        statement = f"CREATE PUBLICATION {quoted} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+        if not tables:
+            yield Finding("warn", "publication", f"{name} does not exist yet")
+        elif able:
+            yield Finding("warn", "publication", f"{name} does not exist yet; the first run makes it", "cdc doctor --fix")
+        else:
+            yield Finding(
+                "fail", "publication", f"{name} does not exist, and {role.name} may not make it", f"let the owner run: {statement}"
+            )
+        return
+    try:
+        refuse_partial(publication)
+    except HeadwaterError as error:
+        yield Finding("fail", "publication", str(error), error.hint)
+    if "truncate" not in publication.publishes:
+        mend = f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate')"
+        yield Finding("warn", "publication", f"{name} does not publish truncate: stores would keep truncated rows", mend)
+    if missing and able:
+        yield Finding("warn", "publication", f"{name} lacks {_names(missing)}; the next start adds them", "cdc doctor --fix")
+    elif missing:
+        mend = f"let the owner run: ALTER PUBLICATION {quoted} ADD TABLE {listed}"
+        yield Finding("fail", "publication", f"{name} lacks {_names(missing)}, and {role.name} may not add them", mend)
+    filtered = sorted(publication.filtered & {table.name for table in tables})
+    if filtered:
+        yield Finding("warn", "publication", f"{name} has row filters on {', '.join(filtered)}: stores hold the filtered rows only")
+    if not publication.via_root and any(table.kind == "p" for table in tables):
+        mend = f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true)"
+        yield Finding("fail", "publication", f"{name} publishes partitions under their own names", mend)
+    if not missing:
+        yield Finding("ok", "publication", f"{name} covers {len(tables)} tables")
+
+
+def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], None]) -> Iterator[Finding]:
+    if not slot.exists:
+        if log_has_begun:
+            yield Finding(
+                "fail", "slot", f"{slot.name} is gone although the log has begun (SLOT_MISSING)", "deploy/runbook.md, SLOT_MISSING"
+            )
+        else:
+            yield Finding("warn", "slot", f"{slot.name} does not exist yet; the first run makes it", "cdc doctor --fix")
+    else:
+        try:
+            refuse()
+        except HeadwaterError as error:
+            yield Finding("fail", "slot", str(error), error.hint)
+            return
+        if slot.wal_status == "lost":
+            yield Finding("fail", "slot", f"{slot.name} has been invalidated (SLOT_LOST)", "deploy/runbook.md, SLOT_LOST")
+        elif slot.wal_status == "unreserved":
+            yield Finding(
+                "warn", "slot", f"{slot.name} is about to be lost: WAL that it needs may go any time", "start cdc run now"
+            )
+        else:
+            reader = f"read by pid {slot.active_pid}" if slot.active else "not read at present"
+            yield Finding("ok", "slot", f"{slot.name} is {slot.wal_status}, {reader}")
+    yield _keep_size(slot)
+
+
+def check_budget(slot: SlotFacts, wal_bytes_per_s: float | None) -> Finding | None:
+    """How long nobody may read the slot before Postgres gives it up; None where there is no limit or no slot."""
+    if not slot.exists or slot.safe_wal_bytes is None:
+        return None
+    left = f"{max(0, slot.safe_wal_bytes) / 1e6:.0f} MB"
+    if not wal_bytes_per_s:
+        eta = "no WAL is being written now"
+    else:
+        eta = f"{max(0, slot.safe_wal_bytes) / wal_bytes_per_s / 60:.0f} min at the present {wal_bytes_per_s / 1e6:.1f} MB/s"
+    level: Level = "warn" if slot.safe_wal_bytes < min(BUDGET_WARN_BYTES, (slot.max_keep_bytes or 0) // 2) else "ok"
+    mend = "let capture catch up (cdc status), or raise max_slot_wal_keep_size" if level == "warn" else None
+    return Finding(level, "wal budget", f"{left} left: {eta}", mend)
+
+
+def _keep_size(slot: SlotFacts) -> Finding:
+    if slot.max_keep_bytes is None:
+        message = "max_slot_wal_keep_size is not set: while capture is down, WAL grows until the server's disk is full"
+        mend = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB' (what the disk bears); SELECT pg_reload_conf()"
+        return Finding("warn", "wal limit", message, mend)
+    return Finding("ok", "wal limit", f"max_slot_wal_keep_size is {slot.max_keep_bytes / 1e6:.0f} MB")
+
+
+def _headroom(setting: str, limit: int, used: int, *, needed: int) -> Finding:
+    if limit - used < needed:
+        return Finding(
+            "fail", setting, f"all {limit} are in use", f"ALTER SYSTEM SET {setting} = {limit + 4}; then restart Postgres"
+        )
+    return Finding("ok", setting, f"{used} of {limit} in use")
+
+
+def _names(tables: Sequence[SourceTable]) -> str:
+    shown = ", ".join(table.name for table in tables[:5])
+    return f"{shown} and {len(tables) - 5} more" if len(tables) > 5 else shown
+
+
+def _identity(table: SourceTable) -> str:
+    if table.table.identity == "f" and not table.has_primary_key:
+        return "full row"
+    return f"({', '.join(column.name for column in table.table.key)})"
+
+
+def _row(connection: psycopg.Connection, query: LiteralString) -> tuple[Any, ...]:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return row

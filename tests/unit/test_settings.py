@@ -1,0 +1,212 @@
+"""cdc.toml, whole: every problem is one line that names file and key, and no secret is ever in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field, SecretStr
+
+from cdc.errors import ConfigError
+from cdc.settings import MAX_FILE_BYTES, SettingsError, StoreOptions, Strict, interpolate, load
+
+CANARY = "s3cr3t-canary"
+DSN = f"postgresql://cdc:{CANARY}@db.internal/shop"
+
+
+class Retry(Strict):
+    attempts: int = Field(3, ge=1)
+
+
+class CacheOptions(StoreOptions):
+    url: str = "redis://127.0.0.1"
+    password: SecretStr | None = None
+    folder: Path = Path("var/cache")
+    retry: Retry = Retry()
+
+
+def options_model(kind: str) -> type[StoreOptions]:
+    if kind != "redis":
+        raise ConfigError(f"there is no store of kind {kind!r}", hint="use one of redis")
+    return CacheOptions
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cdc.toml"
+
+
+def problems(file: Path, text: str) -> list[str]:
+    file.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load(file, options_model)
+    lines = [problem.line() for problem in caught.value.problems]
+    assert all("\n" not in line and str(file) in line and CANARY not in line for line in lines)
+    assert caught.value.exit_code == 2
+    return lines
+
+
+def test_a_whole_file(file: Path) -> None:
+    file.write_text(f'''
+        [source]
+        dsn = "{DSN}"
+        tables = ["public.*", "!public.audit_log"]
+        [log]
+        dir = "here/log"
+        [stores.cache]
+        kind = "redis"
+        tables = ["public.products"]
+        password = "{CANARY}"
+        retry = {{ attempts = 5 }}
+    ''')
+    settings = load(file, options_model)
+    cache = settings.stores["cache"]
+    assert isinstance(cache, CacheOptions)
+    assert settings.source.dsn.get_secret_value() == DSN
+    assert settings.source.tables == ("public.*", "!public.audit_log")
+    assert (cache.tables, cache.retry.attempts) == (("public.products",), 5)
+    assert settings.log.dir == file.parent / "here/log"
+    assert settings.run_dir == file.parent / "var/run"
+    assert cache.folder == file.parent / "var/cache"
+    assert CANARY not in repr(settings) + str(settings)
+
+
+def test_an_absolute_path_stays(file: Path) -> None:
+    file.write_text(f'run_dir = "/srv/run"\n[source]\ndsn = "{DSN}"\n')
+    assert load(file, options_model).run_dir == Path("/srv/run")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "suggestion"),
+    [
+        ('sourse = 1\n[source]\ndsn = "x"', "sourse", "source"),
+        ('[source]\ndsn = "x"\ntabels = []', "source.tabels", "tables"),
+        ('[source]\ndsn = "x"\n[log]\nsegment_byte = 1', "log.segment_byte", "segment_bytes"),
+        ('[source]\ndsn = "x"\n[stores.cache]\nkind = "redis"\nurll = "x"', "stores.cache.urll", "url"),
+        ('[source]\ndsn = "x"\n[stores.cache]\nkind = "redis"\nretry = {attemps = 1}', "stores.cache.retry.attemps", "attempts"),
+        ('[source]\ndsn = "x"\n[stores.cache]\nkind = "redis"\npasword_file = "x"', "stores.cache.pasword_file", "password_file"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_a_suggestion_at_any_depth(file: Path, text: str, key: str, suggestion: str) -> None:
+    assert problems(file, text) == [f"{file}: {key}: there is no such key → did you mean {suggestion}?"]
+
+
+def test_an_unknown_key_like_nothing_lists_the_known_ones(file: Path) -> None:
+    (line,) = problems(file, '[source]\ndsn = "x"\n[http]\nzzz = 1')
+    assert line.endswith("→ known keys: listen")
+
+
+def test_every_problem_has_its_line(file: Path) -> None:
+    lines = problems(
+        file,
+        f'''
+        [source]
+        slot = "{CANARY}!"
+        [stores.Cache]
+        kind = "redis"
+        [stores.other]
+        kind = "riak"
+        [stores.third]
+        url = "x"
+        [stores.fourth]
+        kind = "redis"
+        batch_rows = "{CANARY}"
+        ''',
+    )
+    keys = [line.removeprefix(f"{file}: ").split(":")[0] for line in lines]
+    assert sorted(keys) == ["source.dsn", "source.slot", "stores.Cache", "stores.fourth.batch_rows", "stores.other.kind", "stores.third.kind"]
+
+
+def test_no_source_at_all(file: Path) -> None:
+    assert problems(file, "") == [f"{file}: source: is missing"]
+
+
+@pytest.mark.parametrize("text", ["stores = 3", "stores = {cache = 3}"])
+def test_stores_that_are_no_tables(file: Path, text: str) -> None:
+    assert "must be" in problems(file, f'{text}\n[source]\ndsn = "x"')[0]
+
+
+def test_a_missing_variable_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    (line,) = problems(file, '[source]\ndsn = "postgresql://${NO_SUCH}@h/d"')
+    assert line == f"{file}: source.dsn: the environment has no variable NO_SUCH → export NO_SUCH=…"
+
+
+def test_variables_reach_every_depth(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PW", "p@ss/w:rd")
+    monkeypatch.setenv("TABLE", "public.orders")
+    file.write_text('[source]\ndsn = "postgresql://u:${PW}@h/d"\ntables = ["${TABLE}"]\n[stores.c]\nkind = "redis"\npassword = "${PW}"')
+    settings = load(file, options_model)
+    assert settings.source.dsn.get_secret_value() == "postgresql://u:p%40ss%2Fw%3Ard@h/d"
+    assert settings.source.tables == ("public.orders",)
+    cache = settings.stores["c"]
+    assert isinstance(cache, CacheOptions)
+    assert cache.password == SecretStr("p@ss/w:rd")
+
+
+def test_a_variable_adds_no_option_to_the_dsn() -> None:
+    from psycopg.conninfo import conninfo_to_dict
+
+    hostile = r"x' sslmode=disable \ y"
+    for template in ("host=${H} dbname=d", "host='${H}' dbname=d"):
+        assert conninfo_to_dict(interpolate(template, {"H": hostile}, conninfo=True)) == {"host": hostile, "dbname": "d"}
+    url = interpolate("postgresql://u:${H}@h/d", {"H": "a?sslmode=disable#@/"})
+    assert conninfo_to_dict(url) == {"user": "u", "password": "a?sslmode=disable#@/", "host": "h", "dbname": "d"}
+
+
+def test_an_escaped_dollar_stays() -> None:
+    assert interpolate("$${PW} $5 ${PW}", {"PW": "x"}) == "${PW} $5 x"
+
+
+def test_a_secret_from_a_file(file: Path) -> None:
+    for name, mode in (("dsn", 0o400), ("pw", 0o600)):
+        (file.parent / name).write_text(f"{DSN if name == 'dsn' else CANARY}\n")
+        (file.parent / name).chmod(mode)
+    file.write_text('[source]\ndsn_file = "dsn"\n[stores.cache]\nkind = "redis"\npassword_file = "pw"')
+    settings = load(file, options_model)
+    cache = settings.stores["cache"]
+    assert isinstance(cache, CacheOptions)
+    assert (settings.source.dsn, cache.password) == (SecretStr(DSN), SecretStr(CANARY))
+
+
+def test_a_secret_file_that_others_may_read_is_refused(file: Path) -> None:
+    secret = file.parent / "dsn"
+    secret.write_text(DSN)
+    secret.chmod(0o644)
+    assert problems(file, '[source]\ndsn_file = "dsn"') == [f"{file}: source.dsn_file: others may read {secret} → chmod 0400 {secret}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('dsn_file = "nowhere"', "no such file or directory"),
+        ("dsn_file = 3", "should be the path of a file"),
+        ('dsn_file = "cdc.toml"\ndsn = "x"', "give either dsn or dsn_file, not both"),
+    ],
+)
+def test_secret_files_that_do_not_serve(file: Path, text: str, what: str) -> None:
+    file.touch(0o600)
+    assert what in " ".join(problems(file, f"[source]\n{text}"))
+
+
+def test_only_secrets_come_from_files(file: Path) -> None:
+    assert "there is no such key" in problems(file, '[source]\ndsn = "x"\nslot_file = "x"')[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"[source", "no valid TOML"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"#" * (MAX_FILE_BYTES + 1), "longer than"),
+    ],
+)
+def test_files_that_are_no_configuration(file: Path, content: bytes, what: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=what):
+        load(file, options_model)
+
+
+def test_no_file(file: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(file, options_model)
