@@ -1,0 +1,134 @@
+"""The Spark session: one JVM in this process, set up so that a micro-batch costs milliseconds and starts nothing.
+
+Secrets never enter Spark's configuration: sinks get theirs inside the functions that Spark ships.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from cdc.embedded.jars import spark_jars
+
+CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+"""With the bare local file system: no ``chmod`` process per file, 25 of which a micro-batch would start otherwise."""
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.scheduler.mode": "FAIR",
+    "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINTS,
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "1",
+    "spark.sql.streaming.pollingDelay": "1ms",
+    "spark.sql.ui.retainedExecutions": "5",
+}
+
+
+def session(
+    *,
+    app: str = "headwater",
+    master: str = "local[2]",
+    driver_memory: str = "1g",
+    warehouse: Path | None = None,
+    scratch: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The process's session, made on the first call. Raises EmbeddedError when Java or a jar cannot be had.
+
+    warehouse: the folder that ``SELECT … FROM warehouse.schema.table`` reads. scratch: where Spark puts its own files.
+    settings: Spark's own settings, which win over ours.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    jars = spark_jars()
+    os.environ["JAVA_HOME"] = str(jars.java_home)
+    # Workers must be this Python (else they time out), wherever the session was started from.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    folder = scratch or Path(tempfile.gettempdir())
+    builder: Any = SparkSession.builder.appName(app).master(master)
+    given = {
+        **_SETTINGS,
+        "spark.driver.memory": driver_memory,
+        # The bare file system and Iceberg stand on the driver's own class path: local executors are the driver.
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, (jars.bare_naked, jars.iceberg))),
+        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+        **({} if master.startswith("local") else {"spark.jars": f"{jars.iceberg},{jars.bare_naked}"}),
+        **_catalog(warehouse),
+        **(settings or {}),
+    }
+    for key, value in given.items():
+        builder = builder.config(key, value)
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    made: SparkSession = builder.getOrCreate()
+    made.sparkContext.setLogLevel("ERROR")
+    return made
+
+
+def stop() -> None:
+    """Ends the process's session and its JVM."""
+    active = SparkSession.getActiveSession()
+    if active is None:
+        return
+    gateway: Any = active.sparkContext._gateway
+    active.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout=20)
+    from pyspark import SparkContext
+
+    # Without this the next session would talk to the JVM that is gone.
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+def _catalog(warehouse: Path | None) -> dict[str, str]:
+    if warehouse is None:
+        return {}
+    name = "spark.sql.catalog.warehouse"
+    return {name: "org.apache.iceberg.spark.SparkCatalog", f"{name}.type": "hadoop", f"{name}.warehouse": str(warehouse.absolute()), f"{name}.cache-enabled": "false"}
+
+
+_QUIET: Final = """status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
+rootLogger.level = error
+rootLogger.appenderRef.stdout.ref = console
+"""
+
+
+def _log4j(folder: Path) -> Path:
+    """Spark says nothing below an error, and no page of a stack trace: those can hold rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "headwater-log4j2.properties"
+    if not path.exists() or path.read_text() != _QUIET:
+        aside = folder / f".log4j2-{os.getpid()}-{threading.get_ident()}"
+        aside.write_text(_QUIET)
+        aside.replace(path)
+    return path

@@ -1,0 +1,300 @@
+"""A source table's columns as an Iceberg schema, how that schema evolves, and rows in its Arrow shape. Pure.
+
+What a warehouse row holds: the table's columns, then ``_cdc_position`` (long, the position that wrote the row) and ``_cdc_exact``
+(map of column → exact text for the values that their column cannot hold: NaN numeric, infinity, 24:00:00, …).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model.batch import EXACT, POSITION
+from cdc.model.pgtypes import arrow_type, canonical_text
+from cdc.model.table import Column, Table
+
+FIELD_ID: Final = b"PARQUET:field_id"
+_MAP_KIND: Final = "map<string, string>"
+
+ROW_ID: Final = pa.field("_row_id", pa.int64(), metadata={FIELD_ID: b"2147483540"})
+LAST_UPDATED: Final = pa.field("_last_updated_sequence_number", pa.int64(), metadata={FIELD_ID: b"2147483539"})
+"""Row lineage of format v3: a row that moves to another file takes these along."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One Iceberg column. ``kind`` is Iceberg's name of the type, e.g. ``decimal(12, 2)``; nested ids only for ``_cdc_exact``."""
+
+    id: int
+    name: str
+    kind: str
+    key_id: int = 0
+    value_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    name: str
+    kind: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Widen:
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A column whose name another column now needs: it stays under another name, with all it holds."""
+
+    name: str
+    into: str
+
+
+Change = Add | Widen | Retire
+
+
+def iceberg_kind(column: Column) -> str:
+    """Iceberg's type for a source column. Time of day is text: Iceberg knows it, Spark cannot read it."""
+    kind = arrow_type(column)
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    return _KINDS.get(kind, "string")
+
+
+_KINDS: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "boolean",
+    pa.int16(): "int",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", tz="UTC"): "timestamptz",
+    pa.binary(): "binary",
+}
+
+_ARROW: Final[dict[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "binary": pa.binary(),
+    "string": pa.utf8(),
+}
+
+
+@lru_cache(maxsize=1024)
+def labels(table: Table) -> Mapping[str, str]:
+    """Source column → warehouse column. They differ only where two names are equal but for their case, which SQL engines mix up."""
+    taken: set[str] = {POSITION, EXACT}
+    found: dict[str, str] = {}
+    for name in table.names:
+        label, number = name, 1
+        while label.lower() in taken:
+            number += 1
+            label = f"{name}__{number}"
+        taken.add(label.lower())
+        found[name] = label
+    return found
+
+
+def first_schema(table: Table) -> str:
+    """The Iceberg schema (JSON) of a new table."""
+    names = labels(table)
+    fields: list[dict[str, Any]] = [
+        {"id": i, "name": names[column.name], "required": False, "type": iceberg_kind(column), "doc": column.type_name}
+        for i, column in enumerate(table.columns, 1)
+    ]
+    next_id = len(fields) + 1
+    fields.append({"id": next_id, "name": POSITION, "required": False, "type": "long"})
+    exact = {
+        "type": "map",
+        "key-id": next_id + 2,
+        "key": "string",
+        "value-id": next_id + 3,
+        "value": "string",
+        "value-required": False,
+    }
+    fields.append({"id": next_id + 1, "name": EXACT, "required": False, "type": exact})
+    return json.dumps({"type": "struct", "schema-id": 0, "fields": fields})
+
+
+def parse_schema(text: str) -> tuple[Field, ...]:
+    """The columns of an Iceberg schema (JSON)."""
+    found = []
+    for raw in json.loads(text)["fields"]:
+        kind = raw["type"]
+        if isinstance(kind, str):
+            found.append(Field(raw["id"], raw["name"], kind))
+        else:
+            found.append(Field(raw["id"], raw["name"], _MAP_KIND, kind.get("key-id", 0), kind.get("value-id", 0)))
+    return tuple(found)
+
+
+def evolution(fields: Sequence[Field], table: Table, previous: Table | None) -> list[Change]:
+    """What must change so that the rows of ``table`` fit. ``previous`` is the version that was written last.
+
+    A dropped column stays; when its name comes back, or its type changes to one that the old values do not fit, the old column is
+    renamed and a new one begins.
+    """
+    by_name = {field.name: field for field in fields}
+    before = set(labels(previous).values()) if previous is not None else set(by_name)
+    changes: list[Change] = []
+    for column in table.columns:
+        name, kind = labels(table)[column.name], iceberg_kind(column)
+        field = by_name.get(name)
+        if field is not None and (name not in before or not _fits(field.kind, kind)):
+            changes.append(Retire(name, f"{name}__{field.id}"))
+            field = None
+        if field is None:
+            changes.append(Add(name, kind, column.type_name))
+        elif (wider := _wider(field.kind, kind)) != field.kind:
+            changes.append(Widen(name, wider))
+    return changes
+
+
+def key_retired(changes: Iterable[Change], table: Table) -> bool:
+    """Whether rows written before can no longer be found by their key."""
+    keys = {labels(table)[column.name] for column in table.key}
+    return any(isinstance(change, Retire) and change.name in keys for change in changes)
+
+
+_PROMOTIONS: Final = {
+    ("int", "long"): "long",
+    ("long", "int"): "long",
+    ("float", "double"): "double",
+    ("double", "float"): "double",
+}
+
+
+def _wider(one: str, other: str) -> str:
+    """The type that holds both without loss; ValueError when Iceberg has none."""
+    if one == other:
+        return one
+    if (one, other) in _PROMOTIONS:
+        return _PROMOTIONS[one, other]
+    a, b = _decimal(one), _decimal(other)
+    if a and b and a[1] == b[1]:
+        return one if a[0] >= b[0] else other
+    raise ValueError(f"{one} and {other} have no common type")
+
+
+def _fits(one: str, other: str) -> bool:
+    try:
+        _wider(one, other)
+    except ValueError:
+        return False
+    return True
+
+
+def _decimal(kind: str) -> tuple[int, int] | None:
+    if not kind.startswith("decimal("):
+        return None
+    precision, scale = kind[len("decimal(") : -1].split(",")
+    return int(precision), int(scale)
+
+
+def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
+    """The Arrow (Parquet) schema that rows are written in; every field carries its Iceberg id."""
+    return pa.schema([_arrow_field(field) for field in fields])
+
+
+def _arrow_field(field: Field) -> pa.Field:
+    if field.kind == _MAP_KIND:
+        key = pa.field("key", pa.utf8(), nullable=False, metadata=_id(field.key_id))
+        kind: pa.DataType = pa.map_(key, pa.field("value", pa.utf8(), metadata=_id(field.value_id)))
+    else:
+        decimal = _decimal(field.kind)
+        kind = pa.decimal128(*decimal) if decimal else _ARROW[field.kind]
+    return pa.field(field.name, kind, metadata=_id(field.id))
+
+
+def _id(number: int) -> dict[bytes, bytes]:
+    return {FIELD_ID: str(number).encode()}
+
+
+def to_rows(changes: pa.RecordBatch, table: Table, schema: pa.Schema) -> pa.RecordBatch:
+    """Changes (``cdc.model.batch.batch_schema(table)``) as rows of ``schema``; columns that the changes do not have are NULL."""
+    sources = {label: name for name, label in labels(table).items()} | {POSITION: POSITION, EXACT: EXACT}
+    arrays = []
+    for field in schema:
+        name = sources.get(field.name)
+        if name is None:
+            arrays.append(pa.nulls(changes.num_rows, field.type))
+        else:
+            arrays.append(_converted(changes.column(name), field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_map(kind):
+        return _exact_map(values, kind)
+    if values.type == kind:
+        return values
+    if pa.types.is_string(kind):
+        return canonical_text(values)
+    return values.cast(kind)
+
+
+def _exact_map(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if values.null_count == len(values):
+        return pa.nulls(len(values), kind)
+    return pa.array(values.to_pylist(), kind)
+
+
+def to_text(rows: pa.Table, table: Table) -> pa.Table:
+    """Warehouse rows (columns by their warehouse names, any missing ones NULL) as ``sinks.contract.audit_schema(table)``."""
+    exact = exact_texts(rows.column(EXACT).combine_chunks()) if EXACT in rows.column_names else {}
+    arrays = []
+    for column in table.columns:
+        label = labels(table)[column.name]
+        if label not in rows.column_names:
+            arrays.append(pa.nulls(rows.num_rows, pa.utf8()))
+            continue
+        values = _joined(rows.column(label))
+        if not pa.types.is_string(values.type):
+            values = canonical_text(values.cast(arrow_type(column)))
+        arrays.append(with_exact(values, exact.get(column.name)))
+    return pa.table(arrays, schema=pa.schema([pa.field(name, pa.utf8()) for name in table.names]))
+
+
+def _joined(values: pa.ChunkedArray) -> pa.Array:
+    joined = values.combine_chunks()
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def exact_texts(exact: pa.Array | pa.ChunkedArray) -> dict[str, dict[int, str]]:
+    """Column → row number → exact text, out of a ``_cdc_exact`` column. Empty for nearly every batch."""
+    if isinstance(exact, pa.ChunkedArray):
+        exact = _joined(exact)
+    found: dict[str, dict[int, str]] = {}
+    if exact.null_count == len(exact):
+        return found
+    for row in pc.indices_nonzero(exact.is_valid()).to_pylist():
+        for name, text in exact[row].as_py():
+            found.setdefault(name, {})[row] = text
+    return found
+
+
+def with_exact(values: pa.Array, exact: Mapping[int, str] | None) -> pa.Array:
+    """Text with the exact texts put in their rows."""
+    if not exact:
+        return values
+    texts = values.to_pylist()
+    for row, text in exact.items():
+        texts[row] = text
+    return pa.array(texts, pa.utf8())

@@ -1,0 +1,133 @@
+"""Parquet data files: written with Iceberg's field ids, read back by them whatever the columns were called then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sinks.warehouse.catalog import sync
+from sinks.warehouse.columns import FIELD_ID, Field, arrow_schema
+from sinks.warehouse.keys import Int64s, Mask
+
+_ROW_GROUP_ROWS: Final = 256 * 1024
+_ROWS_WORTH_A_THREAD: Final = 100_000
+_WRITERS: Final = 2
+
+Convert = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    path: Path
+    first: int
+    """The first of the written rows (counted over all files of the call) that lies in this file."""
+    rows: int
+
+
+def write(
+    folder: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch], masks: Sequence[Mask], convert: Convert, file_bytes: int
+) -> list[Written]:
+    """Writes the rows that the masks select, converted to ``schema``, in order, and syncs every file. Two files at a time."""
+    counts = [int(np.count_nonzero(mask)) for mask in masks]
+    total = sum(counts)
+    if not total:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    # Arrow's own size of a row is about three times the compressed one.
+    bytes_in = sum(batch.nbytes * count // max(batch.num_rows, 1) for batch, count in zip(batches, counts, strict=True))
+    parts = max(1, min(_WRITERS, total // _ROWS_WORTH_A_THREAD), -(-bytes_in // (3 * file_bytes)))
+    edges = [total * part // parts for part in range(parts + 1)]
+    jobs = [(folder / f"{uuid4().hex}.parquet", first, after) for first, after in pairwise(edges)]
+
+    def one(job: tuple[Path, int, int]) -> Written:
+        path, first, after = job
+        with pq.ParquetWriter(path, schema, **WRITER_OPTIONS) as writer:
+            for batch in _selected(batches, masks, counts, first, after):
+                writer.write_batch(convert(batch), row_group_size=_ROW_GROUP_ROWS)
+        sync(path)
+        return Written(path, first, after - first)
+
+    if len(jobs) == 1:
+        written = [one(jobs[0])]
+    else:
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            written = list(pool.map(one, jobs))
+    sync(folder)
+    return written
+
+
+WRITER_OPTIONS: Final[dict[str, Any]] = {"compression": "zstd", "compression_level": 1, "store_decimal_as_integer": True}
+
+
+def _selected(
+    batches: Sequence[pa.RecordBatch], masks: Sequence[Mask], counts: Sequence[int], first: int, after: int
+) -> Iterator[pa.RecordBatch]:
+    """The selected rows with numbers in [first, after)."""
+    number = 0
+    for batch, mask, count in zip(batches, masks, counts, strict=True):
+        low, high = max(first - number, 0), min(after - number, count)
+        number += count
+        if low >= high:
+            continue
+        if count == batch.num_rows:
+            yield batch.slice(low, high - low)
+        else:
+            yield batch.take(pa.array(np.flatnonzero(mask)[low:high]))
+
+
+def read(path: str, fields: Sequence[Field], lineage: Sequence[pa.Field] = ()) -> pa.Table:
+    """The file's rows with these columns, found by field id; a column that the file does not have is NULL."""
+    file = pq.ParquetFile(path, memory_map=True)
+    names = {field.metadata[FIELD_ID]: field.name for field in file.schema_arrow if field.metadata and FIELD_ID in field.metadata}
+    wanted = [*arrow_schema(fields), *lineage]
+    present = [names[field.metadata[FIELD_ID]] for field in wanted if field.metadata[FIELD_ID] in names]
+    found = file.read(columns=present)
+    rows = file.metadata.num_rows
+    arrays = []
+    for field in wanted:
+        name = names.get(field.metadata[FIELD_ID])
+        if name is None:
+            arrays.append(pa.nulls(rows, field.type))
+        else:
+            values = found.column(name)
+            arrays.append(values if values.type == field.type else values.cast(field.type))
+    return pa.table(arrays, schema=pa.schema(wanted))
+
+
+def bounds(path: str, field_id: int) -> tuple[Any, Any] | None:
+    """The column's least and greatest value by the file's own statistics; None when it has none."""
+    file = pq.ParquetFile(path)
+    index = next(
+        (i for i, f in enumerate(file.schema_arrow) if f.metadata and f.metadata.get(FIELD_ID) == str(field_id).encode()), None
+    )
+    if index is None:
+        return None
+    name = file.schema_arrow.field(index).name
+    lows, highs = [], []
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        column = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == name)
+        statistics = column.statistics
+        if statistics is None or not statistics.has_min_max:
+            return None
+        lows.append(statistics.min)
+        highs.append(statistics.max)
+    return (min(lows), max(highs)) if lows else None
+
+
+def without(rows: pa.Table, gone: Int64s) -> pa.Table:
+    """The rows but those at these positions."""
+    if not len(gone):
+        return rows
+    kept = np.ones(rows.num_rows, bool)
+    kept[gone] = False
+    return rows.filter(pa.array(kept))

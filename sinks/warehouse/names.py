@@ -1,0 +1,31 @@
+"""Where a source table lies in the warehouse. Names become folders, so they are made safe and stay injective. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from cdc.model.table import Table
+
+_SAFE: Final = re.compile(r"[a-z0-9][a-z0-9_]{0,120}")
+LEDGERS: Final = "_headwater"
+STAGING: Final = "_staging"
+
+
+def place_of(table: Table, namespace: str | None) -> tuple[tuple[str, ...], str]:
+    """(namespace, table name) of the table: ``schema.table`` below the namespace."""
+    above = () if namespace is None else (namespace,)
+    return (*above, safe(table.schema)), safe(table.name)
+
+
+def safe(name: str) -> str:
+    """The name itself where it is plain, else its plain letters and a hash of all of it.
+
+    >>> safe("orders")
+    'orders'
+    """
+    if _SAFE.fullmatch(name):
+        return name
+    plain = re.sub("[^a-z0-9_]+", "_", name.lower()).strip("_")[:60] or "t"
+    return f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:10]}"

@@ -1,0 +1,269 @@
+"""One source table's place in the warehouse: which files are live, where a key stands in them, and the commits."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.errors import StoreError
+from cdc.model.batch import EXACT, table_of
+from cdc.model.position import Cut, Position
+from cdc.model.table import Table
+from sinks.warehouse import datafiles
+from sinks.warehouse.catalog import TABLE_KEY, Changes, CommitConflict, CommitUnknown, DataFile, IcebergTable, Pending, Vector, sync
+from sinks.warehouse.columns import Field, arrow_schema, evolution, key_retired, labels, to_rows, to_text
+from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
+from sinks.warehouse.options import Options
+from sinks.warehouse.upserts import Final as LastChanges
+from sinks.warehouse.upserts import Group, final, groups
+from sinks.warehouse.vectors import decode, puffin, union
+
+_ATTEMPTS: Final = 5
+_NONE_GONE: Final = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A live data file, its vector in the table, and the positions that the vector names."""
+
+    file: DataFile
+    vector: Vector | None = None
+    gone: Int64s | None = None
+
+
+class KeyCache:
+    """Keys of data files (which never change) by file and key columns; the least recently used go first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self._keys: OrderedDict[tuple[str, KeyPlan], FileKeys] = OrderedDict()
+
+    def get(self, path: str, plan: KeyPlan) -> FileKeys | None:
+        found = self._keys.get((path, plan))
+        if found is not None:
+            self._keys.move_to_end((path, plan))
+        return found
+
+    def put(self, path: str, plan: KeyPlan, keys: FileKeys) -> None:
+        if keys.bytes > self._limit_bytes:
+            return
+        replaced = self._keys.pop((path, plan), None)
+        self._bytes += keys.bytes - (replaced.bytes if replaced else 0)
+        self._keys[path, plan] = keys
+        while self._bytes > self._limit_bytes:
+            self._bytes -= self._keys.popitem(last=False)[1].bytes
+
+
+class Place:
+    """Not thread-safe. After any StoreError: make a new one."""
+
+    def __init__(self, store: str, table: IcebergTable, options: Options, cache: KeyCache) -> None:
+        self.iceberg = table
+        self._store = store
+        self._options = options
+        self._cache = cache
+        self._live: dict[str, Live] = {}
+        self._live_at: int | None = None
+        self._bounds: dict[tuple[str, KeyPlan], tuple[int, int] | None] = {}
+        self._cut = table.cut()
+        self._fields = table.fields
+
+    def cut(self) -> Cut:
+        return self._cut
+
+    def known(self) -> Table | None:
+        """The schema version that was written last."""
+        text = self.iceberg.properties.get(TABLE_KEY)
+        return None if text is None else Table.from_json(text)
+
+    def write(self, batches: Sequence[pa.RecordBatch], cut: Cut) -> None:
+        """Commits these changes (all of the table's in (own cut, ``cut``]). One Iceberg commit, unless the key's columns change."""
+        work = groups(batches, self.known())
+        for number, group in enumerate(work):
+            whole = number == len(work) - 1
+            self._write(group, cut if whole else Cut(Position(group.last), self._cut.commit_lsn, self._cut.commit_ts_us))
+
+    def _write(self, group: Group, cut: Cut) -> None:
+        last = final(group)
+        for _ in range(_ATTEMPTS):
+            changes = evolution(self.iceberg.fields, group.table, self.known())
+            pending = self.iceberg.begin(changes)
+            self._fields = pending.fields
+            written = self._write_rows(group, last)
+            replace_all = group.floor >= 0 or key_retired(changes, group.table)
+            try:
+                self._commit(pending, group, last, written, replace_all, cut)
+                return
+            except CommitConflict:
+                self._refresh()
+                for piece in written:
+                    piece.path.unlink(missing_ok=True)
+            except CommitUnknown as error:
+                self._refresh()
+                if self._cut.position < cut.position:
+                    # Its files stay: the commit may yet turn up.
+                    raise StoreError(
+                        f"the warehouse did not say whether {group.table.qualified} was committed", retryable=True
+                    ) from error
+            if self._cut.position >= cut.position:
+                return
+        raise StoreError(f"another writer keeps changing the warehouse's table for {group.table.qualified}", retryable=True)
+
+    def _refresh(self) -> None:
+        self.iceberg.refresh()
+        self._fields = self.iceberg.fields
+        self._cut = self.iceberg.cut()
+
+    def _write_rows(self, group: Group, last: LastChanges) -> list[datafiles.Written]:
+        schema = arrow_schema(self._fields)
+
+        def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return to_rows(batch, table_of(batch.schema), schema)
+
+        folder = self.iceberg.location / "data"
+        return datafiles.write(folder, schema, group.batches, last.upserts, convert, self._options.file_bytes)
+
+    def _commit(
+        self, pending: Pending, group: Group, last: LastChanges, written: Sequence[datafiles.Written], replace_all: bool, cut: Cut
+    ) -> None:
+        added = [self.iceberg.data_file(piece.path) for piece in written]
+        properties = {TABLE_KEY: group.table.to_json()}
+        if replace_all:
+            self.iceberg.commit(pending, self._store, Changes(add=added, replace_all=True), cut, properties)
+            self._live = {}
+        else:
+            hits = {} if last.touched is None or group.plan is None else self.find(group.plan, group.table, last.touched)
+            emptied, vectors = self._vectors(hits)
+            dropped = [before for path in (*emptied, *vectors) if (before := self._live[path].vector) is not None]
+            grown = [live.vector for live in vectors.values() if live.vector is not None]
+            changes = Changes(added, [self._live[path].file for path in emptied], grown, dropped)
+            nothing = not (added or emptied or vectors)
+            self.iceberg.commit(pending, self._store, None if nothing else changes, cut, properties)
+            for path in emptied:
+                del self._live[path]
+            self._live.update(vectors)
+        for file, piece in zip(added, written, strict=True):
+            self._live[file.path] = Live(file)
+            if group.plan is not None and last.written is not None:
+                keys = last.written[piece.first : piece.first + piece.rows]
+                self._cache.put(file.path, group.plan, FileKeys(keys))
+        self._live_at = self.iceberg.snapshot
+        self._cut = cut
+
+    def merge(self, paths: Sequence[str], merged: Callable[[Place, Sequence[Live]], datafiles.Written]) -> None:
+        """Replaces these files by one. Raises CommitConflict or CommitUnknown; the table is whole either way."""
+        # A file's lineage is known only from the table itself, not from its writing.
+        self.look_again()
+        chosen = [self.live()[path] for path in paths if path in self.live()]
+        written = merged(self, chosen)
+        added = [self.iceberg.data_file(written.path)] if written.rows else []
+        vectors = [live.vector for live in chosen if live.vector is not None]
+        changes = Changes(added, [live.file for live in chosen], drop_vectors=vectors, rewrite=True)
+        self.iceberg.commit(self.iceberg.begin(), self._store, changes, self._cut, {})
+        for live in chosen:
+            del self._live[live.file.path]
+            self._bounds = {key: value for key, value in self._bounds.items() if key[0] != live.file.path}
+        for file in added:
+            self._live[file.path] = Live(file)
+        self._live_at = self.iceberg.snapshot
+
+    def look_again(self) -> None:
+        """Forgets which files are live."""
+        self._refresh()
+        self._live_at = None
+
+    def _vectors(self, hits: Mapping[str, Int64s]) -> tuple[list[str], dict[str, Live]]:
+        """(files that lose their last row, files with a new vector) when these positions go too."""
+        emptied: list[str] = []
+        grown: dict[str, Int64s] = {}
+        for path, positions in hits.items():
+            live = self._live[path]
+            before = self.gone(live)
+            gone = union(before, positions)
+            if len(gone) == live.file.rows:
+                emptied.append(path)
+            elif len(gone) > len(before):
+                grown[path] = gone
+        if not grown:
+            return emptied, {}
+        target = self.iceberg.location / "data" / f"{uuid4().hex}.puffin"
+        content, blobs = puffin({self._live[path].file.java.location(): gone for path, gone in grown.items()})
+        target.write_bytes(content)
+        sync(target)
+        vectors = {}
+        for path, gone in grown.items():
+            file = self._live[path].file
+            vectors[path] = Live(file, self.iceberg.vector(target, len(content), file, blobs[file.java.location()]), gone)
+        return emptied, vectors
+
+    def live(self) -> Mapping[str, Live]:
+        """The live files at the table's current snapshot."""
+        if self._live_at is None or self._live_at != self.iceberg.snapshot:
+            self._live = {file.path: Live(file, vector) for file, vector in self.iceberg.files()}
+            self._live_at = self.iceberg.snapshot
+        return self._live
+
+    def gone(self, live: Live) -> Int64s:
+        if live.gone is not None:
+            return live.gone
+        if live.vector is None:
+            return _NONE_GONE
+        with Path(live.vector.path).open("rb") as file:
+            file.seek(live.vector.offset)
+            gone = decode(file.read(live.vector.length))
+        self._live[live.file.path] = Live(live.file, live.vector, gone)
+        return gone
+
+    def find(self, plan: KeyPlan, table: Table, wanted: Int64s | pa.Array) -> dict[str, Int64s]:
+        """Where these keys stand: data file → row positions, rising. Deleted rows are found too."""
+        found: dict[str, Int64s] = {}
+        for path in list(self.live()):
+            if self._may_hold(path, plan, table, wanted):
+                positions = self._file_keys(path, plan, table).find(wanted)
+                if len(positions):
+                    found[path] = positions
+        return found
+
+    def _may_hold(self, path: str, plan: KeyPlan, table: Table, wanted: Int64s | pa.Array) -> bool:
+        """False when the file's own statistics rule all of these keys out."""
+        if not plan.numeric or not len(wanted):
+            return bool(len(wanted))
+        if (path, plan) not in self._bounds:
+            self._bounds[path, plan] = datafiles.bounds(path, self._key_field(plan.names[0], table).id)
+        limits = self._bounds[path, plan]
+        return limits is None or bool(np.any((wanted >= limits[0]) & (wanted <= limits[1])))
+
+    def _key_field(self, name: str, table: Table) -> Field:
+        label = labels(table)[name]
+        return next(field for field in self._fields if field.name == label)
+
+    def _file_keys(self, path: str, plan: KeyPlan, table: Table) -> FileKeys:
+        cached = self._cache.get(path, plan)
+        if cached is not None:
+            return cached
+        fields = {name: self._key_field(name, table) for name in plan.names}
+        exact = next(field for field in self._fields if field.name == EXACT)
+        rows = datafiles.read(path, [*fields.values(), *(() if plan.numeric or plan.plain else (exact,))])
+
+        def column(name: str) -> pa.Array:
+            values = rows.column(EXACT if name == EXACT else fields[name].name).combine_chunks()
+            return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+        keys = FileKeys(encode(plan, column, rows.num_rows))
+        self._cache.put(path, plan, keys)
+        return keys
+
+    def rows(self, path: str, positions: Int64s, table: Table) -> pa.Table:
+        """These rows of a file, those deleted left out, as ``sinks.contract.audit_schema(table)``."""
+        names = {*labels(table).values(), EXACT}
+        kept = np.setdiff1d(positions, self.gone(self.live()[path]))
+        rows = datafiles.read(path, [field for field in self._fields if field.name in names])
+        return to_text(rows.take(pa.array(kept)), table)

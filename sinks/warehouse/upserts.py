@@ -1,0 +1,86 @@
+"""From staged changes to what one commit writes: where old rows end, and the last change of each key. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.model.batch import OP, POSITION, Op, first_position, last_position, table_of
+from cdc.model.table import Table
+from sinks.warehouse.keys import Int64s, KeyPlan, Mask, concatenate, encode, first_of_each_position, key_plan, last_of_each, select
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Changes that one commit takes: one way of telling rows apart, and no moment at which the whole table goes but before all."""
+
+    table: Table
+    """The newest schema version."""
+    plan: KeyPlan | None
+    batches: tuple[pa.RecordBatch, ...]
+    floor: int
+    """Rows at or below this position are gone, in the table and among these changes; -1 when nothing goes."""
+    last: int
+    """The last position."""
+
+
+def groups(batches: Sequence[pa.RecordBatch], known: Table | None) -> list[Group]:
+    """The staged batches of one table in position order, cut where the key's columns change.
+
+    known: the version that the table's rows were written under. Another OID or epoch is another table, whose rows replace it.
+    """
+    found: list[Group] = []
+    run: list[pa.RecordBatch] = []
+    floor = -1
+    for batch in sorted((batch for batch in batches if batch.num_rows), key=first_position):
+        table = table_of(batch.schema)
+        if known is not None and (table.oid, table.epoch) != (known.oid, known.epoch):
+            floor = max(floor, first_position(batch) - 1)
+        if run and key_plan(table) != key_plan(table_of(run[-1].schema)):
+            found.append(_group(run, floor))
+            run, floor = [], -1
+        if batch.column(OP)[0].as_py() == Op.TRUNCATE:
+            floor = max(floor, last_position(batch))
+        run.append(batch)
+        known = table
+    return [*found, _group(run, floor)] if run else found
+
+
+def _group(run: Sequence[pa.RecordBatch], floor: int) -> Group:
+    table = table_of(run[-1].schema)
+    return Group(table, key_plan(table), tuple(run), floor, max(map(last_position, run)))
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The last change of each key. ``upserts[i]`` marks the rows of batch i that are to be written."""
+
+    touched: Int64s | pa.Array | None
+    """Every key with a change; None for a table without a key."""
+    upserts: tuple[Mask, ...]
+    written: Int64s | pa.Array | None
+    """The keys of the rows to be written, in their order."""
+
+
+def final(group: Group) -> Final:
+    positions = np.concatenate([batch.column(POSITION).to_numpy() for batch in group.batches])
+    ops = np.concatenate([batch.column(OP).to_numpy() for batch in group.batches])
+    live = (positions > group.floor) & (ops != Op.TRUNCATE)
+    if group.plan is None:
+        kept = live.copy()
+        kept[live] = first_of_each_position(positions[live])
+        return Final(None, _split(kept & (ops != Op.DELETE), group.batches), None)
+    plan = group.plan
+    keys = concatenate([encode(plan, batch.column, batch.num_rows) for batch in group.batches])
+    kept = live.copy()
+    kept[live] = last_of_each(select(keys, live), positions[live])
+    upserts = kept & (ops != Op.DELETE)
+    return Final(select(keys, kept), _split(upserts, group.batches), select(keys, upserts))
+
+
+def _split(mask: Mask, batches: Sequence[pa.RecordBatch]) -> tuple[Mask, ...]:
+    ends = np.cumsum([batch.num_rows for batch in batches])
+    return tuple(np.split(mask, ends[:-1]))
