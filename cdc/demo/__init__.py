@@ -1,0 +1,1 @@
+"""The demo: a real airport's year in an embedded Postgres, captured into a search index, a cache and a warehouse."""

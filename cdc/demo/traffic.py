@@ -1,0 +1,149 @@
+"""The traffic: the rest of the year, then the year again and again, each time 53 weeks later, at a steady rate."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import psycopg
+
+from cdc.demo.flights import Flights, Kind, Times
+
+LAP: Final = np.timedelta64(53 * 7, "D")
+"""Longer than the year, so that no flight meets itself, and whole weeks, so that a Monday stays a Monday."""
+LAP_IDS: Final = 1_000_000
+"""A flight's id rises by so much per lap."""
+TICK_S: Final = 0.02
+MOST_PER_TRANSACTION: Final = 1000
+
+STATEMENTS: Final = {
+    Kind.SCHEDULED: """insert into flights (id, day, carrier, number, tailnum, origin, dest, distance_miles, scheduled_departure,
+        scheduled_arrival, status) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 'scheduled')""",
+    Kind.DEPARTED: "update flights set status = 'departed', departed_at = %s, dep_delay_min = %s where id = %s",
+    Kind.LANDED: "update flights set status = 'landed', landed_at = %s, arr_delay_min = %s, air_time_min = %s where id = %s",
+    Kind.DIVERTED: "update flights set status = 'diverted' where id = %s",
+    Kind.CANCELLED: "delete from flights where id = %s",
+}
+
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement for several flights."""
+
+    kind: Kind
+    rows: Rows
+
+
+def steps(flights: Flights, done: int, count: int) -> list[Step]:
+    """Happenings ``done`` to ``done + count`` of the endless year, grouped by kind.
+
+    The groups stand in the order of Kind, so that a flight that is scheduled and departs within one call is there when it departs.
+    """
+    total = len(flights.happenings)
+    at = np.arange(done, done + count)
+    lap, kind, flight = at // total, flights.happenings.kind[at % total], flights.happenings.flight[at % total]
+    found = []
+    for wanted in Kind:
+        chosen = np.flatnonzero(kind == wanted)
+        if len(chosen):
+            found.append(Step(wanted, _rows(flights, wanted, flight[chosen], lap[chosen])))
+    return found
+
+
+def _rows(flights: Flights, kind: Kind, flight: Any, lap: Any) -> Rows:
+    ids = (flight + 1 + lap * LAP_IDS).tolist()
+    shift = lap * LAP
+
+    def times(values: Times) -> list[Any]:
+        moved: list[Any] = (values[flight] + shift).tolist()
+        return moved
+
+    columns: Sequence[list[Any]]
+    match kind:
+        case Kind.SCHEDULED:
+            columns = [
+                ids,
+                times(flights.day),
+                flights.carrier[flight].tolist(),
+                flights.number[flight].tolist(),
+                flights.tailnum[flight].tolist(),
+                flights.origin[flight].tolist(),
+                flights.dest[flight].tolist(),
+                flights.distance_miles[flight].tolist(),
+                times(flights.scheduled_departure),
+                times(flights.scheduled_arrival),
+            ]
+        case Kind.DEPARTED:
+            columns = [times(flights.departed_at), flights.dep_delay_min[flight].tolist(), ids]
+        case Kind.LANDED:
+            delays = [flights.arr_delay_min[flight].tolist(), flights.air_time_min[flight].tolist()]
+            columns = [times(flights.landed_at), *delays, ids]
+        case Kind.DIVERTED | Kind.CANCELLED:
+            columns = [ids]
+    return list(zip(*columns, strict=True))
+
+
+def due(rate: float, elapsed_s: float, sent: int) -> int:
+    """How many changes to make now so that ``sent`` follows ``rate`` (1/s); at most one transaction's worth."""
+    return max(0, min(int(rate * elapsed_s) - sent, MOST_PER_TRANSACTION))
+
+
+class Traffic(threading.Thread):
+    """Makes changes until told to stop. Each transaction also records how far the year has come, so a killed demo goes on exactly."""
+
+    def __init__(self, dsn: str, flights: Flights, rate: float) -> None:
+        super().__init__(name="traffic", daemon=True)
+        self._dsn = dsn
+        self._flights = flights
+        self._rate = rate
+        self._halt = threading.Event()
+        self._failed: BaseException | None = None
+        self.sent = 0
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        try:
+            with psycopg.connect(self._dsn, options="-c timezone=UTC") as connection:
+                self._drive(connection)
+        except BaseException as error:
+            self._failed = error
+
+    def halt(self) -> None:
+        """Ends after the transaction in progress."""
+        self._halt.set()
+        self.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raises what ended the traffic, if something did."""
+        if self._failed is not None:
+            raise self._failed
+
+    def _drive(self, connection: psycopg.Connection[Any]) -> None:
+        row = connection.execute("select done from demo.progress").fetchone()
+        assert row is not None
+        done = int(row[0])
+        connection.commit()
+        started = time.monotonic()
+        while not self._halt.is_set():
+            self.seconds = time.monotonic() - started
+            count = due(self._rate, self.seconds, self.sent)
+            if count:
+                self._apply(connection, done, count)
+                done += count
+                self.sent += count
+            # Behind schedule there is nothing to wait for.
+            if count < MOST_PER_TRANSACTION:
+                self._halt.wait(TICK_S)
+
+    def _apply(self, connection: psycopg.Connection[Any], done: int, count: int) -> None:
+        with connection.pipeline(), connection.transaction(), connection.cursor() as cursor:
+            for step in steps(self._flights, done, count):
+                cursor.executemany(STATEMENTS[step.kind], step.rows)
+            cursor.execute("update demo.progress set done = %s", [done + count])
