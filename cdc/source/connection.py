@@ -30,11 +30,20 @@ def connect(dsn: str, *, application: str = "headwater", connect_timeout_s: int 
 
 
 def parse(dsn: str) -> dict[str, str]:
-    """libpq's parameters. libpq quotes pieces of a string that it cannot parse, so its own words are not passed on."""
+    """libpq's parameters. libpq quotes pieces of a string that it cannot parse, so its own words are not passed on.
+
+    A URL in whose password a reserved character stands as it is can still parse, with parts of the password as port or database:
+    those are refused here, as later messages show them.
+    """
     try:
-        return {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+        parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     except (psycopg.Error, UnicodeError):
         raise ConfigError(_UNUSABLE, hint=_UNUSABLE_HINT) from None
+    ports = parts.get("port", "").split(",")
+    misread = "://" in dsn and "@" in parts.get("host", "") + parts.get("dbname", "")
+    if misread or not all(port == "" or (port.isascii() and port.isdecimal()) for port in ports):
+        raise ConfigError(_UNUSABLE, hint=_UNUSABLE_HINT)
+    return parts
 
 
 def address(dsn: str) -> str:
