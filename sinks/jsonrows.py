@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc.model.batch import OP, POSITION, Op
 from cdc.model.table import Table
@@ -145,34 +144,31 @@ def raw_texts(values: pa.Array) -> Texts:
 
 def _column_piece(values: pa.Array, label: bytes, exact: ExactValues | None, absent: Mask | None) -> Piece:
     encode, quoted = _encoder(values.type)
-    if exact is None and not (pa.types.is_floating(values.type) and not _all_finite(values)):
-        texts = encode(values)
-        states = _states(values, absent)
-        quote = b'"' if quoted else b""
-        return Piece(texts, label + quote, quote, label + b"null", states)
-    return _mixed_piece(values, label, exact, absent)
-
-
-def _mixed_piece(values: pa.Array, label: bytes, exact: ExactValues | None, absent: Mask | None) -> Piece:
-    """A column in which some values are strings though its type is not: all literals are written out, then those replaced."""
-    encode, quoted = _encoder(values.type)
-    if pa.types.is_floating(values.type):
-        strange = pc.fill_null(pc.invert(pc.is_finite(values)), False)
-        rows = np.flatnonzero(strange.to_numpy(zero_copy_only=False))
-        names = [_float_name(value) for value in values.filter(strange).to_pylist()]
-        exact = ExactValues(rows, pa.array(names, pa.utf8()))
-        values = pc.replace_with_mask(values, strange, pa.nulls(len(rows), values.type))
-    assert exact is not None
     quote = b'"' if quoted else b""
-    plain = join([Piece(encode(values), quote, quote)]).to_array()
-    strings = join([Piece(string_texts(exact.texts), b'"', b'"')]).to_array()
-    mixed = exact.put_into(plain, strings)
+    odd = _odd_literals(values, exact)
     states = _states(values, absent)
+    if odd is None:
+        return Piece(encode(values), label + quote, quote, label + b"null", states)
+    # All literals are written out, then the odd ones take the place of theirs.
+    mixed = odd.put_into(join([Piece(encode(values), quote, quote)]).to_array())
     if states is not None:
-        states[exact.rows] = VALUE
-        if absent is not None:
-            states[absent] = ABSENT
+        states[odd.rows] = np.where(states[odd.rows] == ABSENT, ABSENT, VALUE)
     return Piece(raw_texts(mixed), label, b"", label + b"null", states)
+
+
+def _odd_literals(values: pa.Array, exact: ExactValues | None) -> ExactValues | None:
+    """The JSON literals (large_binary) of the values that their column's encoder cannot write; None when there are none."""
+    if exact is not None:
+        return ExactValues(exact.rows, join([Piece(string_texts(exact.texts), b'"', b'"')]).to_array())
+    if not pa.types.is_floating(values.type):
+        return None
+    numbers = values.to_numpy(zero_copy_only=False)
+    # A NULL is NaN in numpy. Many JSON readers take the literal -0 for an integer and lose its sign.
+    odd = ~np.isfinite(numbers) & values.is_valid().to_numpy(zero_copy_only=False) | (numbers == 0) & np.signbit(numbers)
+    if not odd.any():
+        return None
+    rows = np.flatnonzero(odd)
+    return ExactValues(rows, pa.array([_odd_float(value) for value in numbers[rows].tolist()], pa.large_binary()))
 
 
 def _encoder(kind: pa.DataType) -> tuple[Callable[[pa.Array], Texts], bool]:
@@ -227,12 +223,10 @@ def _binary_view(values: pa.Array) -> tuple[Bytes, Offsets]:
     return np.frombuffer(data, np.uint8) if data else _NOTHING, own.astype(np.int64, copy=False)
 
 
-def _all_finite(values: pa.Array) -> bool:
-    return bool(pc.all(pc.is_finite(values)).as_py() is not False)
-
-
-def _float_name(value: float) -> str:
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+def _odd_float(value: float) -> bytes:
+    if value == 0:
+        return b"-0.0"
+    return b'"NaN"' if value != value else b'"Infinity"' if value > 0 else b'"-Infinity"'
 
 
 def _empty(rows: int) -> Texts:

@@ -23,16 +23,16 @@ EMPTY_KEY: Final = "\\E"
 
 @dataclass(frozen=True, slots=True)
 class ExactValues:
-    """One column's values that its Arrow type cannot hold: ``texts[i]`` (utf8) belongs to row ``rows[i]``, rows rising."""
+    """One column's values that its Arrow type cannot hold: ``texts[i]`` belongs to row ``rows[i]``, rows rising."""
 
     rows: npt.NDArray[np.int64]
     texts: pa.Array
 
-    def put_into(self, column: pa.Array, texts: pa.Array | None = None) -> pa.Array:
-        """``column`` with these rows replaced (by ``texts``, of the column's type, when given)."""
+    def put_into(self, column: pa.Array) -> pa.Array:
+        """``column`` (of the texts' type) with these rows replaced."""
         mask = np.zeros(len(column), np.bool_)
         mask[self.rows] = True
-        return pc.replace_with_mask(column, pa.array(mask), self.texts if texts is None else texts)
+        return pc.replace_with_mask(column, pa.array(mask), self.texts)
 
 
 def exact_values(batch: pa.RecordBatch) -> Mapping[str, ExactValues]:

@@ -59,12 +59,24 @@ class Lab:
             sink.close()
 
 
-LabMaker = Callable[[Callable[[str], Server]], Lab]
-"""Makes a lab; is given what starts (once per session) the server of a name."""
+Fixture = Callable[[str], Any]
+"""Gives the value of a fixture by its name; a real server starts when its first lab asks for it."""
 
-LABS: dict[str, LabMaker] = {
+
+def _redis(fixture: Fixture, value: str) -> Lab:
+    cache = fixture("valkey")
+    return Lab("redis", {"url": cache.url, "value": value}, server=cache.server)
+
+
+LABS: dict[str, Callable[[Fixture], Lab]] = {
     "memory": lambda _: Lab("memory", {}),
     "memory-staged": lambda _: Lab("memory", {"staged": True}, staged=True),
+    "redis": lambda fixture: _redis(fixture, "json"),
+    "redis-hash": lambda fixture: _redis(fixture, "hash"),
     "console": lambda _: Lab("console", {}, readable=False),
 }
-"""Every store that the suite runs against: one line each. Warehouse goes here too (``staged=True``)."""
+"""Every store that the suite runs against: one line each. ``conftest.MARKS`` says what it needs to run."""
+
+
+def _opensearch(server: Any) -> Lab:
+    return Lab("opensearch", {"url": server.url, "purge_after_s": 0}, server=server)

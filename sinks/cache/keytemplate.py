@@ -1,0 +1,110 @@
+"""``key = "product:{id}"``: from a row to the name of its key, such that two rows never share one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Final
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from cdc.errors import ConfigError
+from cdc.model.table import Table
+from sinks.jsonrows import Piece, Texts, join, raw_texts
+from sinks.rowtext import column_text, exact_values, join_key, key_part, keys
+
+DEFAULT: Final = "{schema}.{table}:{key}"
+WHOLE_KEY: Final = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class TableKeys:
+    """The template for one table: ``prefix``, then each column's text followed by its literal."""
+
+    table: Table
+    prefix: str
+    columns: tuple[tuple[str, str], ...]
+    """(column, the literal that follows it); the column ``key`` of no table's own is the whole key as one text."""
+    whole: bool
+
+    def texts(self, batch: pa.RecordBatch) -> Texts:
+        """The name of each row's key."""
+        if self.whole:
+            return self._join([keys(batch, self.table)])
+        exact = exact_values(batch)
+        return self._join([key_part(column_text(batch, name, exact), self._separators) for name, _ in self.columns])
+
+    def texts_of_keys(self, key_texts: pa.RecordBatch) -> Texts:
+        """The same, from the key's columns as canonical text."""
+        if self.whole:
+            parts = [key_texts.column(column.name) for column in self.table.key]
+            return self._join([join_key(parts, ":" if len(parts) > 1 else "")])
+        return self._join([key_part(key_texts.column(name), self._separators) for name, _ in self.columns])
+
+    @property
+    def _separators(self) -> str:
+        return "".join(sorted({literal[0] for _, literal in self.columns if literal})) if len(self.columns) > 1 else ""
+
+    def _join(self, parts: list[pa.Array]) -> Texts:
+        after = [literal.encode() for _, literal in self.columns]
+        before = [self.prefix.encode(), *([b""] * (len(parts) - 1))]
+        return join([Piece(raw_texts(p), before=b, after=a) for p, b, a in zip(parts, before, after, strict=True)])
+
+
+def bind(template: str, table: Table) -> TableKeys:
+    """Raises ConfigError when the template does not give every row of the table a key of its own that never changes."""
+    prefix = ""
+    columns: list[tuple[str, str]] = []
+    names: Mapping[str, str] = {"schema": _plain(table.schema), "table": _plain(table.name)}
+    for literal, name in _parse(template):
+        piece = literal + names.get(name or "", "")
+        if columns:
+            columns[-1] = (columns[-1][0], columns[-1][1] + piece)
+        else:
+            prefix += piece
+        if name is not None and name not in names:
+            columns.append((name, ""))
+    _check(template, table, prefix, [name for name, _ in columns], [literal for _, literal in columns[:-1]])
+    return TableKeys(table, prefix, tuple(columns), columns[0][0] == WHOLE_KEY)
+
+
+def _parse(template: str) -> list[tuple[str, str | None]]:
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError:
+        raise _refused(template, "its braces do not match") from None
+    if any(spec or conversion for _, _, spec, conversion in parsed) or "\\" in template:
+        raise _refused(template, "only {column}, {key}, {table} and {schema} may stand in it, and no backslash")
+    return [(literal, name) for literal, name, _, _ in parsed]
+
+
+def _check(template: str, table: Table, prefix: str, used: list[str], between: list[str]) -> None:
+    key = [column.name for column in table.key]
+    if not key:
+        raise ConfigError(
+            f"{table.qualified} has no identity, a cache needs one", hint="give it a primary key, or leave it out of `tables`"
+        )
+    if not prefix or prefix.startswith("cdc:"):
+        raise _refused(template, "it must begin with a text of its own, other than cdc:")
+    if used != [WHOLE_KEY] or WHOLE_KEY in key:
+        foreign = [name for name in used if name not in key]
+        missing = [name for name in key if name not in used]
+        if foreign:
+            raise _refused(template, f"{foreign[0]} is not part of the key of {table.qualified} and may change")
+        if missing:
+            raise _refused(template, f"rows of {table.qualified} also differ in {missing[0]}")
+        if len(set(used)) < len(used):
+            raise _refused(template, "it names a column twice")
+    if any(not literal or literal[0].isalnum() for literal in between):
+        raise _refused(template, "between two columns it needs a separator that is no letter or digit")
+
+
+def _refused(template: str, why: str) -> ConfigError:
+    return ConfigError(f"key = {template!r} cannot name a cache's keys: {why}", hint=f'for example key = "{DEFAULT}"')
+
+
+def _plain(name: str) -> str:
+    """A name in which nothing can be taken for the template's own text."""
+    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")

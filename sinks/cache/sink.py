@@ -1,0 +1,328 @@
+"""The cache: every write is a compare-and-set by position inside the server, a hundred keys a call, calls in a pipeline.
+
+What a reader finds under a key: ``value = "json"``: the document of ``sinks.jsonrows``, beginning with ``_cdc_position``;
+``value = "hash"``: one field per column with Postgres's text, a NULL column's field left out ('' is an empty field).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import redis
+from pydantic import Field, SecretStr
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from cdc.errors import ConfigError, StoreError
+from cdc.model.batch import OP, POSITION, Op, first_position, table_of
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.table import Table
+from cdc.settings import StoreOptions
+from sinks.cache import scripts
+from sinks.cache.keytemplate import DEFAULT, TableKeys, bind
+from sinks.cache.resp import Calls, Script, script_calls
+from sinks.contract import NOTHING, DeadLetter, Outcome
+from sinks.deadletters import letter_id, letter_json
+from sinks.jsonrows import Piece, Texts, documents, join, position_texts, raw_texts, text_document_pieces
+from sinks.jsontext import parse_all, row_texts
+from sinks.retry import down, redis_error
+
+KEYS_PER_CALL: Final = 100
+BYTES_PER_CALL: Final = 1 << 20
+SEND_BYTES: Final = 1 << 19
+"""Calls go out in pieces of about this size; the answers of one are read when the next has been sent."""
+VALUE_BYTES_MAX: Final = 512 << 20
+"""The server's own limit of one value (proto-max-bulk-len)."""
+SCAN_COUNT: Final = 2000
+
+
+class Options(StoreOptions):
+    """``url`` may hold user and password; ``rediss://`` is TLS, verified against ``ca_certs`` or the system's authorities."""
+
+    url: SecretStr
+    username: str | None = None
+    password: SecretStr | None = None
+    ca_certs: Path | None = None
+    key: str = DEFAULT
+    value: Literal["json", "hash"] = "json"
+    timeout_s: float = Field(30.0, gt=0)
+
+
+class CacheSink:
+    """See ``sinks.contract.Sink``. One connection, held from ``open`` to ``close``."""
+
+    parallel = True
+
+    def __init__(self, name: str, options: Options) -> None:
+        self.name = name
+        self._options = options
+        self._applied_key, self._graves, self._tables, self._dead = (
+            f"cdc:{{{name}}}:{part}" for part in ("applied", "graves", "tables", "dead")
+        )
+        self._client = _client(name, options)
+        self._bound: dict[Table, TableKeys] = {}
+        self._connection: Any = None
+        self._sha: dict[str, bytes] = {}
+
+    def open(self) -> Cut:
+        self._drop_connection()
+        info = self._ask(self._client.info)
+        if info.get("maxmemory_policy", "noeviction") != "noeviction":
+            policy = info["maxmemory_policy"]
+            hint = "CONFIG SET maxmemory-policy noeviction: any other policy drops rows without a word"
+            raise StoreError(f"store {self.name}: the server evicts keys ({policy})", retryable=False, hint=hint)
+        if info.get("cluster_enabled"):
+            raise redis_error(self.name, "MOVED")
+        if info.get("role") == "slave":
+            raise redis_error(self.name, "READONLY")
+        return self.applied()
+
+    def prepare(self, table: Table) -> None:
+        keys = bind(self._options.key, table)
+        held: dict[bytes, bytes] = self._ask(lambda: self._client.hgetall(self._tables))
+        mine = keys.prefix.encode()
+        for other, prefix in held.items():
+            if other == table.qualified.encode():
+                if prefix != mine:
+                    hint = f"empty the store, or give it another name: its keys begin with {prefix.decode()!r}"
+                    raise ConfigError(f"store {self.name}: the key of {table.qualified} has changed", hint=hint)
+            elif prefix.startswith(mine) or mine.startswith(prefix):
+                hint = 'put {schema} and {table} into `key`, each followed by ":"'
+                raise ConfigError(f"store {self.name}: keys of {table.qualified} and {other.decode()} could be the same", hint=hint)
+        self._ask(lambda: self._client.hset(self._tables, table.qualified, mine))
+        self._bound[table] = keys
+
+    def apply(self, changes: pa.RecordBatch) -> Outcome:
+        table = table_of(changes.schema)
+        if len(changes) == 0:
+            return NOTHING
+        if changes.column(OP)[0].as_py() == Op.TRUNCATE:
+            return self._truncate(table, first_position(changes))
+        keys, values = self._keys(table).texts(changes), self._values(changes, table)
+        dead: tuple[DeadLetter, ...] = ()
+        sizes = np.diff(values.offsets)
+        if sizes.max() > VALUE_BYTES_MAX:
+            fits = sizes <= VALUE_BYTES_MAX
+            positions = changes.column(POSITION).to_numpy()[~fits].tolist()
+            dead = self._bury([DeadLetter(table.qualified, Position(p), f"value over {VALUE_BYTES_MAX} bytes") for p in positions])
+            keys, values = _filtered(keys, fits), _filtered(values, fits)
+        stale = self._write(table, keys, values) if len(keys) else 0
+        return Outcome(len(keys) - stale, stale, dead)
+
+    def commit(self, cut: Cut) -> None:
+        given = (cut.position, cut.commit_lsn, cut.commit_ts_us)
+        self._ask(lambda: self._client.eval(scripts.COMMIT, 2, self._applied_key, self._graves, *map(str, given)))
+
+    def applied(self) -> Cut:
+        fields = ("position", "commit_lsn", "commit_ts_us")
+        held: list[bytes | None] = self._ask(lambda: self._client.hmget(self._applied_key, *fields))
+        if held[0] is None:
+            return ZERO_CUT
+        position, lsn, ts = (int(value or 0) for value in held)
+        return Cut(Position(position), Lsn(lsn), ts)
+
+    def make_visible(self) -> None: ...
+
+    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+        seen: set[bytes] = set()  # SCAN may give a key twice
+        for found in self._scan_keys(self._keys(table).prefix):
+            fresh = [key for key in dict.fromkeys(found) if key not in seen]
+            seen.update(fresh)
+            if fresh:
+                yield self._rows(fresh, table)
+
+    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+        return self._rows(self._keys(table).texts_of_keys(keys).to_array().to_pylist(), table)
+
+    def close(self) -> None:
+        self._drop_connection()
+        self._client.close()
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def _keys(self, table: Table) -> TableKeys:
+        if table not in self._bound:
+            self._bound[table] = bind(self._options.key, table)
+        return self._bound[table]
+
+    def _values(self, batch: pa.RecordBatch, table: Table) -> Texts:
+        """One text per row: its document, or the bare position for a delete."""
+        whole = documents(batch, table) if self._options.value == "json" else join(text_document_pieces(batch, table))
+        deleted = batch.column(OP).to_numpy() == int(Op.DELETE)
+        if not deleted.any():
+            return whole
+        digits, kept = position_texts(batch), np.zeros(len(batch), np.uint8)
+        absent = np.full(len(batch), 2, np.uint8)
+        return join([Piece(whole, states=np.where(deleted, absent, kept)), Piece(digits, states=np.where(deleted, kept, absent))])
+
+    def _write(self, table: Table, keys: Texts, values: Texts) -> int:
+        """Sends all rows through the script; returns how many were stale."""
+        for _ in range(2):
+            script = Script(self._load(), (self._applied_key.encode(), self._graves.encode()), _floor_field(table).encode())
+            calls = script_calls(script, keys, values, keys_per_call=KEYS_PER_CALL, bytes_per_call=BYTES_PER_CALL)
+            with self._failures():
+                try:
+                    return self._send(calls)
+                except redis.exceptions.NoScriptError:  # SCRIPT FLUSH, or another server behind the same address
+                    self._sha.clear()
+        raise redis_error(self.name, "NOSCRIPT")
+
+    def _send(self, calls: Calls) -> int:
+        """Writes the calls in pieces and reads one answer per call; the answers of a piece while the next is on its way."""
+        if self._connection is None:
+            self._connection = self._client.connection_pool.get_connection()
+        wire, view = self._connection, memoryview(calls.data.data)
+        stale, sent, unread, failure = 0, 0, 0, None
+        ends = calls.ends
+        done = 0
+        while done < len(ends) or unread:
+            waiting = unread
+            if done < len(ends):
+                upto = max(int(np.searchsorted(ends, sent + SEND_BYTES)), done + 1)
+                upto = min(upto, len(ends))
+                wire.send_packed_command([view[sent : int(ends[upto - 1])]], check_health=False)
+                sent, unread, done = int(ends[upto - 1]), unread + upto - done, upto
+            for _ in range(waiting):
+                try:
+                    stale += wire.read_response()
+                except redis.ResponseError as error:
+                    failure = failure or error
+                unread -= 1
+        if failure is not None:
+            raise failure
+        return stale
+
+    def _load(self) -> bytes:
+        if "write" not in self._sha:
+            loaded = self._ask(lambda: self._client.script_load(scripts.WRITE[self._options.value]))
+            self._sha["write"] = loaded.encode() if isinstance(loaded, str) else loaded
+        return self._sha["write"]
+
+    def _truncate(self, table: Table, position: int) -> Outcome:
+        floor = self._ask(lambda: self._client.eval(scripts.RAISE_FLOOR, 1, self._applied_key, _floor_field(table), str(position)))
+        if not floor:
+            return Outcome(0, stale=1)
+        sweep = scripts.SWEEP[self._options.value]
+        for found in self._scan_keys(self._keys(table).prefix):
+            if found:
+                self._ask(partial(self._client.eval, sweep, 1 + len(found), self._applied_key, *found, str(position)))
+        return Outcome(1)
+
+    def _bury(self, letters: list[DeadLetter]) -> tuple[DeadLetter, ...]:
+        held = [text for letter in letters for text in (letter_id(letter), letter_json(letter))]
+        self._ask(lambda: self._client.hset(self._dead, items=held))
+        return tuple(letters)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _scan_keys(self, prefix: str) -> Iterator[list[bytes]]:
+        pattern = "".join("\\" + c if c in "*?[]\\^-" else c for c in prefix) + "*"
+        cursor = 0
+        while True:
+            cursor, found = self._ask(partial(self._client.scan, cursor, match=pattern, count=SCAN_COUNT))
+            yield found
+            if cursor == 0:
+                return
+
+    def _rows(self, keys: list[bytes], table: Table) -> pa.RecordBatch:
+        if self._options.value == "json":
+            values = self._ask(lambda: self._client.mget(keys)) if keys else []
+            return row_texts(parse_all([value for value in values if value is not None]), table)
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.hgetall(key)
+        hashes = [{k.decode(): v.decode() for k, v in row.items()} for row in self._ask(pipeline.execute) if row]
+        columns = [pa.array([row.get(name) for row in hashes], pa.utf8()) for name in table.names]
+        return pa.RecordBatch.from_arrays(columns, names=list(table.names))
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        with self._failures():
+            return question()
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turns the client's errors into ours; after one, the connection's state is unknown, so it is dropped."""
+        try:
+            yield
+        except redis.exceptions.NoScriptError:
+            raise
+        except redis.exceptions.AuthenticationError:
+            self._drop_connection()
+            raise redis_error(self.name, "WRONGPASS") from None
+        except redis.exceptions.BusyLoadingError:
+            self._drop_connection()
+            raise redis_error(self.name, "LOADING") from None
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            self._drop_connection()
+            raise down(self.name, _address(self._client), type(error).__name__) from None
+        except redis.ResponseError as error:
+            self._drop_connection()
+            raise redis_error(self.name, _code(error)) from None
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
+            self._client.connection_pool.release(self._connection)
+            self._connection = None
+
+
+def make(name: str, options: Options) -> CacheSink:
+    return CacheSink(name, options)
+
+
+def _client(name: str, options: Options) -> redis.Redis:
+    given: dict[str, Any] = {"socket_timeout": options.timeout_s, "socket_connect_timeout": min(options.timeout_s, 5.0)}
+    if options.username is not None:
+        given["username"] = options.username
+    if options.password is not None:
+        given["password"] = options.password.get_secret_value()
+    if options.ca_certs is not None:
+        given["ssl_ca_certs"] = str(options.ca_certs)
+    try:
+        # Trying again is the follower's business: it knows what else waits.
+        return redis.Redis.from_url(options.url.get_secret_value(), protocol=2, retry=Retry(NoBackoff(), 0), **given)
+    except ValueError:
+        raise ConfigError(f"stores.{name}.url is no Redis address", hint="for example redis://cache.internal:6379/0") from None
+
+
+def _address(client: redis.Redis) -> str:
+    given = client.connection_pool.connection_kwargs
+    return str(given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}")
+
+
+_CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (redis.exceptions.OutOfMemoryError, "OOM"),
+    (redis.exceptions.ReadOnlyError, "READONLY"),
+    (redis.exceptions.NoPermissionError, "NOPERM"),
+    (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (redis.exceptions.MasterDownError, "MASTERDOWN"),
+    (redis.exceptions.MovedError, "MOVED"),
+    (redis.exceptions.AskError, "ASK"),
+    (redis.exceptions.TryAgainError, "TRYAGAIN"),
+)
+
+
+def _code(error: redis.ResponseError) -> str:
+    """The server's error code; redis-py cuts it off where it has a class of its own for it."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    word = str(error).split(" ", 1)[0]
+    return word if word.isupper() and word.isalpha() else "ERR"
+
+
+def _floor_field(table: Table) -> str:
+    return f"floor:{table.qualified}"
+
+
+def _filtered(texts: Texts, mask: npt.NDArray[np.bool_]) -> Texts:
+    return raw_texts(texts.to_array().filter(pa.array(mask)))

@@ -1,0 +1,104 @@
+"""The one place that decides what an error of a store means: wait and try again, or tell the operator.
+
+Messages name the store, the place and the error's kind. A server's own text may quote rows, so only its first word (Redis) or its
+type (OpenSearch) is passed on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+from cdc.errors import StoreError
+
+ATTEMPTS_MAX: Final = 8
+"""Tries of a part that a store turned away for being busy; with ``backoff_s`` about 20 s in all."""
+
+_BACKOFF_FIRST_S: Final = 0.1
+_BACKOFF_MAX_S: Final = 5.0
+
+
+def backoff_s(attempt: int, chance: random.Random) -> float:
+    """How long to wait after the given failed attempt (0 the first): exponential, with full jitter over its upper half."""
+    ceiling: float = min(_BACKOFF_FIRST_S * 2**attempt, _BACKOFF_MAX_S)
+    return ceiling * chance.uniform(0.5, 1.0)
+
+
+def down(store: str, where: str, kind: str) -> StoreError:
+    """Nobody answers, or the answer was cut off: what was sent may or may not have arrived, and sending again is safe."""
+    return StoreError(f"store {store}: no answer from {where} ({kind})", retryable=True, hint="start it, or mend `url` in cdc.toml")
+
+
+# Redis: the error code that starts the server's answer → (worth waiting, what to do).
+_REDIS: Final[Mapping[str, tuple[bool, str]]] = {
+    "OOM": (True, "raise maxmemory: the cache is full, and the policy noeviction rightly refuses to drop rows"),
+    "LOADING": (True, "wait until the server has loaded its data"),
+    "READONLY": (True, "point `url` at the primary"),
+    "MASTERDOWN": (True, "wait for the failover to end"),
+    "NOREPLICAS": (True, "bring the replicas back, or lower min-replicas-to-write"),
+    "BUSY": (True, "another client's script blocks the server: SCRIPT KILL"),
+    "UNKILLABLE": (True, "another client's script blocks the server"),
+    "MISCONF": (True, "the server cannot write its data to disk: see its log"),
+    "TRYAGAIN": (True, "wait until the cluster has settled"),
+    "CLUSTERDOWN": (True, "wait until the cluster is up"),
+    "MOVED": (False, "use a server that is not in cluster mode"),
+    "ASK": (False, "use a server that is not in cluster mode"),
+    "CROSSSLOT": (False, "use a server that is not in cluster mode"),
+    "NOAUTH": (False, "set `username` and `password`, or put them into `url`"),
+    "WRONGPASS": (False, "mend `username` and `password`"),
+    "NOPERM": (False, "grant the user +@read +@write +@scripting and all keys of the store"),
+    "WRONGTYPE": (False, "another program's keys have the same names: change `key`"),
+}
+
+
+def redis_error(store: str, code: str) -> StoreError:
+    """``code``: the first word of the server's error."""
+    retryable, hint = _REDIS.get(code, (False, "see the server's log"))
+    return StoreError(f"store {store}: the server answers {code}", retryable=retryable, hint=hint)
+
+
+class Fate(Enum):
+    """What became of one item of a bulk request."""
+
+    WRITTEN = auto()
+    STALE = auto()
+    """The store holds this row at this position or a later one."""
+    AGAIN = auto()
+    """Not taken for now; only such items are sent again."""
+    FENCED = auto()
+    """Sent to a place that is no longer the one to write to: look it up again."""
+    DEAD = auto()
+    """The store can never hold this row."""
+    REFUSED = auto()
+    """The store takes nothing from us in this state."""
+
+
+def bulk_fate(status: int, error_type: str) -> Fate:
+    """The fate of a bulk item of OpenSearch by its status and its error's type ("" without one)."""
+    if 200 <= status < 300:
+        return Fate.WRITTEN
+    if status == 409:
+        return Fate.STALE
+    if status in (429, 502, 503, 504):
+        return Fate.AGAIN
+    if status == 404 or error_type == "index_not_found_exception":
+        return Fate.FENCED
+    if status in (400, 413):
+        return Fate.DEAD
+    return Fate.REFUSED
+
+
+def search_error(store: str, doing: str, status: int, error_type: str) -> StoreError:
+    """OpenSearch answered a whole request with this status."""
+    message = f"store {store}: {doing} was answered {status} {error_type}".rstrip()
+    if error_type == "cluster_block_exception":
+        return StoreError(message, retryable=True, hint="free disk space: the index is read-only above the flood stage")
+    if status in (429, 502, 503, 504) or status == 500:
+        return StoreError(message, retryable=True, hint="the cluster is busy or has no leader: see GET _cluster/health")
+    if status == 401:
+        return StoreError(message, retryable=False, hint="mend `username` and `password`")
+    if status == 403:
+        return StoreError(message, retryable=False, hint="grant the user the rights to create, write and read the store's indices")
+    return StoreError(message, retryable=False, hint="see the cluster's log")
