@@ -49,15 +49,18 @@ class LogWriter(Protocol):
         ...
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Stages one batch. Its positions rise strictly and are >= the head's; batches of different tables may interleave.
+        """Stages one batch. Its positions rise strictly, within the batch and within its topic; batches of different tables may
+        interleave. Between two commits the appended positions together are dense from ``head.position + 1``.
 
-        Between two commits the appended positions together are dense from ``head.position + 1``.
+        Raises ValueError for a batch that can never fit (what was staged before stays), OSError when the disk refuses
+        (everything staged is then dropped). An empty batch is ignored.
         """
         ...
 
     def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
         """Makes everything staged durable and visible as one cut (group commit), and returns that cut.
 
+        With nothing staged it records the LSN alone, as a cut at the same position, unless the head already has that LSN.
         Raises ValueError when the staged positions are not dense, OSError when the disk refuses: nothing is then visible.
         """
         ...
@@ -83,7 +86,7 @@ class LogReader(Protocol):
     def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
         """The furthest cut such that (after, cut] holds at most so many rows and bytes, but at least the next cut.
 
-        Raises PositionGone when ``after`` lies before what the log still keeps.
+        The head when ``after`` is at or beyond it. Raises PositionGone when ``after`` lies before what the log still keeps.
         """
         ...
 
@@ -94,9 +97,12 @@ class LogReader(Protocol):
     def topics(self) -> Sequence[Topic]: ...
 
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
-        """The topic's changes in (after, upto], in position order; each batch has one schema version."""
+        """The topic's changes in (after, upto], in position order; each batch has one schema version and holds either rows or
+        exactly one TRUNCATE. Nothing for a topic that the log does not have (yet), nor beyond the head."""
         ...
 
     def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
         """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out."""
         ...
+
+    def close(self) -> None: ...

@@ -33,6 +33,11 @@ OPEN_SEGMENTS: Final = 64
 NO_LOG_POLL_S: Final = 0.05
 
 
+def open_reader(dir: Path) -> EmbeddedLogReader:
+    """A reader of the log in this folder, whether or not there is one yet."""
+    return EmbeddedLogReader(dir)
+
+
 class EmbeddedLogReader:
     """See ``LogReader``. Opens nothing before the first question, so it may be made before the log exists.
 

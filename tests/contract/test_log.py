@@ -1,0 +1,312 @@
+"""What every log must do, on both homes: the embedded log (with and without sealing at once) and its in-memory twin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc.log.contract import LogReader, LogWriter
+from cdc.log.memory import MemoryLog
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import Op, table_of
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from tests.unit.log.changes import NOTES, ORDERS, ORDERS_WIDER, USERS, changes, everything, expected, positions_in, rows_of
+
+BIG = 2**40
+
+
+class Home:
+    """One log of the kind under test."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._memory = MemoryLog() if kind == "memory" else None
+        self._folder = folder / "log"
+        self._segment_bytes = 4096 if kind == "sealed" else 2**26
+        self.writer: LogWriter
+        self.reopen_writer()
+        self.reader = self.new_reader()
+
+    def reopen_writer(self) -> None:
+        if hasattr(self, "writer"):
+            self.writer.close()
+        self.writer = self._memory.writer() if self._memory else EmbeddedLogWriter(self._folder, segment_bytes=self._segment_bytes)
+
+    def new_reader(self) -> LogReader:
+        return self._memory.reader() if self._memory else EmbeddedLogReader(self._folder)
+
+    def settle(self) -> None:
+        if isinstance(self.writer, EmbeddedLogWriter):
+            self.writer.drain_seals()
+
+    def put(self, *batches: pa.RecordBatch, lsn: int = 0, ts: int = 0) -> Cut:
+        for batch in batches:
+            self.writer.append(batch)
+        return self.writer.commit(Lsn(lsn or self.writer.head.commit_lsn + 10), ts)
+
+
+@pytest.fixture(params=["embedded", "sealed", "memory"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    home = Home(request.param, tmp_path)
+    yield home
+    home.writer.close()
+    home.reader.close()
+
+
+def read(reader: LogReader, topic: str, after: int = 0, upto: int = BIG) -> list[pa.RecordBatch]:
+    return list(reader.read(topic, Position(after), Position(upto)))
+
+
+def test_an_empty_log_has_nothing(log: Home) -> None:
+    assert log.writer.head == ZERO_CUT == log.reader.head()
+    assert log.writer.next_position == 1
+    assert log.reader.cut_within(Position(0), 10, 10) == ZERO_CUT
+    assert log.reader.cut_at_lsn(Lsn(0)) is None
+    assert list(log.reader.topics()) == []
+    assert read(log.reader, "public.orders") == []
+    assert list(log.reader.slices(["public.orders"], Position(0), Position(9), 100)) == []
+
+
+def test_what_is_committed_is_read_value_for_value(log: Home) -> None:
+    batches = [changes(ORDERS, range(1, 40)), changes(USERS, range(40, 45)), changes(NOTES, [45])]
+    cut = log.put(*batches, lsn=77, ts=123)
+    log.settle()
+    assert cut == Cut(Position(45), Lsn(77), 123) == log.reader.head() == log.writer.head
+    assert everything(log.reader) == expected(batches, [ORDERS, USERS, NOTES])
+    for table, batch in zip([ORDERS, USERS, NOTES], batches, strict=True):
+        for found in read(log.reader, table.qualified):
+            assert found.schema.equals(batch.schema, check_metadata=True)
+
+
+def test_staged_changes_are_invisible(log: Home) -> None:
+    log.put(changes(ORDERS, range(1, 4)))
+    log.writer.append(changes(ORDERS, range(4, 6)))
+    log.writer.append(changes(USERS, range(6, 8)))
+    assert log.writer.next_position == 8
+    assert log.reader.head().position == log.writer.head.position == 3
+    assert positions_in(read(log.reader, "public.orders")) == [1, 2, 3]
+    assert read(log.reader, "public.users") == []
+    assert [topic.name for topic in log.reader.topics()] == ["public.orders"]
+
+
+def test_rollback_drops_what_is_staged_and_only_that(log: Home) -> None:
+    log.put(changes(ORDERS, range(1, 4)))
+    log.writer.append(changes(ORDERS, range(4, 400)))
+    log.writer.append(changes(USERS, range(400, 500)))
+    log.writer.rollback()
+    assert log.writer.next_position == 4
+    kept = [changes(ORDERS, range(1, 4)), changes(USERS, [4, 5]), changes(ORDERS, [6])]
+    log.put(*kept[1:])
+    assert everything(log.new_reader()) == expected(kept, [ORDERS, USERS, ORDERS])
+
+
+def test_tables_may_interleave(log: Home) -> None:
+    log.put(changes(ORDERS, [1, 3, 5]), changes(USERS, [2, 4]), changes(ORDERS, [6, 8]), changes(USERS, [7]))
+    assert positions_in(read(log.reader, "public.orders")) == [1, 3, 5, 6, 8]
+    assert positions_in(read(log.reader, "public.users")) == [2, 4, 7]
+
+
+@pytest.mark.parametrize(
+    "staged",
+    [
+        pytest.param([(ORDERS, [2, 3])], id="begins too late"),
+        pytest.param([(ORDERS, [1, 3])], id="gap"),
+        pytest.param([(ORDERS, [1, 2]), (USERS, [4])], id="gap between tables"),
+        pytest.param([(ORDERS, [1, 2, 3]), (USERS, [2])], id="position twice"),
+        pytest.param([(ORDERS, [1, 4]), (USERS, [1, 2])], id="position twice and a gap"),
+    ],
+)
+def test_positions_that_are_not_dense_are_refused(log: Home, staged: list[tuple[object, list[int]]]) -> None:
+    for table, positions in staged:
+        log.writer.append(changes(table, positions))  # type: ignore[arg-type]
+    with pytest.raises(ValueError):
+        log.writer.commit(Lsn(10), 0)
+    assert log.reader.head() == ZERO_CUT
+    assert log.writer.next_position == 1
+    log.put(changes(ORDERS, [1]))
+    assert positions_in(read(log.reader, "public.orders")) == [1]
+
+
+def test_a_batch_that_can_never_fit_is_refused_and_the_rest_stays(log: Home) -> None:
+    log.put(changes(ORDERS, [1, 2]))
+    log.writer.append(changes(ORDERS, [3]))
+    for positions in ([3], [1], [5, 4], [4, 4]):
+        with pytest.raises(ValueError):
+            log.writer.append(changes(ORDERS, positions))
+    with pytest.raises(ValueError):
+        log.writer.append(pa.record_batch({"a": [1]}))
+    log.put(changes(ORDERS, [4]))
+    assert positions_in(read(log.reader, "public.orders")) == [1, 2, 3, 4]
+
+
+def test_an_empty_batch_is_ignored(log: Home) -> None:
+    log.writer.append(changes(ORDERS, []))
+    assert log.writer.next_position == 1
+    assert list(log.reader.topics()) == []
+
+
+def test_an_empty_commit_records_its_lsn(log: Home) -> None:
+    log.put(changes(ORDERS, [1]), lsn=10)
+    assert log.writer.commit(Lsn(10), 5) == Cut(Position(1), Lsn(10), 0)
+    assert log.writer.commit(Lsn(30), 5) == Cut(Position(1), Lsn(30), 5) == log.reader.head()
+    assert log.reader.cut_at_lsn(Lsn(20)) == Cut(Position(1), Lsn(30), 5)
+    log.put(changes(ORDERS, [2]), lsn=40)
+    assert positions_in(read(log.reader, "public.orders")) == [1, 2]
+
+
+def test_reading_is_clipped_to_the_range(log: Home) -> None:
+    for start in range(1, 101, 10):
+        log.put(changes(ORDERS, range(start, start + 10, 2)), changes(USERS, range(start + 1, start + 10, 2)))
+    log.settle()
+    odd = list(range(1, 101, 2))
+    for after in (0, 1, 2, 9, 10, 11, 55, 98, 99, 100):
+        for upto in (0, 1, 2, 10, 11, 50, 99, 100, BIG):
+            found = positions_in(read(log.reader, "public.orders", after, upto))
+            assert found == [position for position in odd if after < position <= upto]
+
+
+def test_a_reader_follows(log: Home) -> None:
+    seen: list[int] = []
+    for start in range(1, 200, 4):
+        log.put(changes(ORDERS, range(start, start + 4)))
+        seen += positions_in(read(log.reader, "public.orders", seen[-1] if seen else 0))
+    assert seen == list(range(1, 201))
+
+
+def test_the_schema_may_change_within_and_between_commits(log: Home) -> None:
+    batches = [
+        changes(ORDERS, range(1, 30)),
+        changes(ORDERS_WIDER, range(30, 60)),
+        changes(ORDERS, range(60, 61)),
+        changes(ORDERS_WIDER, range(61, 90)),
+    ]
+    log.put(*batches[:2])
+    log.put(*batches[2:])
+    log.settle()
+    found = read(log.reader, "public.orders")
+    assert rows_of(found) == rows_of(batches)
+    for batch in found:
+        assert batch.schema.equals(changes(table_of(batch.schema), [1]).schema, check_metadata=True), (
+            "each batch has one schema version"
+        )
+    assert [topic.table for topic in log.reader.topics()] == [ORDERS_WIDER]
+    log.put(changes(ORDERS, [90]))
+    assert [topic.table for topic in log.reader.topics()] == [ORDERS]
+
+
+def test_a_truncate_stands_alone(log: Home) -> None:
+    log.put(changes(ORDERS, [1, 2]), changes(ORDERS, [3], op=Op.TRUNCATE), changes(ORDERS, [4, 5]))
+    log.put(changes(ORDERS, [6], op=Op.TRUNCATE), changes(ORDERS, [7], op=Op.TRUNCATE))
+    log.settle()
+    shapes = [(batch.num_rows, Op.TRUNCATE in batch.column(1).to_pylist()) for batch in read(log.reader, "public.orders")]
+    assert shapes == [(2, False), (1, True), (2, False), (1, True), (1, True)]
+
+
+def test_cut_within_rows_and_bytes(log: Home) -> None:
+    cuts = [log.put(changes(ORDERS, range(start, start + 10)), lsn=start) for start in range(1, 101, 10)]
+    reader = log.reader
+    assert reader.cut_within(Position(0), 1, BIG) == cuts[0], "at least the next cut"
+    assert reader.cut_within(Position(0), BIG, 1) == cuts[0]
+    assert reader.cut_within(Position(0), 10, BIG) == cuts[0]
+    assert reader.cut_within(Position(0), 29, BIG) == cuts[1]
+    assert reader.cut_within(Position(0), 30, BIG) == cuts[2]
+    assert reader.cut_within(Position(5), 1, BIG) == cuts[0], "from within a group"
+    assert reader.cut_within(Position(20), BIG, BIG) == cuts[-1]
+    assert reader.cut_within(Position(100), 1, 1) == cuts[-1]
+    size = reader.topics()[0].bytes
+    half = reader.cut_within(Position(0), BIG, size // 2)
+    assert Position(30) <= half.position <= Position(60)
+
+
+def test_cut_at_lsn(log: Home) -> None:
+    first = log.put(changes(ORDERS, [1]), lsn=100)
+    second = log.put(changes(ORDERS, [2]), lsn=200)
+    third = log.put(changes(ORDERS, [3]), lsn=200)
+    assert log.reader.cut_at_lsn(Lsn(1)) == log.reader.cut_at_lsn(Lsn(100)) == first
+    assert log.reader.cut_at_lsn(Lsn(101)) == log.reader.cut_at_lsn(Lsn(200)) == second
+    assert log.reader.cut_at_lsn(Lsn(201)) is None
+    assert log.reader.head() == third
+
+
+def test_topics(log: Home) -> None:
+    log.put(changes(ORDERS, [1, 2]), changes(USERS, [3]))
+    log.put(changes(NOTES, [4]), changes(USERS, [5, 6]))
+    log.settle()
+    found = {topic.name: topic for topic in log.reader.topics()}
+    assert {name: (topic.rows, topic.first, topic.last) for name, topic in found.items()} == {
+        "public.orders": (2, 1, 2),
+        "public.users": (3, 3, 6),
+        "app.Notes & ½": (1, 4, 4),
+    }
+    assert {name: topic.table for name, topic in found.items()} == {t.qualified: t for t in (ORDERS, USERS, NOTES)}
+    assert all(topic.bytes > 0 for topic in found.values())
+
+
+@pytest.mark.parametrize("target", [1, 5_000, BIG])
+@pytest.mark.parametrize(("after", "upto"), [(0, 120), (7, 113), (30, 31), (120, 120)])
+def test_slices_cover_exactly_once(log: Home, target: int, after: int, upto: int) -> None:
+    for start in range(1, 121, 12):
+        log.put(changes(ORDERS, range(start, start + 10)), changes(USERS, range(start + 10, start + 12)))
+    log.settle()
+    names = ["public.orders", "public.users", "public.nobody"]
+    slices = log.reader.slices(names, Position(after), Position(upto), target)
+    for name in names:
+        mine = [piece for piece in slices if piece.topic == name]
+        found = [positions_in(read(log.reader, name, piece.after, piece.upto)) for piece in mine]
+        assert [p for piece in found for p in piece] == positions_in(read(log.reader, name, after, upto))
+        assert all(after <= piece.after < piece.upto <= upto for piece in mine)
+        assert all(len(positions) <= piece.rows for positions, piece in zip(found, mine, strict=True))
+    if target == BIG:
+        assert len(slices) <= 2
+    if target == 1 and (after, upto) == (0, 120):
+        assert len(slices) == 20
+
+
+def test_wait_returns_when_something_comes(log: Home) -> None:
+    waited: list[tuple[Cut, float]] = []
+
+    def wait() -> None:
+        cut = log.reader.wait(Position(0), 10)
+        waited.append((cut, time.monotonic()))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    log.put(changes(ORDERS, [1]))
+    committed = time.monotonic()
+    thread.join()
+    assert waited[0][0].position == 1
+    assert waited[0][1] - committed < 0.5
+
+
+def test_wait_gives_up_after_the_timeout(log: Home) -> None:
+    log.put(changes(ORDERS, [1]))
+    started = time.monotonic()
+    assert log.reader.wait(Position(1), 0.05).position == 1
+    assert 0.04 <= time.monotonic() - started < 1
+    assert log.reader.wait(Position(0), 5).position == 1
+    assert time.monotonic() - started < 2
+
+
+def test_a_new_writer_goes_on(log: Home) -> None:
+    log.put(changes(ORDERS, range(1, 50)), lsn=5)
+    log.writer.append(changes(ORDERS, range(50, 60)))
+    log.reopen_writer()
+    assert log.writer.head == Cut(Position(49), Lsn(5), 0)
+    assert log.writer.next_position == 50
+    log.put(changes(USERS, [50]), changes(ORDERS, [51, 52]))
+    for reader in (log.reader, log.new_reader()):
+        assert positions_in(read(reader, "public.orders")) == [*range(1, 50), 51, 52]
+        assert positions_in(read(reader, "public.users")) == [50]
+
+
+def test_small_neighbours_come_as_few_batches(log: Home) -> None:
+    for position in range(1, 301):
+        log.put(changes(USERS, [position]))
+    if isinstance(log.writer, EmbeddedLogWriter):
+        assert len(read(log.reader, "public.users")) <= 2
