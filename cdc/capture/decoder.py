@@ -47,8 +47,9 @@ class Memory(Protocol):
         ...
 
 
-Hold = Callable[[pa.RecordBatch, Mapping[str, Flags], npt.NDArray[np.uint32]], None]
-"""Takes updates that cannot be completed yet: the rows (positions 0), per column the flags of missing values, the xids."""
+Hold = Callable[[pa.RecordBatch, Mapping[str, Flags]], None]
+"""Takes updates that cannot be completed yet: the rows, each with the position that the next logged change after it gets, and per column
+the flags of the missing values."""
 
 
 @dataclass(slots=True)
@@ -179,19 +180,26 @@ class Decoder:
             return []
         relations = index.relation[at]
         present = relations[:1] if (relations == relations[0]).all() else np.unique(relations)
-        pieces = []
+        pieces: list[_Piece] = []
+        held: list[tuple[_Piece, Mapping[str, Flags]]] = []
         for oid in present:
             mine = at if len(present) == 1 else at[relations == oid]
-            piece = self._piece(block, index, mine, self._relations.table(int(oid)))
-            if len(piece.op):
-                pieces.append(piece)
-        if not pieces:
-            return []
+            pieces.append(self._piece(block, index, mine, self._relations.table(int(oid)), held))
         orders = pieces[0].order if len(pieces) == 1 else np.sort(np.concatenate([piece.order for piece in pieces]))
+        for piece, missing in held:
+            self._hold(_batch(piece, position + np.searchsorted(orders, piece.order), index), missing)
         changed += np.bincount(index.transaction[orders >> 1], minlength=len(changed))
-        return [_batch(piece, position + np.searchsorted(orders, piece.order), index) for piece in pieces]
+        return [_batch(piece, position + np.searchsorted(orders, piece.order), index) for piece in pieces if len(piece.op)]
 
-    def _piece(self, block: Bytes, index: Index, at: npt.NDArray[np.int64], table: Table) -> _Piece:
+    def _piece(
+        self,
+        block: Bytes,
+        index: Index,
+        at: npt.NDArray[np.int64],
+        table: Table,
+        held: list[tuple[_Piece, Mapping[str, Flags]]],
+    ) -> _Piece:
+        """One table's rows; those that stay partial go to ``held``."""
         rows = tuples.rows(block, index.kind[at], index.body[at], index.end[at], at, tuples.shape_of(table))
         partial: Flags | None = None
         if rows.wide.any() or rows.partial.any():
@@ -200,10 +208,8 @@ class Decoder:
         piece = _Piece(table, arrays, exact, rows.op, rows.order)
         if partial is None:
             return piece
-        held = _select(piece, partial)
         missing = {column.name: rows.lengths[c][partial] == tuples.UNCHANGED for c, column in enumerate(table.columns)}
-        transactions = index.transaction[held.order >> 1]
-        self._hold(_batch(held, np.zeros(len(held.op), np.int64), index), missing, index.xid[transactions].astype(np.uint32))
+        held.append((_select(piece, partial), missing))
         return _select(piece, ~partial)
 
 

@@ -73,7 +73,7 @@ class Index:
     scanned: int
     """Offset after the last whole frame."""
     ended: int
-    """Offset of the CopyDone or ErrorResponse that ends the stream, or -1."""
+    """Offset of the message that ends the stream, or -1: CopyDone, ErrorResponse, or CommandComplete (a server that shuts down)."""
 
 
 def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None) -> Index:
@@ -147,11 +147,11 @@ def _scan(
             return count, begun, at, 1
         end = at + 1 + length
         frame = block[at]
-        if frame != 100 and frame != 99 and frame != 69 and frame != 78 and frame != 83:  # d c E N S
+        if frame != 100 and frame != 99 and frame != 67 and frame != 69 and frame != 78 and frame != 83:  # d c C E N S
             return count, begun, at, 2
         if end > stop:
             break
-        if frame == 99 or frame == 69:
+        if frame == 99 or frame == 67 or frame == 69:
             state[2] = at + 1
             break
         if frame == 78 or frame == 83:

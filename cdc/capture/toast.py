@@ -142,6 +142,13 @@ class ToastMemory:
     def rollback(self) -> None:
         self._db.rollback()
 
+    def clear(self) -> None:
+        """Forgets everything; position 0."""
+        self._db.execute("DELETE FROM wide")
+        self._db.execute("UPDATE done SET position = 0")
+        self._db.commit()
+        self._relations.clear()
+
     def close(self) -> None:
         self._db.close()
 
