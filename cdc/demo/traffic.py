@@ -114,11 +114,11 @@ class Traffic(threading.Thread):
         except BaseException as error:
             self._failed = error
 
-    def halt(self) -> None:
-        """Ends after the transaction in progress."""
+    def end(self) -> None:
+        """Returns when the transaction in progress has ended."""
         self._halt.set()
-        self.join()
-        self.check()
+        if self.is_alive():
+            self.join()
 
     def check(self) -> None:
         """Raises what ended the traffic, if something did."""

@@ -35,7 +35,9 @@ cluster.routing.allocation.disk.threshold_enabled: false
 class OpenSearch:
     """One node over one folder. No TLS and no users: loopback only."""
 
-    def __init__(self, folder: Path, *, heap_mb: int = 256) -> None:
+    def __init__(self, folder: Path, *, heap_mb: int = 256, preferred_port: int | None = None) -> None:
+        """``preferred_port``: taken when it is free (from 9201 to 9299; the runner knows no others)."""
+        self._preferred_port = preferred_port
         self.folder = folder.absolute()
         self.port = 0
         """0 until the node is ready; then it stays the same over restarts."""
@@ -73,7 +75,7 @@ class OpenSearch:
             "-Djava.locale.providers=CLDR,SPI",
         ]
         argv += ["-cp", class_path, _RUNNER, "-basePath", self.folder, "-numOfNode", "1"]
-        argv += ["-clusterName", self._cluster, "-baseHttpPort", str((self.port or _free_port()) - 1)]
+        argv += ["-clusterName", self._cluster, "-baseHttpPort", str((self.port or self._preferred_port or _free_port()) - 1)]
         with self.log.open("wb"):
             pass
         self._process = spawn(argv, log=self.log, cwd=self.folder)

@@ -89,6 +89,17 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def free_port_like(preferred: int) -> int:
+    """``preferred`` when nobody listens there, else any free port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", preferred))
+        except OSError:
+            return free_port()
+        return preferred
+
+
 def wait_until(probe: Callable[[], bool], process: subprocess.Popen[bytes], *, what: str, log: Path, timeout_s: float = 60) -> None:
     """Returns once ``probe`` says yes. Raises EmbeddedError when the process ends first, or after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s

@@ -1,0 +1,104 @@
+"""The real daemon as a child process, seen only through what every user has: its command line and its HTTP port."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cdc.embedded.processes import kill_group, spawn
+from cdc.errors import HeadwaterError, WaitTimeout
+
+_DRAIN_S = 60.0
+
+
+class DaemonFailed(HeadwaterError):
+    """``cdc run`` ended by itself, or one of its parts stopped."""
+
+
+class Daemon:
+    """``cdc run``; its output goes to ``cdc.log`` beside the configuration."""
+
+    def __init__(self, configuration: Path, page: str) -> None:
+        self._configuration = configuration
+        self._address = urlsplit(page)
+        self.log = configuration.with_name("cdc.log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("wb"):
+            pass
+        self._process = spawn([*self._command(), "run"], log=self.log, death_signal=signal.SIGTERM)
+
+    def stop(self) -> int | None:
+        """Drains; returns the daemon's exit code (None when it never ran, negative when it had to be killed)."""
+        if self._process is None:
+            return None
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_DRAIN_S)
+            except subprocess.TimeoutExpired:
+                kill_group(self._process)
+        return self._process.returncode
+
+    def check(self) -> None:
+        """Raises DaemonFailed when the daemon has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            raise DaemonFailed(f"cdc run ended with code {self._process.returncode}", hint=f"see {self.log}")
+
+    def status(self) -> dict[str, Any] | None:
+        """``/v1/status``; None while the port does not answer. Raises DaemonFailed when the daemon has ended or a part stopped."""
+        self.check()
+        connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=10)
+        try:
+            connection.request("GET", "/v1/status")
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        if response.status != 200:
+            return None
+        told: dict[str, Any] = json.loads(body)
+        for stopped in told["stops"]:
+            raise DaemonFailed(
+                f"{stopped['part']} stopped: {stopped['state']}", hint=f"see {self.log}; --fresh starts from nothing"
+            )
+        return told
+
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], what: str, timeout_s: float) -> None:
+        """Looks every 200 ms until the status is as wanted. Raises WaitTimeout, DaemonFailed."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            told = self.status()
+            if told is not None and wanted(told):
+                return
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"{what} took more than {timeout_s:.0f} s", hint=f"see {self.log}")
+            time.sleep(0.2)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs ``cdc`` with the demo's configuration."""
+        return subprocess.run([*self._command(), *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "cdc", "--config", str(self._configuration)]
+
+
+def is_capturing(told: dict[str, Any]) -> bool:
+    """Capture has its slot and the log: whatever is committed from now on is followed."""
+    capture = told["capture"]
+    return capture is not None and capture["alive"] and capture["state"] in ("snapshot", "streaming")
+
+
+def is_snapshot_done(told: dict[str, Any]) -> bool:
+    return is_capturing(told) and told["capture"]["state"] == "streaming"

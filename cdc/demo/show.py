@@ -1,0 +1,67 @@
+"""What the demo prints while it runs. Pure: text from facts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from cdc.demo.stage import Stage
+
+_BOARD = (
+    "import redis; r = redis.Redis.from_url({url!r}); "
+    "keys = r.scan_iter('flight:*', 1000); print(*(r.get(next(keys)).decode() for _ in range(5)), sep='\\n')"
+)
+_QUESTION = {
+    "query": {"bool": {"filter": [{"term": {"dest": "SFO"}}, {"term": {"status": "departed"}}]}},
+    "sort": [{"dep_delay_min": "desc"}],
+    "size": 3,
+}
+
+
+def welcome(stage: Stage, python: str) -> str:
+    """The page's address and a command for each store, to be copied."""
+    return f"""
+  status page   {stage.page}
+  to stop       Ctrl-C
+
+  Search index: the most delayed flights now on their way to San Francisco
+    {search_command(stage)}
+
+  Cache: five flights of the departure board
+    {board_command(stage, python)}
+
+  Warehouse: delays by airline
+    {warehouse_command(stage, python)}
+"""
+
+
+def search_command(stage: Stage) -> str:
+    question = json.dumps(_QUESTION, separators=(",", ":"))
+    return f"curl -s '{stage.opensearch.url}/public.flights/_search?pretty' -H 'content-type: application/json' -d {shlex.quote(question)}"
+
+
+def board_command(stage: Stage, python: str) -> str:
+    return f"{python} -c {shlex.quote(_BOARD.format(url=stage.valkey.url))}"
+
+
+def warehouse_command(stage: Stage, python: str) -> str:
+    return f"{python} -m cdc.demo.delays {shlex.quote(str(stage.folder / 'warehouse'))}"
+
+
+def progress(told: dict[str, Any] | None, sent: int, per_s: float) -> str:
+    """One line: what the traffic made, where the snapshot is, how far each store lies behind."""
+    traffic = f"{sent:>9,} changes made ({per_s:,.0f}/s)"
+    if told is None:
+        return f"{traffic} · the daemon is starting"
+    parts = [traffic]
+    capture = told["capture"]
+    if capture is not None and capture["state"] == "snapshot":
+        done = sum(table["done"] for table in capture["snapshot"])
+        total = sum(max(table["total"], table["done"]) for table in capture["snapshot"])
+        parts.append(f"snapshot {done:,} of {total:,} rows")
+    for follower in told["followers"]:
+        lag = follower["lag"]
+        behind = "starting" if lag is None else "up to date" if lag["changes"] == 0 else f"{lag['changes']:,} behind"
+        parts.append(f"{follower['store']} {behind}")
+    return " · ".join(parts)

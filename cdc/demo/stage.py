@@ -1,0 +1,147 @@
+"""The demo's servers and its configuration, all under one folder that a second start finds again."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import psycopg
+from psycopg import sql
+
+from cdc.embedded import EmbeddedError
+from cdc.embedded.cache import write_whole
+from cdc.embedded.opensearch import OpenSearch
+from cdc.embedded.postgres import Postgres
+from cdc.embedded.processes import free_port_like
+from cdc.embedded.valkey import Valkey
+
+DATABASE: Final = "airport"
+# Wished for, so that what the demo prints stays true over restarts; another port is taken where somebody has these.
+_POSTGRES_PORT, _VALKEY_PORT, _OPENSEARCH_PORT, _HTTP_PORT = 54642, 63642, 9242, 8642
+
+_CONFIGURATION = """# Written by the demo at every start.
+run_dir = "run"
+
+[source]
+dsn = "{dsn}"
+tables = ["public.*"]
+
+[log]
+dir = "log"
+
+# Answers questions about flights.
+[stores.search]
+kind = "opensearch"
+url = "{opensearch}"
+tables = ["public.flights", "public.airports", "public.airlines"]
+
+# The departure board: one JSON value per flight.
+[stores.board]
+kind = "redis"
+url = "{valkey}"
+tables = ["public.flights"]
+key = "flight:{{id}}"
+
+# The delays.
+[stores.warehouse]
+kind = "iceberg"
+path = "warehouse"
+tables = ["public.*"]
+
+[http]
+listen = "127.0.0.1:{http_port}"
+"""
+
+STORES: Final = ("search", "board", "warehouse")
+
+
+@dataclass(slots=True)
+class Stage:
+    """Everything that runs beside the daemon."""
+
+    folder: Path
+    postgres: Postgres
+    opensearch: OpenSearch
+    valkey: Valkey
+    http_port: int
+    _lock: IO[str]
+
+    @property
+    def configuration(self) -> Path:
+        return self.folder / "cdc.toml"
+
+    @property
+    def page(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def dsn(self) -> str:
+        return self.postgres.dsn(DATABASE)
+
+    def write_configuration(self) -> None:
+        text = _CONFIGURATION.format(dsn=self.dsn, opensearch=self.opensearch.url, valkey=self.valkey.url, http_port=self.http_port)
+        write_whole(self.configuration, text.encode())
+
+    def stop(self) -> None:
+        """Ends the servers; what they hold stays."""
+        self.opensearch.stop()
+        self.valkey.stop()
+        self.postgres.stop()
+        self._lock.close()
+
+
+def set_up(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
+    """Starts the servers. Raises EmbeddedError when one does not start, or when another demo runs in the folder."""
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise EmbeddedError(f"another demo runs in {folder}", hint="end it first, or use --folder") from None
+    postgres = Postgres(folder / "postgres", port=free_port_like(_POSTGRES_PORT))
+    if fresh:
+        _clear(folder, postgres.folder)
+    stage = Stage(
+        folder,
+        postgres,
+        OpenSearch(folder / "opensearch", heap_mb=512, preferred_port=_OPENSEARCH_PORT),
+        Valkey(folder / "valkey", port=free_port_like(_VALKEY_PORT)),
+        free_port_like(_HTTP_PORT),
+        lock,
+    )
+    try:
+        # The slowest first: it comes up while the others start.
+        (folder / "opensearch").mkdir(exist_ok=True)
+        stage.opensearch.launch()
+        stage.postgres.start()
+        say(f"Postgres {stage.postgres.version} on port {stage.postgres.port}")
+        stage.valkey.start()
+        say(f"Valkey on port {stage.valkey.port}")
+        _create_database(stage.postgres)
+        stage.opensearch.wait_ready()
+        say(f"OpenSearch on port {stage.opensearch.port}")
+    except BaseException:
+        stage.stop()
+        raise
+    return stage
+
+
+def _clear(folder: Path, data: Path) -> None:
+    shutil.rmtree(data, ignore_errors=True)
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != ".lock":
+            entry.unlink()
+
+
+def _create_database(server: Postgres) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        if connection.execute("select 1 from pg_database where datname = %s", [DATABASE]).fetchone() is None:
+            connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))

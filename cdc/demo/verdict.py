@@ -1,0 +1,86 @@
+"""The end of a timed demo: every store has everything, and is equal to the database; said as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from cdc.demo.daemon import Daemon
+from cdc.errors import HeadwaterError
+
+WAIT_S = 600
+
+
+class Disagreement(HeadwaterError):
+    """A store did not get everything, or is not equal to the database."""
+
+
+def wait_for_stores(daemon: Daemon, stores: tuple[str, ...]) -> dict[str, Any]:
+    """``cdc wait`` for each; store → what it says. Raises Disagreement when a store does not get there."""
+    return {
+        store: _json(daemon.command("wait", store, "--timeout", str(WAIT_S), "--json"), f"cdc wait {store}") for store in stores
+    }
+
+
+def audit(daemon: Daemon) -> list[dict[str, Any]]:
+    """``cdc audit`` of every store: one entry each. A difference is in the result, not an error."""
+    done = daemon.command("audit", "--json")
+    if done.returncode not in (0, 1):
+        raise Disagreement(f"cdc audit ended with code {done.returncode}: {_last_line(done.stderr)}", hint=f"see {daemon.log}")
+    told = json.loads(done.stdout)
+    stores: list[dict[str, Any]] = told["stores"] if isinstance(told, dict) else told
+    return stores
+
+
+def verdict(
+    *,
+    seconds: float,
+    rate: float,
+    changes: int,
+    rows: int,
+    waited: dict[str, Any],
+    audited: list[dict[str, Any]],
+    exit_code: int | None,
+) -> dict[str, Any]:
+    """The JSON object.
+
+    ``ok``: every store is equal and the daemon ended with 0. ``traffic``: {``seconds``, ``wanted_per_s``, ``changes``, ``per_s``}.
+    ``flights``: rows of that table at the end. ``stores``: name → {``equal``, ``position``, ``lsn``, ``waited_s``, ``tables``: name → {``equal``,
+    ``source_rows``, ``store_rows``, ``missing``, ``extra``, ``different``, ``unsettled``, ``error``}}.
+    """
+    kept = ("equal", "source_rows", "store_rows", "missing", "extra", "different", "unsettled", "error")
+    stores = {
+        entry["store"]: {
+            "equal": entry["equal"],
+            "position": entry["position"],
+            "lsn": entry["lsn"],
+            "waited_s": round(waited[entry["store"]]["seconds"], 3),
+            "tables": {table["table"]: {key: table[key] for key in kept} for table in entry["tables"]},
+        }
+        for entry in audited
+    }
+    complete = set(stores) == set(waited) and all(store["tables"] for store in stores.values())
+    return {
+        "name": "demo",
+        "ok": complete and all(store["equal"] for store in stores.values()) and exit_code == 0,
+        "traffic": {
+            "seconds": round(seconds, 3),
+            "wanted_per_s": rate,
+            "changes": changes,
+            "per_s": round(changes / seconds, 1) if seconds else 0.0,
+        },
+        "flights": rows,
+        "stores": stores,
+        "daemon_exit_code": exit_code,
+    }
+
+
+def _json(done: subprocess.CompletedProcess[str], what: str) -> Any:
+    if done.returncode != 0:
+        raise Disagreement(f"{what} ended with code {done.returncode}: {_last_line(done.stderr)}")
+    return json.loads(done.stdout)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no word"])[-1].removeprefix("error: ")
