@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc.log.contract import LogReader
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.reader import open_reader
 from cdc.model.position import Lsn
 from cdc.settings import Settings, load
 from cdc.waiting import Waited, parse_wanted, wait
@@ -33,4 +33,4 @@ class Client:
 def connect(config: str | Path = "cdc.toml") -> Client:
     """Reads the configuration. Raises ConfigError."""
     settings = load(Path(config), options_model)
-    return Client(settings, lambda: EmbeddedLogReader(settings.log.dir))
+    return Client(settings, lambda: open_reader(settings.log.dir))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import cdc
-from cdc.commands import audit, doctor, follow, init, log, resume, run, status, wait
+from cdc.commands import doctor, follow, init, log, resume, run, status, wait
 from cdc.commands.invocation import Invocation
 from cdc.commands.logs import configure_logs
 
@@ -44,6 +44,5 @@ app.command("run")(run.run)
 app.command("follow")(follow.follow)
 app.command("wait")(wait.wait)
 app.command("status")(status.status)
-app.command("audit")(audit.audit)
 app.command("resume")(resume.resume)
 app.add_typer(log.app, name="log")

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import psycopg
 import typer
 
-from cdc.commands.invocation import Invocation, invocation, open_log, unopened_sink
+from cdc.commands.invocation import Invocation, invocation, unopened_sink
 from cdc.commands.printing import console, print_json
 from cdc.errors import HeadwaterError
 from cdc.settings import Settings
 from cdc.source.checks import Finding, check_budget, check_source
 from cdc.source.connection import connect, reason
+from cdc.source.identity import recorded
 from cdc.source.publication import ensure_publication
 from cdc.source.slot import ensure_slot, read_slot
 
@@ -68,7 +69,7 @@ def _examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
 def _source(settings: Settings, *, fix: bool) -> Iterator[Finding]:
     source = settings.source
     dsn = source.dsn.get_secret_value()
-    log_has_begun = open_log(settings).head().commit_lsn > 0
+    log_has_begun = recorded(settings.log.dir) is not None
     try:
         with connect(dsn, application="headwater-doctor") as connection:
             yield Finding("ok", "source", f"{connection.info.host}:{connection.info.port}/{connection.info.dbname} answers")

@@ -51,6 +51,6 @@ def unopened_sink(settings: Settings, name: str) -> Sink:
 
 
 def open_log(settings: Settings) -> LogReader:
-    from cdc.log.reader import EmbeddedLogReader
+    from cdc.log.reader import open_reader
 
-    return EmbeddedLogReader(settings.log.dir)
+    return open_reader(settings.log.dir)

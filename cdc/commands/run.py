@@ -35,7 +35,7 @@ def run(
 
 def _part(given: Invocation, settings: Settings, only: str | None, stop: threading.Event) -> int:
     if only is None:
-        from cdc.commands.http_port import serving
+        from cdc.http.serve import serving
 
         with serving(settings):
             return supervise(settings, given.config, stop, debug=given.debug)

@@ -59,8 +59,10 @@ def reason(error: psycopg.Error, dsn: str = "") -> str:
     """What the server or libpq says, on one line, without DETAIL or CONTEXT (they may quote rows) and without the password."""
     text = error.diag.message_primary or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = lines[-1] if lines else type(error).__name__
-    line = line.rsplit("FATAL:", 1)[-1].strip()
+    # Of several hosts, psycopg lists each failure on a line of its own after the first; libpq's further lines are advice.
+    attempts = [line.removeprefix("- ") for line in lines[1:] if line.startswith("- ")]
+    line = attempts[-1] if attempts else lines[0] if lines else type(error).__name__
+    line = line.rsplit("FATAL:", 1)[-1].strip().removeprefix("connection failed: ")
     secret = parse(dsn).get("password") if dsn else None
     return line.replace(secret, "***") if secret else line
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -32,8 +31,8 @@ def source(database: Database, *tables: str, slot: str = "") -> Source:
 
 
 @pytest.fixture
-def sql(postgres: Database) -> Iterator[Connection]:
-    yield postgres.connect()
+def sql(postgres: Database) -> Connection:
+    return postgres.connect()
 
 
 def selected(connection: Connection, *patterns: str) -> list[str]:

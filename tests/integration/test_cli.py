@@ -1,0 +1,338 @@
+"""The command line as users meet it: real processes, a real Postgres, exit codes, and one clear line for each wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from tests.conftest import Cache, Database
+
+CANARY = "s3cr3t-canary"
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Shop:
+    """A database with one table, a configuration for it, and `cdc` to run on it."""
+
+    database: Database
+    folder: Path
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "cdc.toml"
+
+    @property
+    def slot(self) -> str:
+        return f"slot_{self.database.name}"
+
+    def configure(self, *, dsn: str | None = None, tables: str = '["public.*"]', more: str = "") -> None:
+        self.config.write_text(
+            f'[source]\ndsn = "{dsn or self.database.dsn}"\ntables = {tables}\nslot = "{self.slot}"\n[http]\nlisten = "127.0.0.1:0"\n{more}\n'
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "cdc", "--config", str(self.config), *arguments]
+
+    def cdc(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            env={**os.environ, **(env or {})},
+            cwd=self.folder,
+        )
+        assert CANARY not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def facts(self, *arguments: str) -> Any:
+        done = self.cdc(*arguments, "--json")
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        with open(self.folder / "run.log", "a") as log:
+            process = subprocess.Popen(self.command(*arguments), stderr=log, text=True, cwd=self.folder)
+        self.running.append(process)
+        return process
+
+    def stop_all(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.running:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def shop(postgres: Database, tmp_path: Path) -> Iterator[Shop]:
+    postgres.connect().execute(
+        "create table orders (id int primary key, status text); insert into orders select n, 'new' from generate_series(1, 100) n"
+    )
+    shop = Shop(postgres, tmp_path)
+    shop.configure()
+    yield shop
+    shop.stop_all()
+
+
+def until(what: Callable[[], Any], *, timeout_s: float = DEADLINE_S) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line that the command said."""
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["stats"],
+        ["wait"],
+        ["status", "--nope"],
+        ["wait", "cache", "--timeout", "soon"],
+        ["run", "--only", "everything"],
+        ["follow", "nobody"],
+    ],
+)
+def test_usage(shop: Shop, arguments: list[str]) -> None:
+    assert "→" in refused(shop.cdc(*arguments), 2)
+
+
+def test_no_configuration(shop: Shop) -> None:
+    shop.config.unlink()
+    assert "cdc.toml does not exist → cdc init" in refused(shop.cdc("status"), 2)
+
+
+def test_an_unknown_key(shop: Shop) -> None:
+    shop.configure(more='[lok]\ndir = "x"')
+    assert refused(shop.cdc("run"), 2).endswith("lok: there is no such key → did you mean log?")
+
+
+@pytest.mark.parametrize("verb", [("run", "--only", "capture"), ("doctor",)])
+def test_a_dsn_that_leads_nowhere(shop: Shop, verb: tuple[str, ...], free_port: Callable[[], int]) -> None:
+    port = free_port()
+    shop.configure(dsn=f"postgresql://u:{CANARY}@127.0.0.1:{port}/shop")
+    done = shop.cdc(*verb)
+    said = failures(done) if verb == ("doctor",) else refused(done, 2)
+    assert f"cannot connect to 127.0.0.1:{port}/shop" in said
+    assert "Connection refused" in said
+
+
+@pytest.mark.parametrize("verb", [("run", "--only", "capture"), ("doctor",)])
+def test_a_dsn_that_is_none(shop: Shop, verb: tuple[str, ...]) -> None:
+    shop.configure(dsn=f"postgresql://u:{CANARY}:{CANARY}@h:x/d")
+    done = shop.cdc(*verb)
+    assert "source.dsn is no connection string" in (failures(done) if verb == ("doctor",) else refused(done, 2))
+
+
+@pytest.mark.parametrize("verb", [("run", "--only", "capture"), ("doctor",)])
+def test_a_table_without_identity(shop: Shop, verb: tuple[str, ...]) -> None:
+    shop.database.connect().execute("create table loose (id int)")
+    done = shop.cdc(*verb)
+    said = failures(done) if verb == ("doctor",) else refused(done, 2)
+    assert "table public.loose" in said
+    assert 'ALTER TABLE "public"."loose" REPLICA IDENTITY FULL' in said
+
+
+@pytest.mark.parametrize("verb", [("run", "--only", "capture"), ("doctor",)])
+def test_a_role_without_rights(shop: Shop, verb: tuple[str, ...]) -> None:
+    role = f"r_{shop.database.name}"
+    admin = shop.database.connect()
+    admin.execute(f"create role {role} login; create publication cdc for table orders; grant select on orders to {role}")
+    shop.configure(dsn=shop.database.server.dsn(shop.database.name, user=role))
+    done = shop.cdc(*verb)
+    assert f'ALTER ROLE "{role}" REPLICATION' in (failures(done) if verb == ("doctor",) else refused(done, 2))
+    admin.execute(f"drop owned by {role}; drop role {role}")
+
+
+@pytest.mark.parametrize("verb", [("run", "--only", "capture"), ("doctor",)])
+def test_a_server_without_logical_wal(shop: Shop, postgres_server: Any, verb: tuple[str, ...]) -> None:
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as admin:
+        admin.execute("create table orders (id int primary key)")
+        admin.execute("alter system set wal_level = replica")
+    postgres_server.options.pop("wal_level", None)
+    postgres_server.options["wal_level"] = "replica"
+    postgres_server.restart()
+    shop.configure(dsn=postgres_server.dsn())
+    done = shop.cdc(*verb)
+    assert "ALTER SYSTEM SET wal_level = logical" in (failures(done) if verb == ("doctor",) else refused(done, 2))
+
+
+def failures(done: subprocess.CompletedProcess[str]) -> str:
+    """What doctor found to fail, one line each."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr == ""
+    found = [line for line in done.stdout.splitlines() if line.startswith("fail ")]
+    assert found
+    assert all("→" in line for line in found)
+    return "\n".join(found)
+
+
+# Doctor and init
+
+
+def test_doctor_then_fix(shop: Shop) -> None:
+    before = shop.cdc("doctor")
+    assert before.returncode == 0, before.stdout
+    assert before.stdout.count("→ cdc doctor --fix") == 2
+    fixed = shop.facts("doctor", "--fix")
+    assert fixed["ok"]
+    checks = {finding["check"]: finding["level"] for finding in fixed["findings"]}
+    assert checks["publication"] == checks["slot"] == checks["table public.orders"] == checks["java"] == "ok"
+
+
+def test_doctor_on_a_store_that_is_down(shop: Shop, free_port: Callable[[], int]) -> None:
+    shop.configure(more=f'[stores.cache]\nkind = "redis"\nurl = "redis://:{CANARY}@127.0.0.1:{free_port()}/0"')
+    assert "fail store cache: " in failures(shop.cdc("doctor"))
+
+
+def test_init_writes_what_doctor_accepts(shop: Shop) -> None:
+    shop.database.connect().execute("create table loose (id int)")
+    shop.config.unlink()
+    url = shop.database.dsn.replace("postgres@", f"postgres:{CANARY}@")
+    assert shop.cdc("init", "--source", url).returncode == 0
+    text = shop.config.read_text()
+    assert CANARY not in text
+    assert '"public.orders"' in text
+    assert "# public.loose has no primary key" in text
+    done = shop.cdc("doctor", env={"CDC_SOURCE_PASSWORD": "not asked for"})
+    assert done.returncode == 0, done.stdout
+    assert "CDC_SOURCE_PASSWORD" in refused(shop.cdc("doctor"), 2)
+    assert "exists already" in refused(shop.cdc("init", "--source", url), 2)
+    assert shop.config.read_text() == text
+
+
+def test_init_without_a_source(shop: Shop) -> None:
+    shop.config.unlink()
+    assert shop.cdc("init").returncode == 0
+    assert 'tables = ["public.*"]' in shop.config.read_text()
+
+
+# The daemon
+
+
+def streaming(shop: Shop) -> Any:
+    report = shop.facts("status")
+    return report if (report["capture"] or {}).get("state") == "streaming" and report["log"]["rows"] >= 100 else None
+
+
+def test_capture_alone_and_what_the_log_then_shows(shop: Shop) -> None:
+    process = shop.start("run", "--only", "capture")
+    report = until(lambda: streaming(shop))
+    assert report["healthy"], report["problems"]
+    assert report["source"]["slot"]["active"]
+    shop.database.connect().execute("update orders set status = 'sent' where id = 7")
+    envelope = until(lambda: [row for row in envelopes(shop) if row["op"] == "u"])[0]
+    assert envelope["after"] == {"id": 7, "status": "sent"}
+    (topic,) = shop.facts("log", "ls")
+    assert (topic["topic"], topic["rows"]) == ("public.orders", 101)
+    assert shop.facts("log", "stat")["position"] == 101
+    assert "public.orders id=7 status='sent'" in shop.cdc("log", "cat", "public.orders", "--after", "100").stdout
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    after = shop.facts("status")
+    assert not after["healthy"]
+    assert "capture does not run → cdc run" in after["problems"]
+    assert shop.cdc("status").stdout.startswith("source 127.0.0.1:")
+
+
+def envelopes(shop: Shop) -> list[dict[str, Any]]:
+    lines = shop.cdc("log", "cat", "--format", "json").stdout.splitlines()
+    return [json.loads(line)["payload"] for line in lines]
+
+
+def test_wait_times_out_naming_who_lags(shop: Shop, valkey: Cache) -> None:
+    shop.configure(more=f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"')
+    assert "capture lags" in refused(shop.cdc("wait", "cache", "--timeout", "0.2"), 3)
+    assert "is no LSN" in refused(shop.cdc("wait", "cache", "--lsn", "soon"), 2)
+    assert "known stores: cache" in refused(shop.cdc("wait", "search"), 2)
+
+
+def test_the_supervisor_restarts_what_is_killed_and_drains(shop: Shop) -> None:
+    daemon = shop.start("run")
+    until(lambda: streaming(shop))
+    (child,) = shop.facts("status")["processes"]
+    assert (child["name"], child["state"]) == ("capture", "running")
+    os.kill(child["pid"], signal.SIGKILL)
+    shop.database.connect().execute("insert into orders select n from generate_series(101, 200) n")
+    until(lambda: shop.facts("status")["log"]["rows"] == 200)
+    (again,) = shop.facts("status")["processes"]
+    assert again["pid"] != child["pid"]
+    assert again["restarts"] == 1
+    assert again["exit_code"] == -signal.SIGKILL
+    assert "another cdc run" in refused(shop.cdc("run"), 2)
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(30) == 0
+    assert not psutil.pid_exists(again["pid"])
+
+
+def test_children_die_with_a_killed_supervisor(shop: Shop) -> None:
+    daemon = shop.start("run")
+    until(lambda: streaming(shop))
+    (child,) = shop.facts("status")["processes"]
+    daemon.kill()
+    daemon.wait()
+    until(lambda: not psutil.pid_exists(child["pid"]) or psutil.Process(child["pid"]).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_stop_state_waits_for_resume(shop: Shop) -> None:
+    first = shop.start("run", "--only", "capture")
+    until(lambda: streaming(shop))
+    first.send_signal(signal.SIGTERM)
+    first.wait(30)
+    shop.database.connect().execute("select pg_drop_replication_slot(%s)", (shop.slot,))
+    shop.start("run")
+    stop = until(lambda: shop.facts("status")["stops"])[0]
+    assert (stop["state"], stop["part"], stop["name"]) == ("SLOT_MISSING", "capture", "SLOT_MISSING:capture")
+    until(lambda: shop.facts("status")["processes"][0]["state"] == "stopped")
+    assert "SLOT_MISSING" in refused(shop.cdc("run", "--only", "capture"), 4)
+    assert any("SLOT_MISSING" in problem for problem in shop.facts("status")["problems"])
+    assert "stopped are: SLOT_MISSING:capture" in refused(shop.cdc("resume", "SLOT_LOST"), 2)
+    resumed = shop.cdc("resume", "SLOT_MISSING")
+    assert resumed.stdout == "resumed capture (was SLOT_MISSING)\n"
+    # Nothing was mended, so it comes back, under a newer time.
+    until(lambda: [held for held in shop.facts("status")["stops"] if held["since"] > stop["since"]])
+
+
+def test_ctrl_c(shop: Shop) -> None:
+    watching = subprocess.Popen(shop.command("status", "--watch", "--json"), stdout=subprocess.PIPE, text=True)
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["healthy"] is False
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(10) == 130
+    watching.stdout.close()
