@@ -73,6 +73,7 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
     "memory-staged": lambda _: Lab("memory", {"staged": True}, staged=True),
     "redis": lambda fixture: _redis(fixture, "json"),
     "redis-hash": lambda fixture: _redis(fixture, "hash"),
+    "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
     "console": lambda _: Lab("console", {}, readable=False),
 }
 """Every store that the suite runs against: one line each. ``conftest.MARKS`` says what it needs to run."""
