@@ -56,6 +56,14 @@ class Log(Strict):
 
 class Http(Strict):
     listen: str = "127.0.0.1:8642"
+    """host:port. Any other address than loopback needs ``token``, ``tls_cert`` and ``tls_key``."""
+    token: SecretStr | None = None
+    """What clients send as ``Authorization: Bearer …``."""
+    tls_cert: Path | None = None
+    """PEM: the server's certificate and its chain."""
+    tls_key: Path | None = None
+    hosts: tuple[str, ...] = ()
+    """Further names under which a browser may reach the port, such as a proxy's."""
 
 
 class StoreOptions(Strict):

@@ -1,0 +1,135 @@
+"""The report, taken at most once a second whoever asks, its recent past, and the stream of both to browsers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.concurrency import run_in_threadpool
+
+from cdc.errors import HeadwaterError
+from cdc.report import Report
+
+PERIOD_S: Final = 1.0
+HISTORY_SAMPLES: Final = 310
+"""The page draws five minutes of averages over ten seconds."""
+MAX_READERS: Final = 64
+"""Each open page holds one connection; more than this are told to come again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The report could not be made: the log itself cannot be read."""
+
+    error: str
+    hint: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"error": self.error, "hint": self.hint}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One moment of the charts. The page draws the differences of the counters."""
+
+    at: float
+    position: int
+    stores: dict[str, tuple[int, float | None, int | None]]
+    """store → (written, lag in seconds, lag in changes)"""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "at": self.at,
+            "position": self.position,
+            "stores": {name: {"written": w, "lag_s": s, "lag_changes": c} for name, (w, s, c) in self.stores.items()},
+        }
+
+
+def sample_of(report: Report) -> Sample:
+    return Sample(
+        at=report.at,
+        position=report.log.position,
+        stores={
+            follower.store: (
+                follower.written,
+                None if follower.lag is None else follower.lag.seconds,
+                None if follower.lag is None else follower.lag.changes,
+            )
+            for follower in report.followers
+        },
+    )
+
+
+class Feed:
+    """Takes the report once a second while ``run`` runs. Everything here lives on one event loop; ``take`` runs in a thread."""
+
+    def __init__(self, take: Callable[[], Report]) -> None:
+        self._take = take
+        self._latest: Report | Failure | None = None
+        self._taken_at = float("-inf")
+        self._version = 0
+        self._changed = asyncio.Condition()
+        self._taking = asyncio.Lock()
+        self._history: deque[Sample] = deque(maxlen=HISTORY_SAMPLES)
+        self._readers = 0
+        self._ending = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            started = time.monotonic()
+            await self.latest(max_age_s=PERIOD_S / 2)
+            await asyncio.sleep(max(0.05, PERIOD_S - (time.monotonic() - started)))
+
+    async def latest(self, max_age_s: float = PERIOD_S) -> Report | Failure:
+        """The report, not older than that. Many askers at once share one look."""
+        async with self._taking:
+            if self._latest is not None and time.monotonic() - self._taken_at <= max_age_s:
+                return self._latest
+            try:
+                latest: Report | Failure = await run_in_threadpool(self._take)
+            except HeadwaterError as error:
+                latest = Failure(str(error), error.hint)
+            self._latest, self._taken_at = latest, time.monotonic()
+            if isinstance(latest, Report):
+                self._history.append(sample_of(latest))
+        async with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+        return latest
+
+    @property
+    def full(self) -> bool:
+        return self._readers >= MAX_READERS
+
+    def end(self) -> None:
+        """Ends every stream with the next report, so that the server can end. May be called from any thread."""
+        self._ending = True
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Server-sent events: ``history`` once, then ``status`` for every new report (``failure`` when there is none).
+
+        A reader that is slow skips reports; none are kept for it.
+        """
+        self._readers += 1
+        try:
+            latest = await self.latest()
+            yield _event("history", [sample.to_json() for sample in self._history])
+            while not self._ending:
+                seen = self._version
+                yield _event("failure" if isinstance(latest, Failure) else "status", latest.to_json())
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self._version != seen)  # noqa: B023 (awaited here)
+                assert self._latest is not None
+                latest = self._latest
+        finally:
+            self._readers -= 1
+
+
+def _event(name: str, data: object) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,145 @@
+"""Who may ask, and what every answer tells the browser. Reading only: no method but GET and HEAD exists here.
+
+On loopback any local user may read. The Host header must then name loopback, so that a web page elsewhere cannot reach the port by
+pointing a name of its own at 127.0.0.1 (DNS rebinding). On any other address a token is required, over TLS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cdc.errors import ConfigError
+from cdc.settings import Http
+
+OPEN_PATHS: Final = frozenset({"/", "/page.css", "/page.js", "/words.js", "/draw.js", "/stream.js", "/icon.svg", "/healthz"})
+"""Hold no facts, so they need no token: the page asks its reader for it."""
+MIN_TOKEN_CHARS: Final = 16
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """``hosts``: the names that a Host header may carry; None when any may. ``token``: None when none is asked for."""
+
+    hosts: frozenset[str] | None
+    token: str | None
+
+
+def access_of(http: Http) -> Access:
+    """Raises ConfigError when the port would be open to others without a token and TLS."""
+    host, _ = host_and_port(http.listen)
+    token = http.token.get_secret_value().strip() if http.token else None
+    if token is not None and len(token) < MIN_TOKEN_CHARS:
+        raise ConfigError(f"http.token is shorter than {MIN_TOKEN_CHARS} characters", hint="make one with: openssl rand -hex 32")
+    if (http.tls_cert is None) != (http.tls_key is None):
+        raise ConfigError("http.tls_cert and http.tls_key come together", hint="set both in [http]")
+    if is_loopback(host):
+        return Access(_LOCAL_NAMES | {host.lower()} | {name.lower() for name in http.hosts}, token)
+    missing = [
+        name for name, value in (("token_file", token), ("tls_cert", http.tls_cert), ("tls_key", http.tls_key)) if value is None
+    ]
+    if missing:
+        raise ConfigError(
+            f"http.listen: {host!r} is no loopback address, so others can reach it",
+            hint=f"set {', '.join(missing)} in [http], or listen on 127.0.0.1",
+        )
+    return Access(None, token)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of ``host:port`` (an IPv6 host in brackets). Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not bare or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"http.listen: {address!r} is no address", hint="write host:port, such as 127.0.0.1:8642")
+    return bare, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    error: str
+    headers: Mapping[str, str]
+
+
+def judge(access: Access, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
+    """Why this request is refused, or None. ``headers``: looked up in lower case."""
+    if method not in ("GET", "HEAD"):
+        return Refusal(405, "this port is for reading: GET only", {"Allow": "GET, HEAD"})
+    host = headers.get("host", "")
+    if access.hosts is not None and _name(f"//{host}") not in access.hosts:
+        return Refusal(403, "the Host header names no host of this port (add it to hosts in [http])", {})
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        return Refusal(403, "other sites may not read this port", {})
+    if access.token is not None and path not in OPEN_PATHS and not _bears(headers.get("authorization", ""), access.token):
+        return Refusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+    return None
+
+
+class Guard:
+    """ASGI middleware: refuses what ``judge`` refuses, and adds the browser's orders to every answer."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = judge(self._access, scope["method"], scope["path"], Headers(scope=scope))
+        if refusal is None:
+            await self._app(scope, receive, send_guarded)
+            return
+        answer = JSONResponse({"error": refusal.error}, refusal.status, dict(refusal.headers))
+        await answer(scope, receive, send_guarded)
+
+
+def _bears(authorization: str, token: str) -> bool:
+    scheme, _, given = authorization.partition(" ")
+    # Compared as digests: compare_digest tells lengths apart, and takes no text beyond ASCII.
+    same = hmac.compare_digest(hashlib.sha256(given.strip().encode()).digest(), hashlib.sha256(token.encode()).digest())
+    return scheme.lower() == "bearer" and same
+
+
+def _name(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None

@@ -1,0 +1,149 @@
+"""The report as Prometheus metrics. One family per fact; the unit is the name's last word, counters end in ``_total``.
+
+Nothing is counted here: every scrape reads the report, so a fact that is not known has no sample instead of a zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cdc.model.position import parse_lsn
+from cdc.report import CaptureReport, FollowerReport, LogReport, Report, SlotReport
+
+CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
+FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited")
+WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
+Samples = Iterable[tuple[tuple[str, ...], float | int | bool | None]]
+
+
+class ReportCollector(Collector):
+    """Turns one report into metric families."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def collect(self) -> Iterator[Metric]:
+        report = self._report
+        yield gauge("headwater_info", "The running version.", [((report.version,), 1)], "version")
+        yield gauge("headwater_healthy", "1 when nothing is stopped, down or in danger.", [((), report.healthy)])
+        yield gauge("headwater_problems", "How many problems cdc status shows.", [((), len(report.problems))])
+        yield gauge("headwater_source_up", "1 when the source answers.", [((), report.source.reachable)])
+        yield gauge(
+            "headwater_stop",
+            "1 for every stop state that waits for an operator (cdc resume).",
+            [((stop.state, stop.part), 1) for stop in report.stops],
+            "state",
+            "part",
+        )
+        yield counter(
+            "headwater_process_restarts",
+            "Times that the supervisor started a child again.",
+            [((child.name,), child.restarts) for child in report.processes],
+            "process",
+        )
+        if report.source.slot is not None:
+            yield from _slot(report.source.slot)
+        if report.capture is not None:
+            yield from _capture(report.capture)
+        yield from _log(report.log)
+        yield from _followers(report.followers)
+
+
+def gauge(name: str, text: str, samples: Samples, *labels: str) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        if value is not None:
+            family.add_metric(values, float(value))
+    return family
+
+
+def counter(name: str, text: str, samples: Samples, *labels: str) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        if value is not None:
+            family.add_metric(values, float(value))
+    return family
+
+
+def states(name: str, text: str, known: Iterable[str], samples: Iterable[tuple[tuple[str, ...], str]], *labels: str) -> Metric:
+    """One series per known state, 1 for the current one, so that alerts need no absent()."""
+    found = [((*values, state), state == current) for values, current in samples for state in known]
+    return gauge(name, text, found, *labels, "state")
+
+
+def _slot(slot: SlotReport) -> Iterator[Metric]:
+    yield gauge("headwater_slot_up", "1 when the replication slot exists.", [((), slot.exists)])
+    yield gauge("headwater_slot_active", "1 while something reads the slot.", [((), slot.active)])
+    yield gauge("headwater_slot_lag_bytes", "WAL written and not yet confirmed.", [((), slot.lag_bytes)])
+    yield gauge("headwater_slot_retained_bytes", "WAL that Postgres keeps because of the slot.", [((), slot.held_bytes)])
+    yield gauge("headwater_slot_safe_wal_bytes", "WAL budget left; no sample without a limit.", [((), slot.safe_wal_bytes)])
+    yield gauge("headwater_slot_budget_eta_seconds", "Until the budget is used up at the present rate.", [((), slot.budget_eta_s)])
+    yield gauge(
+        "headwater_source_wal_lsn_bytes",
+        "Postgres's WAL position; its rate is the WAL written.",
+        [((), parse_lsn(slot.server_lsn))],
+    )
+    if slot.wal_status is not None:
+        yield states("headwater_slot_wal_status", "pg_replication_slots.wal_status.", WAL_STATUSES, [((), slot.wal_status)])
+
+
+def _capture(capture: CaptureReport) -> Iterator[Metric]:
+    yield gauge("headwater_capture_up", "1 while the capture process lives and reports.", [((), capture.alive)])
+    yield states("headwater_capture_state", "What capture is doing.", CAPTURE_STATES, [((), capture.state)])
+    yield counter("headwater_capture_changes", "Changes made durable since the process started.", [((), capture.changes)])
+    yield counter("headwater_capture_wire_bytes", "Bytes read from Postgres since the process started.", [((), capture.wire_bytes)])
+    yield gauge("headwater_capture_commit_timestamp_seconds", "Time of the last commit captured.", [((), capture.commit_ts)])
+    tables = capture.snapshot
+    yield gauge("headwater_snapshot_done_rows", "Rows of the table read so far.", [((t.table,), t.done) for t in tables], "table")
+    yield gauge("headwater_snapshot_expected_rows", "Estimate of all of them.", [((t.table,), t.total) for t in tables], "table")
+    yield gauge("headwater_snapshot_finished", "1 when the table is done.", [((t.table,), t.finished) for t in tables], "table")
+
+
+def _log(log: LogReport) -> Iterator[Metric]:
+    yield gauge("headwater_log_head_position", "Position of the last durable change.", [((), log.position)])
+    yield gauge("headwater_log_commit_timestamp_seconds", "Time of the last durable commit.", [((), log.commit_ts)])
+    yield gauge("headwater_log_rows", "Changes that the log keeps.", [((), log.rows)])
+    yield gauge("headwater_log_bytes", "The log's size on disk.", [((), log.bytes)])
+    yield gauge("headwater_log_disk_free_bytes", "Room left on the log's disk.", [((), log.disk_free_bytes)])
+    yield gauge("headwater_log_table_rows", "Changes kept, by table.", [((t.name,), t.rows) for t in log.tables], "table")
+    yield gauge(
+        "headwater_log_table_bytes", "Bytes of changes kept, by table.", [((t.name,), t.bytes) for t in log.tables], "table"
+    )
+
+
+def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
+    known = list(followers)
+
+    def each(name: str, text: str, value: str) -> Metric:
+        return gauge(name, text, [((f.store,), getattr(f, value)) for f in known], "store")
+
+    def lag(name: str, text: str, value: str) -> Metric:
+        return gauge(name, text, [((f.store,), None if f.lag is None else getattr(f.lag, value)) for f in known], "store")
+
+    yield gauge("headwater_store_info", "The configured stores.", [((f.store, f.kind), 1) for f in known], "store", "kind")
+    yield each("headwater_store_up", "1 while the store's follower lives and reports.", "alive")
+    yield states(
+        "headwater_store_state", "What the follower is doing.", FOLLOWER_STATES, [((f.store,), f.state) for f in known], "store"
+    )
+    yield each("headwater_store_position", "The highest position that the store holds completely.", "position")
+    yield each("headwater_store_commit_timestamp_seconds", "Time of the last commit that the store holds.", "commit_ts")
+    yield lag("headwater_store_lag_changes", "Changes in the log that the store does not hold yet.", "changes")
+    yield lag("headwater_store_lag_bytes", "Their bytes in the log.", "bytes")
+    yield lag("headwater_store_lag_seconds", "Age of the oldest commit that the store does not hold yet.", "seconds")
+    yield counter(
+        "headwater_store_changes",
+        "Changes handled since the follower started: written, stale (a newer one was there) or dead (set aside).",
+        [((f.store, kind), getattr(f, kind)) for f in known for kind in ("written", "stale", "dead")],
+        "store",
+        "outcome",
+    )
+    yield counter(
+        "headwater_store_batches",
+        "Batches committed since the follower started.",
+        [((f.store,), f.batches) for f in known],
+        "store",
+    )

@@ -1,0 +1,456 @@
+// The page: takes what the stream brings and puts it where it belongs.
+import { chart, rivers, shape, sparkline, SPAN_S } from "./draw.js";
+import { follow } from "./stream.js";
+import { ago, bytes, compact, compactCount, count, duration } from "./words.js";
+
+const $ = (id) => document.getElementById(id);
+/** Rates are averages over this long, because a warehouse commits every few seconds only. */
+const RATE_WINDOW_S = 10;
+/** Without a word for this long, the counters in between are unknown. */
+const GAP_S = 10;
+
+let history = [];
+let status = null;
+let heard = 0;
+let skew = 0;
+let snapshotSeen = new Map();
+
+// Small tools
+
+function say(id, text) {
+  const place = typeof id === "string" ? $(id) : id;
+  if (place.textContent !== text) place.textContent = text;
+}
+
+function mark(id, text, tone) {
+  const place = typeof id === "string" ? $(id) : id;
+  say(place, text);
+  place.classList.remove("good", "warn", "bad");
+  if (tone) place.classList.add(tone);
+}
+
+function make(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text != null) made.textContent = text;
+  return made;
+}
+
+function fill(bar, share, tone, words) {
+  bar.firstElementChild.style.width = (100 * Math.min(1, Math.max(0, share))).toFixed(2) + "%";
+  bar.classList.remove("good", "warn", "bad");
+  if (tone) bar.classList.add(tone);
+  bar.setAttribute("aria-valuemin", 0);
+  bar.setAttribute("aria-valuemax", 100);
+  bar.setAttribute("aria-valuenow", Math.round(100 * share));
+  bar.setAttribute("aria-valuetext", words);
+}
+
+// Rates: differences of counters that start again from 0 when a process does
+
+function rates(read) {
+  const grown = [];
+  let sum = 0;
+  const found = [];
+  let oldest = 0;
+  history.forEach((sample, i) => {
+    const value = read(sample);
+    const before = i ? read(history[i - 1]) : null;
+    const known = value != null && before != null && sample.at - history[i - 1].at < GAP_S;
+    if (known) sum += Math.max(0, value - before);
+    else oldest = i;
+    grown.push(sum);
+    while (sample.at - history[oldest].at > RATE_WINDOW_S) oldest++;
+    const seconds = sample.at - history[oldest].at;
+    const enough = seconds > 0.8 * RATE_WINDOW_S || (oldest === 0 && history.length < 2 * RATE_WINDOW_S && seconds > 0);
+    found.push({ at: sample.at, value: known && enough ? (sum - grown[oldest]) / seconds : null });
+  });
+  return found;
+}
+
+const present = (points) => points.at(-1)?.value ?? 0;
+
+const captured = () => rates((sample) => sample.position);
+const written = (store) => rates((sample) => sample.stores[store]?.written);
+const colour = (index) => `--series-${index % 6}`;
+
+// The parts of the page
+
+function drawVerdict() {
+  const stops = status.stops.length;
+  const problems = status.problems.length;
+  if (stops) mark("verdict", stops === 1 ? "Stopped: an operator has to decide" : `${stops} parts stopped: an operator has to decide`, "bad");
+  else if (problems) mark("verdict", problems === 1 ? "1 problem" : `${problems} problems`, "warn");
+  else if (status.capture?.state === "snapshot") mark("verdict", "Healthy, taking a snapshot", "good");
+  else mark("verdict", "Healthy", "good");
+  document.title = (stops ? "■ stopped" : problems ? "▲ " + problems : "●") + " · Headwater";
+}
+
+function drawStops() {
+  const box = $("stops");
+  const now = status.at;
+  const wanted = JSON.stringify(status.stops);
+  box.hidden = !status.stops.length;
+  if (box.dataset.shows !== wanted) {
+    box.dataset.shows = wanted;
+    box.replaceChildren(...status.stops.map(stopBox));
+  }
+  for (const place of box.querySelectorAll(".since")) say(place, "since " + ago(Math.max(0, now - place.dataset.since)));
+}
+
+function stopBox(stop) {
+  const box = make("div", "stop");
+  box.setAttribute("role", "alert");
+  const title = make("h2", "", `${stop.state} · ${stop.part.replace(/^follow-/, "store ")}`);
+  const since = make("span", "since");
+  since.dataset.since = stop.since;
+  title.append(since);
+  const way = make("p", "wayout");
+  const command = /^cdc \S/.test(stop.hint) ? stop.hint : `cdc resume ${stop.name}`;
+  if (stop.hint && stop.hint !== command) way.append(make("span", "", stop.hint + ", then"));
+  const line = make("span", "command");
+  const copy = make("button", "", "Copy");
+  copy.type = "button";
+  copy.setAttribute("aria-label", `Copy the command ${command}`);
+  copy.addEventListener("click", async () => {
+    await navigator.clipboard?.writeText(command);
+    copy.textContent = "Copied";
+    setTimeout(() => (copy.textContent = "Copy"), 1500);
+  });
+  line.append(make("code", "", command), copy);
+  way.append(line);
+  box.append(title, make("p", "", stop.message), way);
+  return box;
+}
+
+function drawProblems() {
+  const stopped = status.stops.map((stop) => `${stop.part} stopped: `);
+  const lines = status.problems.filter((line) => !stopped.some((start) => line.startsWith(start)));
+  const box = $("problems");
+  box.hidden = !lines.length;
+  if (box.dataset.shows === lines.join("\n")) return;
+  box.dataset.shows = lines.join("\n");
+  const list = make("ul");
+  list.append(...lines.map((line) => make("li", "", line)));
+  box.replaceChildren(list);
+}
+
+const TONES = { streaming: "good", snapshot: "good", following: "good", starting: "", retrying: "warn", waiting: "warn", stopped: "bad", exited: "bad" };
+
+function drawSource() {
+  const { source, capture } = status;
+  const rate = present(captured());
+  if (!source.reachable) mark("source-state", "unreachable", "bad");
+  else if (!capture) mark("source-state", "capture never ran", "bad");
+  else if (!capture.alive) mark("source-state", capture.stop ? "stopped" : "capture is not running", "bad");
+  else mark("source-state", capture.state, TONES[capture.state]);
+  say("source-rate", compact(rate));
+  say("source-address", source.address);
+  const slot = source.slot;
+  say("slot-name", slot ? (slot.exists ? slot.name + (slot.active ? "" : " (nobody reads it)") : slot.name + " is missing") : "–");
+  say("slot-lag", slot ? bytes(slot.lag_bytes) : "–");
+  $("budget").hidden = !slot?.exists;
+  if (slot?.exists) drawBudget(slot);
+}
+
+function drawBudget(slot) {
+  const danger = slot.wal_status === "unreserved" || slot.wal_status === "lost";
+  if (slot.max_keep_bytes == null) {
+    say("budget-value", bytes(slot.held_bytes));
+    $("budget-bar").hidden = true;
+    say("budget-note", "no limit: max_slot_wal_keep_size is -1");
+    return;
+  }
+  const left = Math.max(0, slot.safe_wal_bytes ?? 0);
+  const share = 1 - left / Math.max(1, left + (slot.held_bytes ?? 0));
+  const used = danger ? 1 : share;
+  const tone = danger || used > 0.9 ? "bad" : used > 0.7 ? "warn" : "";
+  $("budget-bar").hidden = false;
+  say("budget-value", `${bytes(slot.held_bytes)} of ${bytes(slot.max_keep_bytes)}`);
+  fill($("budget-bar"), used, tone, `${Math.round(100 * used)} % of the WAL budget used`);
+  if (slot.wal_status === "lost") say("budget-note", "lost: Postgres has removed WAL that was still needed");
+  else if (danger) say("budget-note", "in danger: the next checkpoint may remove WAL that is needed");
+  else if (slot.budget_eta_s == null) say("budget-note", `${bytes(left)} left`);
+  else say("budget-note", `${bytes(left)} left: lasts ${duration(slot.budget_eta_s)} if nothing were confirmed`);
+}
+
+function drawLog() {
+  const log = status.log;
+  say("log-position", count(log.position));
+  mark("log-age", log.commit_ts ? "last commit " + ago(Math.max(0, status.at - log.commit_ts)) : "empty", "");
+  say("log-bytes", `${bytes(log.bytes)} · ${compactCount(log.rows)} changes`);
+  say("log-free", bytes(log.disk_free_bytes));
+  say("log-lsn", log.commit_lsn ?? "–");
+}
+
+function drawStores() {
+  const place = $("stores");
+  const names = status.followers.map((follower) => follower.store).join(" ");
+  if (place.dataset.shows !== names) {
+    place.dataset.shows = names;
+    place.replaceChildren(...status.followers.map(storeCard));
+  }
+  status.followers.forEach(drawStore);
+}
+
+function storeCard(follower, index) {
+  const card = make("article", "card store");
+  card.id = "store-" + follower.store;
+  card.dataset.branch = "yes";
+  card.style.setProperty("--series", `var(${colour(index)})`);
+  const head = make("header");
+  const title = make("h2", "", follower.store);
+  title.append(make("span", "kind", follower.kind));
+  head.append(title, make("span", "chip"));
+  const body = make("div", "body");
+  const words = make("div");
+  words.append(make("p", "big"), make("p", "under"));
+  const picture = make("div");
+  const spark = shape(picture, "svg", { class: "spark", role: "img" });
+  spark.setAttribute("aria-label", "");
+  picture.append(make("p", "spark-label"));
+  body.append(words, picture, make("p", "facts"), make("p", "error"));
+  card.append(head, body);
+  return card;
+}
+
+function drawStore(follower) {
+  const card = $("store-" + follower.store);
+  const state = follower.stop ?? (follower.alive ? follower.state : follower.state === "never started" ? "never started" : "not running");
+  mark(card.querySelector(".chip"), state, follower.stop || !follower.alive ? "bad" : TONES[follower.state]);
+  const lag = follower.lag;
+  const big = card.querySelector(".big");
+  const under = card.querySelector(".under");
+  if (!lag) {
+    say(big, "–");
+    say(under, "nothing applied yet");
+  } else if (lag.changes === 0) {
+    say(big, "in step");
+    say(under, "holds everything in the log");
+  } else {
+    say(big, lag.seconds > 0 || follower.commit_ts ? duration(lag.seconds) : "behind");
+    say(under, `behind: ${compactCount(lag.changes)} changes, ${bytes(lag.bytes)}`);
+  }
+  const points = history.map((sample) => ({ at: sample.at, value: sample.stores[follower.store]?.lag_s }));
+  const highest = sparkline(card.querySelector(".spark"), points, status.at);
+  card.querySelector(".spark").setAttribute("aria-label", `${follower.store}: lag of the last 5 minutes, at most ${duration(highest)}`);
+  say(card.querySelector(".spark-label"), highest ? `5 min: at most ${duration(highest)}` : "5 min: always in step");
+  const facts = card.querySelector(".facts");
+  const rate = present(written(follower.store));
+  const parts = [make("b", "", compact(rate)), " changes/s · ", make("b", "", compactCount(follower.written)), " written"];
+  if (follower.stale) parts.push(" · ", make("b", "", compactCount(follower.stale)), " stale");
+  if (follower.dead) parts.push(" · ", make("b", "dead", compactCount(follower.dead) + " set aside"));
+  facts.replaceChildren(...parts);
+  say(card.querySelector(".error"), follower.error && !follower.stop ? follower.error : "");
+}
+
+function drawRivers() {
+  const { source, capture, followers } = status;
+  const capturing = source.reachable && capture?.alive && ["streaming", "snapshot"].includes(capture.state);
+  const links = [{ from: $("source"), to: $("log"), rate: present(captured()), dam: capturing ? null : capture?.alive ? "warn" : "bad" }];
+  for (const follower of followers) {
+    const dam = !follower.alive || follower.stop ? "bad" : follower.state === "waiting" ? "warn" : null;
+    links.push({ from: $("log"), to: $("store-" + follower.store), rate: present(written(follower.store)), dam });
+  }
+  rivers($("rivers"), links);
+}
+
+function drawSnapshot() {
+  const tables = status.capture?.snapshot ?? [];
+  const open = tables.filter((table) => !table.finished);
+  $("snapshot").hidden = !open.length;
+  if (!open.length) {
+    snapshotSeen = new Map();
+    return;
+  }
+  mark("snapshot-state", `${tables.length - open.length} of ${tables.length} tables done`, "");
+  const place = $("snapshot-tables");
+  const names = tables.map((table) => table.table).join("\n");
+  if (place.dataset.shows !== names) {
+    place.dataset.shows = names;
+    place.replaceChildren(...tables.map(snapshotRow));
+  }
+  tables.forEach((table, index) => drawSnapshotTable(place.children[index], table));
+}
+
+function snapshotRow(table) {
+  const row = make("div");
+  const head = make("p", "row");
+  head.append(make("span", "", table.table), make("span"));
+  const bar = make("div", "bar");
+  bar.setAttribute("role", "progressbar");
+  bar.setAttribute("aria-label", table.table);
+  bar.append(make("i"));
+  row.append(head, bar, make("p", "fine"));
+  return row;
+}
+
+function drawSnapshotTable(row, table) {
+  if (!snapshotSeen.has(table.table)) snapshotSeen.set(table.table, []);
+  const seen = snapshotSeen.get(table.table);
+  seen.push({ at: status.at, done: table.done });
+  if (seen.length > 20) seen.shift();
+  const first = seen[0];
+  const rate = status.at > first.at ? Math.max(0, table.done - first.done) / (status.at - first.at) : 0;
+  // total is the planner's estimate, and done can pass it
+  const share = table.finished ? 1 : Math.min(0.999, table.done / Math.max(1, table.total));
+  const percent = table.finished ? "done" : Math.floor(100 * share) + " %";
+  say(row.children[0].lastElementChild, percent);
+  fill(row.children[1], share, table.finished ? "good" : "", percent);
+  const rows = table.finished ? `${count(table.done)} rows` : `${count(table.done)} of about ${count(Math.max(table.total, table.done))} rows`;
+  const left = rate > 0 && table.total > table.done ? ` · ${compact(rate)} rows/s · ${duration((table.total - table.done) / rate)} left` : "";
+  say(row.children[2], table.finished ? rows : table.done ? rows + left : `about ${count(table.total)} rows to come`);
+}
+
+// The chart and its pointer
+
+let plotted = null;
+let pointed = null;
+
+function drawChart() {
+  const series = [{ name: "captured", colour: null, points: captured() }];
+  status.followers.forEach((follower, index) => series.push({ name: follower.store, colour: colour(index), points: written(follower.store) }));
+  plotted = { ...chart($("throughput"), series, status.at), series };
+  const legend = series.map(({ name, colour, points }) => {
+    const entry = make("span");
+    entry.style.setProperty("--series", `var(${colour ?? "--water"})`);
+    entry.append(name + " ", make("b", "", compact(present(points)) + "/s"));
+    return entry;
+  });
+  $("legend").replaceChildren(...legend);
+  say("chart-words", "Changes a second over the last five minutes, averaged over ten seconds. Now: " + [...$("legend").children].map((e) => e.textContent).join(", "));
+  drawTip();
+}
+
+function drawTip() {
+  const tip = $("tip");
+  const points = plotted?.series[0].points ?? [];
+  tip.hidden = pointed == null || !points.length;
+  if (tip.hidden) return;
+  let best = 0;
+  points.forEach((point, i) => {
+    if (Math.abs(plotted.x(point.at) - pointed) < Math.abs(plotted.x(points[best].at) - pointed)) best = i;
+  });
+  const x = plotted.x(points[best].at);
+  shape($("throughput"), "line", { class: "cursor", x1: x, x2: x, y1: 8, y2: plotted.floor });
+  const lines = plotted.series.map((s) => `${s.name}: ${compact(s.points[best]?.value)}/s`);
+  say(tip, [ago(status.at - points[best].at), ...lines].join("\n"));
+  tip.style.left = (x > plotted.width / 2 ? x - tip.offsetWidth - 12 : x + 12) + "px";
+}
+
+$("throughput").addEventListener("pointermove", (event) => {
+  pointed = event.clientX - $("throughput").getBoundingClientRect().left;
+  if (status) drawChart();
+});
+$("throughput").addEventListener("pointerleave", () => {
+  pointed = null;
+  if (status) drawChart();
+});
+
+function drawTables() {
+  const tables = [...status.log.tables].sort((a, b) => b.rows - a.rows);
+  say("tables-count", tables.length === 1 ? "1 table" : `${count(tables.length)} tables`);
+  const place = $("tables");
+  while (place.children.length > tables.length) place.lastElementChild.remove();
+  while (place.children.length < tables.length) {
+    const row = make("tr");
+    row.append(make("td"), make("td", "n"), make("td", "n"), make("td", "n"));
+    place.append(row);
+  }
+  tables.forEach((table, index) => {
+    const cells = place.children[index].children;
+    [table.name, count(table.rows), bytes(table.bytes), count(table.last)].forEach((text, i) => say(cells[i], text));
+  });
+}
+
+function draw() {
+  drawVerdict();
+  drawStops();
+  drawProblems();
+  drawSource();
+  drawLog();
+  drawStores();
+  drawSnapshot();
+  drawChart();
+  drawTables();
+  drawRivers();
+  say("version", `Headwater ${status.version} · log in ${status.log.dir}`);
+}
+
+// What the stream brings
+
+function sampleOf(report) {
+  const stores = {};
+  for (const f of report.followers) stores[f.store] = { written: f.written, lag_s: f.lag?.seconds, lag_changes: f.lag?.changes };
+  return { at: report.at, position: report.log.position, stores };
+}
+
+const on = {
+  history(samples) {
+    history = samples;
+  },
+  status(report) {
+    status = report;
+    heard = Date.now();
+    skew = heard / 1000 - report.at;
+    if (!history.length || history.at(-1).at < report.at) history.push(sampleOf(report));
+    while (history.length && history[0].at < report.at - SPAN_S - RATE_WINDOW_S) history.shift();
+    document.body.classList.remove("waiting", "lost");
+    $("token").hidden = true;
+    draw();
+    tick();
+  },
+  failure(failure) {
+    heard = Date.now();
+    mark("verdict", "The log cannot be read", "bad");
+    $("problems").hidden = false;
+    $("problems").replaceChildren(make("p", "", failure.error + (failure.hint ? " → " + failure.hint : "")));
+    $("problems").dataset.shows = "";
+    document.body.classList.add("lost");
+  },
+  lost() {
+    document.body.classList.add("lost");
+    mark("verdict", "Connection lost, trying again", "bad");
+  },
+  refused(again, tried) {
+    mark("verdict", "Locked", "");
+    say("token-error", tried ? "That token is not the right one." : "");
+    $("token").hidden = false;
+    $("secret").value = "";
+    $("secret").focus();
+    $("token").onsubmit = (event) => {
+      event.preventDefault();
+      again($("secret").value);
+    };
+  },
+};
+
+function tick() {
+  if (!status) return;
+  const age = Math.max(0, (Date.now() - heard) / 1000);
+  say("freshness", age < 3 ? new Date((Date.now() / 1000 - skew) * 1000).toLocaleTimeString() : "as of " + ago(age));
+}
+
+// Theme
+
+const THEMES = ["auto", "light", "dark"];
+function wear(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  say("theme", "Theme: " + theme);
+}
+$("theme").addEventListener("click", () => {
+  const next = THEMES[(THEMES.indexOf(localStorage.getItem("headwater-theme") ?? "auto") + 1) % THEMES.length];
+  localStorage.setItem("headwater-theme", next);
+  wear(next);
+});
+wear(localStorage.getItem("headwater-theme") ?? "auto");
+
+setInterval(tick, 1000);
+new ResizeObserver(() => {
+  if (status) {
+    drawRivers();
+    drawChart();
+  }
+}).observe($("pipeline"));
+follow("v1/events", on);

@@ -1,0 +1,79 @@
+"""The HTTP port's socket and its thread."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+from starlette.applications import Starlette
+
+from cdc.errors import ConfigError
+from cdc.http.app import make_app
+from cdc.http.guard import host_and_port
+from cdc.settings import Settings
+
+DRAIN_S: Final = 5
+MAX_CONNECTIONS: Final = 256
+
+
+@contextmanager
+def serving(settings: Settings, app: Starlette | None = None) -> Iterator[str]:
+    """Serves while the context lasts, in a thread; yields the URL (port 0 in ``http.listen`` takes a free one).
+
+    Raises ConfigError when the address is taken or no address, the certificate cannot be used, or the port would be open to others
+    without a token and TLS.
+    """
+    app = app or make_app(settings)
+    tls = _tls(settings)
+    listener = listen(settings.http.listen)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+    config.load()
+    config.ssl = tls
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
+    thread.start()
+    try:
+        host, port = listener.getsockname()[:2]
+        yield f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        app.state.feed.end()
+        server.should_exit = True
+        thread.join(DRAIN_S + 1)
+        listener.close()
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket on ``host:port``. Raises ConfigError."""
+    host, port = host_and_port(address)
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(where[:2], family=family)
+    except OSError as error:
+        raise ConfigError(f"http.listen: cannot listen on {address}: {error.strerror}", hint="set another http.listen") from None
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    http = settings.http
+    if http.tls_cert is None or http.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(http.tls_cert, http.tls_key)
+    except OSError as error:
+        raise ConfigError(f"http.tls_cert: cannot use {http.tls_cert}: {error.strerror or error}", hint="give PEM files") from None
+    return context
