@@ -21,6 +21,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import pq
 
+from cdc.capture.messages import read_u32
 from cdc.capture.values import Bytes, Lengths, Offsets, columns
 from cdc.errors import ProtocolError
 from cdc.model.batch import Op, batch_schema
@@ -126,16 +127,18 @@ def _raw_blocks(connection: psycopg.Connection, query: str, stop: Event) -> Iter
         start = end = 0
         done, failure = False, None
         while not done:
-            end += _receive(wire, room.data[end:], stop)
             rows, last, rest = _whole_rows(room, start, end)
-            eager = end < len(room) and not _has_control(room, rest, end)
-            if eager:
+            control = rest < end and room[rest] != _COPY_DATA
+            if end < len(room) and not control:
+                end += _receive(wire, room.data[end:], stop)
                 continue
             if rows:
                 yield Block(room[start:rest], rows, _HEADER, last - start)
-            start = rest
-            start, done, failure = _control(room, start, end, failure)
+            start, done, failure = _control(room, rest, end, failure)
             room, start, end = _moved(room, start, end)
+            if control and start == 0 and end and room[0] != _COPY_DATA and not done:
+                # A message that is not whole yet.
+                end += _receive(wire, room.data[end:], stop)
     if failure is not None:
         raise failure
 
@@ -153,10 +156,6 @@ def _receive(wire: socket.socket, room: memoryview, stop: Event) -> int:
         if count == 0:
             raise psycopg.OperationalError("the server closed the connection during COPY")
         return count
-
-
-def _has_control(room: Bytes, at: int, end: int) -> bool:
-    return at < end and room[at] != _COPY_DATA
 
 
 def _control(room: Bytes, at: int, end: int, failure: psycopg.Error | None) -> tuple[int, bool, psycopg.Error | None]:
@@ -247,9 +246,7 @@ def _whole_rows(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
     rows = 0
     last = at
     while end - at >= 5 and data[at] == 100:
-        length = (
-            (np.int64(data[at + 1]) << 24) | (np.int64(data[at + 2]) << 16) | (np.int64(data[at + 3]) << 8) | np.int64(data[at + 4])
-        )
+        length = read_u32(data, at + 1)
         if length < 4 or end - at < 1 + length:
             break
         last = at

@@ -147,7 +147,7 @@ def number_keys(left: Keys, right: Keys) -> tuple[npt.NDArray[np.int64], npt.NDA
     return codes[:count], codes[count:]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Window:
     """What the stream delivered of one table between the moment before a snapshot was taken and a chunk's watermark.
 

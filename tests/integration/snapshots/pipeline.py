@@ -1,0 +1,216 @@
+"""Stream, snapshot and log wired together as ingest does it, small enough to see through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from cdc.capture.decoder import Decoder
+from cdc.capture.feedback import Feedback
+from cdc.capture.stream import Connection
+from cdc.capture.toast import ToastMemory
+from cdc.capture.values import Flags
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import EXACT, OP, Op, table_of
+from cdc.model.pgtypes import PINNED_SETTINGS, canonical_text
+from cdc.model.position import Lsn
+from cdc.model.table import Table
+from cdc.settings import Source
+from cdc.source import connect, ensure_publication, ensure_slot, primary_key
+from cdc.source.connection import parse
+from snapshots.coordinator import SnapshotCoordinator
+from snapshots.feed import SnapshotFeed, place
+from snapshots.progress import SnapshotProgress
+
+
+class Pipeline:
+    """One capture process's worth. ``pause``: while set, the stream is not taken from; ``held`` counts rows that had to wait."""
+
+    def __init__(self, dsn: str, folder: Path, *, tables: Sequence[str] = ("public.*",), chunk_rows: int = 100) -> None:
+        self.source = Source(dsn=dsn, tables=tuple(tables), snapshot_chunk_rows=chunk_rows)
+        self.folder = folder
+        self.stop = Event()
+        self.pause = Event()
+        self.failure: BaseException | None = None
+        with connect(dsn) as connection:
+            ensure_publication(connection, self.source)
+            self.writer = EmbeddedLogWriter(folder, seal=False)
+            ensure_slot(connection, self.source, create=not self.writer.head.commit_lsn)
+        self.progress = SnapshotProgress(folder)
+        self.feed = SnapshotFeed(self.progress)
+        self.coordinator = SnapshotCoordinator(
+            self.source, self.feed, self.progress, self.stop, log_has_begun=bool(self.writer.head.commit_lsn)
+        )
+        self.groups = 0
+        self.entered = 0
+        self.refused = 0
+        self.held = 0
+        self._thread = Thread(target=self._guarded, name="ingest", daemon=True)
+
+    def start(self, *, snapshot: bool = True) -> None:
+        self._thread.start()
+        if snapshot:
+            self.coordinator.start()
+
+    def close(self) -> None:
+        self.stop.set()
+        self._thread.join(10)
+        self.coordinator.join(10) if self.coordinator._thread.is_alive() else None
+        self.writer.close()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _guarded(self) -> None:
+        try:
+            self._ingest()
+        except BaseException as error:
+            self.failure = error
+
+    def _ingest(self) -> None:
+        dsn = self.source.dsn.get_secret_value()
+        wire = Connection(parse(dsn), PINNED_SETTINGS, name="test")
+        durable = self.writer.head.commit_lsn
+        feedback = Feedback(durable)
+        with (
+            connect(dsn) as catalog,
+            contextlib.closing(ToastMemory(self.folder / "toast.db")) as memory,
+            wire.start(self.source.slot, self.source.publication, durable, feedback) as stream,
+        ):
+            decoder = Decoder(lambda oid: primary_key(catalog, oid), memory, self._hold, durable)
+            left = np.empty(0, np.uint8)
+            while not self.stop.is_set():
+                if self.pause.is_set():
+                    self.stop.wait(0.01)
+                    continue
+                taken = stream.take(0.05)
+                self.feed.check()
+                if not len(taken):
+                    continue
+                block = np.concatenate([left, taken])
+                for group in decoder.groups(block, 0, len(block), lambda: self.writer.next_position):
+                    self.feed.on_group(group)
+                    for batch in group.batches:
+                        self.writer.append(batch)
+                    if not group.complete:
+                        continue
+                    lsn, ts = int(group.transactions.end_lsn[-1]), int(group.transactions.commit_ts_us[-1])
+                    if group.watermark is not None:
+                        batches = self.feed.chunk_at(group.watermark)
+                        self.refused += batches is None
+                        self.entered += batches is not None
+                        for batch in place(batches or (), self.writer.next_position, lsn, ts):
+                            self.writer.append(batch)
+                            memory.learn(batch)
+                    if lsn <= durable:
+                        continue
+                    cut = self.writer.commit(Lsn(lsn), ts)
+                    memory.commit(cut.position)
+                    self.feed.on_durable(cut)
+                    self.groups += 1
+                    stream.confirm(lsn)
+                if decoder.reply_requested:
+                    stream.reply_now()
+                left = block[decoder.consumed :].copy()
+
+    def _hold(self, rows: pa.RecordBatch, missing: Mapping[str, Flags]) -> None:
+        assert self.feed.unresolved(table_of(rows.schema).oid)
+        self.held += rows.num_rows
+        self.feed.hold(rows, missing)
+
+    def wait_finished(self, timeout_s: float = 60) -> None:
+        ticks = Event()
+        for _ in range(int(timeout_s / 0.01)):
+            self.check()
+            if self.coordinator.finished:
+                return
+            ticks.wait(0.01)
+        raise TimeoutError("the snapshot did not finish")
+
+    def wait_for(self, lsn: int, timeout_s: float = 30) -> None:
+        """Until the log holds everything that was committed before ``lsn`` (a commit after it shows that)."""
+        ticks = Event()
+        for _ in range(int(timeout_s / 0.01)):
+            self.check()
+            if self.writer.head.commit_lsn >= lsn:
+                return
+            ticks.wait(0.01)
+        raise TimeoutError("the stream did not come that far")
+
+
+@contextlib.contextmanager
+def running(dsn: str, folder: Path, **options: Any) -> Iterator[Pipeline]:
+    pipeline = Pipeline(dsn, folder, **options)
+    pipeline.start()
+    try:
+        yield pipeline
+        pipeline.check()
+    finally:
+        pipeline.close()
+
+
+def settle(pipeline: Pipeline, connection: psycopg.Connection[Any]) -> None:
+    """Until everything committed so far is in the log, and no row is held."""
+    connection.execute("select pg_logical_emit_message(true, 'headwater', 'settle')")
+    row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+    connection.execute("select pg_logical_emit_message(true, 'headwater', 'settle')")
+    assert row is not None
+    pipeline.wait_for(int(row[0]))
+    pipeline.wait_finished()
+
+
+Row = tuple[str | None, ...]
+
+
+def fold(folder: Path, topic: str) -> dict[Row, Row]:
+    """The log replayed: key → row, all as text."""
+    reader = EmbeddedLogReader(folder)
+    state: dict[Row, Row] = {}
+    for batch in reader.read(topic, 0, reader.head().position):  # type: ignore[arg-type]
+        table = table_of(batch.schema)
+        rows = texts(batch, table)
+        keys = [index for index, column in enumerate(table.columns) if column.key]
+        for op, row in zip(batch.column(OP).to_pylist(), rows, strict=True):
+            key = tuple(row[index] for index in keys)
+            if op == Op.TRUNCATE:
+                state.clear()
+            elif op == Op.DELETE:
+                state.pop(key, None)
+            else:
+                state[key] = row
+    return state
+
+
+def operations(folder: Path, topic: str) -> Mapping[str, int]:
+    reader = EmbeddedLogReader(folder)
+    counts: dict[str, int] = {}
+    for batch in reader.read(topic, 0, reader.head().position):  # type: ignore[arg-type]
+        for op in batch.column(OP).to_pylist():
+            counts[Op(op).name] = counts.get(Op(op).name, 0) + 1
+    return counts
+
+
+def texts(batch: pa.RecordBatch, table: Table) -> list[Row]:
+    columns = [canonical_text(batch.column(name)).to_pylist() for name in table.names]
+    exact = [dict(entry or ()) for entry in batch.column(EXACT).to_pylist()]
+    return [
+        tuple(instead.get(name, text) for name, text in zip(table.names, row, strict=True))
+        for row, instead in zip(zip(*columns, strict=True), exact, strict=True)
+    ]
+
+
+def rows_of(connection: psycopg.Connection[Any], table: str, columns: str = "*") -> list[Row]:
+    """What the source has now, as the text that Postgres gives under the pinned settings."""
+    for name, value in PINNED_SETTINGS.items():
+        connection.execute("select set_config(%s, %s, false)", (name, value))
+    with connection.cursor() as cursor, cursor.copy(f"copy (select {columns} from {table}) to stdout") as copy:
+        return sorted((row for row in copy.rows()), key=repr)
