@@ -114,7 +114,14 @@ def test_every_problem_has_its_line(file: Path) -> None:
         ''',
     )
     keys = [line.removeprefix(f"{file}: ").split(":")[0] for line in lines]
-    assert sorted(keys) == ["source.dsn", "source.slot", "stores.Cache", "stores.fourth.batch_rows", "stores.other.kind", "stores.third.kind"]
+    assert sorted(keys) == [
+        "source.dsn",
+        "source.slot",
+        "stores.Cache",
+        "stores.fourth.batch_rows",
+        "stores.other.kind",
+        "stores.third.kind",
+    ]
 
 
 def test_no_source_at_all(file: Path) -> None:
@@ -135,7 +142,9 @@ def test_a_missing_variable_is_named(file: Path, monkeypatch: pytest.MonkeyPatch
 def test_variables_reach_every_depth(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PW", "p@ss/w:rd")
     monkeypatch.setenv("TABLE", "public.orders")
-    file.write_text('[source]\ndsn = "postgresql://u:${PW}@h/d"\ntables = ["${TABLE}"]\n[stores.c]\nkind = "redis"\npassword = "${PW}"')
+    file.write_text(
+        '[source]\ndsn = "postgresql://u:${PW}@h/d"\ntables = ["${TABLE}"]\n[stores.c]\nkind = "redis"\npassword = "${PW}"'
+    )
     settings = load(file, options_model)
     assert settings.source.dsn.get_secret_value() == "postgresql://u:p%40ss%2Fw%3Ard@h/d"
     assert settings.source.tables == ("public.orders",)
@@ -173,7 +182,9 @@ def test_a_secret_file_that_others_may_read_is_refused(file: Path) -> None:
     secret = file.parent / "dsn"
     secret.write_text(DSN)
     secret.chmod(0o644)
-    assert problems(file, '[source]\ndsn_file = "dsn"') == [f"{file}: source.dsn_file: others may read {secret} → chmod 0400 {secret}"]
+    assert problems(file, '[source]\ndsn_file = "dsn"') == [
+        f"{file}: source.dsn_file: others may read {secret} → chmod 0400 {secret}"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""What a child's end leads to, enumerated; and the supervisor over small real processes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cdc import status, stops, supervise
+from cdc.errors import ConfigError, Stopped, StopState
+from cdc.status import ProcessStatus
+from cdc.supervise import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, next_step, refuse_second
+
+SHORT, LONG = 1.0, SETTLED_S + 1
+
+
+@pytest.mark.parametrize(
+    ("code", "lived_s", "failures", "held", "then"),
+    [
+        (-9, SHORT, 0, False, Next("backing-off", BACKOFF_S[0], 1)),
+        (1, SHORT, 1, False, Next("backing-off", BACKOFF_S[1], 2)),
+        (0, SHORT, 0, False, Next("backing-off", BACKOFF_S[0], 1)),
+        (-9, SHORT, 99, False, Next("backing-off", BACKOFF_S[-1], 100)),
+        (-9, LONG, 99, False, Next("backing-off", BACKOFF_S[0], 1)),
+        (2, SHORT, 3, False, Next("refused", REFUSED_RETRY_S, 0)),
+        (4, SHORT, 3, True, Next("stopped", None, 0)),
+        (4, SHORT, 0, False, Next("backing-off", BACKOFF_S[0], 1)),
+        (-9, SHORT, 0, True, Next("backing-off", BACKOFF_S[0], 1)),
+    ],
+)
+def test_every_end_has_its_next_step(code: int, lived_s: float, failures: int, held: bool, then: Next) -> None:
+    assert next_step(code, lived_s, failures, held=held) == then
+
+
+def child(program: str, name: str = "capture") -> Child:
+    return Child(ProcessStatus(name), [sys.executable, "-c", program], frozenset({name}))
+
+
+@contextmanager
+def supervised(run_dir: Path, *children: Child) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=Supervisor(run_dir, children).run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def seen(run_dir: Path) -> ProcessStatus:
+    told = status.read_supervisor(run_dir)
+    return told.processes[0] if told else ProcessStatus("none")
+
+
+def test_a_dead_child_is_restarted_and_a_running_one_drained(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    program = (
+        f"import sys, time; open({str(marks)!r}, 'a').write('x'); time.sleep(0 if len(open({str(marks)!r}).read()) < 3 else 60)"
+    )
+    with supervised(tmp_path, child(program)):
+        until(lambda: marks.exists() and marks.read_text() == "xxx")
+        until(lambda: seen(tmp_path).state == "running" and seen(tmp_path).restarts == 2)
+    last = status.read_supervisor(tmp_path)
+    assert last is not None
+    assert (last.state, last.processes[0].state, last.processes[0].exit_code) == ("exited", "exited", -15)
+
+
+def test_a_child_that_does_not_drain_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "DRAIN_S", 0.2)
+    ready = tmp_path / "ready"
+    deaf = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(60)"
+    with supervised(tmp_path, child(deaf)):
+        until(ready.exists)
+    assert seen(tmp_path).exit_code == -9
+
+
+def test_a_stopped_child_waits_for_resume_while_the_other_runs_on(tmp_path: Path) -> None:
+    stops.record(tmp_path, "capture", Stopped(StopState.SLOT_LOST, "gone"))
+    other = child("import time; time.sleep(60)", "followers")
+    with supervised(tmp_path, child("raise SystemExit(4)"), other):
+        until(lambda: seen(tmp_path).state == "stopped")
+        time.sleep(0.5)
+        assert seen(tmp_path).restarts == 0
+        stops.clear(tmp_path, "SLOT_LOST")
+        until(lambda: seen(tmp_path).restarts > 0)
+        told = status.read_supervisor(tmp_path)
+        assert told is not None
+        assert (told.processes[1].state, told.processes[1].restarts) == ("running", 0)
+
+
+def test_a_running_child_begins_anew_when_one_of_its_parts_is_resumed(tmp_path: Path) -> None:
+    stops.record(tmp_path, "capture", Stopped(StopState.STORE_REFUSES, "one of several"))
+    with supervised(tmp_path, child("import time; time.sleep(60)")):
+        until(lambda: seen(tmp_path).state == "running")
+        first = seen(tmp_path).pid
+        time.sleep(0.3)
+        stops.clear(tmp_path, "STORE_REFUSES")
+        until(lambda: seen(tmp_path).pid not in (0, first))
+
+
+def test_one_supervisor_for_a_folder(tmp_path: Path) -> None:
+    refuse_second(tmp_path)
+    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=1))
+    if b"cdc" not in Path("/proc/1/cmdline").read_bytes():
+        refuse_second(tmp_path)  # the id came around: that process is none of ours
+    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=2**22 + 1))
+    refuse_second(tmp_path)
+
+
+def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=1))
+    monkeypatch.setattr(supervise, "_is_ours", lambda _pid: True)
+    with pytest.raises(ConfigError, match="another cdc run"):
+        refuse_second(tmp_path)
