@@ -305,3 +305,15 @@ def opensearch(_opensearch_server: OpenSearch) -> Iterator[OpenSearch]:
         _opensearch_server.request("DELETE", f"/{index['index']}")
     for template in _opensearch_server.request("GET", "/_index_template")["index_templates"]:
         _opensearch_server.request("DELETE", f"/_index_template/{template['name']}")
+
+
+# Spark
+
+
+@pytest.fixture(scope="session")
+def spark(server_folder: Path) -> Iterator[Any]:
+    """The one Spark session (see the module's text for how that comes about); its catalog ``warehouse`` is an empty folder at first."""
+    from cdc.spark import session
+
+    yield session.session(app="headwater-tests", warehouse=server_folder / "warehouse", scratch=server_folder / "spark")
+    session.stop()

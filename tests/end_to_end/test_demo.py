@@ -1,0 +1,245 @@
+"""The demo's parts: the year in time order, its first load, the traffic's rate and exactness. The whole demo is `make demo`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pytest
+
+from cdc.demo import loading, show, traffic, verdict
+from cdc.demo.__main__ import main
+from cdc.demo.flights import Airport, Flights, Kind, load
+from cdc.demo.stage import STORES, set_up
+from tests.conftest import Database
+
+
+@pytest.fixture(scope="module")
+def data() -> Airport:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def small(data: Airport) -> Airport:
+    """Every 40th flight: the same year, quicker to load."""
+    flights = data.flights
+    thin = Flights(**{name: getattr(flights, name)[::40] for name in Flights.__dataclass_fields__})
+    return Airport(data.airlines, data.airports, data.planes, data.weather.slice(0, 500), thin)
+
+
+# The year
+
+
+def test_every_flight_of_the_package_is_there_once_and_lands_after_it_left(data: Airport) -> None:
+    flights = data.flights
+    assert len(flights) == 336_776
+    assert (np.diff(flights.scheduled_departure) >= np.timedelta64(0)).all()
+    assert (flights.scheduled_arrival > flights.scheduled_departure).all()
+    landed = ~np.isnat(flights.landed_at)
+    assert (flights.landed_at[landed] > flights.departed_at[landed]).all()
+    assert landed.sum() == 336_776 - 9_430  # the package's flights without an arrival delay
+
+
+def test_times_are_utc_from_the_airports_zones(data: Airport) -> None:
+    flights = data.flights
+    # UA 1545 EWR → IAH on 1 January: leaves 5:15 in New York (UTC-5), due 8:19 in Houston (UTC-6).
+    at = int(np.flatnonzero((flights.number == 1545) & (flights.day == np.datetime64("2013-01-01")))[0])
+    assert flights.scheduled_departure[at] == np.datetime64("2013-01-01T10:15")
+    assert flights.scheduled_arrival[at] == np.datetime64("2013-01-01T14:19")
+    assert flights.departed_at[at] == np.datetime64("2013-01-01T10:17")
+    assert flights.landed_at[at] == np.datetime64("2013-01-01T14:30")
+
+
+def test_what_happens_is_in_time_order_and_each_flights_life_makes_sense(data: Airport) -> None:
+    seen = data.flights.happenings
+    assert (np.diff(seen.at) >= np.timedelta64(0)).all()
+    lives: dict[tuple[int, ...], int] = {}
+    order = np.argsort(seen.flight, kind="stable")
+    kinds = np.split(seen.kind[order], np.flatnonzero(np.diff(seen.flight[order])) + 1)
+    for life in kinds:
+        lives[tuple(life.tolist())] = lives.get(tuple(life.tolist()), 0) + 1
+    assert set(lives) == {
+        (Kind.SCHEDULED, Kind.DEPARTED, Kind.LANDED),
+        (Kind.SCHEDULED, Kind.DEPARTED, Kind.DIVERTED),
+        (Kind.SCHEDULED, Kind.CANCELLED),
+    }
+    assert lives[(Kind.SCHEDULED, Kind.CANCELLED)] == 8_255
+    assert sum(lives.values()) == len(data.flights)
+
+
+# The traffic
+
+
+def test_the_rate_is_followed_and_a_backlog_comes_in_bounded_transactions() -> None:
+    assert traffic.due(300, 1.0, 0) == 300
+    assert traffic.due(300, 1.0, 300) == 0
+    assert traffic.due(300, 1.0, 400) == 0
+    assert traffic.due(0, 100.0, 0) == 0
+    assert traffic.due(1_000_000, 60.0, 0) == traffic.MOST_PER_TRANSACTION
+
+
+def test_steps_of_any_size_are_the_same_year(small: Airport, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    total = len(small.flights.happenings)
+
+    def final(cuts: list[int]) -> dict[int, str]:
+        rows: dict[int, str] = {}
+        for after, upto in pairwise(cuts):
+            for step in traffic.steps(small.flights, after, upto - after):
+                _apply(rows, step)
+        return rows
+
+    whole = final([0, total])
+    cuts = sorted({0, total, *random.integers(0, total, 50).tolist()})
+    assert final(cuts) == whole
+    expected = loading.flights_after(small.flights, total)
+    assert whole == dict(zip(expected["id"].to_pylist(), expected["status"].to_pylist(), strict=True))
+
+
+def test_the_next_lap_is_the_same_year_with_other_keys(small: Airport) -> None:
+    total = len(small.flights.happenings)
+    first = [row for step in traffic.steps(small.flights, 0, total) if step.kind == Kind.SCHEDULED for row in step.rows]
+    second = [row for step in traffic.steps(small.flights, total, total) if step.kind == Kind.SCHEDULED for row in step.rows]
+    assert [row[0] + traffic.LAP_IDS for row in first] == [row[0] for row in second]
+    natural = [(row[1], row[2], row[3], row[5]) for row in first + second]
+    assert len(set(natural)) == len(natural)
+    assert all(later[1] - earlier[1] == traffic.LAP.astype(object) for earlier, later in zip(first, second, strict=True))
+
+
+def _apply(rows: dict[int, str], step: traffic.Step) -> None:
+    """What Postgres would do with a step: strict, so that an update of a flight that is not there is seen."""
+    for row in step.rows:
+        flight = row[0] if step.kind == Kind.SCHEDULED else row[-1]
+        assert (flight in rows) == (step.kind != Kind.SCHEDULED)
+        if step.kind == Kind.CANCELLED:
+            del rows[flight]
+        else:
+            rows[flight] = step.kind.name.lower()
+
+
+def test_traffic_on_a_real_server_goes_on_exactly_where_it_was_stopped(postgres: Database, small: Airport) -> None:
+    connection = postgres.connect()
+    assert not loading.is_loaded(connection)
+    assert loading.load(connection, small) == connection.execute("select count(*) from flights").fetchone()[0]  # type: ignore[index]
+    assert loading.is_loaded(connection)
+    for _ in range(2):
+        running = traffic.Traffic(postgres.dsn, small.flights, rate=500)
+        running.start()
+        running.join(0.6)
+        running.end()
+        running.check()
+        assert running.sent > 0
+    done = connection.execute("select done from demo.progress").fetchone()[0]  # type: ignore[index]
+    assert small.flights.happenings.before(loading.BEGINS) < done < len(small.flights.happenings)
+    assert _table(connection) == _expected(loading.flights_after(small.flights, done))
+
+
+def test_traffic_that_cannot_go_on_says_so(postgres: Database, small: Airport) -> None:
+    running = traffic.Traffic(postgres.dsn, small.flights, rate=10)
+    running.start()
+    running.join(10)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        running.check()
+
+
+def _table(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    return connection.execute("select * from flights order by id").fetchall()
+
+
+def _expected(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in table.sort_by("id").to_pylist()]
+
+
+# What is around it
+
+
+def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, server_folder: Path) -> None:  # noqa: ARG001 (its worker)
+    said: list[str] = []
+    folder = server_folder / "demo"
+    here = set_up(folder, fresh=False, say=said.append)
+    try:
+        with psycopg.connect(here.dsn, autocommit=True) as connection:
+            connection.execute("create table kept (a int)")
+        here.write_configuration()
+        configuration = tomllib.loads(here.configuration.read_text())
+        assert configuration["source"]["dsn"] == here.dsn
+        assert tuple(configuration["stores"]) == STORES
+        with pytest.raises(Exception, match="another demo runs"):
+            set_up(folder, fresh=False, say=said.append)
+        text = show.welcome(here, "python")
+        assert here.page in text
+        assert here.opensearch.url in text
+        assert here.valkey.url in text
+    finally:
+        here.stop()
+    again = set_up(folder, fresh=False, say=said.append)
+    try:
+        with psycopg.connect(again.dsn) as connection:
+            assert connection.execute("select to_regclass('kept') is not null").fetchone() == (True,)
+    finally:
+        again.stop()
+    fresh = set_up(folder, fresh=True, say=said.append)
+    try:
+        with psycopg.connect(fresh.dsn) as connection:
+            assert connection.execute("select to_regclass('kept') is not null").fetchone() == (False,)
+    finally:
+        fresh.stop()
+
+
+def _audited(store: str, equal: bool) -> dict[str, Any]:
+    table = {"table": "public.flights", "equal": equal, "source_rows": 5, "store_rows": 5, "missing": 0, "extra": 0, "different": 0}
+    return {"store": store, "equal": equal, "position": 9, "lsn": "0/9", "tables": [{**table, "unsettled": 0, "error": None}]}
+
+
+@pytest.mark.parametrize(
+    ("equal", "audited", "exit_code", "ok"),
+    [
+        (True, STORES, 0, True),
+        (False, STORES, 0, False),
+        (True, STORES[:2], 0, False),
+        (True, STORES, 1, False),
+        (True, STORES, None, False),
+    ],
+)
+def test_only_equal_stores_and_an_orderly_daemon_pass(
+    equal: bool, audited: tuple[str, ...], exit_code: int | None, ok: bool
+) -> None:
+    result = verdict.verdict(
+        seconds=2.0,
+        rate=10,
+        changes=20,
+        rows=5,
+        waited={store: {"seconds": 0.1} for store in STORES},
+        audited=[_audited(store, equal) for store in audited],
+        exit_code=exit_code,
+    )
+    assert result["ok"] is ok
+    assert result["traffic"]["per_s"] == 10.0
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_progress_is_one_line_with_every_store() -> None:
+    follower = {"store": "search", "lag": {"changes": 1200}}
+    told = {
+        "capture": {"state": "snapshot", "snapshot": [{"done": 10, "total": 5}]},
+        "followers": [follower, {"store": "board", "lag": None}],
+    }
+    line = show.progress(told, 3000, 299.6)
+    assert "\n" not in line
+    assert "3,000 changes made (300/s)" in line
+    assert "snapshot 10 of 10 rows" in line
+    assert "search 1,200 behind" in line
+    assert "board starting" in line
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--seconds", "0"], ["--rate", "-1"], ["--nonsense"]])
+def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2

@@ -1,0 +1,13 @@
+"""The Spark session runs on the wheel's Java with the locked jars, and reads and writes Iceberg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_an_iceberg_table_on_the_file_system_that_does_not_fork(spark: Any) -> None:
+    spark.sql("create table warehouse.fixtures.t (a bigint) using iceberg")
+    spark.sql("insert into warehouse.fixtures.t values (41), (1)")
+    spark.sql("merge into warehouse.fixtures.t using (select 1 a) s on t.a = s.a when matched then delete")
+    assert [row.a for row in spark.sql("select a from warehouse.fixtures.t").collect()] == [41]
+    spark.sql("drop table warehouse.fixtures.t purge")
