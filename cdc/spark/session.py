@@ -109,7 +109,12 @@ def _catalog(warehouse: Path | None) -> dict[str, str]:
     if warehouse is None:
         return {}
     name = "spark.sql.catalog.warehouse"
-    return {name: "org.apache.iceberg.spark.SparkCatalog", f"{name}.type": "hadoop", f"{name}.warehouse": str(warehouse.absolute()), f"{name}.cache-enabled": "false"}
+    return {
+        name: "org.apache.iceberg.spark.SparkCatalog",
+        f"{name}.type": "hadoop",
+        f"{name}.warehouse": str(warehouse.absolute()),
+        f"{name}.cache-enabled": "false",
+    }
 
 
 _QUIET: Final = """status = error

@@ -134,6 +134,7 @@ class IcebergTable:
 
     def renew(self) -> None:
         """Reads what Python looks at often, once for each version of the table."""
+        self.version: str = self._java.operations().current().metadataFileLocation()
         self.properties: dict[str, str] = dict(self._java.properties())
         snapshot = self._java.currentSnapshot()
         self.snapshot: int | None = None if snapshot is None else snapshot.snapshotId()
@@ -143,7 +144,8 @@ class IcebergTable:
     def refresh(self) -> None:
         with errors("read a table's metadata"):
             self._java.refresh()
-            self.renew()
+            if self._java.operations().current().metadataFileLocation() != self.version:
+                self.renew()
 
     def cut(self) -> Cut:
         """The cut that the table holds; ``ZERO_CUT`` when it never held one.
@@ -195,13 +197,19 @@ class IcebergTable:
             builder = builder.withReferencedDataFile(of.java.location()).withContentOffset(blob.offset)
             return Vector(str(puffin), blob.offset, blob.length, builder.withContentSizeInBytes(blob.length).build())
 
-    def begin(self, evolution: Sequence[Change] = ()) -> Pending:
-        """Starts a commit. Its schema changes come first, so that rows can be written under the columns' new ids."""
+    def begin(self) -> Pending:
+        """Starts a commit."""
+        with errors("begin a commit"):
+            return Pending(self._java.newTransaction(), self.fields)
+
+    def evolve(self, pending: Pending, evolution: Sequence[Change]) -> Pending:
+        """Adds schema changes to the commit, before its rows, so that these are written under the columns' new ids."""
+        if not evolution:
+            return pending
         with errors("change a table's columns"):
-            transaction = self._java.newTransaction()
             for change in evolution:
                 # One update a step: Iceberg does not add a column under a name that the same update gives away.
-                update = transaction.updateSchema()
+                update = pending.java.updateSchema()
                 match change:
                     case Retire(name, into):
                         update.renameColumn(name, into)
@@ -210,9 +218,7 @@ class IcebergTable:
                     case Add(name, kind, doc):
                         update.addColumn(None, name, self._kind(kind), doc)
                 update.commit()
-            if not evolution:
-                return Pending(transaction, self.fields)
-            return Pending(transaction, parse_schema(self._iceberg.SchemaParser.toJson(transaction.table().schema())))
+            return Pending(pending.java, parse_schema(self._iceberg.SchemaParser.toJson(pending.java.table().schema())))
 
     def commit(self, pending: Pending, store: str, changes: Changes | None, cut: Cut, properties: Mapping[str, str]) -> None:
         """Makes everything durable at once. Raises CommitConflict or CommitUnknown (then refresh and look again)."""

@@ -109,7 +109,8 @@ def first_of_each_position(positions: Int64s) -> Mask:
 
 
 def _codes(keys: pa.Array) -> Int64s:
-    return pc.dictionary_encode(keys).indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    codes: Int64s = pc.dictionary_encode(keys).indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
 
 
 class FileKeys:
@@ -129,8 +130,10 @@ class FileKeys:
     def find(self, wanted: Int64s | pa.Array) -> Int64s:
         """The positions in the file, rising, of every row whose key is wanted."""
         if self._text is not None:
-            found = pc.is_in(self._text, value_set=wanted)
-            return pc.indices_nonzero(found).to_numpy(zero_copy_only=False).astype(np.int64)
+            rows: Int64s = (
+                pc.indices_nonzero(pc.is_in(self._text, value_set=wanted)).to_numpy(zero_copy_only=False).astype(np.int64)
+            )
+            return rows
         if not len(wanted) or not len(self._sorted):
             return np.empty(0, np.int64)
         ranked = np.sort(wanted)
@@ -138,7 +141,9 @@ class FileKeys:
         low = np.searchsorted(self._sorted, ranked)
         high = np.searchsorted(self._sorted, ranked, side="right")
         at = _expand(low, high)
-        return at if self._order is None else np.sort(self._order[at])
+        if self._order is not None:
+            at = np.sort(self._order[at])
+        return at
 
 
 def _expand(low: Int64s, high: Int64s) -> Int64s:

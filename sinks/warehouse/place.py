@@ -86,21 +86,22 @@ class Place:
 
     def write(self, batches: Sequence[pa.RecordBatch], cut: Cut) -> None:
         """Commits these changes (all of the table's in (own cut, ``cut``]). One Iceberg commit, unless the key's columns change."""
+        self._refresh()
         work = groups(batches, self.known())
         for number, group in enumerate(work):
             whole = number == len(work) - 1
             self._write(group, cut if whole else Cut(Position(group.last), self._cut.commit_lsn, self._cut.commit_ts_us))
 
     def _write(self, group: Group, cut: Cut) -> None:
-        last = final(group)
         for _ in range(_ATTEMPTS):
-            changes = evolution(self.iceberg.fields, group.table, self.known())
-            pending = self.iceberg.begin(changes)
+            if self._cut.position >= cut.position:
+                return
+            last = final(group, self._cut.position)
+            pending, key_changed = self._evolved(group)
             self._fields = pending.fields
             written = self._write_rows(group, last)
-            replace_all = group.floor >= 0 or key_retired(changes, group.table)
             try:
-                self._commit(pending, group, last, written, replace_all, cut)
+                self._commit(pending, group, last, written, key_changed or group.floor > self._cut.position, cut)
                 return
             except CommitConflict:
                 self._refresh()
@@ -113,9 +114,17 @@ class Place:
                     raise StoreError(
                         f"the warehouse did not say whether {group.table.qualified} was committed", retryable=True
                     ) from error
-            if self._cut.position >= cut.position:
-                return
         raise StoreError(f"another writer keeps changing the warehouse's table for {group.table.qualified}", retryable=True)
+
+    def _evolved(self, group: Group) -> tuple[Pending, bool]:
+        """A commit with the columns that these rows need; true when rows written before can no longer be told by their key."""
+        pending, known, key_changed = self.iceberg.begin(), self.known(), False
+        for table in dict.fromkeys(table_of(batch.schema) for batch in group.batches):
+            changes = evolution(pending.fields, table, known)
+            pending = self.iceberg.evolve(pending, changes)
+            key_changed |= key_retired(changes, table)
+            known = table
+        return pending, key_changed
 
     def _refresh(self) -> None:
         self.iceberg.refresh()

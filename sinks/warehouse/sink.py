@@ -149,6 +149,11 @@ class Warehouse:
     def commit(self, cut: Cut) -> None:
         if (cut.position, cut.commit_lsn) <= (self._applied.position, self._applied.commit_lsn):
             return
+        self._applied = self.applied()
+        if cut.position <= self._applied.position and self._staging.tables:
+            # Somebody else has followed this far in the meantime.
+            self._staging.clear()
+            return
         held: dict[str, str] = {}
         for name in self._staging.tables:
             place = self._places[name]
@@ -173,9 +178,10 @@ class Warehouse:
     def applied(self) -> Cut:
         if self._ledger is None:
             raise StoreError("the warehouse is not open", retryable=True)
+        version = self._ledger.version
         self._ledger.refresh()
-        recorded = cut_of(self._ledger.properties)
-        return recorded if recorded.position != self._applied.position else self._applied
+        # ``open`` may have found less in the tables than the ledger says, and that stands until the next commit.
+        return self._applied if self._ledger.version == version else cut_of(self._ledger.properties)
 
     def make_visible(self) -> None:
         """Nothing to do: a commit is visible to every reader that looks afterwards."""
@@ -187,7 +193,12 @@ class Warehouse:
             return
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         catalog = f"headwater_{safe(self.name)}"
-        for key, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": self._path, ".cache-enabled": "false"}.items():
+        for key, value in {
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".type": "hadoop",
+            ".warehouse": self._path,
+            ".cache-enabled": "false",
+        }.items():
             self._spark.conf.set(f"spark.sql.catalog.{catalog}{key}", str(value))
         wanted = [field.name for field in place.iceberg.fields if field.name in {*labels(table).values(), EXACT}]
         namespace, name = place_of(table, self.options.namespace)

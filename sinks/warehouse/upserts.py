@@ -65,10 +65,11 @@ class Final:
     """The keys of the rows to be written, in their order."""
 
 
-def final(group: Group) -> Final:
+def final(group: Group, held: int) -> Final:
+    """held: the table already holds everything up to this position."""
     positions = np.concatenate([batch.column(POSITION).to_numpy() for batch in group.batches])
     ops = np.concatenate([batch.column(OP).to_numpy() for batch in group.batches])
-    live = (positions > group.floor) & (ops != Op.TRUNCATE)
+    live = (positions > max(group.floor, held)) & (ops != Op.TRUNCATE)
     if group.plan is None:
         kept = live.copy()
         kept[live] = first_of_each_position(positions[live])

@@ -1,0 +1,253 @@
+"""One store's follower: applies ranges of the log and keeps the store's word on how far it is above all else.
+
+Spark's checkpoint is a convenience. What is applied says the store itself: a follower starts from it, goes back to it when the store
+was restored or flushed, and stops when the store knows more than the log.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from cdc import status, stops
+from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
+from cdc.log.contract import LogReader
+from cdc.model.position import ZERO_CUT, Cut, Position
+from cdc.settings import StoreOptions
+from cdc.spark.apply import Prepared, apply_range, on_workers, outcome_of, survey
+from cdc.status import FollowerStatus
+from sinks import make_sink
+from sinks.contract import Outcome, Sink, matches
+
+FIRST_RETRY_S: Final = 0.2
+LONGEST_RETRY_S: Final = 15.0
+WORKERS_FROM_ROWS: Final = 20_000
+"""Shipping work to Spark's workers costs about 90 ms, so it pays only for ranges that take longer than that."""
+_LOOK_AT_THE_STORE_S: Final = 1.0
+_RESULT_DDL: Final = "written long, stale long, dead string, error string, hint string, retryable boolean"
+
+
+class Follower:
+    """Thread-safe. ``follow_to`` is called by the store's Spark query, ``idle`` now and then by its thread."""
+
+    def __init__(
+        self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path, stop: threading.Event
+    ) -> None:
+        self.store = store
+        self.options = options
+        self.applied: Cut = ZERO_CUT
+        self.status = FollowerStatus(store=store, kind=options.kind, pid=os.getpid())
+        self._log_dir = log_dir
+        self._reader = reader
+        self._run_dir = run_dir
+        self._stop = stop
+        self._lock = threading.RLock()
+        self._sink: Sink = make_sink(store, options)
+        self._open = False
+        self._prepared = Prepared()
+        self._looked_at = 0.0
+        self._idled_at = 0.0
+        self._goal = ZERO_CUT
+        """How far this follower has been asked to go: where a store that lost something is brought again."""
+        self._rates = _Rate()
+        self._status_lock = threading.Lock()
+
+    @property
+    def stopped(self) -> bool:
+        """In a stop state: an operator has to decide."""
+        return self.status.state == "stopped"
+
+    def start(self) -> bool:
+        """Opens the store, waiting for it as long as it takes. False when the follower must not run (stopped, or asked to stop)."""
+        return self._patiently(self._ensure_open)
+
+    def follow_to(self, end: Cut, frame: Any = None) -> None:
+        """Applies everything from what the store holds up to ``end`` and commits it there.
+
+        frame: the micro-batch's DataFrame of slices, used only when the range is large and the store takes several writers. Returns
+        early, with less applied, only when asked to stop or in a stop state: the store knows, so nothing is lost.
+        """
+        with self._lock:
+            self._goal = end
+            self._patiently(lambda: self._advance(end, frame))
+
+    def idle(self) -> None:
+        """Looks whether the store still holds what it held, and moves its LSN on when the source commits nothing of ours.
+
+        Does so once a second at most, and never while a range is being applied.
+        """
+        now = time.monotonic()
+        if now - self._idled_at < _LOOK_AT_THE_STORE_S or self.stopped or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._idled_at = now
+            if not self._patiently(lambda: self._advance(self._goal, None), patience=False):
+                return
+            head = self._reader.head()
+            if head.position == self.applied.position and head.commit_lsn > self.applied.commit_lsn:
+                self._patiently(lambda: self._commit(head, Outcome(0)), patience=False)
+        finally:
+            self._lock.release()
+
+    def probe(self) -> None:
+        """Asks the log for what comes next. Raises Stopped (PositionGone, LogCorrupt) when there is no way on."""
+        if self._reader.head().position > self.applied.position:
+            self._reader.cut_within(self.applied.position, 1, 1)
+
+    @contextmanager
+    def between_batches(self) -> Iterator[None]:
+        """No range is being applied inside."""
+        with self._lock:
+            yield
+
+    def report(self) -> None:
+        """Writes the status file."""
+        with self._status_lock:
+            self.status.updated_at = time.time()
+            self.status.rows_per_s = self._rates.per_s(self.status.written + self.status.stale)
+            status.write(self._run_dir, f"follow-{self.store}", self.status)
+
+    def fail(self, error: HeadwaterError) -> None:
+        """Enters the stop state that the error names; it is recorded, and so survives a restart."""
+        stopped = (
+            error if isinstance(error, Stopped) else Stopped(StopState.STORE_REFUSES, str(error), hint=_then_resume(error.hint))
+        )
+        stops.record(self._run_dir, f"follow-{self.store}", stopped)
+        self.status.state, self.status.stop, self.status.error = "stopped", str(stopped.state), error.line()
+        self.report()
+
+    def close(self) -> None:
+        with self._lock:
+            self._shut()
+            if not self.stopped:
+                self.status.state = "exited"
+            self.report()
+
+    def _patiently(self, attempt: Callable[[], None], *, patience: bool = True) -> bool:
+        """Runs it until it succeeds; while the store is down with longer and longer pauses. False: stopped, or asked to stop."""
+        pause_s = FIRST_RETRY_S
+        while not self._stop.is_set() and not self.stopped:
+            try:
+                attempt()
+            except StoreError as error:
+                self._shut()
+                if not error.retryable:
+                    self.fail(error)
+                    return False
+                self._wait_for_the_store(error)
+                if not patience:
+                    return False
+                # Jitter, so that several followers do not knock at a recovering server in step.
+                self._stop.wait(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(pause_s * 2, LONGEST_RETRY_S)
+            except Stopped as error:
+                self.fail(error)
+                return False
+            else:
+                return True
+        return False
+
+    def _wait_for_the_store(self, error: StoreError) -> None:
+        self.status.state, self.status.error = "waiting", error.line()
+        self.report()
+
+    def _ensure_open(self) -> None:
+        if not self._open:
+            self._prepared = Prepared()
+            self._believe(self._sink.open())
+            self._open = True
+        if self.status.state != "following":
+            self.status.state, self.status.error = "following", None
+            self.report()
+
+    def _look_at_the_store(self) -> None:
+        """A store may be flushed or restored behind our back without a single failing call."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_AT_THE_STORE_S:
+            return
+        applied = self._sink.applied()
+        if applied.position != self.applied.position:
+            # Opened anew, so that the sink forgets what it thought to know, too.
+            self._sink.close()
+            self._open = False
+            self._ensure_open()
+        self._looked_at = now
+
+    def _believe(self, applied: Cut) -> None:
+        head = self._reader.head()
+        if applied.position > head.position:
+            raise Stopped(
+                StopState.DIVERGED,
+                f"store {self.store} holds position {applied.position}, the log ends at {head.position}",
+                hint="restore the log, or empty the store so that it is built anew",
+            )
+        self.applied = applied
+        self._looked_at = time.monotonic()
+        self._show(applied)
+
+    def _advance(self, end: Cut, frame: Any) -> None:
+        self._ensure_open()
+        self._look_at_the_store()
+        while self.applied.position < end.position and not self._stop.is_set():
+            after = self.applied.position
+            cut = self._reader.cut_within(after, self.options.batch_rows, self.options.batch_bytes)
+            if cut.position >= end.position:
+                cut = end
+            self._commit(cut, self._apply(after, cut.position, frame if cut is end else None))
+
+    def _apply(self, after: Position, upto: Position, frame: Any) -> Outcome:
+        topics = [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.name)]
+        if frame is not None and self._sink.parallel and upto - after >= WORKERS_FROM_ROWS:
+            tables, truncates = survey(self._reader, topics, after, upto)
+            if not truncates:
+                for table in tables:
+                    self._prepared.ensure(self._sink, table)
+                work = on_workers(self.store, self.options, self._log_dir)
+                return outcome_of(frame.mapInArrow(work, _RESULT_DDL).toArrow())
+        return apply_range(self._sink, self._reader, topics, after, upto, self._prepared)
+
+    def _commit(self, cut: Cut, outcome: Outcome) -> None:
+        self._sink.commit(cut)
+        self.applied = cut
+        self.status.written += outcome.written
+        self.status.stale += outcome.stale
+        self.status.dead += len(outcome.dead)
+        self.status.batches += 1
+        self._looked_at = time.monotonic()
+        self._show(cut)
+        self.report()
+
+    def _show(self, cut: Cut) -> None:
+        self.status.position, self.status.commit_lsn, self.status.commit_ts_us = cut.position, cut.commit_lsn, cut.commit_ts_us
+
+    def _shut(self) -> None:
+        if self._open:
+            self._open = False
+            self._sink.close()
+
+
+class _Rate:
+    """Rows per second over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self._rows = 0
+        self._per_s = 0.0
+
+    def per_s(self, rows: int) -> float:
+        passed = time.monotonic() - self._at
+        if passed >= 1.0:
+            self._per_s = round((rows - self._rows) / passed, 1)
+            self._at, self._rows = time.monotonic(), rows
+        return self._per_s
+
+
+def _then_resume(hint: str | None) -> str:
+    resume = f"cdc resume {StopState.STORE_REFUSES}"
+    return f"{hint}; then {resume}" if hint else resume
