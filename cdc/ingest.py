@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ from cdc.capture.group import Group
 from cdc.capture.stream import Connection, Stream, error_text
 from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Bytes, Flags
+from cdc.capture.warm import warm
 from cdc.errors import SourceError, Stopped, StopState
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
@@ -62,6 +64,8 @@ class Meter:
         self._written_at = 0.0
         self._counted = (time.monotonic(), 0)
         self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
+        self.loaded: Callable[[], bool] = lambda: False
+        """Whether every selected table is in the log."""
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -73,8 +77,12 @@ class Meter:
             self.status.changes_per_s = (self.status.changes - changes) / (now - then)
             self._counted = (now, self.status.changes)
         self.status.snapshot = self._progress.tables()
+        if not self.loaded():
+            self.status.complete_position = None
+        elif self.status.complete_position is None:
+            self.status.complete_position = self.status.position
         if self.status.state in ("snapshot", "streaming"):
-            self.status.state = "streaming" if all(table.finished for table in self.status.snapshot) else "snapshot"
+            self.status.state = "snapshot" if self.status.complete_position is None else "streaming"
         self.status.updated_at = time.time()
         status.write(self._run_dir, "capture", self.status)
 
@@ -180,6 +188,7 @@ def run_capture(settings: Settings, stop: threading.Event) -> int:
         meter = Meter(settings.run_dir, settings.source.slot, progress)
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
         meter.say("starting")
+        warm()
         state, problem = "exited", None
         try:
             with closing(ToastMemory(settings.log.dir / "toast.db")) as memory:
@@ -215,6 +224,7 @@ def _capture(
                 _prepare(settings.source, settings.log.dir, writer)
                 if coordinator is None:
                     coordinator = SnapshotCoordinator(settings.source, feed, progress, stop)
+                    meter.loaded = partial(_loaded, coordinator)
                     coordinator.start()
                 _stream_once(settings.source, writer, memory, feed, meter, stop)
             except (ConnectionError, OSError, SourceError, psycopg.OperationalError) as error:
@@ -234,6 +244,10 @@ def _capture(
         if coordinator is not None:
             stop.set()
             coordinator.join()
+
+
+def _loaded(coordinator: SnapshotCoordinator) -> bool:
+    return coordinator.finished
 
 
 def _prepare(settings: SourceSettings, folder: Path, writer: EmbeddedLogWriter) -> None:

@@ -1,0 +1,24 @@
+"""`python -m bench NAME [options]`: runs one benchmark."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if hasattr_main(path))
+    if len(sys.argv) < 2 or sys.argv[1] not in names:
+        print(f"usage: python -m bench {{{','.join(names)}}} [options]", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"bench.{sys.argv[1]}")
+    return int(module.main(sys.argv[2:]) or 0)
+
+
+def hasattr_main(path: Path) -> bool:
+    return not path.stem.startswith("_") and "\ndef main(arguments" in path.read_text()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

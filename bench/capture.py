@@ -1,0 +1,232 @@
+"""1,000,000 waiting changes through the real capture into the real log with fsync, against raw readers of the same stream.
+
+The limit is a *drain*: a socket reader that only receives and drops bytes, the better of one that reads eagerly and one that lets
+bytes gather for a few ms between reads. Ours and the drains alternate over the same WAL: nothing is ever confirmed to the server,
+so each run gets the same changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from bench.orders import PUBLICATION, create_orders, load_changes
+from bench.result import Result, faster, lower
+from cdc.embedded.postgres import Postgres
+
+SLOT = "bench"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench capture", description=__doc__)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--debezium", action="store_true", help="also Debezium's engine (installs requirements/bench.lock)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as folder:
+        server = Postgres(Path(folder) / "pg", options={"wal_sender_timeout": "0"})
+        server.start()
+        try:
+            result = measure(server, Path(folder), options.changes, options.runs)
+            if options.debezium:
+                from bench.debezium import measure_debezium
+
+                measure_debezium(server, options.changes, result)
+        finally:
+            server.stop("immediate")
+    print(result.line())
+    return 0
+
+
+def measure(server: Postgres, folder: Path, changes: int, runs: int) -> Result:
+    with psycopg.connect(server.unix_dsn(), autocommit=True) as connection:
+        create_orders(connection)
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (SLOT,))
+        print(f"writing {changes} changes …", file=sys.stderr, flush=True)
+        load_changes(connection, changes)
+        connection.execute("checkpoint")
+    result = Result("capture")
+    cpu: list[float] = []
+    rss: list[float] = []
+    for transport, dsn in (("unix", server.unix_dsn()), ("tcp", server.dsn())):
+        # A little less than all: how many keepalives come is up to the server.
+        wire = _child("bytes", dsn, changes, folder)["bytes"] * 0.999
+        ours: list[float] = []
+        drains: dict[str, list[float]] = {"eager": [], "pausing": []}
+        for _ in range(runs):
+            for how in drains:
+                drains[how].append(changes / _child(how, dsn, int(wire), folder)["seconds"])
+            run = _child("capture", dsn, changes, folder)
+            ours.append(changes / run["seconds"])
+            cpu.append(run["cpu_s"] * 1e6 / changes)
+            rss.append(run["rss_mb"])
+            print(
+                f"{transport}: ours {ours[-1]:.0f}/s, drains { ({k: round(v[-1]) for k, v in drains.items()}) }",
+                file=sys.stderr,
+                flush=True,
+            )
+        best = max(drains.values(), key=median)
+        result.figures[f"drain_{transport}"] = faster(ours, best, "changes/s", bar=0.7)
+        result.orientation[f"drains_{transport}"] = {how: round(median(figures)) for how, figures in drains.items()}
+    result.figures["cpu_s_per_million"] = lower(cpu, 2.0, "CPU s")
+    result.figures["rss_mb"] = lower(rss, 400.0, "MB")
+    result.cpu_s, result.rss_mb = round(median(cpu), 3), round(max(rss))
+    result.orientation["pg_recvlogical"] = round(changes / _recvlogical(server))
+    return result
+
+
+def _child(what: str, dsn: str, amount: int, folder: Path) -> dict[str, float]:
+    """One run in a process of its own, so that its CPU time and memory are only its."""
+    log = folder / "log"
+    shutil.rmtree(log, ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.capture", "--child", what, dsn, str(amount), str(log)],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=600,
+    )
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def run_child(what: str, dsn: str, amount: int, log: Path) -> dict[str, Any]:
+    if what == "capture":
+        return _capture(dsn, amount, log)
+    if what == "bytes":
+        return {"bytes": _drain(dsn, None, 0.0)}
+    before = _cpu_s()
+    began = time.perf_counter()
+    _drain(dsn, amount, 0.002 if what == "pausing" else 0.0)
+    return {"seconds": time.perf_counter() - began, "cpu_s": _cpu_s() - before}
+
+
+def _capture(dsn: str, changes: int, log: Path) -> dict[str, Any]:
+    """Stream, decoder, log and feedback as the daemon runs them; done when the last change is durable."""
+    import structlog
+
+    from cdc.capture.decoder import Decoder
+    from cdc.capture.stream import Connection
+    from cdc.capture.toast import ToastMemory
+    from cdc.capture.warm import warm
+    from cdc.ingest import Ingest, Meter
+    from cdc.log.writer import EmbeddedLogWriter
+    from cdc.model.pgtypes import PINNED_SETTINGS
+    from snapshots.feed import SnapshotFeed
+    from snapshots.progress import SnapshotProgress
+
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    warm()
+    log.mkdir(parents=True)
+    writer, memory, progress = EmbeddedLogWriter(log), ToastMemory(log / "toast.db"), SnapshotProgress(log)
+    stop = threading.Event()
+    meter = Meter(log / "run", SLOT, progress)
+    connection = Connection(conninfo_to_dict(dsn), PINNED_SETTINGS, name="bench")
+    before, began = _cpu_s(), time.perf_counter()
+    stream = connection.start(SLOT, PUBLICATION, 0, _silent())
+    decoder = Decoder(lambda _: (), memory, lambda _rows, _missing: None, 0)
+    ingest = Ingest(stream, decoder, writer, memory, SnapshotFeed(progress), meter)
+
+    def watch() -> None:
+        while writer.head.position < changes and thread.is_alive():
+            time.sleep(0.001)
+        ended.append(time.perf_counter())
+        stop.set()
+
+    ended: list[float] = []
+    thread = threading.current_thread()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    ingest.run(stop)
+    watcher.join()
+    cpu = _cpu_s() - before
+    assert writer.head.position == changes, f"{writer.head.position} of {changes} changes"
+    stream.close()
+    writer.close()
+    return {
+        "seconds": ended[0] - began,
+        "cpu_s": cpu,
+        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def _silent() -> Any:
+    """Confirms nothing, so that the slot stays where it is and every run gets the same WAL."""
+    from cdc.capture.feedback import Feedback
+
+    class Silent(Feedback):
+        def confirm(self, lsn: int) -> None:
+            del lsn
+
+    return Silent(0)
+
+
+def _drain(dsn: str, amount: int | None, pause_s: float) -> int:
+    """Receives and drops ``amount`` bytes (None: until nothing comes for a second) and returns how many came."""
+    from cdc.capture.stream import Connection, _Socket
+    from cdc.model.pgtypes import PINNED_SETTINGS
+
+    connection = Connection(conninfo_to_dict(dsn), PINNED_SETTINGS, name="bench")
+    command = (
+        f"START_REPLICATION SLOT \"{SLOT}\" LOGICAL 0/0 (proto_version '1', publication_names '\"{PUBLICATION}\"', messages 'true')"
+    ).encode()
+    wire = _Socket(connection._pg, command)
+    raw = wire._socket
+    wire._timeout(1000)
+    into = memoryview(bytearray(2**20))
+    got = 0
+    while amount is None or got < amount:
+        if pause_s:
+            time.sleep(pause_s)
+        try:
+            read = raw.recv_into(into, 0, socket.MSG_DONTWAIT if pause_s else 0)
+        except BlockingIOError:
+            if amount is None:
+                break
+            continue
+        if not read:
+            raise ConnectionError("the server went away")
+        got += read
+    wire.close()
+    return got
+
+
+def _recvlogical(server: Postgres) -> float:
+    """pg_recvlogical, for orientation: it varies much, so nothing is divided by it."""
+    with psycopg.connect(server.unix_dsn(), autocommit=True) as connection:
+        row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    began = time.perf_counter()
+    options = ["--option", "proto_version=1", "--option", f"publication_names={PUBLICATION}", "--file", os.devnull]
+    where = ["--dbname", server.unix_dsn(), "--slot", SLOT, "--start", "--endpos", row[0], "--no-loop"]
+    subprocess.run(
+        [str(server.binary("pg_recvlogical")), *where, *options],
+        check=True,
+        timeout=300,
+        stderr=subprocess.DEVNULL,
+    )
+    return time.perf_counter() - began
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    assert sys.argv[1] == "--child"
+    print(json.dumps(run_child(sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))))

@@ -1,0 +1,60 @@
+"""Loads (on the first start: compiles) every kernel of capture before a stream begins, so that no change waits for it."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+
+from cdc.capture import tuples
+from cdc.capture.decoder import Decoder
+from cdc.capture.values import Bytes, Flags
+from cdc.model import pgtypes
+from cdc.model.table import Table
+
+_COLUMNS: Final = (
+    (b"id", pgtypes.INT8, -1, b"1"),
+    (b"whole", pgtypes.INT4, -1, b"2"),
+    (b"amount", pgtypes.NUMERIC, (12 << 16 | 2) + 4, b"1.10"),
+    (b"at", pgtypes.TIMESTAMPTZ, -1, b"2000-01-01 00:00:00.5+00"),
+    (b"on", pgtypes.DATE, -1, b"2000-01-01"),
+    (b"time", pgtypes.TIME, -1, b"12:00:00"),
+    (b"good", pgtypes.BOOL, -1, b"t"),
+    (b"ratio", pgtypes.FLOAT8, -1, b"0.5"),
+    (b"raw", pgtypes.BYTEA, -1, b"\\x00"),
+    (b"note", pgtypes.TEXT, -1, b"text"),
+)
+_RELATION: Final = 1
+
+
+def warm() -> None:
+    """Decodes one small transaction with every kind of row and every kernel's type."""
+    row = struct.pack("!h", len(_COLUMNS)) + b"".join(b"t" + struct.pack("!i", len(text)) + text for *_, text in _COLUMNS)
+    relation = struct.pack("!I", _RELATION)
+    columns = b"".join(
+        struct.pack("!B", index == 0) + name + b"\0" + struct.pack("!Ii", oid, typmod)
+        for index, (name, oid, typmod, _) in enumerate(_COLUMNS)
+    )
+    block = _frames(
+        b"B" + struct.pack("!QqI", 1, 0, 1),
+        b"R" + relation + b"public\0warm\0d" + struct.pack("!h", len(_COLUMNS)) + columns,
+        b"I" + relation + b"N" + row,
+        b"U" + relation + b"K" + row + b"N" + row,
+        b"D" + relation + b"K" + row,
+        b"C" + struct.pack("!BQQq", 0, 1, 2, 0),
+    )
+    decoder = Decoder(lambda _: (), _Forgetful(), lambda _rows, _missing: None, 0)
+    for _ in decoder.groups(block, 0, len(block), lambda: 1):
+        pass
+
+
+class _Forgetful:
+    def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
+        del table, rows
+        return block, None
+
+
+def _frames(*messages: bytes) -> Bytes:
+    bodies = [b"w" + bytes(24) + message for message in messages]
+    return np.frombuffer(bytearray(b"".join(b"d" + struct.pack("!i", len(body) + 4) + body for body in bodies)), np.uint8)
