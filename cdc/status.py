@@ -37,6 +37,9 @@ class CaptureStatus:
     received_lsn: int = 0
     """Everything that the source committed at or before this LSN is durable in the log."""
     confirmed_lsn: int = 0
+    complete_position: int | None = None
+    """From this log position on, every selected table's rows are in the log; None while a first load is under way. An earlier position
+    may have done, too: it is not known across restarts."""
     changes: int = 0
     """Changes made durable since the process started."""
     wire_bytes: int = 0

@@ -165,10 +165,12 @@ class Supervisor:
             status.write(self._run_dir, "supervisor", self._status)
 
 
-def supervise(settings: Settings, config: Path, stop: threading.Event, *, debug: bool = False) -> int:
-    """Runs capture and the followers until ``stop`` is set; returns 0. Raises ConfigError when another supervisor does so already."""
-    refuse_second(settings.run_dir)
-    Supervisor(settings.run_dir, children_of(settings, config, debug=debug), listen=settings.http.listen).run(stop)
+def supervise(settings: Settings, config: Path, stop: threading.Event, *, listen: str | None, debug: bool = False) -> int:
+    """Runs capture and the followers until ``stop`` is set; returns 0. ``listen``: the HTTP port's URL, for the status.
+
+    Call ``refuse_second`` before.
+    """
+    Supervisor(settings.run_dir, children_of(settings, config, debug=debug), listen=listen).run(stop)
     return 0
 
 

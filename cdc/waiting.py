@@ -50,6 +50,8 @@ class Awaited:
 
 def judge(store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None) -> Awaited:
     """target: as far as known from the log. received: capture's, or the log's head where that is further. applied: the store's."""
+    if target is None and received >= lsn:
+        return Awaited(None, False, "the first load of the tables into the log is under way")
     if target is None:
         return Awaited(
             None, False, f"capture lags: it has received {format_lsn(received)}, {lsn - received} bytes before {format_lsn(lsn)}"
@@ -65,14 +67,17 @@ def judge(store: str, lsn: Lsn, target: Position | None, received: Lsn, applied:
     return Awaited(target, True, "")
 
 
-def target_of(reader: LogReader, lsn: Lsn, received: Lsn) -> Position | None:
+def target_of(reader: LogReader, lsn: Lsn, received: Lsn, complete: Position | None) -> Position | None:
     """A position that covers every commit up to the LSN: the first cut that reaches it, else the log's head once capture has received it.
 
-    ``received`` must have been read before this call: whatever it covers is then in the head.
+    complete: from where on the log holds the rows that were there before the slot was; None while it does not. Both must have been read
+    before this call: whatever they cover is then in the head.
     """
+    if complete is None:
+        return None
     cut = reader.cut_at_lsn(lsn)
     if cut is not None:
-        return cut.position
+        return max(cut.position, complete)
     return reader.head().position if received >= lsn else None
 
 
@@ -95,8 +100,8 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
     nudged = not ask_now
     while True:
         if target is None:
-            received = _received(settings, reader.head())
-            target = target_of(reader, wanted, received)
+            received, complete = _capture_says(settings, reader.head())
+            target = target_of(reader, wanted, received, complete)
         else:
             received = wanted
         told = status.read_follower(settings.run_dir, store)
@@ -106,7 +111,7 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
         waited_s = time.monotonic() - began
         if waited_s >= timeout_s:
             raise WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {awaited.why}", hint="cdc status")
-        if target is None and not nudged and waited_s >= NUDGE_AFTER_S:
+        if target is None and received < wanted and not nudged and waited_s >= NUDGE_AFTER_S:
             nudge(dsn)
             nudged = True
         _refuse_stopped(settings, "capture" if target is None else f"follow-{store}")
@@ -147,9 +152,12 @@ def parse_wanted(text: str) -> Lsn:
         raise ConfigError(f"{text!r} is no LSN: {error}", hint="select pg_current_wal_insert_lsn() gives one") from None
 
 
-def _received(settings: Settings, head: Cut) -> Lsn:
+def _capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
     told = status.read_capture(settings.run_dir)
-    return Lsn(max(head.commit_lsn, told.received_lsn if told else 0))
+    if told is None:
+        return head.commit_lsn, None
+    complete = told.complete_position
+    return Lsn(max(head.commit_lsn, told.received_lsn)), None if complete is None else Position(complete)
 
 
 def _refuse_stopped(settings: Settings, part: str) -> None:

@@ -14,7 +14,7 @@ from cdc.commands.invocation import Invocation, invocation, store_options
 from cdc.commands.signals import die_with_parent, stop_on_signals
 from cdc.errors import ConfigError, Stopped
 from cdc.settings import Settings
-from cdc.supervise import PARENT_VARIABLE, supervise
+from cdc.supervise import PARENT_VARIABLE, refuse_second, supervise
 
 _log = structlog.get_logger("run")
 
@@ -37,8 +37,10 @@ def _part(given: Invocation, settings: Settings, only: str | None, stop: threadi
     if only is None:
         from cdc.http.serve import serving
 
-        with serving(settings):
-            return supervise(settings, given.config, stop, debug=given.debug)
+        refuse_second(settings.run_dir)
+        with serving(settings) as url:
+            _log.info("serving", url=url)
+            return supervise(settings, given.config, stop, listen=url, debug=given.debug)
     if only == "capture":
         return _capture(settings, stop)
     what, colon, name = only.partition(":")

@@ -336,3 +336,29 @@ def test_ctrl_c(shop: Shop) -> None:
     watching.send_signal(signal.SIGINT)
     assert watching.wait(10) == 130
     watching.stdout.close()
+
+
+# With a store
+
+
+@pytest.mark.spark
+def test_the_daemon_keeps_a_store_equal_and_both_children_may_be_killed(shop: Shop, valkey: Cache) -> None:
+    shop.configure(more=f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"\nkey = "order:{{id}}"')
+    daemon = shop.start("run")
+    orders = shop.database.connect()
+    with valkey.client() as client:
+        told = shop.facts("wait", "cache", "--timeout", "50")
+        assert told["store"] == "cache"
+        assert json.loads(client.get("order:7") or "")["status"] == "new"
+        for name in ("followers", "capture"):
+            (pid,) = [process["pid"] for process in shop.facts("status")["processes"] if process["name"] == name]
+            os.kill(pid, signal.SIGKILL)
+            orders.execute("update orders set status = %s", (name,))
+            assert shop.cdc("wait", "cache", "--timeout", "50").returncode == 0
+            assert json.loads(client.get("order:100") or "")["status"] == name
+    (follower,) = shop.facts("status")["followers"]
+    assert follower["lag"] == {"changes": 0, "bytes": 0, "seconds": 0.0}
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(60) == 0
+    caught_up = shop.cdc("follow", "cache", "--until-caught-up")
+    assert caught_up.returncode == 0

@@ -44,8 +44,8 @@ def committed(log: MemoryLog, *lsns: int, table: Table = TABLE) -> None:
         writer.commit(Lsn(lsn), lsn * 1_000_000)
 
 
-def capture_received(tmp_path: Path, lsn: int) -> None:
-    status.write(tmp_path, "capture", status.CaptureStatus(received_lsn=lsn))
+def captured(tmp_path: Path, lsn: int = 0, complete: int | None = 0) -> None:
+    status.write(tmp_path, "capture", status.CaptureStatus(received_lsn=lsn, complete_position=complete))
 
 
 def applied(tmp_path: Path, position: int) -> None:
@@ -57,18 +57,19 @@ def applied(tmp_path: Path, position: int) -> None:
     [
         (None, 5, False, "capture lags: it has received 0/64, 100 bytes before 0/C8"),
         (7, None, False, "follower cache has never run"),
+        ("loading", 5, False, "the first load of the tables into the log is under way"),
         (7, 5, False, "follower cache lags: it has applied position 5 of 7, 2 changes behind"),
         (7, 7, True, ""),
         (7, 9, True, ""),
         (0, None, True, "follower cache has never run"),
     ],
 )
-def test_every_answer(target: int | None, applied_position: int | None, done: bool, why: str) -> None:
+def test_every_answer(target: int | str | None, applied_position: int | None, done: bool, why: str) -> None:
     awaited = judge(
         "cache",
         Lsn(200),
-        None if target is None else Position(target),
-        Lsn(100),
+        Position(target) if isinstance(target, int) else None,
+        Lsn(200 if target == "loading" else 100),
         None if applied_position is None else Position(applied_position),
     )
     assert (awaited.done, awaited.why) == (done, why)
@@ -78,14 +79,21 @@ def test_the_target_is_the_first_cut_that_reaches_the_lsn_else_the_head() -> Non
     log = MemoryLog()
     committed(log, 100, 200, 300)
     reader = log.reader()
-    assert target_of(reader, Lsn(150), Lsn(0)) == 2
-    assert target_of(reader, Lsn(200), Lsn(0)) == 2
-    assert target_of(reader, Lsn(301), Lsn(300)) is None
-    assert target_of(reader, Lsn(301), Lsn(301)) == 3
+    for lsn, received, complete, target in (
+        (150, 0, 0, 2),
+        (200, 0, 1, 2),
+        (200, 0, 3, 3),
+        (200, 400, None, None),
+        (301, 300, 0, None),
+        (301, 301, 0, 3),
+    ):
+        found = target_of(reader, Lsn(lsn), Lsn(received), None if complete is None else Position(complete))
+        assert found == target, (lsn, received, complete)
 
 
 def test_returns_when_the_store_gets_there(tmp_path: Path) -> None:
     log = MemoryLog()
+    captured(tmp_path)
     applied(tmp_path, 0)
 
     def world() -> None:
@@ -103,16 +111,26 @@ def test_returns_when_the_store_gets_there(tmp_path: Path) -> None:
     assert waited.seconds >= 0.05
 
 
+def test_what_was_there_before_the_slot_must_be_loaded(tmp_path: Path) -> None:
+    log = MemoryLog()
+    committed(log, 100)
+    captured(tmp_path, 5000, complete=None)
+    applied(tmp_path, 1)
+    with pytest.raises(WaitTimeout, match="first load"):
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
+
+
 def test_an_idle_streams_keepalive_is_enough(tmp_path: Path) -> None:
     log = MemoryLog()
     committed(log, 100)
-    capture_received(tmp_path, 5000)
+    captured(tmp_path, 5000)
     applied(tmp_path, 1)
     assert wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(4000), timeout_s=5).position == 1
 
 
 def test_a_timeout_says_who_lags(tmp_path: Path) -> None:
     log = MemoryLog()
+    captured(tmp_path)
     committed(log, 100)
     with pytest.raises(WaitTimeout, match=r"follower cache has never run") as caught:
         wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.01)
