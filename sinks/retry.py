@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Final
 
 from cdc.errors import StoreError
@@ -59,7 +59,7 @@ def redis_error(store: str, code: str) -> StoreError:
     return StoreError(f"store {store}: the server answers {code}", retryable=retryable, hint=hint)
 
 
-class Fate(Enum):
+class Fate(IntEnum):
     """What became of one item of a bulk request."""
 
     WRITTEN = auto()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -32,12 +32,34 @@ _ANSWER_PARTS: Final = "errors,items.*.status,items.*.error.type,items.*.error.r
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of one row; ``reason`` only when it is dead, and without its values."""
+class Verdicts:
+    """What became of ``rows``: their fates (numbers of ``Fate``), and why the dead ones are dead, without their values."""
 
-    row: int
-    fate: Fate
-    reason: str = ""
+    rows: Rows
+    fates: npt.NDArray[np.int8]
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    """Row → reason."""
+
+    def of(self, fate: Fate) -> Rows:
+        found: Rows = self.rows[self.fates == fate]
+        return found
+
+    def count(self, fate: Fate) -> int:
+        return int(np.count_nonzero(self.fates == fate))
+
+    def without(self, fate: Fate) -> Verdicts:
+        kept = self.fates != fate
+        return Verdicts(self.rows[kept], self.fates[kept], self.reasons)
+
+
+def all_of(rows: Rows, fate: Fate, reason: str = "") -> Verdicts:
+    return Verdicts(rows, np.full(len(rows), fate, np.int8), dict.fromkeys(rows.tolist(), reason) if reason else {})
+
+
+def together(parts: Sequence[Verdicts]) -> Verdicts:
+    reasons = {row: reason for part in parts for row, reason in part.reasons.items()}
+    none = all_of(np.empty(0, np.int64), Fate.WRITTEN)
+    return Verdicts(np.concatenate([p.rows for p in (none, *parts)]), np.concatenate([p.fates for p in (none, *parts)]), reasons)
 
 
 def actions(batch: pa.RecordBatch, table: Table) -> Texts:
@@ -67,14 +89,14 @@ def send(
     *,
     sleep: Callable[[float], None] = time.sleep,
     chance: random.Random | None = None,
-) -> list[Verdict]:
+) -> Verdicts:
     """Writes these rows and returns a final verdict on each (never AGAIN).
 
     Rows that the cluster turned away for being busy are sent again, in halves, with growing pauses. Raises StoreError when it stays
     busy, does not answer, or refuses the request.
     """
     chance = chance or random.Random()
-    verdicts: list[Verdict] = []
+    final: list[Verdicts] = []
     waiting = [rows]
     attempt = 0
     while waiting:
@@ -82,16 +104,14 @@ def send(
         answer = cluster.send("POST", f"/{alias}/_bulk", payload(body, part), params=_PARAMS, ndjson=True)
         if answer.status == 413:
             if len(part) == 1:
-                verdicts.append(Verdict(int(part[0]), Fate.DEAD, "larger than http.max_content_length"))
-            else:
-                waiting += _halves(part)
+                final.append(all_of(part, Fate.DEAD, "larger than http.max_content_length"))
+            waiting += _halves(part) if len(part) > 1 else []
             continue
         judged = judge(answer, part)
-        again = np.array([verdict.row for verdict in judged if verdict.fate is Fate.AGAIN], np.int64)
-        verdicts += [verdict for verdict in judged if verdict.fate is not Fate.AGAIN]
-        if any(verdict.fate is Fate.REFUSED for verdict in judged):
+        if judged.count(Fate.REFUSED):
             raise cluster.error("a bulk request", _refusal(answer))
-        if len(again):
+        final.append(judged.without(Fate.AGAIN))
+        if len(again := judged.of(Fate.AGAIN)):
             attempt += 1
             if attempt == ATTEMPTS_MAX:
                 raise StoreError(
@@ -99,7 +119,7 @@ def send(
                 )
             sleep(backoff_s(attempt - 1, chance))
             waiting += _halves(again)
-    return verdicts
+    return together(final)
 
 
 _PARAMS: Final = {"require_alias": "true", "filter_path": _ANSWER_PARTS}
@@ -111,37 +131,37 @@ def payload(body: Texts, rows: Rows) -> bytes:
     return b"".join(body.data[body.offsets[row] : body.offsets[row + 1]].tobytes() for row in rows)
 
 
-def judge(answer: Answer, rows: Sequence[int] | Rows) -> list[Verdict]:
+def judge(answer: Answer, rows: Rows) -> Verdicts:
     """The verdict on each item; the answer's items stand in the request's order."""
     if answer.status >= 400:
         fate = bulk_fate(answer.status, answer.error_type)
-        return [Verdict(int(row), fate if fate is Fate.AGAIN else Fate.REFUSED) for row in rows]
+        return all_of(rows, fate if fate is Fate.AGAIN else Fate.REFUSED)
     if not answer.body["errors"]:
-        return [Verdict(int(row), Fate.WRITTEN) for row in rows]
-    return [_judge_item(next(iter(item.values())), int(row)) for item, row in zip(answer.body["items"], rows, strict=True)]
+        return all_of(rows, Fate.WRITTEN)
+    items = [next(iter(item.values())) for item in answer.body["items"]]
+    fates = np.array([_item_fate(item) for item in items], np.int8)
+    dead = [(row, item) for row, item, fate in zip(rows.tolist(), items, fates, strict=True) if fate == Fate.DEAD]
+    return Verdicts(rows, fates, {row: _reason(item["error"]) for row, item in dead})
 
 
-def _judge_item(item: dict[str, Any], row: int) -> Verdict:
-    error = item.get("error", {})
-    kind = str(error.get("type", ""))
-    fate = bulk_fate(item["status"], kind)
-    if fate is not Fate.DEAD:
-        return Verdict(row, fate)
+def _item_fate(item: Mapping[str, Any]) -> Fate:
+    return bulk_fate(item["status"], str(item.get("error", {}).get("type", "")))
+
+
+def _reason(error: Mapping[str, Any]) -> str:
     cause = str(error.get("caused_by", {}).get("type", ""))
     # The reason quotes the value; the field's name before it is all that we may keep.
-    field = re.match(r"failed to parse field \[([^\]]*)\] of type", str(error.get("reason", "")))
-    return Verdict(row, fate, ": ".join(part for part in (kind, cause, field.group(1) if field else "") if part))
+    named = re.match(r"failed to parse field \[([^\]]*)\] of type", str(error.get("reason", "")))
+    return ": ".join(part for part in (str(error["type"]), cause, named.group(1) if named else "") if part)
 
 
 def _refusal(answer: Answer) -> Answer:
     """The answer to a whole request, or the first item of it that says why nothing is taken."""
     if answer.status >= 400:
         return answer
-    for item in answer.body["items"]:
-        found = next(iter(item.values()))
-        if bulk_fate(found["status"], str(found.get("error", {}).get("type", ""))) is Fate.REFUSED:
-            return Answer(found["status"], found)
-    return answer
+    items = (next(iter(item.values())) for item in answer.body["items"])
+    refused = next(item for item in items if _item_fate(item) is Fate.REFUSED)
+    return Answer(refused["status"], refused)
 
 
 def _halves(rows: Rows) -> list[Rows]:

@@ -22,21 +22,9 @@ INDEX_BYTES_MAX: Final = 255 - 40
 
 # Names that a document's own field may not have (org.opensearch.index.mapper, metadata field mappers).
 _METADATA_FIELDS: Final = frozenset(
-    (
-        "_id",
-        "_index",
-        "_type",
-        "_source",
-        "_size",
-        "_routing",
-        "_field_names",
-        "_ignored",
-        "_nested_path",
-        "_seq_no",
-        "_primary_term",
-    )
-    + ("_version", "_doc_count", "_data_stream_timestamp", "_tier", "_feature", "_all", "_parent", "_timestamp", "_ttl", "_uid")
-)
+    ("_id", "_index", "_type", "_source", "_size", "_routing", "_field_names", "_ignored", "_nested_path", "_seq_no", "_primary_term",
+     "_version", "_doc_count", "_data_stream_timestamp", "_tier", "_feature", "_all", "_parent", "_timestamp", "_ttl", "_uid")
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

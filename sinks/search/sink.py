@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
@@ -27,6 +28,8 @@ from sinks.search import bulk, fence, mapping
 from sinks.search.ledger import Ledger
 from sinks.search.naming import Places, document_ids, field_names, places
 from sinks.search.wire import Address, Cluster
+
+Positions = npt.NDArray[np.int64]
 
 IN_FLIGHT: Final = 2
 """Bulk requests at once: while the cluster works on one, the next is on its way."""
@@ -110,9 +113,8 @@ class SearchSink:
             return Outcome(0, stale=first)
         body = bulk.actions(fresh, table)
         verdicts = self._write(table, place, body, positions)
-        counts = {fate: sum(verdict.fate is fate for verdict in verdicts) for fate in (Fate.WRITTEN, Fate.STALE)}
-        dead = self._bury(table, [v for v in verdicts if v.fate is Fate.DEAD], positions, len(changes))
-        return Outcome(counts[Fate.WRITTEN], counts[Fate.STALE] + first, dead)
+        dead = self._bury(table, verdicts, positions)
+        return Outcome(verdicts.count(Fate.WRITTEN), verdicts.count(Fate.STALE) + first, dead)
 
     def commit(self, cut: Cut) -> None:
         self._covered = max(self._covered, self._ledger.commit(cut).position)
@@ -209,26 +211,28 @@ class SearchSink:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _write(self, table: Table, place: Place, body: Texts, positions: Any) -> list[bulk.Verdict]:
+    def _write(self, table: Table, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
         """A final verdict on every row. Rows that met a fence are sent again under the new name, unless they are stale by now."""
-        rows, verdicts = np.arange(len(positions)), []
+        rows = np.arange(len(positions))
+        final: list[bulk.Verdicts] = []
         for _ in range(LOOKUPS_MAX):
             judged = self._send_all(place.writer, body, rows)
-            verdicts += [verdict for verdict in judged if verdict.fate is not Fate.FENCED]
-            rows = np.array(sorted(verdict.row for verdict in judged if verdict.fate is Fate.FENCED), np.int64)
+            final.append(judged.without(Fate.FENCED))
+            rows = np.sort(judged.of(Fate.FENCED))
             if len(rows) == 0:
-                return verdicts
+                return bulk.together(final)
             self.applied()
             self.prepare(table)
             place = self._places[table.qualified]
             covered = positions[rows] <= max(self._covered, place.floor)
-            verdicts += [bulk.Verdict(int(row), Fate.STALE) for row in rows[covered]]
+            final.append(bulk.all_of(rows[covered], Fate.STALE))
             rows = rows[~covered]
             if len(rows) == 0:
-                return verdicts
-        raise StoreError(f"store {self.name}: the write alias of {table.qualified} keeps changing", retryable=True)
+                return bulk.together(final)
+        hint = f"another process replaces it all the time: see GET _alias/{place.names.writers}*"
+        raise StoreError(f"store {self.name}: the write alias of {table.qualified} keeps changing", retryable=True, hint=hint)
 
-    def _send_all(self, writer: str, body: Texts, rows: bulk.Rows) -> list[bulk.Verdict]:
+    def _send_all(self, writer: str, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
         requests = bulk.split(body, rows, self._options.request_bytes)
         if len(requests) == 1:
             return bulk.send(self._cluster, writer, body, requests[0])
@@ -237,14 +241,13 @@ class SearchSink:
         failures = [error for future in sent if (error := future.exception()) is not None]
         if failures:
             raise failures[0]
-        return [verdict for future in sent for verdict in future.result()]
+        return bulk.together([future.result() for future in sent])
 
-    def _bury(self, table: Table, dead: list[bulk.Verdict], positions: Any, rows: int) -> tuple[DeadLetter, ...]:
-        letters = tuple(
-            DeadLetter(table.qualified, Position(int(positions[v.row])), v.reason) for v in sorted(dead, key=lambda v: v.row)
-        )
+    def _bury(self, table: Table, verdicts: bulk.Verdicts, positions: Positions) -> tuple[DeadLetter, ...]:
+        dead = np.sort(verdicts.of(Fate.DEAD)).tolist()
+        letters = tuple(DeadLetter(table.qualified, Position(int(positions[row])), verdicts.reasons[row]) for row in dead)
         if letters:
-            check_share(self.name, letters, rows, share_max=self._options.dead_share_max, rows_min=DEAD_ROWS_MIN)
+            check_share(self.name, letters, len(positions), share_max=self._options.dead_share_max, rows_min=DEAD_ROWS_MIN)
             self._ledger.bury(letters)
         return letters
 

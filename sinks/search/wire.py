@@ -53,6 +53,8 @@ class Answer:
 
 class _ExactJson(JSONSerializer):  # type: ignore[misc]
     def loads(self, s: str) -> Any:
+        if s.startswith('{"errors":false,'):  # a bulk request of which every item was taken: nothing else to know
+            return {"errors": False}
         try:
             return parse(s)
         except ValueError as error:
