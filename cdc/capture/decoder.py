@@ -39,6 +39,10 @@ _RARE[[_INSERT, _UPDATE, _DELETE, _BEGIN, _COMMIT]] = False
 class Memory(Protocol):
     """What fills unchanged TOAST values in: it remembers the latest wide rows."""
 
+    def knows(self, table: Table) -> bool:
+        """Whether it remembers any row of the table."""
+        ...
+
     def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
         """Completes ``rows`` in place and remembers the wide ones.
 
@@ -202,7 +206,7 @@ class Decoder:
         """One table's rows; those that stay partial go to ``held``."""
         rows = tuples.rows(block, index.kind[at], index.body[at], index.end[at], at, tuples.shape_of(table))
         partial: Flags | None = None
-        if rows.wide.any() or rows.partial.any():
+        if rows.wide.any() or rows.partial.any() or self._memory.knows(table):
             block, partial = self._memory.fill(table, block, rows)
         arrays, exact = values.columns(block, rows.offsets, rows.lengths, table)
         piece = _Piece(table, arrays, exact, rows.op, rows.order)

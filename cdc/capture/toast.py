@@ -48,6 +48,10 @@ class ToastMemory:
         (position,) = self._db.execute("SELECT position FROM done").fetchone()
         return int(position)
 
+    def knows(self, table: Table) -> bool:
+        """Whether it remembers any row of the table, so that it has to hear of deletes."""
+        return table.oid in self._relations
+
     def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
         """See ``cdc.capture.decoder.Memory``."""
         shape = tuples.shape_of(table)
@@ -62,11 +66,7 @@ class ToastMemory:
             at, length = int(rows.offsets[column, row]), int(rows.lengths[column, row])
             return fresh[at] if at in fresh else block[at : at + length].tobytes()
 
-        forgetful = table.oid in self._relations
-        interesting = rows.partial | rows.wide
-        if forgetful:
-            interesting = interesting | (rows.op == Op.DELETE)
-        for row in map(int, np.flatnonzero(interesting)):
+        for row in map(int, np.flatnonzero(rows.partial | rows.wide | (rows.op == Op.DELETE))):
             key = _key([field(int(c), row) for c in keys])
             if rows.op[row] == Op.DELETE:
                 # The second row of a changed key still needs what the first one's key knew.
@@ -116,16 +116,21 @@ class ToastMemory:
         if batch.column(EXACT).null_count < len(batch):
             width[np.asarray(pc.is_valid(batch.column(EXACT)))] += tuples.TOAST_TUPLE_BYTES
         op = batch.column(OP).to_numpy()
-        wide = (width >= tuples.TOAST_TUPLE_BYTES) & (op != Op.DELETE) & (op != Op.TRUNCATE)
-        if not wide.any():
+        deleted = op == Op.DELETE
+        wide = (width >= tuples.TOAST_TUPLE_BYTES) & ~deleted & (op != Op.TRUNCATE)
+        if not wide.any() and table.oid not in self._relations:
             return
-        rows = batch.filter(pa.array(wide))
+        chosen = wide | deleted
+        rows = batch.filter(pa.array(chosen))
         keys = [canonical_text(rows.column(column.name)).to_pylist() for column in table.key]
         values = {name: canonical_text(rows.column(name)).to_pylist() for name in names}
         exact = rows.column(EXACT).to_pylist()
-        for row in range(len(rows)):
+        for row, gone in enumerate(deleted[chosen]):
             odd = dict(exact[row] or ())
             key = _key([(odd.get(c.name) or column[row]).encode() for c, column in zip(table.key, keys, strict=True)])
+            if gone:
+                self._forget(table.oid, key)
+                continue
             found = {name: odd.get(name) or column[row] for name, column in values.items()}
             self._remember(table.oid, key, {n: v.encode() for n, v in found.items() if v and len(v) >= MIN_TOAST_BYTES})
 

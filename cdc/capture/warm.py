@@ -50,6 +50,10 @@ def warm() -> None:
 
 
 class _Forgetful:
+    def knows(self, table: Table) -> bool:
+        del table
+        return False
+
     def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
         del table, rows
         return block, None

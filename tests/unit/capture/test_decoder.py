@@ -1,0 +1,327 @@
+"""The decoder whole, byte by byte, with garbage: the same groups, or our error, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from cdc.capture import decoder as decoding
+from cdc.capture import tuples
+from cdc.capture.decoder import Decoder
+from cdc.capture.group import Group
+from cdc.capture.values import Bytes, Flags
+from cdc.errors import ProtocolError
+from cdc.model import pgtypes
+from cdc.model.batch import Op, table_of
+from cdc.model.table import Column, Table
+from tests.unit.capture import wire
+
+ORDERS = Table(16400, "public", "orders", (Column("id", pgtypes.INT8, key=True), Column("status", pgtypes.TEXT)))
+ITEMS = Table(
+    16401,
+    "public",
+    "items",
+    (Column("order_id", pgtypes.INT8, key=True), Column("line", pgtypes.INT4, key=True), Column("note", pgtypes.TEXT)),
+)
+
+
+class Forgetful:
+    """Knows no earlier rows: whatever is partial stays so."""
+
+    def knows(self, table: Table) -> bool:
+        del table
+        return False
+
+    def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
+        del table
+        return block, rows.partial.copy() if rows.partial.any() else None
+
+
+class Run:
+    """Feeds a decoder as ingest does, and keeps what comes out as plain rows."""
+
+    def __init__(self, durable_lsn: int = 0, primary_key: tuple[str, ...] = ()) -> None:
+        self.held: list[tuple[pa.RecordBatch, Mapping[str, Flags]]] = []
+        self.decoder = Decoder(
+            lambda _: primary_key, Forgetful(), lambda rows, missing: self.held.append((rows, missing)), durable_lsn
+        )
+        self.groups: list[Group] = []
+        self.position = 1
+        self.tail = b""
+
+    def feed(self, data: bytes) -> None:
+        block = wire.block(self.tail, data)
+        for group in self.decoder.groups(block, 0, len(block), lambda: self.position):
+            self.groups.append(group)
+            self.position += sum(map(len, group.batches))
+        self.tail = block[self.decoder.consumed :].tobytes()
+
+    @property
+    def rows(self) -> list[tuple[int, str, str, tuple[object, ...], int]]:
+        """(position, table, operation, values, commit LSN), in position order."""
+        found = []
+        for group in self.groups:
+            for batch in group.batches:
+                table = table_of(batch.schema)
+                for entry in batch.to_pylist():
+                    values = tuple(entry[name] for name in table.names)
+                    found.append((entry["_cdc_position"], table.name, chr(entry["_cdc_op"]), values, entry["_cdc_lsn"]))
+        return sorted(found)
+
+
+def sample() -> bytes:
+    """Two transactions over two tables with every kind of row, and a keepalive between them."""
+    return b"".join(
+        (
+            wire.begin(700, 100),
+            wire.relation(ORDERS),
+            wire.insert(ORDERS.oid, ["1", "new"]),
+            wire.relation(ITEMS),
+            wire.insert(ITEMS.oid, ["1", "1", None]),
+            wire.update(ORDERS.oid, ["1", "paid"]),
+            wire.commit(100, 140),
+            wire.keepalive(150, reply=True),
+            wire.begin(699, 200),
+            wire.update(ORDERS.oid, ["2", "paid"], key=["1", None]),
+            wire.delete(ITEMS.oid, key=["1", "1", None]),
+            wire.truncate(ITEMS.oid, ORDERS.oid, flags=1),
+            wire.insert(ITEMS.oid, ["3", "4", "é"]),
+            wire.commit(200, 240),
+        )
+    )
+
+
+EXPECTED = [
+    (1, "orders", "c", (1, "new"), 100),
+    (2, "items", "c", (1, 1, None), 100),
+    (3, "orders", "u", (1, "paid"), 100),
+    (4, "orders", "d", (1, None), 200),
+    (5, "orders", "u", (2, "paid"), 200),
+    (6, "items", "d", (1, 1, None), 200),
+    (7, "items", "t", (None, None, None), 200),
+    (8, "orders", "t", (None, None), 200),
+    (9, "items", "c", (3, 4, "é"), 200),
+]
+
+
+def test_whole() -> None:
+    run = Run()
+    run.feed(sample())
+    assert run.rows == EXPECTED
+    (group,) = run.groups
+    assert group.complete
+    assert group.transactions.xid.tolist() == [700, 699]
+    assert group.transactions.end_lsn.tolist() == [140, 240]
+    assert group.transactions.last_position.tolist() == [3, 9]
+    assert run.decoder.keepalive_lsn == 150
+    assert run.decoder.reply_requested
+
+
+def test_byte_by_byte() -> None:
+    run = Run()
+    for byte in sample():
+        run.feed(bytes([byte]))
+    assert run.rows == EXPECTED
+    assert [group.transactions.end_lsn.tolist() for group in run.groups] == [[140], [240]]
+
+
+def test_every_split_gives_the_same_rows() -> None:
+    whole = sample()
+    for at in range(len(whole)):
+        run = Run()
+        run.feed(whole[:at])
+        run.feed(whole[at:])
+        assert run.rows == EXPECTED, at
+
+
+def test_a_transaction_larger_than_the_limit_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "OPEN_BYTES", 100)
+    whole = sample()
+    for step in (1, 7, 60, 150):
+        run = Run()
+        for at in range(0, len(whole), step):
+            run.feed(whole[at : at + step])
+        assert run.rows == EXPECTED, step
+        ended = [group.transactions.end_lsn[-1] for group in run.groups if group.complete]
+        assert ended == [140, 240]
+        assert all(group.transactions.end_lsn[-1] == 0 for group in run.groups if not group.complete)
+        assert any(not group.complete for group in run.groups)
+
+
+def test_transactions_that_are_durable_already_are_skipped_by_their_end() -> None:
+    run = Run(durable_lsn=140)
+    run.feed(sample())
+    assert [row[1:] for row in run.rows] == [row[1:] for row in EXPECTED[3:]]
+    assert [row[0] for row in run.rows] == [1, 2, 3, 4, 5, 6]
+    # The end of one commit is the beginning of the next: one byte less must not skip it.
+    run = Run(durable_lsn=139)
+    run.feed(sample())
+    assert len(run.rows) == len(EXPECTED)
+
+
+def test_a_watermark_ends_its_group() -> None:
+    run = Run()
+    run.feed(
+        wire.begin(1, 100)
+        + wire.relation(ORDERS)
+        + wire.insert(ORDERS.oid, ["1", "a"])
+        + wire.commit(100, 110)
+        + wire.begin(2, 120)
+        + wire.message("headwater", b"chunk 1")
+        + wire.commit(120, 130)
+        + wire.begin(3, 140)
+        + wire.message("somebody else", b"x")
+        + wire.insert(ORDERS.oid, ["2", "b"])
+        + wire.commit(140, 150)
+    )
+    first, second = run.groups
+    assert first.watermark is not None
+    assert first.watermark.content == b"chunk 1"
+    assert first.transactions.end_lsn.tolist() == [110, 130]
+    assert first.transactions.last_position.tolist() == [1, 1]
+    assert second.watermark is None
+    assert [row[0] for row in run.rows] == [1, 2]
+
+
+def test_a_changed_relation_divides_the_rows() -> None:
+    wider = replace(ORDERS, columns=(*ORDERS.columns, Column("total", pgtypes.INT4)))
+    run = Run()
+    run.feed(
+        wire.begin(1, 100)
+        + wire.relation(ORDERS)
+        + wire.insert(ORDERS.oid, ["1", "a"])
+        + wire.relation(ORDERS)
+        + wire.insert(ORDERS.oid, ["2", "a"])
+        + wire.relation(wider)
+        + wire.insert(ORDERS.oid, ["3", "b", "9"])
+        + wire.commit(100, 110)
+    )
+    assert [len(batch) for batch in run.groups[0].batches] == [2, 1]
+    assert [row[3] for row in run.rows] == [(1, "a"), (2, "a"), (3, "b", 9)]
+
+
+def test_identity_full_takes_the_primary_key_and_fills_toast_from_the_old_row() -> None:
+    full = replace(ORDERS, identity="f", columns=tuple(replace(column, key=True) for column in ORDERS.columns))
+    run = Run(primary_key=("id",))
+    run.feed(
+        wire.begin(1, 100)
+        + wire.relation(full)
+        + wire.update(full.oid, ["1", wire.UNCHANGED], old=["1", "kept"])
+        + wire.update(full.oid, ["2", "new"], old=["1", "kept"])
+        + wire.delete(full.oid, old=["2", "new"])
+        + wire.commit(100, 110)
+    )
+    assert [row[2:4] for row in run.rows] == [("u", (1, "kept")), ("d", (1, None)), ("u", (2, "new")), ("d", (2, None))]
+    assert not run.held
+
+
+def test_identity_full_without_a_key_matches_nulls() -> None:
+    full = replace(ORDERS, identity="f", columns=tuple(replace(column, key=True) for column in ORDERS.columns))
+    run = Run()
+    run.feed(
+        wire.begin(1, 100)
+        + wire.relation(full)
+        + wire.update(full.oid, [None, "b"], old=[None, None])
+        + wire.update(full.oid, [None, "b"], old=[None, "b"])
+        + wire.delete(full.oid, old=[None, None])
+        + wire.commit(100, 110)
+    )
+    assert [row[2:4] for row in run.rows] == [("d", (None, None)), ("u", (None, "b")), ("u", (None, "b")), ("d", (None, None))]
+
+
+def test_rows_that_stay_partial_are_held_and_take_no_position() -> None:
+    run = Run()
+    run.feed(
+        wire.begin(1, 100)
+        + wire.relation(ORDERS)
+        + wire.insert(ORDERS.oid, ["1", "a"])
+        + wire.update(ORDERS.oid, ["7", wire.UNCHANGED])
+        + wire.insert(ORDERS.oid, ["2", "b"])
+        + wire.commit(100, 110)
+    )
+    assert [(row[0], row[3]) for row in run.rows] == [(1, (1, "a")), (2, (2, "b"))]
+    ((rows, missing),) = run.held
+    assert rows.column("id").to_pylist() == [7]
+    assert rows.column("_cdc_position").to_pylist() == [2]
+    assert missing["status"].tolist() == [True]
+    assert missing["id"].tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        wire.insert(1, ["1"]),
+        wire.begin(1, 5) + wire.begin(2, 6),
+        wire.begin(1, 5) + wire.commit(6, 7),
+        wire.begin(1, 5) + wire.insert(99, ["1"]) + wire.commit(5, 7),
+        wire.begin(1, 5) + wire.relation(ORDERS) + wire.insert(ORDERS.oid, ["1"]) + wire.commit(5, 7),
+        wire.frame(b"x" * 30),
+        wire.frame(b"w"),
+        wire.xlog(b"?"),
+        b"d\xff\xff\xff\xff" + bytes(10),
+        b"\0" * 20,
+        wire.begin(1, 5)
+        + wire.relation(replace(ORDERS, columns=(Column("_cdc_op", pgtypes.INT4),)))
+        + wire.insert(ORDERS.oid, ["1"])
+        + wire.commit(5, 7),
+    ],
+)
+def test_what_the_protocol_does_not_allow_is_our_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Run().feed(data)
+
+
+def test_garbage_gives_our_error_or_rows_and_nothing_else(seed: int) -> None:
+    rng = random.Random(seed)
+    whole = bytearray(sample())
+    refused = 0
+    for _ in range(4000):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 1, 2, 5))):
+            what = rng.random()
+            at = rng.randrange(len(damaged))
+            if what < 0.6:
+                damaged[at] = rng.randrange(256)
+            elif what < 0.8:
+                del damaged[at : at + rng.randrange(1, 9)]
+            else:
+                damaged[at:at] = rng.randbytes(rng.randrange(1, 9))
+        run = Run()
+        try:
+            run.feed(bytes(damaged))
+            for group in run.groups:
+                for batch in group.batches:
+                    batch.validate(full=True)
+        except ProtocolError:
+            refused += 1
+    assert refused > 400
+
+
+def test_the_end_of_the_stream_is_seen() -> None:
+    for ending in (wire.frame(b"", b"c"), wire.frame(b"COPY 0\0", b"C"), wire.frame(b"SERROR\0C58P01\0Mgone\0\0", b"E")):
+        run = Run()
+        run.feed(sample() + ending)
+        assert run.rows == EXPECTED
+        assert run.decoder.ended == len(sample())
+
+
+def test_many_tables_in_one_group_number_their_rows_in_stream_order(seed: int) -> None:
+    rng = random.Random(seed)
+    tables = [replace(ORDERS, oid=1000 + index, name=f"t{index}") for index in range(20)]
+    data = [wire.begin(1, 100), *(wire.relation(table) for table in tables)]
+    expected = []
+    for number in range(1, 400):
+        table = rng.choice(tables)
+        data.append(wire.insert(table.oid, [str(number), "x"]))
+        expected.append((number, table.name, "c", (number, "x"), 100))
+    run = Run()
+    run.feed(b"".join([*data, wire.commit(100, 110)]))
+    assert run.rows == expected
+    assert len(run.groups[0].batches) == len({row[1] for row in expected})
+    assert np.all(run.groups[0].transactions.xid_of(np.arange(1, 400)) == 1)
+    assert ord("c") == Op.INSERT

@@ -1,0 +1,121 @@
+"""The memory of wide rows: what an update leaves out is filled in, whatever happened to the key in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from cdc.capture.decoder import Decoder
+from cdc.capture.toast import ToastMemory
+from cdc.model import pgtypes
+from cdc.model.batch import Op, batch_schema
+from cdc.model.table import Column, Table
+from tests.unit.capture import wire
+
+DOCS = Table(
+    20,
+    "public",
+    "docs",
+    (Column("id", pgtypes.TEXT, key=True), Column("body", pgtypes.TEXT), Column("meta", pgtypes.JSONB), Column("n", pgtypes.INT4)),
+)
+LONG = "x" * 3000
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> ToastMemory:
+    return ToastMemory(tmp_path / "toast.db")
+
+
+def decode(memory: ToastMemory, *messages: bytes) -> list[dict[str, object]]:
+    held: list[object] = []
+    decoder = Decoder(lambda _: (), memory, lambda rows, _missing: held.extend(rows.to_pylist()), 0)
+    block = wire.block(wire.begin(1, 100), wire.relation(DOCS), *messages, wire.commit(100, 110))
+    rows = [
+        row for group in decoder.groups(block, 0, len(block), lambda: 1) for batch in group.batches for row in batch.to_pylist()
+    ]
+    return [{"held": held}, *rows] if held else rows
+
+
+def test_an_update_is_completed_from_the_latest_row(memory: ToastMemory) -> None:
+    decode(memory, wire.insert(20, ["a", LONG, '{"k": 1}', "1"]))
+    (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, '{"k": 22222}', "2"]))
+    assert (row["body"], row["meta"], row["n"]) == (LONG, '{"k": 22222}', 2)
+    (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, wire.UNCHANGED, "3"]))
+    assert (row["body"], row["meta"], row["n"]) == (LONG, '{"k": 22222}', 3)
+
+
+def test_within_one_transaction_and_over_a_changed_key(memory: ToastMemory) -> None:
+    rows = decode(
+        memory,
+        wire.insert(20, ["a", LONG, None, "1"]),
+        wire.update(20, ["b", wire.UNCHANGED, None, "2"], key=["a", None, None, None]),
+        wire.update(20, ["b", wire.UNCHANGED, None, "3"]),
+    )
+    assert [(row["id"], row["_cdc_op"], row["body"]) for row in rows] == [
+        ("a", Op.INSERT, LONG),
+        ("a", Op.DELETE, None),
+        ("b", Op.UPDATE, LONG),
+        ("b", Op.UPDATE, LONG),
+    ]
+
+
+def test_what_it_does_not_know_is_held_and_never_null(memory: ToastMemory) -> None:
+    first, *rest = decode(memory, wire.update(20, ["z", wire.UNCHANGED, None, "2"]), wire.insert(20, ["y", "s", None, "1"]))
+    assert [row["id"] for row in first["held"]] == ["z"]  # type: ignore[attr-defined]
+    assert [row["id"] for row in rest] == ["y"]
+
+
+def test_rollback_forgets_and_commit_remembers(memory: ToastMemory, tmp_path: Path) -> None:
+    decode(memory, wire.insert(20, ["a", LONG, None, "1"]))
+    memory.commit(1)
+    decode(memory, wire.update(20, ["a", "y" * 3000, None, "1"]))
+    memory.rollback()
+    memory.close()
+    again = ToastMemory(tmp_path / "toast.db")
+    assert again.position == 1
+    (row,) = decode(again, wire.update(20, ["a", wire.UNCHANGED, None, "2"]))
+    assert row["body"] == LONG
+
+
+def test_a_deleted_key_is_forgotten(memory: ToastMemory) -> None:
+    decode(memory, wire.insert(20, ["a", LONG, None, "1"]), wire.delete(20, key=["a", None, None, None]))
+    assert "held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "2"]))[0]
+    decode(memory, wire.insert(20, ["b", LONG, None, "1"]))
+    decode(memory, wire.delete(20, key=["b", None, None, None]))
+    assert "held" in decode(memory, wire.update(20, ["b", wire.UNCHANGED, None, "2"]))[0]
+
+
+def test_it_learns_from_the_log(memory: ToastMemory) -> None:
+    def batch(op: Op, key: str, body: str | None) -> pa.RecordBatch:
+        row = {"_cdc_position": 1, "_cdc_op": op, "_cdc_lsn": 1, "id": key, "body": body, "meta": None, "n": 7}
+        return pa.RecordBatch.from_pylist([row], schema=batch_schema(DOCS))
+
+    memory.learn(batch(Op.READ, "a", LONG))
+    memory.learn(batch(Op.READ, "narrow", "short"))
+    (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "2"]))
+    assert row["body"] == LONG
+    assert "held" in decode(memory, wire.update(20, ["narrow", wire.UNCHANGED, None, "2"]))[0]
+
+
+def test_learning_deletes_forgets(memory: ToastMemory) -> None:
+    decode(memory, wire.insert(20, ["a", LONG, None, "1"]))
+    row = {"_cdc_position": 2, "_cdc_op": Op.DELETE, "_cdc_lsn": 1, "id": "a", "body": None, "meta": None, "n": None}
+    memory.learn(pa.RecordBatch.from_pylist([row], schema=batch_schema(DOCS)))
+    assert "held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "2"]))[0]
+
+
+def test_a_damaged_file_is_made_anew(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "toast.db"
+    memory = ToastMemory(path)
+    decode(memory, *(wire.insert(20, [f"k{index}", LONG, None, "1"]) for index in range(50)))
+    memory.commit(50)
+    memory.close()
+    data = bytearray(path.read_bytes())
+    rng = np.random.default_rng(seed)
+    data[: len(data) // 2] = rng.bytes(len(data) // 2)
+    path.write_bytes(data)
+    again = ToastMemory(path)
+    assert again.position == 0
