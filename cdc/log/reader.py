@@ -217,6 +217,8 @@ class EmbeddedLogReader:
             return Segment(path, place)
         except FileNotFoundError:
             pass
+        # The sealed files hold all of the segment, so also what was committed to it since this reader last looked.
+        self._refreshed()
         run = next(run for run in index.segments() if run.segment == first)
         try:
             return SealedSegment(path.parent, run, place)

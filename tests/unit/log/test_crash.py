@@ -1,0 +1,131 @@
+"""The power goes at every single operation of a scripted run; then recovery finds a prefix of the commits, with all that was acknowledged."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc.log.names import Places
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.seal import seal
+from cdc.log.segment import Place
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.position import Cut, Lsn
+from cdc.model.table import Table
+from tests.unit.log.changes import NOTES, ORDERS, ORDERS_WIDER, USERS, changes, everything, expected
+from tests.unit.log.disks import Crash, CrashDisk, Loss, QuickDisk
+
+SEGMENT_BYTES = 6_000
+
+GROUPS: list[list[tuple[Table, list[int]]]] = [
+    [(ORDERS, [1, 2, 3])],
+    [(ORDERS, [4, 6]), (USERS, [5, 7])],
+    [(ORDERS_WIDER, [8, 9])],
+    [],
+    [(USERS, [10]), (NOTES, [11, 12]), (ORDERS, [13])],
+    [(ORDERS, list(range(14, 60)))],
+    [(ORDERS, [60]), (ORDERS, [61]), (ORDERS, [62])],
+    [(USERS, [63])],
+]
+
+
+@dataclass
+class Run:
+    """What the script did before the power went."""
+
+    acknowledged: list[Cut] = field(default_factory=list)
+
+
+def script(disk: CrashDisk, run: Run) -> None:
+    """Commits, a rollback, segments that roll, sealing, a writer that ends and another that goes on."""
+    writer = EmbeddedLogWriter(disk.root, segment_bytes=SEGMENT_BYTES, seal=False, disk=disk)
+    try:
+        for number, group in enumerate(GROUPS, 1):
+            if number == 3:
+                writer.append(changes(USERS, range(8, 100)))
+                writer.append(changes(NOTES, [100]))
+                writer.rollback()
+            for table, positions in group:
+                writer.append(changes(table, positions))
+            run.acknowledged.append(writer.commit(Lsn(number * 10), number))
+            if number == 6:
+                writer.close()
+                writer = EmbeddedLogWriter(disk.root, segment_bytes=SEGMENT_BYTES, seal=False, disk=disk)
+                seal_closed(disk)
+    finally:
+        writer.close()
+
+
+def seal_closed(disk: CrashDisk) -> None:
+    reader = EmbeddedLogReader(disk.root)
+    timeline = reader.timeline
+    assert timeline is not None
+    for index in timeline.topics.values():
+        for run in index.segments():
+            if run.end >= SEGMENT_BYTES and not reader.is_sealed(index.name, run):
+                seal(Places(disk.root), disk, Place(timeline.log_id, index.number, index.name, run.segment), run)
+    reader.close()
+
+
+def batches_of(groups: int) -> tuple[list[pa.RecordBatch], list[Table]]:
+    flat = [(table, positions) for group in GROUPS[:groups] for table, positions in group]
+    return [changes(table, positions) for table, positions in flat], [table for table, _ in flat]
+
+
+def run_until(crash_at: int, root: Path, chance: random.Random) -> tuple[CrashDisk, Run]:
+    disk, run = CrashDisk(root, crash_at, chance), Run()
+    try:
+        script(disk, run)
+    except Crash:
+        pass
+    return disk, run
+
+
+def nothing_uncommitted_is_left(root: Path) -> None:
+    reader = EmbeddedLogReader(root)
+    timeline = reader.timeline
+    assert timeline is not None
+    lengths = {
+        Places(root).segment(index.name, run.segment): run.end for index in timeline.topics.values() for run in index.segments()
+    }
+    assert (root / "timeline").stat().st_size == timeline.length
+    for path in root.rglob("*.seg"):
+        assert path.stat().st_size == lengths[path]
+    reader.close()
+
+
+def test_the_script_does_what_it_should(quick_folder: Path) -> None:
+    disk, run = run_until(10**9, quick_folder / "log", random.Random(0))
+    assert len(run.acknowledged) == len(GROUPS)
+    assert len(list((quick_folder / "log").rglob("*.parquet"))) >= 2
+    assert everything(EmbeddedLogReader(disk.root)) == expected(*batches_of(len(GROUPS)))
+
+
+@pytest.mark.parametrize(("loss", "variant"), [("lost", 0), ("kept", 0), *(("torn", variant) for variant in range(4))])
+def test_power_loss_at_every_operation(quick_folder: Path, loss: Loss, variant: int, seed: int) -> None:
+    total, _ = run_until(10**9, quick_folder / "whole", random.Random(0))
+    assert total.operations > 60
+    for crash_at in range(1, total.operations + 1):
+        chance = random.Random(f"{seed}:{variant}:{crash_at}")
+        disk, run = run_until(crash_at, quick_folder / f"before-{crash_at}", chance)
+        root = quick_folder / f"after-{crash_at}"
+        disk.after_power_loss(root, loss)
+        writer = EmbeddedLogWriter(root, segment_bytes=SEGMENT_BYTES, seal=False, disk=QuickDisk())
+        nothing_uncommitted_is_left(root)
+        survived = writer.head.commit_lsn // 10
+        assert survived >= len(run.acknowledged), f"operation {crash_at}: an acknowledged commit is gone (seed {seed})"
+        assert survived <= len(run.acknowledged) + 1
+        batches, tables = batches_of(survived)
+        next_one = writer.next_position
+        writer.append(changes(ORDERS, [next_one, next_one + 1]))
+        writer.commit(Lsn(10_000), 0)
+        writer.close()
+        reader = EmbeddedLogReader(root)
+        found = everything(reader)
+        reader.close()
+        assert found == expected([*batches, changes(ORDERS, [next_one, next_one + 1])], [*tables, ORDERS])
+        assert not list(root.rglob(".aside-*.parquet"))

@@ -1,0 +1,189 @@
+"""The bytes: what was encoded decodes to the same values; cut, flipped and foreign bytes raise Damaged and nothing else."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.log.format import (
+    RECORD_BYTES,
+    Damaged,
+    Frame,
+    FrameKind,
+    Group,
+    Head,
+    Part,
+    SegmentHeader,
+    chain,
+    decode_frame,
+    decode_head,
+    decode_segment_header,
+    decode_timeline_header,
+    encode_frame,
+    encode_group,
+    encode_timeline_header,
+    whole_records,
+)
+from cdc.log.timeline import Timeline
+from cdc.model.position import Cut, Lsn, Position
+
+position = st.integers(0, 2**63 - 1)
+word = st.integers(0, 2**32 - 1)
+
+
+@given(st.integers(0, 2**64 - 1), word, st.text(max_size=200), position, position, position, word)
+def test_segment_header(log_id: int, topic: int, name: str, first: int, previous: int, last: int, crc: int) -> None:
+    header = SegmentHeader(log_id, topic, name, first, previous, last, crc)
+    raw, checksum = header.encode()
+    assert len(raw) % 8 == 0
+    assert decode_segment_header(raw + b"what follows") == (header, len(raw), checksum)
+    for length in range(len(raw)):
+        with pytest.raises(Damaged):
+            decode_segment_header(raw[:length])
+
+
+def frame_bytes() -> tuple[bytes, int]:
+    body = bytes(range(48))
+    head, crc = encode_frame(FrameKind.BATCH, body, offset=96, schema_at=64, topic=7, first=11, last=19, rows=5)
+    return head + body, crc
+
+
+def test_frame() -> None:
+    raw, crc = frame_bytes()
+    found = decode_frame(pa.py_buffer(b"junk" + raw + b"more"), 4, offset=96, topic=7)
+    assert found == Frame(FrameKind.BATCH, 96, 48, 64, 7, 11, 19, 5, crc)
+    assert (found.body, found.end) == (96 + 48, 96 + 96)
+    with pytest.raises(Damaged, match="elsewhere"):
+        decode_frame(pa.py_buffer(raw), 0, offset=104, topic=7)
+    with pytest.raises(Damaged, match="elsewhere"):
+        decode_frame(pa.py_buffer(raw), 0, offset=96, topic=8)
+    for body in (b"1234567", b"123456789"):
+        with pytest.raises(ValueError):
+            encode_frame(FrameKind.BATCH, body, offset=0, schema_at=0, topic=1)
+
+
+def test_frame_damaged_anywhere() -> None:
+    raw, _ = frame_bytes()
+    for length in range(len(raw)):
+        with pytest.raises(Damaged):
+            decode_frame(pa.py_buffer(raw[:length]), 0, offset=96, topic=7)
+    for bit in range(len(raw) * 8):
+        flipped = bytearray(raw)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged):
+            decode_frame(pa.py_buffer(bytes(flipped)), 0, offset=96, topic=7)
+
+
+def test_garbage_is_damaged(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(2000):
+        raw = chance.randbytes(chance.randrange(200))
+        lucky = (b"HWFR\x01\x02" + raw, b"HWSEGMNT\x01\x00" + raw, raw)
+        for data in lucky:
+            with pytest.raises(Damaged):
+                decode_frame(pa.py_buffer(data), 0, offset=0, topic=1)
+            with pytest.raises(Damaged):
+                decode_segment_header(data)
+            with pytest.raises(Damaged):
+                decode_timeline_header(data)
+            assert decode_head(data) is None
+            assert Timeline(1, 2).extend(data) == 0
+
+
+@given(word, position, position, position, st.integers(-(2**62), 2**62), position, word)
+def test_head(epoch: int, log_id: int, at: int, lsn: int, ts: int, length: int, crc: int) -> None:
+    head = Head(log_id, epoch, at, lsn, ts, length, crc)
+    raw = head.encode()
+    assert decode_head(raw) == head
+    assert decode_head(raw[:-1]) is None
+    assert decode_head(bytes(len(raw))) is None
+
+
+def groups() -> list[Group]:
+    return [
+        Group(1, 3, 10, 100, 1, ((1, "a"), (2, "long " * 20)), (Part(1, 1, 64, 128, 2, 2, 5, 6), Part(2, 3, 64, 80, 3, 1, 7, 8))),
+        Group(4, 3, 20, 50, 1, (), ()),
+        Group(4, 9, 20, 50, 2, (), (Part(1, 1, 128, 256, 9, 6, 6, 9),)),
+    ]
+
+
+def encoded() -> tuple[bytes, list[int]]:
+    header, crc = encode_timeline_header(77)
+    raw, ends = header, []
+    for group in groups():
+        records, crc = encode_group(group, crc)
+        raw += records
+        ends.append(len(raw))
+    return raw, ends
+
+
+def decoded(raw: bytes) -> Timeline:
+    log_id, crc = decode_timeline_header(raw)
+    timeline = Timeline(log_id, crc)
+    timeline.extend(raw[RECORD_BYTES:])
+    return timeline
+
+
+def test_timeline_whole_and_piece_by_piece() -> None:
+    raw, ends = encoded()
+    whole = decoded(raw)
+    assert whole.log_id == 77
+    assert whole.length == len(raw)
+    assert whole.head == Cut(Position(9), Lsn(20), 50)
+    assert [whole.cut(number) for number in range(3)] == [Cut(g.last, g.commit_lsn, g.commit_ts_us) for g in groups()]  # type: ignore[arg-type]
+    assert whole.numbers == {"a": 1, "long " * 20: 2}
+    assert (whole.topics[1].rows, whole.topics[1].bytes, whole.topics[1].last) == (8, 192, 9)
+    log_id, crc = decode_timeline_header(raw)
+    pieces = Timeline(log_id, crc)
+    for start, end in zip([RECORD_BYTES, *ends], ends, strict=False):
+        assert pieces.extend(raw[start:end]) == end - start
+    assert pieces.crc == whole.crc
+    assert pieces.head == whole.head
+    assert (pieces.cuts == whole.cuts).all()
+    assert all((pieces.topics[n].parts == whole.topics[n].parts).all() for n in (1, 2))
+
+
+def test_timeline_cut_at_every_byte_keeps_the_whole_groups() -> None:
+    raw, ends = encoded()
+    for length in range(RECORD_BYTES, len(raw)):
+        assert decoded(raw[:length]).length == max(end for end in [RECORD_BYTES, *ends] if end <= length)
+
+
+def test_many_records_are_checked_at_once_and_the_damaged_one_found() -> None:
+    _, crc = encode_timeline_header(1)
+    raw, running = b"", crc
+    for number in range(1, 101):
+        records, running = encode_group(Group(1, 0, number, 0, 1, (), ()), running)
+        raw += records
+    records_array = np.frombuffer(raw, np.uint8).reshape(-1, RECORD_BYTES)
+    assert whole_records(records_array, crc) == 100
+    assert whole_records(records_array, crc + 1) == 0
+    for broken in (0, 1, 50, 98, 99):
+        flipped = records_array.copy()
+        flipped[broken, 20] ^= 4
+        assert whole_records(flipped, crc) == broken
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(Group(2, 2, 0, 0, 1, ((1, "a"),), (Part(1, 2, 64, 72, 2, 1, 0, 0),)), id="gap"),
+        pytest.param(Group(1, 2, 0, 0, 1, ((1, "a"),), (Part(1, 1, 64, 72, 2, 1, 0, 0),)), id="rows missing"),
+        pytest.param(Group(1, 1, 0, 0, 1, (), (Part(1, 1, 64, 72, 1, 1, 0, 0),)), id="no name"),
+        pytest.param(Group(1, 1, 0, 0, 1, ((1, "a"), (1, "b")), (Part(1, 1, 64, 72, 1, 1, 0, 0),)), id="named twice"),
+        pytest.param(Group(1, 1, 0, 0, 1, ((1, "a"),), (Part(1, 1, 72, 72, 1, 1, 0, 0),)), id="no bytes"),
+    ],
+)
+def test_a_timeline_that_contradicts_itself_is_damaged(group: Group) -> None:
+    records, _ = encode_group(group, 5)
+    with pytest.raises(Damaged):
+        Timeline(1, 5).extend(records)
+
+
+def test_the_chain_depends_on_the_order() -> None:
+    assert chain(chain(0, 1), 2) != chain(chain(0, 2), 1)

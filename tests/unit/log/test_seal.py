@@ -1,0 +1,192 @@
+"""Sealing: the same changes as Parquet, under readers that do not notice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from cdc.errors import LogCorrupt
+from cdc.log.names import sealed_of
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import batch_schema, table_of
+from cdc.model.position import Lsn, Position
+from tests.unit.log.changes import ORDERS, ORDERS_WIDER, USERS, changes, everything, expected, positions_in, rows_of
+from tests.unit.log.disks import FailingDisk, QuickDisk
+
+ALL = Position(2**40)
+
+
+def closed_but_not_sealed(root: Path, groups: int = 6) -> list[object]:
+    writer = EmbeddedLogWriter(root, segment_bytes=5000, seal=False, disk=QuickDisk())
+    batches = [changes(ORDERS, range(start, start + 60)) for start in range(1, groups * 60, 60)]
+    for batch in batches:
+        writer.append(batch)
+        writer.commit(Lsn(writer.next_position), 0)
+    writer.close()
+    return rows_of(batches)  # type: ignore[return-value]
+
+
+def seal_all(root: Path) -> None:
+    writer = EmbeddedLogWriter(root, segment_bytes=5000, disk=QuickDisk())
+    writer.drain_seals()
+    writer.close()
+    assert not list(root.rglob("*.seg"))
+
+
+def test_readers_that_have_it_open_or_have_just_looked_go_on(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    rows = closed_but_not_sealed(root)
+    has_open, looked, midway = EmbeddedLogReader(root), EmbeddedLogReader(root), EmbeddedLogReader(root)
+    assert rows_of(has_open.read("public.orders", Position(0), ALL)) == rows
+    looked.head()
+    halfway = midway.read("public.orders", Position(0), ALL)
+    first = next(halfway)
+    seal_all(root)
+    assert rows_of(has_open.read("public.orders", Position(0), ALL)) == rows
+    assert rows_of(looked.read("public.orders", Position(0), ALL)) == rows
+    assert rows_of([first, *halfway]) == rows
+    assert rows_of(EmbeddedLogReader(root).read("public.orders", Position(0), ALL)) == rows
+
+
+def test_a_sealed_file_is_plain_parquet(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    writer = EmbeddedLogWriter(root, segment_bytes=100, disk=QuickDisk())
+    batches = [changes(ORDERS, range(1, 11)), changes(ORDERS_WIDER, range(11, 21)), changes(ORDERS, range(21, 31))]
+    for batch in batches:
+        writer.append(batch)
+    writer.commit(Lsn(1), 0)
+    writer.drain_seals()
+    files = sorted(root.rglob("*.parquet"))
+    assert [(name.first, name.last, name.rows) for name in map(sealed_of, [file.name for file in files]) if name] == [
+        (1, 10, 10),
+        (11, 20, 10),
+        (21, 30, 10),
+    ]
+    for file, batch in zip(files, batches, strict=True):
+        table = pq.read_table(file, page_checksum_verification=True)
+        assert table.column_names == batch.schema.names
+        assert table_of(table.schema) == table_of(batch.schema)
+        assert table.to_pylist() == batch.to_pylist()
+    found = list(EmbeddedLogReader(root).read("public.orders", Position(0), ALL))
+    assert [batch.schema.equals(batch_schema(table_of(batch.schema)), check_metadata=True) for batch in found] == [True] * 3
+    writer.close()
+
+
+def test_sealing_while_a_reader_follows(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    writer = EmbeddedLogWriter(root, segment_bytes=8000, disk=QuickDisk())
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def follow() -> None:
+        try:
+            again = EmbeddedLogReader(root)
+            while not stop.is_set():
+                head = again.head().position
+                assert positions_in(again.read("public.orders", Position(0), head)) == list(range(1, head + 1))
+                again.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=follow) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    give_up = time.monotonic() + 60
+    while len(list(root.rglob("*.parquet"))) < 30 and not failures and time.monotonic() < give_up:
+        start = writer.next_position
+        writer.append(changes(ORDERS, range(start, start + 40)))
+        writer.commit(Lsn(start), 0)
+    writer.drain_seals()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    assert not failures
+    assert len(list(root.rglob("*.parquet"))) >= 30
+
+
+def test_a_full_disk_keeps_the_segment_and_sealing_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.log.seal.RETRY_S", 0.01)
+    root, disk = tmp_path / "log", FailingDisk()
+    rows = closed_but_not_sealed(root, 1)
+    disk.fail("create", 28)
+    writer = EmbeddedLogWriter(root, segment_bytes=5000, disk=disk)
+    writer.drain_seals()
+    assert writer.seal_refused is None
+    assert disk.calls.count("create") == 2
+    writer.close()
+    assert rows_of(EmbeddedLogReader(root).read("public.orders", Position(0), ALL)) == rows
+
+
+def test_damage_met_while_sealing_stops_the_writer(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    closed_but_not_sealed(root, 3)
+    first = min(root.rglob("*.seg"))
+    data = bytearray(first.read_bytes())
+    data[2000] ^= 1
+    first.write_bytes(data)
+    writer = EmbeddedLogWriter(root, segment_bytes=5000, disk=QuickDisk())
+    writer.drain_seals()
+    writer.append(changes(USERS, [writer.next_position]))
+    with pytest.raises(LogCorrupt, match=first.name):
+        writer.commit(Lsn(1), 0)
+    writer.close()
+    assert first.exists()
+
+
+def test_a_missing_sealed_file_is_corrupt(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    closed_but_not_sealed(root)
+    seal_all(root)
+    for path in sorted(root.rglob("*.parquet")):
+        data = path.read_bytes()
+        path.unlink()
+        with pytest.raises(LogCorrupt):
+            everything(EmbeddedLogReader(root))
+        with pytest.raises(LogCorrupt):
+            EmbeddedLogWriter(root, segment_bytes=5000, disk=QuickDisk())
+        path.write_bytes(data)
+    first, second, *_ = sorted(root.rglob("*.parquet"))
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(LogCorrupt, match="checksum"):
+        everything(EmbeddedLogReader(root))
+
+
+def test_a_sealed_file_of_another_topic_is_corrupt(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    writer = EmbeddedLogWriter(root, segment_bytes=100, disk=QuickDisk())
+    writer.append(changes(ORDERS, [1, 3]))
+    writer.append(changes(USERS, [2, 4]))
+    writer.commit(Lsn(1), 0)
+    writer.drain_seals()
+    writer.close()
+    orders, users = sorted(root.rglob("*.parquet"), key=lambda path: str(path.parent))
+    name = sealed_of(users.name)
+    assert name
+    other = orders.with_name(users.name)
+    data = users.read_bytes()
+    orders.unlink()
+    # Named as if it held the range of ORDERS.
+    other.with_name(f"{1:020d}-{3:020d}-2-{name.crc:08x}.parquet").write_bytes(data)
+    with pytest.raises(LogCorrupt, match="belongs elsewhere"):
+        everything(EmbeddedLogReader(root))
+
+
+def test_after_sealing_the_newest_segment_appends_go_on_in_a_new_one(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    batches = []
+    for start in (1, 31, 61):
+        writer = EmbeddedLogWriter(root, segment_bytes=100, disk=QuickDisk())
+        batches.append(changes(ORDERS, range(start, start + 30)))
+        writer.append(batches[-1])
+        writer.commit(Lsn(start), 0)
+        writer.drain_seals()
+        writer.close()
+    reader = EmbeddedLogReader(root)
+    assert everything(reader) == expected(batches, [ORDERS] * 3)
+    assert reader.topics()[0].table == ORDERS

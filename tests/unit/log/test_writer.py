@@ -1,0 +1,244 @@
+"""The disk refuses, a second writer comes, a writer is killed again and again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cdc.errors import HeadwaterError
+from cdc.log import writer as writer_module
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.position import ZERO_CUT, Lsn, Position
+from tests.unit.log.changes import NOTES, ORDERS, USERS, changes, everything, expected, positions_in
+from tests.unit.log.disks import FailingDisk, QuickDisk
+
+
+@pytest.fixture
+def disk() -> FailingDisk:
+    return FailingDisk()
+
+
+@pytest.fixture
+def log(tmp_path: Path, disk: FailingDisk) -> EmbeddedLogWriter:
+    writer = EmbeddedLogWriter(tmp_path / "log", disk=disk, seal=False)
+    writer.append(changes(ORDERS, [1, 2]))
+    writer.commit(Lsn(1), 0)
+    return writer
+
+
+BEFORE = expected([changes(ORDERS, [1, 2])], [ORDERS])
+
+
+def stage_and_commit(log: EmbeddedLogWriter) -> None:
+    log.append(changes(USERS, [3]))
+    log.append(changes(ORDERS, [4]))
+    log.commit(Lsn(2), 0)
+
+
+def test_a_full_disk_at_append_drops_what_is_staged_and_a_later_append_works(
+    tmp_path: Path, log: EmbeddedLogWriter, disk: FailingDisk
+) -> None:
+    for fails_at in range(4):
+        # Writes: the segment's header and the frame of USERS, then the frame of ORDERS.
+        disk.fail("write", errno.ENOSPC, after=fails_at)
+        with pytest.raises(OSError, match="No space left"):
+            stage_and_commit(log)
+        assert log.next_position == 3
+        assert everything(EmbeddedLogReader(tmp_path / "log")) == BEFORE
+        assert len(list((tmp_path / "log").rglob("*.seg"))) == 1
+    log.append(changes(USERS, [3]))
+    log.append(changes(ORDERS, [4]))
+    log.commit(Lsn(2), 0)
+    after = expected([changes(USERS, [3]), changes(ORDERS, [4])], [USERS, ORDERS])
+    assert everything(EmbeddedLogReader(tmp_path / "log")) == BEFORE | after
+    log.close()
+    reopened = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
+    assert reopened.next_position == 5
+    reopened.close()
+
+
+@pytest.mark.parametrize(("call", "after"), [("sync", 0), ("sync", 1), ("sync", 2), ("sync_folder", 0), ("sync_folder", 1)])
+def test_a_failed_sync_ends_the_writer(tmp_path: Path, log: EmbeddedLogWriter, disk: FailingDisk, call: str, after: int) -> None:
+    log.append(changes(ORDERS, [3]))
+    log.append(changes(USERS, [4]))
+    disk.fail(call, errno.EIO, after)
+    with pytest.raises(OSError) as caught:
+        log.commit(Lsn(2), 0)
+    assert caught.value.errno == errno.EIO
+    for use in (lambda: log.append(changes(ORDERS, [3])), lambda: log.commit(Lsn(2), 0), log.rollback):
+        with pytest.raises(HeadwaterError, match="EIO"):
+            use()
+    assert everything(EmbeddedLogReader(tmp_path / "log")) == BEFORE
+    log.close()
+    reopened = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
+    assert reopened.next_position == 3, "what no sync confirmed is not there"
+    reopened.append(changes(NOTES, [3]))
+    reopened.commit(Lsn(3), 0)
+    reopened.close()
+    assert positions_in(EmbeddedLogReader(tmp_path / "log").read("app.Notes & ½", Position(0), Position(9))) == [3]
+
+
+def test_a_rollback_that_fails_ends_the_writer(log: EmbeddedLogWriter, disk: FailingDisk) -> None:
+    log.append(changes(ORDERS, [3]))
+    disk.fail("truncate", errno.EIO)
+    with pytest.raises(OSError):
+        log.rollback()
+    with pytest.raises(HeadwaterError):
+        log.append(changes(ORDERS, [3]))
+    log.close()
+
+
+def test_segments_are_synced_before_the_timeline(log: EmbeddedLogWriter, disk: FailingDisk) -> None:
+    disk.calls.clear()
+    log.append(changes(ORDERS, [3]))
+    log.commit(Lsn(2), 0)
+    assert disk.calls == ["write", "sync", "write", "sync", "write"], "frame, its sync, entry, its sync, head"
+    log.close()
+
+
+def test_a_large_batch_becomes_several_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "SPLIT_BYTES", 2000)
+    writer = EmbeddedLogWriter(tmp_path / "log", segment_bytes=4096, disk=QuickDisk())
+    batch = changes(ORDERS, range(1, 301))
+    writer.append(batch)
+    writer.commit(Lsn(1), 0)
+    assert everything(EmbeddedLogReader(tmp_path / "log")) == expected([batch], [ORDERS])
+    writer.drain_seals()
+    assert len(list((tmp_path / "log").rglob("*.parquet"))) > 5
+    assert everything(EmbeddedLogReader(tmp_path / "log")) == expected([batch], [ORDERS])
+    writer.close()
+
+
+def test_many_topics_in_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr(writer_module, "OPEN_FILES", 5)
+    writer = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
+    tables = [replace(USERS, oid=1000 + n, name=f"t{n:03d} {'long' * 30}") for n in range(60)]
+    for turn in range(3):
+        for number, table in enumerate(tables):
+            writer.append(changes(table, [turn * 60 + number + 1]))
+        writer.commit(Lsn(turn + 1), 0)
+    assert len([fd for fd in Path("/proc/self/fd").iterdir() if str(fd.resolve()).startswith(str(tmp_path))]) < 15
+    reader = EmbeddedLogReader(tmp_path / "log")
+    assert sorted(everything(reader)) == list(range(1, 181))
+    assert [topic.rows for topic in reader.topics()] == [3] * 60
+    writer.close()
+
+
+def test_a_second_writer_is_told_who_writes(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    writer = EmbeddedLogWriter(root)
+    with pytest.raises(HeadwaterError, match=str(os.getpid())):
+        EmbeddedLogWriter(root)
+    other = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from pathlib import Path; from cdc.log.writer import EmbeddedLogWriter as W; W(Path({str(root)!r}))",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert other.returncode == 1
+    assert f"process {os.getpid()} already writes" in other.stderr
+    writer.append(changes(ORDERS, [1]))
+    writer.commit(Lsn(1), 0)
+    writer.close()
+    EmbeddedLogWriter(root).close()
+
+
+def test_a_zombies_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lock does not hold (some network file systems), the epoch in the head does."""
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    zombie = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
+    zombie.append(changes(ORDERS, [1]))
+    zombie.commit(Lsn(1), 0)
+    zombie.append(changes(ORDERS, [2]))
+    heir = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
+    with pytest.raises(HeadwaterError, match="taken the log over"):
+        zombie.commit(Lsn(2), 0)
+    zombie.close()
+    heir.append(changes(USERS, [2]))
+    heir.commit(Lsn(3), 0)
+    heir.close()
+    assert positions_in(EmbeddedLogReader(tmp_path / "log").read("public.orders", Position(0), Position(9))) == [1]
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    EmbeddedLogWriter(root).close()
+    (root / "timeline").rename(tmp_path / "elsewhere")
+    (root / "timeline").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        EmbeddedLogWriter(root)
+
+
+WRITE_UNTIL_KILLED = """
+import sys
+from pathlib import Path
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.position import Lsn
+from tests.unit.log.changes import ORDERS, USERS, changes
+writer = EmbeddedLogWriter(Path(sys.argv[1]), segment_bytes=20_000)
+changes(USERS, [1])  # what is slow once is done before the race begins
+print("open", flush=True)
+while True:
+    start = writer.next_position
+    writer.append(changes(ORDERS, range(start, start + 7)))
+    writer.append(changes(USERS, range(start + 7, start + 10)))
+    print(writer.commit(Lsn(start), 0).position, flush=True)
+"""
+
+
+@pytest.mark.faults
+def test_killed_writers_under_a_following_reader(quick_folder: Path, seed: int) -> None:
+    """A reader that lives through every kill sees each position once, and never one that is gone afterwards."""
+    root, chance = quick_folder / "log", random.Random(seed)
+    reader = EmbeddedLogReader(root)
+    seen: list[int] = []
+    acknowledged = 0
+
+    def follow() -> None:
+        after = seen[-1] if seen else 0
+        head = reader.head()
+        new = sorted(
+            position
+            for topic in ("public.orders", "public.users")
+            for position in positions_in(reader.read(topic, Position(after), head.position))
+        )
+        assert new == list(range(after + 1, head.position + 1))
+        seen.extend(new)
+
+    assert reader.head() == ZERO_CUT
+    for _ in range(5):
+        child = subprocess.Popen([sys.executable, "-c", WRITE_UNTIL_KILLED, str(root)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "open\n"
+        before, give_up = len(seen), time.monotonic() + 30
+        stop = time.monotonic() + chance.uniform(0.02, 0.3)
+        while time.monotonic() < give_up and (time.monotonic() < stop or len(seen) == before):
+            reader.wait(Position(seen[-1] if seen else 0), 0.05)
+            follow()
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        lines = [int(line) for line in child.stdout.read().split("\n")[:-1]]
+        acknowledged = max([acknowledged, *lines])
+        child.stdout.close()
+        follow()
+        assert reader.head().position >= acknowledged
+    writer = EmbeddedLogWriter(root)
+    assert writer.head.position >= seen[-1]
+    writer.close()
+    assert len(seen) > 50
+    assert sorted(everything(EmbeddedLogReader(root))) == list(range(1, writer.head.position + 1))
