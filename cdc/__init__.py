@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdc.version import VERSION
+
 if TYPE_CHECKING:
     from cdc.client import Client
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def connect(config: str | Path = "cdc.toml") -> Client:

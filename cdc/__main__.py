@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import typer
 
@@ -13,7 +13,7 @@ from cdc.errors import HeadwaterError
 
 INTERRUPTED: Final = 130
 USAGE: Final = 2
-_USAGE_ERROR: Final = typer.BadParameter.__mro__[1]
+_USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 """Typer carries its own copy of click and does not export this class by name."""
 
 

@@ -37,7 +37,6 @@ from typing import Any, Final
 
 import psycopg
 
-import cdc
 from cdc import status, stops
 from cdc.errors import HeadwaterError
 from cdc.log.contract import LogReader
@@ -46,6 +45,7 @@ from cdc.model.selection import matches
 from cdc.settings import Settings, StoreOptions
 from cdc.source.connection import address, connect, reason
 from cdc.source.slot import SlotFacts, read_slot
+from cdc.version import VERSION
 
 RETRY_SOURCE_S: Final = 5.0
 """A source that was down is asked again no more often than this."""
@@ -305,7 +305,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
     )
     return Report(
-        version=cdc.__version__,
+        version=VERSION,
         at=now,
         healthy=not problems,
         problems=problems,

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-import cdc
-from cdc.commands import doctor, follow, init, log, resume, run, status, wait
+from cdc.commands import audit, doctor, follow, init, log, resume, run, status, wait
 from cdc.commands.invocation import Invocation
 from cdc.commands.logs import configure_logs
+from cdc.version import VERSION
 
 app = typer.Typer(
     name="cdc",
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"headwater {cdc.__version__}")
+        typer.echo(f"headwater {VERSION}")
         raise typer.Exit
 
 
@@ -44,5 +44,6 @@ app.command("run")(run.run)
 app.command("follow")(follow.follow)
 app.command("wait")(wait.wait)
 app.command("status")(status.status)
+app.command("audit")(audit.audit)
 app.command("resume")(resume.resume)
 app.add_typer(log.app, name="log")

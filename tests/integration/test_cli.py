@@ -356,6 +356,16 @@ def test_the_daemon_keeps_a_store_equal_and_both_children_may_be_killed(shop: Sh
             orders.execute("update orders set status = %s", (name,))
             assert shop.cdc("wait", "cache", "--timeout", "50").returncode == 0
             assert json.loads(client.get("order:100") or "")["status"] == name
+        assert shop.cdc("audit").stdout.splitlines()[0] == "cache public.orders: equal, 100 rows in the database, 100 in the store"
+        client.delete("order:7")
+        audited = shop.facts("audit", "cache", "--table", "public.*")
+        assert not audited["equal"]
+        (table,) = audited["stores"][0]["tables"]
+        assert table["differences"] == [{"kind": "missing", "key": {"id": "7"}, "columns": []}]
+        done = shop.cdc("audit")
+        assert done.returncode == 1
+        assert "  missing (id=7)" in done.stdout
+    assert "no table 'nope'" in refused(shop.cdc("audit", "cache", "--table", "nope"), 2)
     (follower,) = shop.facts("status")["followers"]
     assert follower["lag"] == {"changes": 0, "bytes": 0, "seconds": 0.0}
     daemon.send_signal(signal.SIGTERM)

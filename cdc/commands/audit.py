@@ -1,0 +1,86 @@
+"""`cdc audit`: every row of a store against the database, at one position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from cdc.commands.invocation import invocation
+from cdc.commands.printing import console, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cdc.auditing import Progress, StoreAudit, TableAudit
+
+
+def audit(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="The store's name; all stores when left out.")] = None,
+    table: Annotated[str | None, typer.Option(help="Only the tables that match (schema.table, * and ? match).")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for a store to get as far as the database.", min=0.0)] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare every row of a store with the database at one position; list the keys that differ; exit 1 if any does."""
+    from cdc.auditing import audit as audit_all
+
+    settings = invocation(context).settings()
+    out = console()
+    with _shown(out, quiet=as_json) as progress:
+        audits = audit_all(settings, name, table, progress=progress, timeout_s=timeout)
+    equal = all(audited.equal for audited in audits)
+    if as_json:
+        print_json({"equal": equal, "stores": [audited.to_json() for audited in audits]})
+    else:
+        for line in lines(audits):
+            out.print(line, markup=False)
+    raise typer.Exit(0 if equal else 1)
+
+
+def lines(audits: list[StoreAudit]) -> Iterator[str]:
+    """The audits as plain lines: one for each table, and one below it for each key that is shown."""
+    for audited in audits:
+        for table in audited.tables:
+            yield f"{audited.store} {table.table}: {_verdict(table)}"
+            for difference in table.differences:
+                key = ", ".join(f"{column}={'NULL' if value is None else value}" for column, value in difference.key.items())
+                columns = f" in {', '.join(difference.columns)}" if difference.columns else ""
+                yield f"  {difference.kind} ({key}){columns}"
+        yield (
+            f"{audited.store}: {'equal' if audited.equal else 'DIFFERENT'} at {audited.lsn}, position {audited.position}, "
+            f"{len(audited.tables)} tables in {audited.seconds:.1f} s"
+        )
+
+
+def _verdict(table: TableAudit) -> str:
+    if table.error is not None:
+        return f"not compared: {table.error}"
+    rows = f"{table.source_rows} rows in the database, {table.store_rows} in the store"
+    unsettled = f", {table.unsettled} keys never held still" if table.unsettled else ""
+    if table.equal:
+        return f"equal, {rows}{unsettled}"
+    return f"DIFFERENT, {table.missing} missing, {table.extra} extra, {table.different} different, {rows}{unsettled}"
+
+
+@contextmanager
+def _shown(out: Console, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """A progress bar per table on a terminal, nothing elsewhere."""
+    if quiet or not out.is_terminal:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=out, transient=True) as bar:
+        task = bar.add_task("audit", total=None)
+
+        def show(now: Progress) -> None:
+            done = max(now.source_rows, now.store_rows)
+            bar.update(
+                task, description=f"{now.store} {now.table} {now.phase}", completed=done, total=max(now.expected_rows, done) or None
+            )
+
+        yield show
