@@ -31,8 +31,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -62,6 +63,7 @@ FETCH_KEYS: Final = 5_000
 """Keys asked for at once while settling."""
 ROUND_PAUSE_S: Final = 0.05
 CATCH_UP_TIMEOUT_S: Final = 600.0
+SPARK_KINDS: Final = frozenset({"iceberg"})
 NUDGE_AFTER_S: Final = 1.0
 """An idle source may end just before the snapshot's LSN for good; a commit of our own carries the stream past it."""
 
@@ -155,12 +157,12 @@ def audit(
         close = difflib.get_close_matches(store, settings.stores, 1)
         known = ", ".join(settings.stores) or "none"
         raise ConfigError(f"there is no store {store!r}", hint=f"did you mean {close[0]}?" if close else f"stores: {known}")
-    reader = open_reader(settings.log.dir)
     audits = []
     with ExitStack() as stack:
+        reader = stack.enter_context(closing(open_reader(settings.log.dir)))
         connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
         for name in settings.stores if store is None else (store,):
-            tables = targets(settings, reader, connection, name, table)
+            tables = partial(targets, settings, reader, connection, name, table)
             with _opened(settings, name) as sink:
                 caught_up = _caught_up(settings, reader, sink, timeout_s)
                 audits.append(audit_store(connection, settings.source.publication, sink, tables, caught_up, progress))
@@ -184,12 +186,32 @@ def targets(settings: Settings, reader: LogReader, connection: psycopg.Connectio
 
 @contextmanager
 def _opened(settings: Settings, name: str) -> Iterator[Sink]:
-    sink = make_sink(name, settings.stores[name])
-    try:
+    options = settings.stores[name]
+    with ExitStack() as stack:
+        if options.kind in SPARK_KINDS:
+            stack.enter_context(_spark(settings))
+        sink = make_sink(name, options)
+        stack.callback(sink.close)
         sink.open()
         yield sink
+
+
+@contextmanager
+def _spark(settings: Settings) -> Iterator[None]:
+    """A session for stores that are read through Spark; ended here when it was made here."""
+    from pyspark.sql import SparkSession
+
+    import sinks.warehouse
+    from cdc.spark import session
+
+    ours = SparkSession.getActiveSession() is None
+    scratch = settings.run_dir / "spark" / "audit"
+    sinks.warehouse.use_session(lambda: session.session(app="headwater-audit", scratch=scratch))
+    try:
+        yield
     finally:
-        sink.close()
+        if ours:
+            session.stop()
 
 
 def _caught_up(settings: Settings, reader: LogReader, sink: Sink, timeout_s: float) -> CaughtUp:
@@ -208,11 +230,14 @@ def audit_store(
     connection: psycopg.Connection,
     publication: str,
     sink: Sink,
-    tables: Sequence[Target],
+    tables: Callable[[], Sequence[Target]],
     caught_up: CaughtUp,
     progress: Report = lambda _: None,
 ) -> StoreAudit:
-    """Audits these tables of one opened sink. ``connection``: autocommit, under the pinned settings (``connect``)."""
+    """Audits these tables of one opened sink. ``connection``: autocommit, under the pinned settings (``connect``).
+
+    ``tables`` is asked once the store has caught up: only then is the log sure to know every table.
+    """
     started = time.monotonic()
     seed = secrets.randbits(63)
     open_tables: list[_Open] = []
@@ -221,7 +246,8 @@ def audit_store(
         progress(Progress(sink.name, "", "waiting"))
         applied = caught_up(lsn)
         sink.make_visible()
-        for target in tables:
+        wanted = tables()
+        for target in wanted:
             try:
                 # A savepoint: one table that cannot be read must not end the snapshot for the others.
                 with connection.transaction():
@@ -230,7 +256,7 @@ def audit_store(
                 finished[target.table.qualified] = TableAudit(target.table.qualified, False, error.line())
     _settle(connection, publication, sink, open_tables, caught_up, seed, progress)
     finished |= {audited.target.table.qualified: audited.result() for audited in open_tables}
-    results = tuple(finished[target.table.qualified] for target in tables)
+    results = tuple(finished[target.table.qualified] for target in wanted)
     return StoreAudit(
         store=sink.name,
         equal=all(result.equal for result in results),

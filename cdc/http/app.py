@@ -84,6 +84,7 @@ def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None 
             with suppress(asyncio.CancelledError):
                 await sampling
             probe.close()
+            reader.close()
 
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")

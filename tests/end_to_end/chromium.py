@@ -143,7 +143,7 @@ def browser(program: str, folder: Path) -> Iterator[Page]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         close_fds=False,
-        preexec_fn=place_pipes,  # noqa: PLW1509 (two dup2 calls; pass_fds cannot renumber)
+        preexec_fn=place_pipes,  # pass_fds cannot renumber
         start_new_session=True,
     )
     os.close(commands_in)

@@ -1,0 +1,398 @@
+"""The audit against a real Postgres and real stores: every kind of drift is found and named, and traffic raises no alarm."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from cdc import auditing
+from cdc.auditing import LISTED_KEYS, Progress, StoreAudit, TableAudit, Target, audit, audit_store
+from cdc.errors import ConfigError, WaitTimeout
+from cdc.ingest import run_capture
+from cdc.log.reader import open_reader
+from cdc.model.batch import Op, batch_schema
+from cdc.model.position import Cut, Lsn, Position
+from cdc.model.table import Table
+from cdc.settings import Settings
+from cdc.source.catalog import load_published
+from cdc.source.connection import connect
+from cdc.spark.follower import Follower
+from sinks import options_model
+from sinks.contract import Sink
+from tests.conftest import Database
+from tests.contract.labs import LABS, Lab
+
+Row = dict[str, Any]
+DDL = "create table public.t (id bigint primary key, a text, n numeric(10,2), u numeric, c char(5), b bool, at timestamptz)"
+ROWS = 500
+
+
+def row(number: int) -> Row:
+    return {
+        "id": number,
+        "a": ["x", None, "", "tab\tline\nback\\slash", "\\N", "ü 漢 😀"][number % 6],
+        "n": Decimal(number) / 4,
+        "u": "1.10",
+        "c": "ab",
+        "b": number % 2 == 0,
+        "at": f"2024-02-29 12:00:00.{number % 1000:03d}+00",
+    }
+
+
+@pytest.fixture
+def source(postgres: Database) -> Iterator[psycopg.Connection]:
+    with connect(postgres.dsn) as connection:
+        connection.execute(DDL)
+        connection.execute("create publication cdc for table public.t")
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                "insert into public.t values (%(id)s, %(a)s, %(n)s, %(u)s::numeric, %(c)s, %(b)s, %(at)s)",
+                [row(i) for i in range(ROWS)],
+            )
+        yield connection
+
+
+@pytest.fixture
+def table(source: psycopg.Connection) -> Table:
+    return load_published(source, "cdc")[0]
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "redis",
+        "redis-hash",
+        pytest.param("opensearch", marks=[pytest.mark.opensearch, pytest.mark.xdist_group("opensearch")]),
+    ]
+)
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    made = LABS[request.param](request.getfixturevalue)
+    yield made
+    made.close()
+
+
+class Writer:
+    """Writes rows into a store as a follower would."""
+
+    def __init__(self, sink: Sink, table: Table) -> None:
+        self._sink = sink
+        self._table = table
+        self._position = 0
+
+    def write(self, op: Op, *rows: Row) -> None:
+        first = self._position + 1
+        self._position += len(rows)
+        columns: dict[str, list[Any]] = {
+            "_cdc_position": list(range(first, self._position + 1)),
+            "_cdc_op": [int(op)] * len(rows),
+            "_cdc_lsn": [first] * len(rows),
+            "_cdc_ts": [0] * len(rows),
+            "_cdc_exact": [None] * len(rows),
+        }
+        schema = batch_schema(self._table)
+        for field in list(schema)[5:]:
+            values = pa.array([None if (value := one.get(field.name)) is None else str(value) for one in rows], pa.utf8())
+            columns[field.name] = (
+                values.cast(field.type) if field.name != "c" else pa.array([one.get("c") for one in rows]).cast(pa.utf8())
+            )
+        columns["c"] = pa.array([None if one.get("c") is None else str(one["c"]).ljust(5) for one in rows], pa.utf8())
+        self._sink.prepare(self._table)
+        self._sink.apply(pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema))
+        self._sink.commit(Cut(Position(self._position), Lsn(self._position)))
+
+
+@pytest.fixture
+def sink(lab: Lab) -> Sink:
+    return lab.opened()
+
+
+@pytest.fixture
+def writer(sink: Sink, table: Table) -> Writer:
+    filled = Writer(sink, table)
+    filled.write(Op.INSERT, *(row(i) for i in range(ROWS)))
+    return filled
+
+
+def compare(
+    source: psycopg.Connection, sink: Sink, *tables: Table, progress: Callable[[Progress], None] = lambda _: None
+) -> StoreAudit:
+    targets = [Target(table, ROWS) for table in tables]
+    return audit_store(source, "cdc", sink, lambda: targets, lambda _: sink.applied(), progress)
+
+
+def found(result: TableAudit) -> set[tuple[str, str | None, tuple[str, ...]]]:
+    return {(difference.kind, difference.key["id"], difference.columns) for difference in result.differences}
+
+
+def test_equal_stores_are_clean(source: psycopg.Connection, sink: Sink, table: Table, writer: Writer) -> None:  # noqa: ARG001
+    told: list[Progress] = []
+    result = compare(source, sink, table, progress=told.append)
+    assert result.equal, result
+    assert result.tables[0].differences == ()
+    assert (result.tables[0].source_rows, result.tables[0].store_rows) == (ROWS, ROWS)
+    assert result.position == ROWS
+    assert {"waiting", "scanning", "comparing"} <= {progress.phase for progress in told}
+
+
+def test_every_kind_of_drift_names_key_and_column(source: psycopg.Connection, sink: Sink, table: Table, writer: Writer) -> None:
+    writer.write(Op.UPDATE, {**row(12), "a": "other"})
+    writer.write(Op.UPDATE, {**row(14), "a": None})
+    writer.write(Op.UPDATE, {**row(13), "a": ""})
+    writer.write(Op.UPDATE, {**row(15), "u": "1.1"})
+    writer.write(Op.UPDATE, {**row(18), "a": "x "})
+    writer.write(Op.UPDATE, {**row(19), "b": None, "n": Decimal("4.76")})
+    writer.write(Op.DELETE, {"id": 20})
+    writer.write(Op.INSERT, row(ROWS + 1))
+    result = compare(source, sink, table)
+    assert not result.equal
+    [drifted] = result.tables
+    assert found(drifted) == {
+        ("different", "12", ("a",)),
+        ("different", "14", ("a",)),
+        ("different", "13", ("a",)),
+        ("different", "15", ("u",)),
+        ("different", "18", ("a",)),
+        ("different", "19", ("n", "b")),
+        ("missing", "20", ()),
+        ("extra", f"{ROWS + 1}", ()),
+    }
+    assert (drifted.missing, drifted.extra, drifted.different, drifted.unsettled) == (1, 1, 6, 0)
+    assert drifted.columns == {"a": 4, "u": 1, "n": 1, "b": 1}
+    shown = str(result.to_json())
+    assert "other" not in shown
+    assert "漢" not in shown
+
+
+def test_an_empty_store_lacks_every_row_and_lists_a_few(source: psycopg.Connection, sink: Sink, table: Table) -> None:
+    sink.prepare(table)
+    [result] = compare(source, sink, table).tables
+    assert (result.missing, result.store_rows, len(result.differences)) == (ROWS, 0, LISTED_KEYS)
+
+
+class Held:
+    """A store whose content is given; for what no real store of ours would hold."""
+
+    parallel = False
+    name = "held"
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+
+    def applied(self) -> Cut:
+        return Cut(Position(1), Lsn(1))
+
+    def make_visible(self) -> None: ...
+
+    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        yield self.batch
+
+    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
+        wanted = {tuple(key.values()) for key in keys.to_pylist()}
+        kept = [tuple(one[name] for name in keys.schema.names) in wanted for one in self.batch.to_pylist()]
+        return self.batch.filter(pa.array(kept))
+
+
+def texts(**columns: list[str | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(values, pa.utf8()) for values in columns.values()], names=list(columns))
+
+
+def published(connection: psycopg.Connection, name: str) -> Table:
+    return next(table for table in load_published(connection, "cdc") if table.name == name)
+
+
+def test_keys_of_any_shape(source: psycopg.Connection) -> None:
+    """Composite keys, keys that are no value of their type, keys equal to Postgres but other text, rows without a key."""
+    source.execute("create table public.k (a char(3), b numeric, v text, primary key (a, b))")
+    source.execute("create table public.twins (v text, w int)")
+    source.execute("alter table public.twins replica identity full")
+    source.execute("alter publication cdc add table public.k, public.twins")
+    source.execute("insert into public.k values ('a', 1.50, 'x'), ('b', 2, 'y')")
+    source.execute("insert into public.twins values ('t', 1), ('t', 1), (null, null), (null, 2)")
+    keys, twins = published(source, "k"), published(source, "twins")
+    held = Held(texts(a=["a  ", "b  ", "zz "], b=["1.5", "2", "no number"], v=["x", "y", "z"]))
+    [result] = compare(source, held, keys).tables  # type: ignore[arg-type]
+    assert {(one.kind, one.key["a"], one.key["b"]) for one in result.differences} == {
+        ("missing", "a  ", "1.50"),
+        ("extra", "a  ", "1.5"),
+        ("extra", "zz ", "no number"),
+    }
+    [clean] = compare(source, Held(texts(v=[None, "t", None, "t"], w=["2", "1", None, "1"])), twins).tables  # type: ignore[arg-type]
+    assert clean.equal
+    [less] = compare(source, Held(texts(v=[None, "t", None], w=["2", "1", None])), twins).tables  # type: ignore[arg-type]
+    assert (less.missing, less.extra, less.different) == (1, 0, 0)
+    assert less.differences[0].key == {"v": "t", "w": "1"}
+
+
+def test_only_what_is_published_counts(source: psycopg.Connection) -> None:
+    source.execute("create table public.f (id int primary key, v text)")
+    source.execute("insert into public.f select g, 'v' from generate_series(1, 100) g")
+    source.execute("create publication half for table public.f where (id <= 50)")
+    table = load_published(source, "half")[0]
+    held = Held(texts(id=[f"{i}" for i in range(1, 51)], v=["v"] * 50))
+    result = audit_store(source, "half", held, lambda: [Target(table)], lambda _: held.applied())  # type: ignore[arg-type]
+    assert result.equal
+
+
+def test_one_table_that_cannot_be_read_does_not_end_the_others(
+    source: psycopg.Connection, postgres: Database, table: Table
+) -> None:
+    source.execute("create table public.gone (id int primary key)")
+    source.execute("alter publication cdc add table public.gone")
+    gone = published(source, "gone")
+    with psycopg.connect(postgres.dsn, autocommit=True) as other:
+        other.execute("drop table public.gone")
+        other.execute("alter table public.t drop column b")
+    result = compare(source, Held(texts(**{name: [] for name in table.names})), gone, table)  # type: ignore[arg-type]
+    assert not result.equal
+    assert [one.error is not None for one in result.tables] == [True, True]
+    assert "no table public.gone" in (result.tables[0].error or "")
+    source.execute("select 1")
+
+
+def test_a_store_that_fails_ends_the_audit_at_once(source: psycopg.Connection, table: Table) -> None:
+    class Failing(Held):
+        def scan(self, table: Table) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+            raise ConnectionError("down")
+
+    with pytest.raises(ConnectionError):
+        compare(source, Failing(texts()), table)  # type: ignore[arg-type]
+    assert source.execute("select 1").fetchone() == (1,)
+
+
+# The whole way: real capture, real log, real followers, traffic all the while
+
+
+@contextmanager
+def service(settings: Settings) -> Iterator[None]:
+    """Capture and one follower for each store, in threads."""
+    stop = threading.Event()
+
+    def follow(store: str) -> None:
+        with closing(open_reader(settings.log.dir)) as reader:
+            follower = Follower(store, settings.stores[store], settings.log.dir, reader, settings.run_dir, stop)
+            follower.start()
+            while not stop.is_set():
+                head = reader.wait(follower.applied.position, 0.05)
+                if head.position > follower.applied.position:
+                    follower.follow_to(head)
+                follower.idle()
+                follower.report()
+            follower.close()
+
+    threads = [threading.Thread(target=run_capture, args=(settings, stop))]
+    threads += [threading.Thread(target=follow, args=(store,)) for store in settings.stores]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+
+
+@contextmanager
+def traffic(dsn: str, seed: int) -> Iterator[None]:
+    """Inserts, updates and deletes without a pause, a counter that every transaction writes among them; keys 100 to 199 rest."""
+    dice = random.Random(seed)
+    stop = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            while not stop.is_set():
+                with connection.transaction():
+                    connection.execute("update public.t set n = n + 1 where id = 0")
+                    for _ in range(dice.randrange(1, 20)):
+                        key = dice.choice([dice.randrange(1, 100), dice.randrange(200, 3000)])
+                        change = [
+                            "delete from public.t where id = %(id)s",
+                            "insert into public.t (id, a) values (%(id)s, %(a)s) on conflict (id) do update set a = excluded.a, u = 1.10",
+                            "update public.t set a = %(a)s, at = now() where id = %(id)s",
+                        ][dice.randrange(3)]
+                        connection.execute(change, {"id": key, "a": dice.choice([None, "", "v", "w"])})
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def settings_of(postgres: Database, folder: Path, stores: Mapping[str, Mapping[str, object]]) -> Settings:
+    return Settings(
+        source={"dsn": postgres.dsn, "slot": f"audit_{postgres.name}"[:60]},
+        log={"dir": folder / "log"},
+        stores={name: options_model(str(given["kind"])).model_validate(given) for name, given in stores.items()},
+        run_dir=folder / "run",
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("source")
+def test_traffic_raises_no_alarm_and_hides_no_drift(postgres: Database, valkey: Any, tmp_path: Path, seed: int) -> None:
+    # A name of its own: the twin's stores live as long as the process.
+    twin = f"twin-{postgres.name.replace('_', '-')}"
+    settings = settings_of(
+        postgres, tmp_path, {"cache": {"kind": "redis", "url": valkey.url, "key": "t:{id}"}, twin: {"kind": "memory"}}
+    )
+    with service(settings), traffic(postgres.dsn, seed):
+        results = {result.store: result for result in audit(settings, timeout_s=60)}
+        assert set(results) == {"cache", twin}
+        for result in results.values():
+            assert result.equal, result.to_json()
+            assert result.tables[0].source_rows > 100
+        with valkey.client() as client:
+            assert client.delete("t:150") == 1
+            document = client.get("t:160")
+            client.set("t:160", document.replace(b'"c":"ab', b'"c":"aB'))
+        for _ in range(2):
+            [result] = audit(settings, "cache", timeout_s=60)
+            assert found(result.tables[0]) == {("missing", "150", ()), ("different", "160", ("c",))}
+            assert not result.equal
+        with pytest.raises(ConfigError, match="no store 'cash'") as refused:
+            audit(settings, "cash")
+        assert refused.value.hint == "did you mean cache?"
+        with pytest.raises(ConfigError, match="has no table"):
+            audit(settings, "cache", "public.nothing")
+
+
+@pytest.mark.usefixtures("source")
+def test_a_store_that_lags_is_waited_for_and_then_named(postgres: Database, tmp_path: Path) -> None:
+    twin = f"late-{postgres.name.replace('_', '-')}"
+    settings = settings_of(postgres, tmp_path, {twin: {"kind": "memory"}})
+    with service(settings):
+        audit(settings, timeout_s=60)
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("update public.t set a = 'late' where id = 1")
+    began = time.monotonic()
+    with pytest.raises(WaitTimeout):
+        audit(settings, timeout_s=0.5)
+    assert time.monotonic() - began < auditing.NUDGE_AFTER_S + 10
+
+
+@pytest.mark.usefixtures("source")
+def test_a_published_table_that_the_log_does_not_know_is_a_difference(postgres: Database, tmp_path: Path) -> None:
+    twin = f"new-{postgres.name.replace('_', '-')}"
+    settings = settings_of(postgres, tmp_path, {twin: {"kind": "memory"}})
+    with service(settings):
+        audit(settings, timeout_s=60)
+        with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+            connection.execute("create table public.unseen (id int primary key)")
+            connection.execute("insert into public.unseen values (1)")
+            connection.execute("alter publication cdc add table public.unseen")
+        [result] = audit(settings, timeout_s=60)
+    unseen = next(one for one in result.tables if one.table == "public.unseen")
+    assert unseen.missing == 1
+    assert "the log has nothing of this table" in (unseen.error or "")
+    assert not result.equal
