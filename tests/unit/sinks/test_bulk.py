@@ -1,0 +1,129 @@
+"""Bulk requests and the verdicts on their items, against a cluster that answers what it is told."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cdc.errors import StoreError
+from cdc.model.batch import Op
+from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s
+from sinks.search.bulk import actions, payload, send, split
+from sinks.search.wire import Answer
+from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
+
+BODY = actions(upserts(ORDERS, 1, [order(i) for i in range(8)]), ORDERS)
+ROWS = np.arange(8)
+CANARY = "canary-value"
+
+
+class Scripted:
+    """Plays the cluster: one answer per request; remembers which ids each request held."""
+
+    store, where = "search", "host:9200"
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self._answers = list(answers)
+        self.requests: list[list[str]] = []
+
+    def send(self, method: str, path: str, body: bytes, **_: Any) -> Answer:
+        assert (method, path) == ("POST", "/w1/_bulk")
+        self.requests.append([json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]])
+        return self._answers.pop(0)
+
+    def error(self, doing: str, answer: Answer) -> StoreError:
+        return StoreError(f"{doing} {answer.status} {answer.error_type}", retryable=False)
+
+
+def items(*found: int | tuple[int, str]) -> Answer:
+    made = []
+    for item in found:
+        status, kind = item if isinstance(item, tuple) else (item, "")
+        reason = f"failed to parse field [amount] of type [long] in document with id '1'. Preview of field's value: '{CANARY}'"
+        made.append({"index": {"status": status, **({"error": {"type": kind, "reason": reason}} if kind else {})}})
+    return Answer(200, {"errors": True, "items": made})
+
+
+def sent(*answers: Answer) -> tuple[Any, Scripted, list[float]]:
+    cluster, pauses = Scripted(answers), []
+    return send(cluster, "w1", BODY, ROWS, sleep=pauses.append, chance=random.Random(1)), cluster, pauses  # type: ignore[arg-type]
+
+
+def test_a_body_is_an_action_and_a_document_per_row() -> None:
+    changes = [(Op.INSERT, 5, {"a": 'q"', "b": "x:y", "v": None}), (Op.DELETE, 6, {"a": "k" * 600, "b": "b"})]
+    found = [json.loads(line) for line in actions(batch(PAIRS, changes), PAIRS).data.tobytes().splitlines()]
+    assert found[0] == {"index": {"version_type": "external", "_id": 'q":x\\:y', "version": 5}}
+    assert found[1] == {"_cdc_position": 5, "a": 'q"', "b": "x:y", "v": None}
+    assert found[2]["index"]["_id"].startswith("\\#")
+    assert len(found[2]["index"]["_id"].encode()) <= 512
+    assert found[3] == {"_cdc_position": 6, "_cdc_deleted": True, "a": "k" * 600, "b": "b"}
+
+
+def test_a_batch_is_split_by_bytes() -> None:
+    parts = split(BODY, ROWS, 2 * (len(BODY.data) // 8) + 50)
+    assert np.concatenate(parts).tolist() == ROWS.tolist()
+    assert 1 < len(parts) < 8
+    assert b"".join(payload(BODY, part) for part in parts) == BODY.data.tobytes()
+    assert [len(part) for part in split(BODY, ROWS, 1)] == [1] * 8
+
+
+def test_nothing_else_is_asked_when_all_went_well() -> None:
+    verdicts, cluster, pauses = sent(Answer(200, {"errors": False}))
+    assert verdicts.count(Fate.WRITTEN) == 8
+    assert (len(cluster.requests), pauses) == (1, [])
+
+
+def test_each_item_is_judged_in_the_order_of_the_request() -> None:
+    dead = (400, "mapper_parsing_exception")
+    verdicts, _, _ = sent(
+        items(201, 200, (409, "version_conflict_engine_exception"), dead, 201, (404, "index_not_found_exception"), 201, 201)
+    )
+    assert verdicts.of(Fate.WRITTEN).tolist() == [0, 1, 4, 6, 7]
+    assert verdicts.of(Fate.STALE).tolist() == [2]
+    assert verdicts.of(Fate.FENCED).tolist() == [5]
+    assert verdicts.reasons == {3: "mapper_parsing_exception: amount"}
+
+
+def test_only_items_that_were_turned_away_are_sent_again_in_halves() -> None:
+    busy = (429, "rejected_execution_exception")
+    verdicts, cluster, pauses = sent(
+        items(201, busy, 201, busy, busy, 201, busy, 201), items(201, 201), items(201, busy), items(409)
+    )
+    assert cluster.requests[1:] == [["1", "3"], ["4", "6"], ["6"]]
+    assert verdicts.count(Fate.WRITTEN) == 7
+    assert verdicts.of(Fate.STALE).tolist() == [6]
+    assert len(pauses) == 2
+    assert 0 < pauses[0] < pauses[1] * 2
+
+
+def test_a_busy_cluster_is_given_up_on_after_a_while() -> None:
+    with pytest.raises(StoreError) as failure:
+        sent(*[Answer(429, None)] * 100)
+    assert failure.value.retryable
+    assert sum(backoff_s(attempt, random.Random(1)) for attempt in range(ATTEMPTS_MAX)) < 30
+
+
+def test_a_request_that_is_too_large_is_split_until_one_row_is() -> None:
+    class Small(Scripted):
+        def send(self, method: str, path: str, body: bytes, **given: Any) -> Answer:
+            self._answers = [
+                Answer(413, None) if len(body.splitlines()) > 2 or b'"id":5,' in body else Answer(200, {"errors": False})
+            ]
+            return super().send(method, path, body, **given)
+
+    verdicts = send(Small([]), "w1", BODY, ROWS)  # type: ignore[arg-type]
+    assert verdicts.of(Fate.DEAD).tolist() == [5]
+    assert verdicts.count(Fate.WRITTEN) == 7
+
+
+@pytest.mark.parametrize("answer", [Answer(403, None), Answer(401, None), items(*[201] * 7, (403, "security_exception"))])
+def test_a_refusal_is_an_error_that_quotes_no_rows(answer: Answer) -> None:
+    with pytest.raises(StoreError) as failure:
+        sent(answer)
+    assert not failure.value.retryable
+    assert CANARY not in failure.value.line()

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from cdc.errors import ConfigError
+from cdc.model.batch import Op
+from sinks.cache.keytemplate import DEFAULT, bind
+from tests.contract.rows import ORDERS, PAIRS, TYPES, batch, order, upserts
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (DEFAULT, b"public.orders:7"),
+        ("product:{id}", b"product:7"),
+        ("{schema}/{table}/{id}/v1", b"public/orders/7/v1"),
+        ("{{x}}{key}", b"{x}7"),
+    ],
+)
+def test_names(template: str, expected: bytes) -> None:
+    assert bind(template, ORDERS).texts(upserts(ORDERS, 1, [order(7)])).to_array().to_pylist() == [expected]
+    deleted = batch(ORDERS, [(Op.DELETE, 2, order(7))])
+    assert bind(template, ORDERS).texts(deleted).to_array().to_pylist() == [expected]
+
+
+def test_names_of_tables_never_run_into_each_other() -> None:
+    assert bind(DEFAULT, TYPES).prefix == "Odd%20Schema.Every%20%22type%22:"
+    assert bind(DEFAULT, dataclasses.replace(ORDERS, schema="a.b", name="c")).prefix == "a%2Eb.c:"
+
+
+@pytest.mark.parametrize("template", [DEFAULT, "p:{a}:{b}", "p:{b}--{a}.", "p:{a}:x{b}:y"])
+def test_two_rows_never_share_a_name(template: str) -> None:
+    parts = ["", "a", ":", "-", "--", ".", "\\", "\\:", ":x", "a:b", "N", "\\N", "x", ":y"]
+    rows = [{"a": a, "b": b, "v": None} for a, b in itertools.product(parts, parts)]
+    bound = bind(template, PAIRS)
+    given = upserts(PAIRS, 1, rows)
+    found = bound.texts(given).to_array().to_pylist()
+    assert len(set(found)) == len(rows)
+    assert bound.texts_of_keys(given.select(["a", "b"])).to_array().to_pylist() == found
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{id}", "begin with"),
+        ("cdc:{id}", "begin with"),
+        ("o:{status}", "may change"),
+        ("o:{id}:{status}", "may change"),
+        ("o:{nope}", "not part of the key"),
+        ("o:", "differ in id"),
+        ("o:{id", "braces"),
+        ("o:{id!r}", "only"),
+        ("o:{id:>5}", "only"),
+        ("o\\{id}", "backslash"),
+        ("o:{id}:{id}", "twice"),
+    ],
+)
+def test_a_template_that_cannot_name_rows_is_refused(template: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        bind(template, ORDERS)
+
+
+@pytest.mark.parametrize("template", ["p:{a}{b}", "p:{a}N{b}", "p:{a}", "p:{key}:{a}"])
+def test_a_template_that_could_mix_rows_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError):
+        bind(template, PAIRS)
+
+
+def test_a_table_without_identity_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no identity"):
+        bind(DEFAULT, dataclasses.replace(PAIRS, columns=tuple(dataclasses.replace(c, key=False) for c in PAIRS.columns)))

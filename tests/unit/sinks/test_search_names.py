@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cdc.errors import ConfigError
+from cdc.model.pgtypes import TEXT
+from cdc.model.table import Column
+from sinks.search.mapping import contradicted, missing, properties
+from sinks.search.naming import field_names, places
+from tests.contract.rows import ORDERS, TYPES
+
+
+def test_an_ordinary_table_keeps_its_name() -> None:
+    assert places("{schema}.{table}", ORDERS).alias == "public.orders"
+    assert places("shop-{table}", ORDERS).index == "shop-orders@1"
+
+
+def test_odd_names_are_allowed_and_stay_apart() -> None:
+    odd = [
+        "T",
+        "t",
+        "Orders",
+        "orders",
+        "a b",
+        "a/b",
+        "../../x",
+        "_x",
+        "-x",
+        ".",
+        "..",
+        "CON",
+        "n" * 63,
+        "é" * 63,
+        "e\u0301" * 31,
+        "*",
+        "a#b",
+        '"',
+    ]
+    found = [places("{table}", dataclasses.replace(ORDERS, name=name)).index for name in odd]
+    assert len(set(found)) == len(odd)
+    for name in found:
+        assert name == name.lower()
+        assert not set(name) & set('\\/*?"<>| ,#:')
+        assert name[0] not in "_-+."
+        assert len(name.encode()) <= 255
+
+
+@pytest.mark.parametrize("template", ["{table", "{id}", "{0}", "{}"])
+def test_a_template_of_anything_else_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError, match="index ="):
+        places(template, ORDERS)
+
+
+def test_columns_become_fields_of_their_own() -> None:
+    odd = ["a.b", "a%2Eb", "a", "_id", "%5Fid", "_source", "*", " ", "_cdc"]
+    table = dataclasses.replace(ORDERS, columns=tuple(Column(name, TEXT) for name in odd))
+    names = field_names(table)
+    fields = [names.get(name, name) for name in odd]
+    assert len(set(fields)) == len(odd)
+    assert not any("." in field or "*" in field for field in fields)
+    assert names["_id"] == "%5Fid"
+
+
+def test_types_that_never_change() -> None:
+    wanted = properties(TYPES)
+    assert wanted["big"] == {"type": "long"}
+    assert wanted["money"] == {"type": "double", "ignore_malformed": True}
+    assert missing(wanted, {k: v for k, v in wanted.items() if k != "big"}) == {"big": {"type": "long"}}
+    assert contradicted(wanted, {**wanted, "big": {"type": "text"}}) == ["big"]
