@@ -150,14 +150,14 @@ def _problem(source: SourceTable, whole_key: bool, readable: bool, row_security:
             f"row-level security hides rows of table {source.name} from role {role!r}",
             hint=f"ALTER ROLE {sql.Identifier(role).as_string()} BYPASSRLS",
         )
-    if table.identity == "n" or not table.key:
-        return SourceError(
-            f"table {source.name} has no usable replica identity",
-            hint=f"add a primary key, or: ALTER TABLE {quoted} REPLICA IDENTITY FULL",
-        )
     if not whole_key:
         return SourceError(
             f"the publication leaves out a key column of table {source.name}",
             hint="add the column to the publication's column list",
+        )
+    if table.identity == "n" or not table.key:
+        return SourceError(
+            f"table {source.name} has no usable replica identity",
+            hint=f"add a primary key, or: ALTER TABLE {quoted} REPLICA IDENTITY FULL",
         )
     return None

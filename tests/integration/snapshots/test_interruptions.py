@@ -1,0 +1,174 @@
+"""kill -9, lost connections, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.embedded.postgres import Postgres
+from cdc.errors import SourceError
+from cdc.source import connect
+from snapshots.catalog import load_tables
+from snapshots.progress import FILE
+from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
+
+ROWS, CHUNK = 5000, 50
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from tests.integration.snapshots.pipeline import Pipeline
+pipeline = Pipeline(sys.argv[1], Path(sys.argv[2]), chunk_rows=int(sys.argv[3]))
+pipeline.start()
+while True:
+    pipeline.check()
+    time.sleep(0.01)
+"""
+
+
+def done(folder: Path) -> int:
+    try:
+        (record,) = json.loads((folder / FILE).read_text())["tables"].values()
+    except FileNotFoundError:
+        return 0
+    return int(record["done"])
+
+
+@pytest.mark.faults
+def test_killed_and_resumed(postgres: Any, tmp_path: Path) -> None:
+    """Chunks that were recorded are not read again; everything else is there, and changes made meanwhile too."""
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text)")
+        sql.execute(f"insert into t select i, 'v' from generate_series(1, {ROWS}) i")
+        sql.execute("vacuum analyze t")
+        reached = 0
+        for _ in range(3):
+            child = subprocess.Popen([sys.executable, "-c", CHILD, postgres.unix_dsn, str(tmp_path), str(CHUNK)])
+            deadline = time.monotonic() + 60
+            while done(tmp_path) < reached + 4 * CHUNK:
+                assert child.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+            reached = done(tmp_path)
+            assert 0 < reached < ROWS, "the child was too fast to be caught in the middle"
+            sql.execute("update t set v = v || 'x' where id % 10 = 0")
+            sql.execute("update t set id = id + 100000 where id % 1000 = 1")
+        with running(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK) as pipeline:
+            pipeline.wait_finished()
+            settle(pipeline, sql)
+        assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(sql, "public.t")
+        assert operations(tmp_path, "public.t")["READ"] <= ROWS + 3 * 4 * CHUNK + 20
+
+
+@pytest.mark.faults
+def test_connections_are_lost(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text)")
+        sql.execute(f"insert into t select i, 'v' from generate_series(1, {ROWS}) i")
+        with running(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK) as pipeline:
+            for wanted in (10, 40):
+                while pipeline.entered < wanted:
+                    pipeline.check()
+                    time.sleep(0.001)
+                sql.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headwater snapshot'")
+            pipeline.wait_finished()
+            settle(pipeline, sql)
+        assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(sql, "public.t")
+
+
+def test_the_stream_begins_anew(postgres: Any, tmp_path: Path) -> None:
+    """What was handed over but not made durable is read again."""
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text)")
+        sql.execute(f"insert into t select i, 'v' from generate_series(1, {ROWS}) i")
+        with running(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK) as pipeline:
+            for wanted in (5, 30, 50):
+                while pipeline.entered < wanted:
+                    pipeline.check()
+                    time.sleep(0.001)
+                pipeline.feed.reset()
+            pipeline.wait_finished()
+            settle(pipeline, sql)
+        assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(sql, "public.t")
+
+
+def test_a_table_is_dropped_before_its_turn(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as sql:
+        for name in ("a", "b"):
+            sql.execute(f"create table {name} (id int primary key)")
+            sql.execute(f"insert into {name} select generate_series(1, 1000)")
+        pipeline = Pipeline(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK)
+        pipeline.pause.set()
+        pipeline.start()
+        while not pipeline.feed._ready:
+            time.sleep(0.01)
+        sql.execute("drop table b")
+        pipeline.pause.clear()
+        pipeline.wait_finished()
+        pipeline.close()
+        assert [one.table for one in pipeline.progress.tables()] == ["public.a"]
+
+
+def test_settings_of_the_role_do_not_reach_the_session(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, at timestamptz, f float8, b bytea)")
+        sql.execute("insert into t select i, now(), i / 3.0, '\\x00ff' from generate_series(1, 2000) i")
+        name = postgres.name
+        for setting, value in {
+            "statement_timeout": "1",
+            "idle_in_transaction_session_timeout": "1",
+            "transaction_timeout": "1",
+            "timezone": "Asia/Tokyo",
+            "datestyle": "German",
+            "extra_float_digits": "-5",
+            "bytea_output": "escape",
+        }.items():
+            sql.execute(f"alter database {name} set {setting} = '{value}'")
+        # Only the snapshot's own sessions come after that: the pipeline's others would end by the timeouts, which is not the point here.
+        sql.execute(f"alter database {name} reset statement_timeout")
+        sql.execute(f"alter database {name} reset transaction_timeout")
+        with running(postgres.unix_dsn, tmp_path, chunk_rows=500) as pipeline:
+            pipeline.wait_finished()
+            settle(pipeline, sql)
+            assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(sql, "public.t")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says", "hint"),
+    [
+        (
+            "alter table t enable row level security; create policy p on t using (id > 1); grant select on t to poor",
+            "row-level",
+            "BYPASSRLS",
+        ),
+        ("select 1", "may not read table public.t", 'GRANT SELECT ON "public"."t" TO "poor"'),
+        (
+            "grant select on t to poor; alter table t replica identity nothing",
+            "no usable replica identity",
+            "REPLICA IDENTITY FULL",
+        ),
+        (
+            "grant select on t to poor; alter table t alter v set not null; alter publication cdc set table t (v)",
+            "leaves out a key column",
+            "column list",
+        ),
+    ],
+)
+def test_refusals(postgres_server: Postgres, prepare: str, says: str, hint: str) -> None:
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as sql:
+        sql.execute("create table t (id int primary key, v text); create role poor login; create publication cdc for table t")
+        sql.execute(prepare)
+    with connect(postgres_server.dsn(user="poor")) as connection, pytest.raises(SourceError, match=says) as refused:
+        load_tables(connection, ("public.*",), "cdc")
+    assert hint in (refused.value.hint or "")

@@ -1,0 +1,163 @@
+"""A commit that is in the WAL, and so in the stream, while nobody sees it yet: held up by a synchronous standby that never answers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.embedded.postgres import Postgres
+from cdc.source import connect
+from snapshots.catalog import load_tables
+from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, settle
+
+ROWS = 500
+
+
+@pytest.fixture
+def table(postgres_server: Postgres) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as sql:
+        sql.execute("create table t (id int primary key, v text)")
+        sql.execute(f"insert into t select i, 'old' from generate_series(1, {ROWS}) i")
+        yield sql
+
+
+@contextlib.contextmanager
+def held_commit(server: Postgres, statement: str) -> Iterator[None]:
+    """The statement's commit is in the WAL for the whole block, and becomes visible at its end."""
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("alter system set synchronous_standby_names = 'nobody'")
+        admin.execute("select pg_reload_conf()")
+        committing = Thread(target=_execute, args=(server.dsn(), statement))
+        try:
+            while admin.execute("show synchronous_standby_names").fetchone() != ("nobody",):
+                time.sleep(0.01)
+            committing.start()
+            while not admin.execute("select 1 from pg_stat_activity where wait_event = 'SyncRep'").fetchone():
+                time.sleep(0.01)
+            yield
+        finally:
+            admin.execute("alter system reset synchronous_standby_names")
+            admin.execute("select pg_reload_conf()")
+            committing.join()
+
+
+def _execute(dsn: str, statement: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute(statement)
+
+
+@contextlib.contextmanager
+def closing(pipeline: Pipeline) -> Iterator[Pipeline]:
+    try:
+        yield pipeline
+        pipeline.check()
+    finally:
+        pipeline.close()
+
+
+def until(condition: Any, timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+CHANGES = {
+    "update": "update t set v = 'new' where id = 7",
+    "delete": "delete from t where id = 7",
+    "key": "update t set id = 1000 where id = 7",
+    "truncate": "truncate t",
+}
+
+
+@pytest.mark.parametrize("kind", ["update", "delete", "key"])
+def test_delivered_before_the_window_opened(
+    postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path, kind: str
+) -> None:
+    """The chunk is read again until the commit is visible; LSNs alone would let the old row win."""
+    with closing(Pipeline(postgres_server.dsn(), tmp_path)) as pipeline:
+        pipeline.start(snapshot=False)
+        with held_commit(postgres_server, CHANGES[kind]):
+            until(lambda: pipeline.writer.head.position >= 1)
+            assert table.execute("select v from t where id = 7").fetchone() == ("old",), "the race is not there"
+            pipeline.coordinator.start()
+            time.sleep(0.5)
+            pipeline.check()
+            assert pipeline.entered == 0
+        pipeline.wait_finished()
+        settle(pipeline, table)
+        assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(table, "public.t")
+
+
+@pytest.mark.parametrize("kind", ["update", "delete", "key"])
+def test_delivered_inside_the_window(postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path, kind: str) -> None:
+    """The chunk may be used, without the key: the snapshot finishes although the commit is still invisible."""
+    with closing(Pipeline(postgres_server.dsn(), tmp_path, chunk_rows=1000)) as pipeline:
+        pipeline.pause.set()
+        pipeline.start(snapshot=False)
+        with held_commit(postgres_server, CHANGES[kind]):
+            pipeline.coordinator.start()
+            until(lambda: pipeline.feed._ready)
+            pipeline.pause.clear()
+            pipeline.wait_finished()
+            assert operations(tmp_path, "public.t")["READ"] == ROWS - 1
+        settle(pipeline, table)
+        assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(table, "public.t")
+
+
+def test_delivered_to_an_earlier_process(postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path) -> None:
+    """Durable in the log, never delivered again, and invisible still when the next process begins."""
+    with closing(Pipeline(postgres_server.dsn(), tmp_path)) as first, connect(postgres_server.dsn()) as catalog:
+        for source in load_tables(catalog, first.source.tables, first.source.publication):
+            first.progress.begin(source)
+        first.start(snapshot=False)
+        held = held_commit(postgres_server, CHANGES["update"])
+        held.__enter__()
+        until(lambda: first.writer.head.position >= 1)
+    with psycopg.connect(postgres_server.dsn()) as idle, closing(Pipeline(postgres_server.dsn(), tmp_path)) as second:
+        # Somebody who holds a transaction open for long must not hold the snapshot up.
+        idle.execute("update t set v = 'never' where id = 8")
+        second.start()
+        time.sleep(0.5)
+        second.check()
+        assert second.entered == 0
+        held.__exit__(None, None, None)
+        second.wait_finished()
+        idle.rollback()
+        settle(second, table)
+        assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(table, "public.t")
+
+
+def test_truncated_after_the_chunk_was_read(postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path) -> None:
+    with closing(Pipeline(postgres_server.dsn(), tmp_path, chunk_rows=200)) as pipeline:
+        pipeline.pause.set()
+        pipeline.start()
+        until(lambda: pipeline.feed._ready)
+        # The chunk's transaction has ended, its watermark is in the WAL already or comes behind: either way nothing may come back.
+        table.execute("truncate t")
+        table.execute("insert into t values (1, 'again')")
+        pipeline.pause.clear()
+        pipeline.wait_finished()
+        settle(pipeline, table)
+        assert fold(tmp_path, "public.t") == {("1",): ("1", "again")}
+
+
+def test_finished_tables_are_not_held_up_by_a_later_start(
+    postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    with closing(Pipeline(postgres_server.dsn(), tmp_path)) as first:
+        first.start()
+        first.wait_finished()
+    before = operations(tmp_path, "public.t")
+    with closing(Pipeline(postgres_server.dsn(), tmp_path)) as second:
+        second.start()
+        second.wait_finished()
+        settle(second, table)
+    assert operations(tmp_path, "public.t") == before == {"READ": ROWS}
