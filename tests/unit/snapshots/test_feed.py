@@ -1,0 +1,133 @@
+"""The feed's rules, one thread playing both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cdc.capture.group import Watermark
+from cdc.errors import SourceError
+from cdc.model.batch import Op
+from cdc.model.position import Cut, Lsn, Position
+from snapshots.catalog import SourceTable
+from snapshots.feed import Chunk, SnapshotFeed, State, place
+from snapshots.fence import Barrier, Snapshot
+from snapshots.progress import SnapshotProgress
+from tests.unit.snapshots.rows import T, batch, group
+
+SOURCE = SourceTable(T, ("a", "b"), False, None, 10, 1000, 1)
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> SnapshotFeed:
+    progress = SnapshotProgress(tmp_path)
+    progress.begin(SOURCE)
+    return SnapshotFeed(progress)
+
+
+def ready(feed: SnapshotFeed, content: bytes = b"chunk:1", snapshot: str = "100:110:105") -> Chunk:
+    window = feed.open(T)
+    assert feed.admit(window, Snapshot.parse(snapshot))
+    chunk = Chunk(content, window, shared=False)
+    feed.ready(chunk, [batch(T, [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}], op=Op.READ)])
+    return chunk
+
+
+def test_a_chunk_enters_without_what_it_does_not_see(feed: SnapshotFeed) -> None:
+    chunk = ready(feed)
+    feed.on_group(group([batch(T, [{"a": 2, "b": "x"}])], (105, 1)))
+    survivors = feed.chunk_at(Watermark(b"chunk:1", 50))
+    assert survivors is not None
+    assert [row["a"] for one in survivors for row in one.to_pylist()] == [1]
+    feed.on_durable(Cut(Position(3), Lsn(49)))
+    assert chunk.state is State.ENTERED
+    feed.on_durable(Cut(Position(3), Lsn(60)))
+    assert chunk.state is State.DURABLE
+    assert feed.chunk_at(Watermark(b"chunk:1", 50)) is None, "it enters once"
+
+
+def test_other_messages_are_no_chunks(feed: SnapshotFeed) -> None:
+    assert feed.chunk_at(Watermark(b"hello", 50)) is None
+
+
+def test_a_window_is_refused_when_something_delivered_is_not_visible(feed: SnapshotFeed) -> None:
+    feed.on_group(group([], (105, 0)))
+    assert not feed.admit(feed.open(T), Snapshot.parse("100:110:105"))
+    assert feed.admit(feed.open(T), Snapshot.parse("106:110:"))
+
+
+def test_what_was_refused_once_is_remembered(feed: SnapshotFeed) -> None:
+    feed.on_group(group([], (105, 0)))
+    for _ in range(3):
+        assert not feed.admit(feed.open(T), Snapshot.parse("100:110:105"))
+
+
+def test_the_barrier_holds_all_windows_until_it_is_passed(feed: SnapshotFeed) -> None:
+    feed.set_barrier(Barrier(Snapshot.parse("100:101:100"), 101))
+    assert not feed.admit(feed.open(T), Snapshot.parse("100:110:100"))
+    feed.on_group(group([], (100, 0)))
+    assert not feed.admit(feed.open(T), Snapshot.parse("100:110:100")), "delivered, so it has to be visible after all"
+    assert feed.admit(feed.open(T), Snapshot.parse("110:110:"))
+
+
+def test_a_barrier_gives_way_to_what_this_process_was_delivered_inside_the_window(feed: SnapshotFeed) -> None:
+    feed.set_barrier(Barrier(Snapshot.parse("100:101:100"), 101))
+    window = feed.open(T)
+    feed.on_group(group([], (100, 0)))
+    assert feed.admit(window, Snapshot.parse("100:110:100"))
+
+
+def test_reset_lets_open_chunks_be_read_again(feed: SnapshotFeed) -> None:
+    entered, waiting = ready(feed), ready(feed, b"chunk:2")
+    assert feed.chunk_at(Watermark(b"chunk:1", 50))
+    window = feed.open(T)
+    feed.reset()
+    assert (entered.state, waiting.state) == (State.REFUSED, State.REFUSED)
+    assert feed.chunk_at(Watermark(b"chunk:2", 60)) is None
+    assert feed.admit(window, Snapshot.parse("106:110:"))
+    late = Chunk(b"chunk:3", window, shared=False)
+    feed.ready(late, [])
+    assert feed.chunk_at(Watermark(b"chunk:3", 70)) is None
+    assert late.state is State.REFUSED
+
+
+def test_held_rows_overlay_the_chunk_and_outlive_no_reset(feed: SnapshotFeed) -> None:
+    missing = {"w": np.array([True])}
+    held = batch(T, [{"a": 1, "b": "x", "v": "sent"}])
+    feed.hold(held, missing)
+    assert feed.unresolved(T.oid)
+    ready(feed)
+    survivors = feed.chunk_at(Watermark(b"chunk:1", 50))
+    assert survivors is not None
+    assert survivors[0].column("v").to_pylist() == ["sent", None]
+    assert not feed.held(T.oid)
+    feed.hold(held, missing)
+    feed.reset()
+    assert not feed.held(T.oid)
+    assert feed.to_read_again() == {T.oid}
+    assert not feed.finish(T.oid)
+    feed.reading_again(T.oid)
+    assert feed.finish(T.oid)
+
+
+def test_a_crash_while_rows_are_held_begins_the_table_anew(feed: SnapshotFeed, tmp_path: Path) -> None:
+    feed._progress.advance(T.oid, 2, ("1", "x"), waiting=False)
+    assert SnapshotProgress(tmp_path).begin(SOURCE).after == ("1", "x")
+    feed.hold(batch(T, [{"a": 1, "b": "x"}]), {"w": np.array([True])})
+    again = SnapshotProgress(tmp_path).begin(SOURCE)
+    assert (again.after, again.done) == (None, 0)
+
+
+def test_errors_reach_ingest(feed: SnapshotFeed) -> None:
+    feed.fail(SourceError("no"))
+    for call in (feed.check, lambda: feed.on_group(group([])), lambda: feed.chunk_at(Watermark(b"", 0))):
+        with pytest.raises(SourceError):
+            call()
+
+
+def test_place() -> None:
+    placed = place([batch(T, [{"a": 1}, {"a": 2}]), batch(T, [{"a": 3}])], Position(41), 7, 1_000_001)
+    assert [one.column("_cdc_position").to_pylist() for one in placed] == [[41, 42], [43]]
+    assert {(row["_cdc_lsn"], row["_cdc_ts"].microsecond) for one in placed for row in one.to_pylist()} == {(7, 1)}
