@@ -1,0 +1,175 @@
+"""What only the real server shows: its refusals, its limits, and what users find under a key."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cdc.embedded.valkey import Valkey
+from cdc.errors import ConfigError, StoreError
+from cdc.model.batch import Op
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from sinks.cache.sink import CacheSink, Options
+from sinks.contract import Outcome
+from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
+
+CANARY = "canary-value"
+
+
+def cut(position: int) -> Cut:
+    return Cut(Position(position), Lsn(position), 0)
+
+
+@pytest.fixture
+def opened(valkey: Any) -> Iterator[Any]:
+    made: list[CacheSink] = []
+
+    def make(url: str = valkey.url, **options: Any) -> CacheSink:
+        sink = CacheSink("cache", Options.model_validate({"kind": "redis", "url": url, **options}))
+        made.append(sink)
+        sink.open()
+        sink.prepare(ORDERS)
+        return sink
+
+    yield make
+    for sink in made:
+        sink.close()
+
+
+def test_a_row_is_json_under_its_key(valkey: Any, opened: Any) -> None:
+    sink = opened(key="order:{id}")
+    sink.apply(upserts(ORDERS, 5, [order(1, None)]))
+    with valkey.client() as client:
+        found = json.loads(client.get("order:1"))
+    assert found["_cdc_position"] == 5
+    assert (found["amount"], found["status"], found["note"]) == (1.1, None, "")
+
+
+def test_a_row_is_a_hash_when_asked_for(valkey: Any, opened: Any) -> None:
+    sink = opened(value="hash")
+    sink.apply(upserts(ORDERS, 5, [order(1, "new")]))
+    sink.apply(upserts(ORDERS, 6, [order(1, None)]))
+    with valkey.client(decode_responses=True) as client:
+        found = client.hgetall("public.orders:1")
+    assert found == {"_cdc_position": "6", **{name: text for name, text in order(1, None).items() if text is not None}}
+
+
+def test_nothing_is_kept_of_deleted_keys_once_the_cut_has_passed(valkey: Any, opened: Any) -> None:
+    sink = opened()
+    sink.apply(upserts(ORDERS, 1, [order(i) for i in range(300)]))
+    sink.apply(batch(ORDERS, [(Op.DELETE, 301 + i, order(i)) for i in range(300)]))
+    with valkey.client() as client:
+        assert client.zcard("cdc:{cache}:graves") == 300
+        sink.commit(cut(600))
+        assert sorted(client.keys()) == [b"cdc:{cache}:applied", b"cdc:{cache}:tables"]
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_evicts_is_refused(valkey: Any, opened: Any, policy: str) -> None:
+    sink = opened()
+    with valkey.client() as client:
+        client.config_set("maxmemory-policy", policy)
+        try:
+            with pytest.raises(StoreError, match="evicts") as failure:
+                sink.open()
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+    assert not failure.value.retryable
+    assert "noeviction" in str(failure.value.hint)
+
+
+def test_a_full_server_is_waited_for(valkey: Any, opened: Any) -> None:
+    sink = opened()
+    rows = [order(i, CANARY, note="x" * 2000) for i in range(5000)]
+    with valkey.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_000_000)
+        try:
+            with pytest.raises(StoreError, match="OOM") as failure:
+                sink.apply(upserts(ORDERS, 1, rows))
+        finally:
+            client.config_set("maxmemory", 0)
+    assert failure.value.retryable
+    assert CANARY not in failure.value.line()
+    outcome = sink.apply(upserts(ORDERS, 1, rows))
+    assert outcome.written + outcome.stale == 5000
+    assert sum(len(part) for part in sink.scan(ORDERS)) == 5000
+
+
+def test_scripts_that_the_server_forgot_are_loaded_again(valkey: Any, opened: Any) -> None:
+    sink = opened()
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    with valkey.client() as client:
+        client.script_flush()
+    assert sink.apply(upserts(ORDERS, 2, [order(i) for i in range(2, 500)])) == Outcome(498)
+
+
+def test_an_emptied_server_says_so(valkey: Any, opened: Any) -> None:
+    sink = opened()
+    sink.commit(cut(9))
+    with valkey.client() as client:
+        client.flushall()
+    assert sink.applied() == ZERO_CUT
+
+
+def test_keys_of_another_program_are_not_overwritten_by_force(valkey: Any, opened: Any) -> None:
+    sink = opened()
+    with valkey.client() as client:
+        client.lpush("public.orders:1", "theirs")
+    with pytest.raises(StoreError, match="WRONGTYPE") as failure:
+        sink.apply(upserts(ORDERS, 1, [order(1)]))
+    assert not failure.value.retryable
+
+
+def test_two_tables_that_could_share_keys_are_refused(opened: Any) -> None:
+    sink = opened(key="row:{key}")
+    with pytest.raises(ConfigError, match="could be the same"):
+        sink.prepare(PAIRS)
+
+
+def test_a_store_filled_under_other_keys_is_refused(opened: Any) -> None:
+    opened(key="order:{id}")
+    with pytest.raises(ConfigError, match="has changed"):
+        opened(key="o:{id}")
+
+
+def test_truncate_spares_keys_that_only_look_alike(valkey: Any, opened: Any) -> None:
+    sink = opened()
+    odd = dataclasses.replace(ORDERS, oid=2, name="orders*")
+    sink.prepare(odd)
+    sink.apply(upserts(odd, 1, [order(1)]))
+    with valkey.client() as client:
+        client.set("public.orders:theirs", "not ours")
+        sink.apply(upserts(ORDERS, 2, [order(i) for i in range(3000)]))
+        assert sink.apply(batch(ORDERS, [(Op.TRUNCATE, 4000, {})])) == Outcome(1)
+        assert [len(part) for part in sink.scan(odd) if len(part)] == [1]
+        client.delete("public.orders:theirs")
+    assert not any(len(part) for part in sink.scan(ORDERS))
+
+
+def test_a_kill_loses_nothing_that_was_committed(valkey_server: Valkey, opened: Any) -> None:
+    sink = opened(valkey_server.url)
+    sink.apply(upserts(ORDERS, 1, [order(i) for i in range(2000)]))
+    sink.commit(cut(2000))
+    valkey_server.crash()
+    with pytest.raises(StoreError) as failure:
+        sink.apply(upserts(ORDERS, 2001, [order(1)]))
+    assert failure.value.retryable
+    valkey_server.start()
+    # The append-only file is synced once a second: what is applied may be older, never newer than the rows.
+    applied = sink.open().position
+    assert applied in (0, 2000)
+    if applied:
+        assert sum(len(part) for part in sink.scan(ORDERS)) == 2000
+
+
+def test_a_wrong_password_is_said_plainly(valkey_server: Valkey) -> None:
+    sink = CacheSink("cache", Options.model_validate({"kind": "redis", "url": valkey_server.url, "password": CANARY}))
+    with pytest.raises(StoreError) as failure:
+        sink.open()
+    sink.close()
+    assert not failure.value.retryable
+    assert CANARY not in failure.value.line()

@@ -1,0 +1,170 @@
+"""What only the real OpenSearch shows: dead letters, the fence before a purge, what users see through the alias."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc.embedded.opensearch import OpenSearch
+from cdc.errors import StoreError
+from cdc.model.batch import Op
+from cdc.model.pgtypes import INT4, INT8
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.table import Column
+from sinks.contract import Outcome
+from sinks.search.sink import Options, SearchSink
+from tests.contract.rows import ORDERS, batch, order, upserts
+
+CANARY = "canary-value"
+
+
+def cut(position: int) -> Cut:
+    return Cut(Position(position), Lsn(position), 0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def opened(opensearch: OpenSearch, clock: Clock) -> Iterator[Any]:
+    made: list[SearchSink] = []
+
+    def make(name: str = "search", **options: Any) -> SearchSink:
+        sink = SearchSink(name, Options.model_validate({"kind": "opensearch", "url": opensearch.url, **options}), clock)
+        made.append(sink)
+        sink.open()
+        sink.prepare(ORDERS)
+        return sink
+
+    yield make
+    for sink in made:
+        sink.close()
+
+
+def count(server: OpenSearch, index: str) -> int:
+    server.request("POST", f"/{index}/_refresh")
+    return int(server.request("GET", f"/{index}/_count")["count"])
+
+
+def test_users_see_living_rows_only(opensearch: OpenSearch, opened: Any) -> None:
+    sink = opened()
+    sink.apply(upserts(ORDERS, 1, [order(1, note="a paid flight"), order(2)]))
+    sink.apply(batch(ORDERS, [(Op.DELETE, 3, order(2))]))
+    sink.commit(cut(3))
+    sink.make_visible()
+    assert count(opensearch, "public.orders") == 1
+    assert count(opensearch, "public.*") == 1, "a pattern must not reach around the alias"
+    found = opensearch.request("POST", "/public.orders/_search", {"query": {"match": {"note": "flight"}}})["hits"]["hits"]
+    assert [hit["_id"] for hit in found] == ["1"]
+    for query in (
+        {"range": {"amount": {"gt": 1.0}}},
+        {"range": {"created_at": {"gte": "2013-01-01"}}},
+        {"term": {"status.keyword": "new"}},
+    ):
+        assert opensearch.request("POST", "/public.orders/_search", {"query": query})["hits"]["total"]["value"] == 1
+
+
+def test_deleted_rows_are_purged_after_their_time(opensearch: OpenSearch, opened: Any, clock: Clock) -> None:
+    sink = opened(purge_after_s=60)
+    sink.apply(upserts(ORDERS, 1, [order(1), order(2)]))
+    sink.apply(batch(ORDERS, [(Op.DELETE, 3, order(1))]))
+    sink.commit(cut(4))
+    clock.now = 59
+    sink.commit(cut(5))
+    assert count(opensearch, "public.orders@1") == 2
+    clock.now = 61
+    sink.commit(cut(6))
+    assert count(opensearch, "public.orders@1") == 1
+
+
+def test_a_sleeper_meets_the_fence(opensearch: OpenSearch, opened: Any, clock: Clock) -> None:
+    sleeper, sink = opened(), opened()
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    sink.apply(batch(ORDERS, [(Op.DELETE, 2, order(1))]))
+    sink.commit(cut(3))
+    clock.now = 1000
+    sink.commit(cut(4))
+    assert count(opensearch, "public.orders@1") == 0
+    opensearch.restart()  # and with it goes what the server itself remembers of the delete
+    late = upserts(ORDERS, 1, [order(1)])
+    assert sleeper.apply(late) == Outcome(0, stale=1)
+    assert sleeper.apply(upserts(ORDERS, 5, [order(5)])) == Outcome(1), "what is new passes"
+    assert count(opensearch, "public.orders@1") == 1
+
+
+def test_a_row_that_no_field_can_hold_is_a_dead_letter(opensearch: OpenSearch, opened: Any) -> None:
+    sink = opened()
+    # Somebody has made the field narrower than the column: the documents of two rows are refused, the others pass.
+    opensearch.request("PUT", "/public.orders@1/_mapping", {"properties": {"rank": {"type": "byte"}}})
+    table = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("rank", INT4)))
+    rows = [order(i, CANARY, rank=str(1000 if i in (3, 7) else i)) for i in range(40)]
+    outcome = sink.apply(upserts(table, 1, rows))
+    assert (outcome.written, outcome.stale) == (38, 0)
+    assert [(letter.table, letter.position) for letter in outcome.dead] == [("public.orders", 4), ("public.orders", 8)]
+    assert all("rank" in letter.reason and CANARY not in letter.reason and "1000" not in letter.reason for letter in outcome.dead)
+    assert count(opensearch, ".headwater-search-dead") == 2
+    sink.apply(upserts(table, 1, rows))
+    assert count(opensearch, ".headwater-search-dead") == 2, "a replay adds none"
+
+
+def test_a_store_that_refuses_too_much_stops(opensearch: OpenSearch, opened: Any) -> None:
+    sink = opened()
+    opensearch.request("PUT", "/public.orders@1/_mapping", {"properties": {"rank": {"type": "byte"}}})
+    table = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("rank", INT4)))
+    with pytest.raises(StoreError, match="refuses 40 of 40") as failure:
+        sink.apply(upserts(table, 1, [order(i, CANARY, rank="1000") for i in range(40)]))
+    assert not failure.value.retryable
+    assert CANARY not in failure.value.line()
+
+
+def test_a_column_with_a_new_type_is_refused_by_name(opened: Any) -> None:
+    sink = opened()
+    columns = tuple(Column("status", INT8) if column.name == "status" else column for column in ORDERS.columns)
+    with pytest.raises(StoreError, match="new type for status"):
+        sink.prepare(dataclasses.replace(ORDERS, columns=columns))
+
+
+def test_nothing_is_created_by_writing(opensearch: OpenSearch, opened: Any) -> None:
+    """The index is deleted under our feet: it comes back with its strict mapping, not with one that was guessed."""
+    sink = opened()
+    opensearch.request("DELETE", "/public.orders@1")
+    assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)
+    mappings = opensearch.request("GET", "/public.orders/_mapping")["public.orders@1"]["mappings"]
+    assert mappings["dynamic"] == "strict"
+    assert mappings["properties"]["amount"]["type"] == "double"
+
+
+def test_somebody_elses_index_is_left_alone(opensearch: OpenSearch, opened: Any) -> None:
+    opensearch.request("PUT", "/mine.orders")
+    with pytest.raises(StoreError, match=r"mine\.orders exists and is not ours"):
+        opened(index="mine.{table}")
+
+
+def test_an_emptied_store_says_so(opensearch: OpenSearch, opened: Any) -> None:
+    sink = opened()
+    sink.commit(cut(9))
+    for index in opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all"):
+        opensearch.request("DELETE", f"/{index['index']}")
+    assert sink.open() == ZERO_CUT
+
+
+def test_a_large_batch_goes_out_in_several_requests(opened: Any) -> None:
+    sink = opened(request_bytes=20_000)
+    rows = [order(i) for i in range(1000)]
+    assert sink.apply(upserts(ORDERS, 1, rows)) == Outcome(1000)
+    assert sink.apply(upserts(ORDERS, 1, rows)) == Outcome(0, stale=1000)
+    sink.make_visible()
+    assert pa.Table.from_batches(sink.scan(ORDERS)).num_rows == 1000
