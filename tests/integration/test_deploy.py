@@ -1,0 +1,86 @@
+"""What deploy/ promises: the role is enough, and every stop state has its page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from cdc.errors import StopState
+from cdc.settings import Source
+from cdc.source import connect, ensure_publication, ensure_slot
+from cdc.source.checks import check_source
+from tests.conftest import Database
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_role_is_enough_and_no_more(pg_versions: Database) -> None:
+    role = f"r {pg_versions.name}"
+    admin = pg_versions.connect()
+    admin.execute(
+        """
+        create schema "my shop";
+        create table "my shop"."Orders" (id int primary key);
+        create table "my shop".loose (id int);
+        create table "my shop".parted (id int primary key) partition by range (id);
+        create table "my shop".part partition of "my shop".parted default;
+        """
+    )
+    psql = [
+        "psql",
+        "-X",
+        "-q",
+        "-d",
+        pg_versions.dsn,
+        "-v",
+        f"role={role}",
+        "-v",
+        "schema=my shop",
+        "-f",
+        str(ROOT / "deploy/roles.sql"),
+    ]
+    for _ in range(2):
+        done = subprocess.run([str(pg_versions.server.binary("psql")), *psql[1:]], capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stderr) == (0, "")
+    dsn = pg_versions.server.dsn(pg_versions.name, user=role.replace(" ", "%20"))
+    source = Source(dsn=SecretStr(dsn), tables=("my shop.*", "!my shop.loose"), slot=f"s_{pg_versions.name}")
+    with connect(dsn) as limited:
+        assert [table.qualified for table in ensure_publication(limited, source)] == ["my shop.Orders", "my shop.parted"]
+        ensure_slot(limited, source, create=True)
+        worst = [finding for finding in check_source(limited, source, log_has_begun=True) if finding.level != "ok"]
+    assert [finding.check for finding in worst] == ["wal limit"]
+    row = admin.execute(
+        "select rolsuper, rolcreatedb, rolcreaterole, rolbypassrls from pg_roles where rolname = %s", (role,)
+    ).fetchone()
+    assert row == (False, False, False, False)
+    admin.execute(f'drop owned by "{role}"')
+    admin.execute(f'drop role "{role}"')
+
+
+def test_every_stop_state_that_can_happen_has_a_page() -> None:
+    sources = [path for room in ("cdc", "sinks", "snapshots") for path in (ROOT / room).rglob("*.py") if path.name != "errors.py"]
+    text = "\n".join(path.read_text() for path in sources)
+    used = {state for state in StopState if f"StopState.{state}" in text}
+    used |= {
+        state
+        for state, error in ((StopState.LOG_CORRUPT, "LogCorrupt("), (StopState.POSITION_GONE, "PositionGone("))
+        if error in text
+    }
+    runbook = (ROOT / "deploy/runbook.md").read_text()
+    assert set(re.findall(r"^## ([A-Z_]+)$", runbook, re.MULTILINE)) >= used
+    assert set(re.findall(r"^\| \[([A-Z_]+)\]", runbook, re.MULTILINE)) >= used
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/runbook.md"):
+        document = ROOT / name
+        text = document.read_text()
+        anchors = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            if target.startswith("#"):
+                assert target[1:] in anchors, (name, target)
+            elif not target.startswith("https:"):
+                assert (document.parent / target).exists(), (name, target)

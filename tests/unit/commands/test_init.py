@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc.commands.init import MANY_TABLES, configuration, without_password, write_new
+from cdc.errors import ConfigError
+from cdc.model.table import Column, Table
+from cdc.settings import Settings, interpolate
+from cdc.source.catalog import SourceTable
+
+CANARY = "s3cr3t canary'"
+
+
+def table(name: str, *, key: bool = True) -> SourceTable:
+    made = Table(1, "public", name, (Column("id", 23, key=key),))
+    return SourceTable(made, "r", False, None, "me", key, False, True, False, 0, 0)
+
+
+def written(source: str | None, *tables: SourceTable) -> tuple[str, Settings]:
+    text = "\n".join(configuration(source, tables))
+    return text, Settings.model_validate(tomllib.loads(text))
+
+
+def test_what_it_writes_loads_and_names_the_tables() -> None:
+    text, settings = written("postgresql://me@h/d", table("orders"), table('odd "name'), table("loose", key=False))
+    assert settings.source.tables == ("public.orders", 'public.odd "name')
+    assert settings.source.dsn.get_secret_value() == "postgresql://me@h/d"
+    assert "# public.loose has no primary key" in text
+
+
+def test_many_tables_become_their_schema() -> None:
+    tables = [table(f"t{number}") for number in range(MANY_TABLES)]
+    assert written(None, *tables, table("loose", key=False))[1].source.tables == ("public.*", "!public.loose")
+
+
+def test_an_empty_database() -> None:
+    assert written(None)[1].source.tables == ("public.*",)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://me:s3cr3t%20canary'@h:1/d?sslmode=require",
+        r"host=h port=1 dbname=d user=me password='s3cr3t canary\'' sslmode=require",
+    ],
+)
+def test_a_password_is_never_written(dsn: str) -> None:
+    text, settings = written(dsn)
+    assert "s3cr3t" not in text
+    assert "export CDC_SOURCE_PASSWORD" in text
+    again = interpolate(settings.source.dsn.get_secret_value(), {"CDC_SOURCE_PASSWORD": CANARY}, conninfo=True)
+    assert conninfo_to_dict(again) == conninfo_to_dict(dsn)
+
+
+def test_a_variable_in_the_dsn_stays() -> None:
+    assert without_password("postgresql://me:${PW}@h/d") == ("postgresql://me:${PW}@h/d", False)
+
+
+def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "cdc.toml"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        write_new(path, "new")
+    assert path.read_text() == "mine"
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_new(tmp_path / "nowhere" / "cdc.toml", "new")

@@ -1,0 +1,189 @@
+"""The report over status files, a memory log and a source that is down: what is said to be wrong, and the JSON's shape."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from cdc import report, status, stops
+from cdc.errors import Stopped, StopState
+from cdc.log.memory import MemoryLog
+from cdc.model.position import Lsn
+from cdc.report import Report, SourceProbe, budget_eta_s, gather, wal_rate
+from cdc.settings import Log, Settings, Source, StoreOptions
+from cdc.source.slot import SlotFacts
+
+CANARY = "s3cr3t-canary"
+MB = 2**20
+
+
+class Probe(SourceProbe):
+    """A source with one slot, without a server."""
+
+    def __init__(self, facts: SlotFacts) -> None:
+        super().__init__("postgresql://h/d", "cdc")
+        self.facts = facts
+
+    def _facts(self) -> SlotFacts | None:
+        return self.facts
+
+
+def settings(folder: Path) -> Settings:
+    made = Settings(
+        source=Source(dsn=SecretStr(f"postgresql://u:{CANARY}@127.0.0.1:1/d")), log=Log(dir=folder / "log"), run_dir=folder / "run"
+    )
+    return made.model_copy(update={"stores": {"cache": StoreOptions(kind="redis")}})
+
+
+def slot(**facts: object) -> SlotFacts:
+    base = {"name": "cdc", "exists": True, "server_lsn": Lsn(9 * MB), "active": True, "wal_status": "reserved"}
+    return SlotFacts(**{**base, **facts})  # type: ignore[arg-type]
+
+
+def well(folder: Path) -> None:
+    now = time.time()
+    status.write(folder / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="streaming", updated_at=now))
+    status.write(
+        folder / "run", "follow-cache", status.FollowerStatus("cache", "redis", pid=os.getpid(), state="following", updated_at=now)
+    )
+
+
+def taken(folder: Path, facts: SlotFacts | None = None) -> Report:
+    return gather(settings(folder), MemoryLog().reader(), Probe(facts or slot()))
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    well(tmp_path)
+    found = taken(tmp_path)
+    assert found.healthy
+    assert found.problems == ()
+    assert found.followers[0].lag is not None
+    assert (found.source.slot and found.source.slot.server_lsn) == "0/900000"
+
+
+def test_before_the_first_start(tmp_path: Path) -> None:
+    found = taken(tmp_path, slot(exists=False))
+    assert found.capture is None
+    assert found.followers[0].lag is None
+    assert [problem.split(" → ")[0] for problem in found.problems] == [
+        "replication slot 'cdc' does not exist",
+        "capture has never run",
+        "follower cache does not run",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "problem"),
+    [
+        ({"wal_status": "lost"}, "is lost"),
+        ({"wal_status": "unreserved"}, "is unreserved"),
+        ({"wal_status": "extended"}, None),
+    ],
+)
+def test_the_slot(tmp_path: Path, facts: dict[str, object], problem: str | None) -> None:
+    well(tmp_path)
+    problems = taken(tmp_path, slot(**facts)).problems
+    assert (problem is None and not problems) or (problem is not None and problem in problems[0])
+
+
+def test_the_budget_of_a_slot_that_nobody_reads(tmp_path: Path) -> None:
+    well(tmp_path)
+    probe = Probe(slot(active=False, safe_wal_bytes=60 * MB))
+    probe._samples += [(0.0, 0), (10.0, 10 * MB)]
+    found = gather(settings(tmp_path), MemoryLog().reader(), probe)
+    assert (found.source.slot and found.source.slot.budget_eta_s) == 60.0
+    assert found.problems == ("nothing reads replication slot 'cdc'; its WAL budget ends in 1 min → cdc run",)
+
+
+def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
+    long_ago = time.time() - report.STALE_S - 1
+    for name, told in (
+        ("capture", status.CaptureStatus(pid=os.getpid(), state="streaming", updated_at=long_ago)),
+        ("follow-cache", status.FollowerStatus("cache", pid=2**22 + 1, state="following", updated_at=time.time())),
+    ):
+        status.write(tmp_path / "run", name, told)
+    assert taken(tmp_path).problems == ("capture does not run → cdc run", "follower cache does not run → cdc run")
+
+
+def test_what_parts_say_is_wrong(tmp_path: Path) -> None:
+    now, pid = time.time(), os.getpid()
+    status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=pid, state="retrying", error="no route", updated_at=now))
+    waiting = status.FollowerStatus("cache", pid=pid, state="waiting", error="it is down", dead=3, updated_at=now)
+    status.write(tmp_path / "run", "follow-cache", waiting)
+    assert taken(tmp_path).problems == (
+        "capture is retrying: no route",
+        "follower cache is waiting: it is down",
+        "store cache set 3 changes aside",
+    )
+
+
+def test_a_stop_state_is_told_once_with_its_way_out(tmp_path: Path) -> None:
+    well(tmp_path)
+    dead = status.CaptureStatus(pid=2**22 + 1, state="stopped", stop="SLOT_LOST", error="SLOT_LOST: gone", updated_at=time.time())
+    status.write(tmp_path / "run", "capture", dead)
+    stops.record(tmp_path / "run", "capture", Stopped(StopState.SLOT_LOST, "gone"))
+    found = taken(tmp_path)
+    assert found.problems == ("capture stopped: SLOT_LOST: gone → cdc resume SLOT_LOST",)
+    assert found.stops[0].name == "SLOT_LOST:capture"
+
+
+def test_a_refused_child(tmp_path: Path) -> None:
+    well(tmp_path)
+    child = status.ProcessStatus("capture", state="refused", exit_code=2)
+    status.write(tmp_path / "run", "supervisor", status.SupervisorStatus(pid=os.getpid(), processes=[child]))
+    found = taken(tmp_path)
+    assert found.problems == ("capture refuses its configuration → cdc doctor",)
+    assert found.processes[0].exit_code == 2
+
+
+def test_a_source_that_is_down_is_asked_again_only_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    well(tmp_path)
+    made = settings(tmp_path)
+    probe = SourceProbe(made.source.dsn.get_secret_value(), "cdc")
+    found = gather(made, MemoryLog().reader(), probe)
+    assert not found.source.reachable
+    assert "Connection refused" in found.problems[0]
+    assert CANARY not in json.dumps(found.to_json())
+    assert found.source.address == "127.0.0.1:1/d"
+    monkeypatch.setattr(report, "connect", lambda *_, **__: pytest.fail("asked at once"))
+    assert not probe.read().reachable
+
+
+def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:
+    well(tmp_path)
+    status.write(
+        tmp_path / "run", "supervisor", status.SupervisorStatus(pid=os.getpid(), processes=[status.ProcessStatus("capture")])
+    )
+    stops.record(tmp_path / "run", "follow-cache", Stopped(StopState.STORE_REFUSES, "all"))
+    told = taken(tmp_path).to_json()
+    assert json.loads(json.dumps(told, allow_nan=False)).keys() == told.keys()
+    assert report.__doc__ is not None
+    documented = set(re.findall(r"``(\w+)``", report.__doc__))
+    for part in (
+        told,
+        told["source"],
+        told["source"]["slot"],
+        told["capture"],
+        told["log"],
+        *told["followers"],
+        *told["stops"],
+        *told["processes"],
+    ):
+        assert part.keys() <= documented, part.keys() - documented
+
+
+def test_rates() -> None:
+    assert wal_rate([]) is None
+    assert wal_rate([(0.0, 5), (0.5, 500)]) is None
+    assert wal_rate([(0.0, 0), (1.0, 50), (2.0, 300)]) == 150
+    assert wal_rate([(0.0, 300), (2.0, 0)]) == 0
+    assert budget_eta_s(None, 5.0) is None
+    assert budget_eta_s(100, None) is None
+    assert budget_eta_s(100, 0.0) is None
+    assert budget_eta_s(-5, 10.0) == 0
