@@ -19,7 +19,7 @@ from cdc.embedded.__main__ import fetch
 from cdc.errors import HeadwaterError
 
 READY_S = 180
-SNAPSHOT_S = 900
+CATCH_UP_S = 900
 INTERRUPTED = 130
 
 
@@ -60,6 +60,7 @@ class Demo:
         # Standard output is the machine's when it asked for it.
         self._out: TextIO = sys.stderr if options.json else sys.stdout
         self._began = time.monotonic()
+        self._told_at = 0.0
 
     def run(self) -> int:
         """0, or 1 when a timed run found a store that differs. Raises HeadwaterError, KeyboardInterrupt (timed runs only)."""
@@ -95,21 +96,26 @@ class Demo:
 
     def _watch(self, running: daemon.Daemon, traffic: Traffic, seconds: float | None) -> None:
         """Prints a line now and then, until the time is over or Ctrl-C."""
-        every_s = 1.0 if self._out.isatty() else 5.0
         began = time.monotonic()
         while seconds is None or time.monotonic() - began < seconds:
-            left = every_s if seconds is None else min(every_s, seconds - (time.monotonic() - began))
+            left = 1.0 if seconds is None else min(1.0, seconds - (time.monotonic() - began))
             time.sleep(max(0.0, left))
             traffic.check()
-            self._line(show.progress(running.status(), traffic.sent, traffic.sent / max(traffic.seconds, 1e-3)))
-        self._end_line()
+            self._tell(traffic, running.status())
+
+    def _tell(self, traffic: Traffic, told: dict[str, Any] | None) -> None:
+        """A line of progress, when it is time for one."""
+        now = time.monotonic()
+        if now - self._told_at >= (1.0 if self._out.isatty() else 5.0):
+            self._told_at = now
+            self._line(show.progress(told, traffic.sent, traffic.sent / max(traffic.seconds, 1e-3)))
 
     def _timed(self, here: stage.Stage, running: daemon.Daemon, traffic: Traffic) -> int:
         self._watch(running, traffic, self._options.seconds)
         traffic.end()
         traffic.check()
         self._say(f"traffic stopped after {traffic.sent:,} changes; waiting for the stores")
-        running.wait_for(daemon.is_snapshot_done, "the snapshot", SNAPSHOT_S)
+        running.wait_for(daemon.is_caught_up, "catching up", CATCH_UP_S, lambda told: self._tell(traffic, told))
         waited = verdict.wait_for_stores(running, stage.STORES)
         self._say("every store has everything; comparing each with the database")
         audited = verdict.audit(running)

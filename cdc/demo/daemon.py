@@ -18,6 +18,8 @@ from cdc.errors import HeadwaterError, WaitTimeout
 
 _DRAIN_S = 60.0
 
+Tell = Callable[[dict[str, Any] | None], None]
+
 
 class DaemonFailed(HeadwaterError):
     """``cdc run`` ended by itself, or one of its parts stopped."""
@@ -52,7 +54,9 @@ class Daemon:
     def check(self) -> None:
         """Raises DaemonFailed when the daemon has ended."""
         if self._process is not None and self._process.poll() is not None:
-            raise DaemonFailed(f"cdc run ended with code {self._process.returncode}", hint=f"see {self.log}")
+            said = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+            why = f": {said[-1].removeprefix('error: ')}" if said else ""
+            raise DaemonFailed(f"cdc run ended with code {self._process.returncode}{why}", hint=f"see {self.log}")
 
     def status(self) -> dict[str, Any] | None:
         """``/v1/status``; None while the port does not answer. Raises DaemonFailed when the daemon has ended or a part stopped."""
@@ -75,13 +79,16 @@ class Daemon:
             )
         return told
 
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], what: str, timeout_s: float) -> None:
-        """Looks every 200 ms until the status is as wanted. Raises WaitTimeout, DaemonFailed."""
+    def wait_for(
+        self, wanted: Callable[[dict[str, Any]], bool], what: str, timeout_s: float, tell: Tell = lambda _told: None
+    ) -> None:
+        """Looks every 200 ms until the status is as wanted, and passes each on to ``tell``. Raises WaitTimeout, DaemonFailed."""
         deadline = time.monotonic() + timeout_s
         while True:
             told = self.status()
             if told is not None and wanted(told):
                 return
+            tell(told)
             if time.monotonic() > deadline:
                 raise WaitTimeout(f"{what} took more than {timeout_s:.0f} s", hint=f"see {self.log}")
             time.sleep(0.2)
@@ -100,5 +107,9 @@ def is_capturing(told: dict[str, Any]) -> bool:
     return capture is not None and capture["alive"] and capture["state"] in ("snapshot", "streaming")
 
 
-def is_snapshot_done(told: dict[str, Any]) -> bool:
-    return is_capturing(told) and told["capture"]["state"] == "streaming"
+def is_caught_up(told: dict[str, Any]) -> bool:
+    """The snapshot is done and no store has anything left to do of what is in the log now."""
+    if not is_capturing(told) or told["capture"]["state"] != "streaming":
+        return False
+    lags = [follower["lag"] for follower in told["followers"]]
+    return bool(lags) and all(lag is not None and lag["changes"] == 0 for lag in lags)

@@ -1,4 +1,7 @@
-"""``python -m cdc.embedded fetch`` gets everything that the demo, the tests and the benchmarks need; ``forget`` removes it again."""
+"""``python -m cdc.embedded fetch`` gets everything that the demo, the tests and the benchmarks need; ``forget`` removes it again.
+
+``fetch spark`` gets only what the daemon needs.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,29 @@ from cdc.embedded.java import java_home
 
 
 def main(arguments: list[str]) -> int:
-    if arguments == ["forget"]:
-        forget()
-        return 0
-    if arguments != ["fetch"]:
-        print("usage: python -m cdc.embedded fetch | forget", file=sys.stderr)
-        return 2
     try:
-        fetch()
+        match arguments:
+            case ["forget"]:
+                forget()
+            case ["fetch", *names] if set(names) <= set(jars.ALL):
+                fetch(*names)
+            case _:
+                print(f"usage: python -m cdc.embedded fetch [{'|'.join(jars.ALL)}] | forget", file=sys.stderr)
+                return 2
     except EmbeddedError as error:
         print(error.line(), file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def fetch() -> None:
-    """Everything, verified. Says something only when there was something to do. Raises EmbeddedError."""
+def fetch(*names: str) -> None:
+    """The named sets of jars, or all of them, verified. Says something only when there was something to do. Raises EmbeddedError."""
     started = time.monotonic()
     java_home()
-    for name in jars.ALL:
+    wanted = names or jars.ALL
+    for name in wanted:
         jars.fetch(name, _say)
-    if opensearch.warm():
+    if jars.OPENSEARCH in wanted and opensearch.warm():
         _say(f"all in {cache_folder()} after {time.monotonic() - started:.0f} s")
 
 
