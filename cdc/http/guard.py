@@ -94,7 +94,7 @@ def judge(access: Access, method: str, path: str, headers: Mapping[str, str]) ->
     if method not in ("GET", "HEAD"):
         return Refusal(405, "this port is for reading: GET only", {"Allow": "GET, HEAD"})
     host = headers.get("host", "")
-    if access.hosts is not None and _name(f"//{host}") not in access.hosts:
+    if access.hosts is not None and _name(host) not in access.hosts:
         return Refusal(403, "the Host header names no host of this port (add it to hosts in [http])", {})
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
@@ -138,8 +138,11 @@ def _bears(authorization: str, token: str) -> bool:
     return scheme.lower() == "bearer" and same
 
 
-def _name(url: str) -> str | None:
+def _name(host: str) -> str | None:
+    """The name in a Host header, without the port; None for what is no host."""
+    if set(host) & set("@/?#\\"):
+        return None
     try:
-        return urlsplit(url).hostname
+        return urlsplit(f"//{host}").hostname
     except ValueError:
         return None

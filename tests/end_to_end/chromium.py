@@ -70,7 +70,7 @@ class Page:
 
     def text(self, selector: str) -> str:
         """What a reader sees there; empty when nothing is shown."""
-        found: str = self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
+        found: str = self.run(f"((e) => e?.checkVisibility() ? e.innerText : '')(document.querySelector({json.dumps(selector)}))")
         return found
 
     def until(self, script: str, timeout_s: float = 15) -> None:

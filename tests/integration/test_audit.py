@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,15 @@ import pytest
 from cdc import auditing
 from cdc.auditing import LISTED_KEYS, Progress, StoreAudit, TableAudit, Target, audit, audit_store
 from cdc.errors import ConfigError, WaitTimeout
-from cdc.ingest import run_capture
-from cdc.log.reader import open_reader
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
-from cdc.settings import Settings
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
-from cdc.spark.follower import Follower
-from sinks import options_model
 from sinks.contract import Sink
 from tests.conftest import Database
 from tests.contract.labs import LABS, Lab
+from tests.integration.pipeline import service, settings_of
 
 Row = dict[str, Any]
 DDL = "create table public.t (id bigint primary key, a text, n numeric(10,2), u numeric, c char(5), b bool, at timestamptz)"
@@ -273,35 +269,6 @@ def test_a_store_that_fails_ends_the_audit_at_once(source: psycopg.Connection, t
 
 
 @contextmanager
-def service(settings: Settings) -> Iterator[None]:
-    """Capture and one follower for each store, in threads."""
-    stop = threading.Event()
-
-    def follow(store: str) -> None:
-        with closing(open_reader(settings.log.dir)) as reader:
-            follower = Follower(store, settings.stores[store], settings.log.dir, reader, settings.run_dir, stop)
-            follower.start()
-            while not stop.is_set():
-                head = reader.wait(follower.applied.position, 0.05)
-                if head.position > follower.applied.position:
-                    follower.follow_to(head)
-                follower.idle()
-                follower.report()
-            follower.close()
-
-    threads = [threading.Thread(target=run_capture, args=(settings, stop))]
-    threads += [threading.Thread(target=follow, args=(store,)) for store in settings.stores]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(20)
-
-
-@contextmanager
 def traffic(dsn: str, seed: int) -> Iterator[None]:
     """Inserts, updates and deletes without a pause, a counter that every transaction writes among them; keys 100 to 199 rest."""
     dice = random.Random(seed)
@@ -328,15 +295,6 @@ def traffic(dsn: str, seed: int) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def settings_of(postgres: Database, folder: Path, stores: Mapping[str, Mapping[str, object]]) -> Settings:
-    return Settings(
-        source={"dsn": postgres.dsn, "slot": f"audit_{postgres.name}"[:60]},
-        log={"dir": folder / "log"},
-        stores={name: options_model(str(given["kind"])).model_validate(given) for name, given in stores.items()},
-        run_dir=folder / "run",
-    )  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("source")

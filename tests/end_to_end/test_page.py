@@ -1,0 +1,259 @@
+"""The status page in a real browser, served by the real app from reports made by hand.
+
+Installs nothing: skips where there is no Chromium ($CHROMIUM, chromium, chromium-browser or google-chrome on the PATH).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc.http.app import make_app
+from cdc.http.serve import serving
+from cdc.report import Report
+from cdc.settings import Http, Settings
+from tests.end_to_end import chromium
+from tests.unit.http import reports
+
+TOKEN = "a-token-of-some-length"
+Serve = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
+    program = chromium.find()
+    if program is None:
+        pytest.skip(f"no browser: neither $CHROMIUM nor any of {', '.join(chromium.NAMES)} on the PATH")
+    with chromium.browser(program, tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _no_complaints(page: chromium.Page) -> Iterator[None]:
+    """Nothing in the console: no error, no request refused by the page's own policy."""
+    page.problems.clear()
+    yield
+    assert page.problems == []
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Serve:
+    @contextmanager
+    def started(take: Callable[[], Report], **http: object) -> Iterator[str]:
+        settings = Settings(
+            source={"dsn": "postgresql://nobody@127.0.0.1:1/none"},
+            log={"dir": tmp_path / "log"},
+            run_dir=tmp_path,
+            http=Http(listen="127.0.0.1:0", **http),  # type: ignore[arg-type]
+        )  # type: ignore[arg-type]
+        with serving(settings, make_app(settings, take=take)) as url:
+            yield url + "/"
+
+    return started
+
+
+READY = "!document.body.classList.contains('waiting')"
+
+
+def test_a_healthy_service(page: chromium.Page, served: Serve) -> None:
+    with served(reports.healthy) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#verdict") == "Healthy"
+        assert page.text("#log-position") == "1,482,113"
+        assert page.text("#store-cache .big") == "in step"
+        assert page.text("#store-search .big") == "31 ms"
+        assert page.text("#store-warehouse .under") == "behind: 1.8 k changes, 331 kB"
+        assert page.text("#budget-value") == "330 MB of 4.0 GB"
+        assert page.text("#tables tr:first-child td:first-child") == "public.flights"
+        assert page.run("document.querySelectorAll('#rivers .bed').length") == 4
+        for gone in ("#stops", "#problems", "#snapshot", "#token"):
+            assert page.text(gone) == ""
+
+
+def test_numbers_move_while_one_looks(page: chromium.Page, served: Serve) -> None:
+    position = [1_000_000]
+
+    def take() -> Report:
+        position[0] += 500
+        return reports.healthy(position=position[0])
+
+    with served(take) as url:
+        page.open(url)
+        page.until(READY)
+        before = page.text("#log-position")
+        page.until(f"document.querySelector('#log-position').innerText > {before!r}")
+        page.until("parseFloat(document.querySelector('#source-rate').innerText) > 100")
+        page.until("document.querySelectorAll('#rivers .current.flows').length === 4")
+        page.until("document.querySelector('#throughput .captured').getAttribute('d').includes('L')")
+
+
+def test_a_snapshot_shows_its_progress(page: chromium.Page, served: Serve) -> None:
+    with served(reports.snapshotting) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#verdict") == "Healthy, taking a snapshot"
+        assert page.text("#snapshot-state") == "3 of 5 tables done"
+        bars = "[...document.querySelectorAll('#snapshot [role=progressbar]')].map(bar => bar.getAttribute('aria-valuetext'))"
+        assert page.run(bars) == ["done", "done", "42 %", "0 %", "done"]
+
+
+def test_a_store_that_is_down(page: chromium.Page, served: Serve) -> None:
+    with served(reports.store_down) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#verdict") == "2 problems"
+        assert "connection refused" in page.text("#problems")
+        assert page.text("#store-search .chip") == "waiting"
+        assert page.text("#store-search .big") == "7 min"
+        assert "2 set aside" in page.text("#store-search .facts")
+        assert page.run("document.querySelectorAll('#rivers .dam circle').length") == 1
+        assert page.text("#store-cache .chip") == "following"
+
+
+def test_a_stop_state_with_its_way_out(page: chromium.Page, served: Serve) -> None:
+    with served(reports.stopped) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#verdict") == "Stopped: an operator has to decide"
+        assert page.text("#stops h2").startswith("SLOT_LOST · capture")
+        assert "exceeded the maximum reserved size" in page.text("#stops")
+        assert page.text("#stops code") == "cdc resume SLOT_LOST"
+        assert "exceeded" not in page.text("#problems")
+        assert page.text("#source-state") == "stopped"
+        assert page.run("document.title") == "■ stopped · Headwater"
+
+
+def test_names_and_messages_are_text_and_nothing_else(page: chromium.Page, served: Serve) -> None:
+    """A store's error is somebody else's text."""
+    nasty = "<img src=x onerror=alert(1)><b>bold</b>"
+
+    def take() -> Report:
+        report = reports.store_down()
+        first, *others = report.followers
+        return replace(report, followers=(replace(first, error=nasty), *others), problems=(nasty,))
+
+    with served(take) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#store-search .error") == nasty
+        assert page.text("#problems li") == nasty
+
+
+@pytest.mark.parametrize("make", [reports.healthy, reports.snapshotting, reports.store_down, reports.stopped])
+@pytest.mark.parametrize("width", [320, 390, 820, 1280])
+def test_it_fits_every_width(page: chromium.Page, served: Serve, make: Callable[[], Report], width: int) -> None:
+    with served(make) as url:
+        page.open(url, width=width, height=800, dark=width == 390)
+        page.until(READY)
+        assert page.run("document.documentElement.scrollWidth") <= width
+        outside = "[...document.querySelectorAll('main *')].filter(e => e.offsetWidth && !e.closest('.scroll, .hidden, svg') && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== 'inline').map(e => e.id || e.className || e.tagName)"
+        assert page.run(outside) == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read(page: chromium.Page, served: Serve, dark: bool) -> None:
+    """WCAG AA: 4.5 to 1 for every piece of text, in both themes."""
+    with served(reports.store_down) as url:
+        page.open(url, dark=dark)
+        page.until(READY)
+        found = page.run(CONTRAST)
+        assert found["seen"] > 40
+        assert found["faint"] == []
+
+
+CONTRAST = """(() => {
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = parts(colour).map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if (parts(colour)[3] !== 0) return colour;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  const faint = [];
+  let seen = 0;
+  for (const e of document.body.querySelectorAll('*')) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.offsetWidth || e.closest('svg, noscript, .hidden')) continue;
+    seen++;
+    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) faint.push([e.textContent, (a + 0.05) / (b + 0.05)]);
+  }
+  return { seen, faint };
+})()"""
+
+
+def test_everything_has_a_name_for_those_who_listen(page: chromium.Page, served: Serve) -> None:
+    with served(reports.snapshotting) as url:
+        page.open(url)
+        page.until(READY)
+        nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+        named = {"img", "image", "button", "link", "progressbar", "meter", "textbox", "region"}
+        for node in nodes:
+            role = node.get("role", {}).get("value")
+            if not node.get("ignored") and role in named:
+                assert node.get("name", {}).get("value"), node
+        roles = [node.get("role", {}).get("value") for node in nodes if not node.get("ignored")]
+        assert roles.count("progressbar") == 5
+        assert {"main", "banner", "contentinfo", "heading", "table"} <= set(roles)
+
+
+def test_a_token_is_asked_for(page: chromium.Page, served: Serve) -> None:
+    def give(token: str) -> None:
+        page.until("!document.querySelector('#token').hidden")
+        page.run(f"document.querySelector('#secret').value = {token!r}; document.querySelector('#token').requestSubmit()")
+
+    with served(reports.healthy, token=TOKEN) as url:
+        page.open(url)
+        give("a wrong one of some length")
+        page.until("document.querySelector('#token-error').innerText !== ''")
+        assert "1,482,113" not in page.run("document.body.innerText")
+        give(TOKEN)
+        page.until(READY)
+        assert page.text("#token") == ""
+        # The two refusals are what this test is about.
+        page.problems[:] = [problem for problem in page.problems if "401" not in problem]
+
+
+def test_a_service_that_goes_and_comes_back(page: chromium.Page, tmp_path: Path) -> None:
+    def settings(port: str) -> Settings:
+        return Settings(
+            source={"dsn": "postgresql://nobody@127.0.0.1:1/none"},
+            log={"dir": tmp_path},
+            run_dir=tmp_path,
+            http={"listen": f"127.0.0.1:{port}"},
+        )  # type: ignore[arg-type]
+
+    first = settings("0")
+    with serving(first, make_app(first, take=reports.healthy)) as url:
+        page.open(url + "/")
+        page.until(READY)
+    page.until("document.body.classList.contains('lost')")
+    assert page.text("#verdict") == "Connection lost, trying again"
+    again = settings(url.rpartition(":")[2])
+    with serving(again, make_app(again, take=reports.store_down)):
+        page.until("document.querySelector('#verdict').innerText === '2 problems'")
+    # The refused connection is what this test is about.
+    page.problems[:] = [problem for problem in page.problems if "ERR_CONNECTION_REFUSED" not in problem]
+
+
+def test_an_open_page_does_not_hold_up_the_end(page: chromium.Page, served: Serve) -> None:
+    ended = threading.Event()
+    with served(reports.healthy) as url:
+        page.open(url)
+        page.until(READY)
+        timer = threading.Timer(4, ended.set)
+        timer.start()
+    timer.cancel()
+    assert not ended.is_set()
+    page.open("about:blank")

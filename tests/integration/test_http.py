@@ -1,0 +1,213 @@
+"""The HTTP port over real sockets: before a service whose parts are real, and over TLS."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from cdc.errors import ConfigError
+from cdc.http.app import make_app
+from cdc.http.serve import listen, serving
+from cdc.settings import Http, Settings
+from tests.conftest import Database
+from tests.integration.pipeline import service, settings_of
+from tests.unit.http import reports
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def test_a_real_service(postgres: Database, tmp_path: Path) -> None:
+    """From a commit at the source to what every path of the port says of it."""
+    store = f"twin-{postgres.name.replace('_', '-')}"
+    given = settings_of(postgres, tmp_path, {store: {"kind": "memory"}})
+    settings = given.model_copy(update={"http": Http(listen="127.0.0.1:0")})
+    with postgres.connect() as connection:
+        connection.execute("create table public.t (id int primary key, v text)")
+        connection.execute("create publication cdc for table public.t")
+        with serving(settings) as url, httpx.Client(base_url=url, timeout=30) as client:
+            before = client.get("/v1/status").json()
+            assert (before["capture"], before["source"]["reachable"], before["healthy"]) == (None, True, False)
+            assert client.get("/readyz").status_code == 503
+            with service(settings):
+                connection.execute("insert into public.t select g, 'x' from generate_series(1, 1000) g")
+                row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+                assert row is not None
+                reached = client.get("/v1/wait", params={"store": store, "lsn": row[0], "timeout": "30"})
+                assert reached.status_code == 200, reached.text
+                assert reached.json()["position"] >= 1000
+                now = client.get("/v1/wait", params={"store": store, "timeout": "30"})
+                assert now.json()["reached"] is True
+                time.sleep(1.1)
+                assert client.get("/readyz").json() == {"ready": True}
+                status = client.get("/v1/status").json()
+                assert status["log"]["rows"] >= 1000
+                assert status["followers"][0]["lag"] == {"changes": 0, "bytes": 0, "seconds": 0.0}
+                metrics = client.get("/metrics").text
+                assert f'headwater_store_position{{store="{store}"}} {status["followers"][0]["position"]:.1f}' in metrics
+                assert "headwater_slot_active 1.0" in metrics
+                ahead = client.get("/v1/wait", params={"store": store, "lsn": "FFFF/0", "timeout": "0.2"})
+                assert (ahead.status_code, ahead.json()["reached"]) == (504, False)
+            time.sleep(1.1)
+            assert client.get("/readyz").status_code == 503
+
+
+def test_a_source_that_is_down_is_a_fact_and_no_error(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    settings = Settings(
+        source={"dsn": f"postgresql://cdc:canary-secret@127.0.0.1:{free_port()}/shop"},
+        log={"dir": tmp_path / "log"},
+        run_dir=tmp_path / "run",
+        http={"listen": "127.0.0.1:0"},
+    )  # type: ignore[arg-type]
+    with serving(settings) as url:
+        answer = httpx.get(f"{url}/v1/status", timeout=30)
+        assert answer.status_code == 200
+        assert answer.json()["source"]["reachable"] is False
+        assert "canary-secret" not in answer.text
+        assert "canary-secret" not in httpx.get(f"{url}/metrics", timeout=30).text
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("no openssl program to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    made = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-keyout",
+        key,
+        "-out",
+        cert,
+        *subject,
+    ]
+    subprocess.run([program, *map(str, made)], check=True, capture_output=True)
+    return cert, key
+
+
+def served(tmp_path: Path, **http: object) -> Settings:
+    return Settings(
+        source={"dsn": "postgresql://nobody@127.0.0.1:1/none"},
+        log={"dir": tmp_path},
+        run_dir=tmp_path,
+        http=Http(**http),  # type: ignore[arg-type]
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1")
+def test_tls_and_token(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = certificate
+    settings = served(tmp_path, listen="0.0.0.0:0", token=TOKEN, tls_cert=cert, tls_key=key)
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with serving(settings, make_app(settings, take=reports.healthy)) as url:
+        assert url.startswith("https://")
+        port = url.rpartition(":")[2]
+        address = f"https://127.0.0.1:{port}/v1/status"
+        assert httpx.get(address, verify=trusting).status_code == 401
+        assert httpx.get(address, verify=trusting, headers={"Authorization": f"Bearer {TOKEN}"}).json()["healthy"] is True
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(address)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{port}/healthz")
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with socket.create_connection(("127.0.0.1", int(port)), 5) as connection, pytest.raises(OSError):
+            old.wrap_socket(connection)
+
+
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "not.pem").write_text("nothing")
+    settings = served(tmp_path, tls_cert=tmp_path / "not.pem", tls_key=tmp_path / "not.pem")
+    with pytest.raises(ConfigError, match="cannot use"), serving(settings):
+        pass
+
+
+def test_an_address_that_is_taken() -> None:
+    with listen("127.0.0.1:0") as taken, pytest.raises(ConfigError, match="cannot listen on"):
+        listen(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    settings = served(tmp_path, listen="127.0.0.1:0")
+    with serving(settings, make_app(settings, take=reports.healthy)) as address:
+        yield address
+
+
+def test_the_stream_goes_on_and_stands_alone(url: str) -> None:
+    """A reader that reads nothing holds up neither another stream nor the answers."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as idle:
+        idle.sendall(f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        began = time.monotonic()
+        seen = 0
+        with httpx.stream("GET", f"{url}/v1/events", timeout=10) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            for line in stream.iter_lines():
+                seen += line == "event: status"
+                if seen == 3:
+                    break
+        assert 1.5 < time.monotonic() - began < 8
+        assert httpx.get(f"{url}/healthz").text == "ok\n"
+
+
+def test_only_so_many_pages_at_once(url: str) -> None:
+    from cdc.http.events import MAX_READERS
+
+    host, _, port = url.removeprefix("http://").partition(":")
+    open_pages = [socket.create_connection((host, int(port))) for _ in range(MAX_READERS)]
+    try:
+        for page in open_pages:
+            page.sendall(f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        for page in open_pages:
+            assert b"200 OK" in page.recv(4096)
+        refused = httpx.get(f"{url}/v1/events", timeout=10)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert httpx.get(f"{url}/v1/status", timeout=10).status_code == 200
+    finally:
+        for page in open_pages:
+            page.close()
+
+
+def test_the_server_ends_quickly(tmp_path: Path) -> None:
+    """With a stream open and a wait under way."""
+    settings = served(tmp_path, listen="127.0.0.1:0")
+    with serving(settings, make_app(settings, take=reports.healthy)) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        stream = socket.create_connection((host, int(port)))
+        stream.sendall(f"GET /v1/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert b"200 OK" in stream.recv(4096)
+        began = time.monotonic()
+    stream.close()
+    assert time.monotonic() - began < 4
+    assert not [thread for thread in threading.enumerate() if thread.name == "http"]
+
+
+def test_a_status_that_is_asked_for_all_the_time_does_not_slow_the_source(postgres: Database, tmp_path: Path) -> None:
+    """The port keeps one connection to the source, whoever asks how often."""
+    settings = settings_of(postgres, tmp_path, {}).model_copy(update={"http": Http(listen="127.0.0.1:0")})
+    count = "select count(*) from pg_stat_activity where application_name = 'headwater-status' and datname = current_database()"
+    with serving(settings) as url, psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        for _ in range(20):
+            assert httpx.get(f"{url}/v1/status").json()["source"]["reachable"] is True
+        assert connection.execute(count).fetchone() == (1,)

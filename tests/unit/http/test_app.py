@@ -1,0 +1,230 @@
+"""The HTTP port's answers, with reports made by hand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from cdc.errors import LogCorrupt, SourceError, Stopped, StopState, WaitTimeout
+from cdc.http import app as port
+from cdc.model.position import Lsn, Position
+from cdc.report import Report
+from cdc.settings import Http, Settings, StoreOptions
+from cdc.waiting import Waited
+from tests.unit.http import reports
+
+Wait = Callable[[str, Lsn | None, float], Waited]
+
+
+def settings(folder: Path, **http: object) -> Settings:
+    return Settings(
+        source={"dsn": "postgresql://nobody@127.0.0.1:1/none"},
+        log={"dir": folder / "log"},
+        run_dir=folder / "run",
+        stores={"cache": StoreOptions(kind="memory")},
+        http=Http(**http),  # type: ignore[arg-type]
+    )  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Callable[..., TestClient]:
+    def made(take: Callable[[], Report] = reports.healthy, wait: Wait | None = None, **http: object) -> TestClient:
+        return TestClient(port.make_app(settings(tmp_path, **http), take=take, wait=wait), base_url="http://127.0.0.1:8642")
+
+    return made
+
+
+def test_the_page_and_its_parts_come_from_here_alone(client: Callable[..., TestClient]) -> None:
+    with client() as asked:
+        page = asked.get("/")
+        assert page.status_code == 200
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert page.headers["x-content-type-options"] == "nosniff"
+        for name in ("page.css", "page.js", "words.js", "draw.js", "stream.js", "icon.svg"):
+            assert name in page.text or name in asked.get("/page.js").text
+            part = asked.get(f"/{name}")
+            assert part.status_code == 200
+            assert "http://" not in part.text.replace("http://www.w3.org/", "")
+            assert "https://" not in part.text
+        again = asked.get("/", headers={"If-None-Match": page.headers["etag"]})
+        assert again.status_code == 304
+        assert asked.get("/nothing").status_code == 404
+        assert asked.post("/v1/status").status_code == 405
+
+
+def test_status_is_the_report(client: Callable[..., TestClient]) -> None:
+    report = reports.healthy()
+    with client(lambda: report) as asked:
+        answer = asked.get("/v1/status")
+        assert answer.json() == json.loads(json.dumps(report.to_json()))
+        assert answer.headers["cache-control"] == "no-store"
+
+
+def test_many_askers_share_one_look(client: Callable[..., TestClient]) -> None:
+    taken = []
+
+    def take() -> Report:
+        taken.append(time.monotonic())
+        return reports.healthy()
+
+    with client(take) as asked:
+        for _ in range(30):
+            asked.get("/v1/status")
+    assert len(taken) <= 4
+
+
+def test_a_log_that_cannot_be_read_is_said(client: Callable[..., TestClient]) -> None:
+    def take() -> Report:
+        raise LogCorrupt("timeline: damage at byte 77")
+
+    with client(take) as asked:
+        for path in ("/v1/status", "/metrics"):
+            answer = asked.get(path)
+            assert answer.status_code == 503
+            assert answer.json() == {"error": "LOG_CORRUPT: timeline: damage at byte 77", "hint": "cdc resume LOG_CORRUPT"}
+        assert asked.get("/readyz").json()["reasons"] == ["LOG_CORRUPT: timeline: damage at byte 77"]
+        assert asked.get("/healthz").status_code == 200
+        assert "event: failure" in first_events(asked, 2)[1]
+
+
+@pytest.mark.parametrize(
+    ("report", "reasons"),
+    [
+        (reports.healthy(), []),
+        (reports.snapshotting(), []),
+        (reports.store_down(), ["follower search is waiting"]),
+        (reports.stopped(), ["capture does not run"]),
+        (replace(reports.healthy(), capture=None), ["capture does not run"]),
+    ],
+)
+def test_ready(client: Callable[..., TestClient], report: Report, reasons: list[str]) -> None:
+    with client(lambda: report) as asked:
+        answer = asked.get("/readyz")
+        assert answer.json() == ({"ready": True} if not reasons else {"ready": False, "reasons": reasons})
+        assert answer.status_code == (503 if reasons else 200)
+
+
+def test_metrics_in_both_formats(client: Callable[..., TestClient]) -> None:
+    with client() as asked:
+        plain = asked.get("/metrics")
+        assert plain.headers["content-type"].startswith("text/plain")
+        assert 'headwater_store_lag_seconds{store="warehouse"} 3.6' in plain.text
+        newer = asked.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert newer.headers["content-type"].startswith("application/openmetrics-text")
+        assert newer.text.endswith("# EOF\n")
+
+
+def first_events(asked: TestClient, number: int) -> list[str]:
+    """The stream runs until the reader goes; the test client reads whole answers, so the feed is ended after a while."""
+    threading.Timer(1.5, asked.app.state.feed.end).start()  # type: ignore[attr-defined]
+    return asked.get("/v1/events").text.split("\n\n")[:number]
+
+
+def test_events(client: Callable[..., TestClient]) -> None:
+    with client() as asked:
+        history, status = first_events(asked, 2)
+    assert history.startswith("event: history\ndata: [")
+    sample = json.loads(history.partition("data: ")[2])[-1]
+    assert sample["stores"]["warehouse"] == {"written": 1_480_273, "lag_s": 3.6, "lag_changes": 1_840}
+    assert status.startswith("event: status\n")
+    assert json.loads(status.partition("data: ")[2])["log"]["position"] == 1_482_113
+
+
+def waited(store: str, lsn: Lsn | None, timeout_s: float) -> Waited:
+    assert (store, timeout_s) == ("cache", 7.5)
+    return Waited(store, lsn or Lsn(1), Position(99), 0.25)
+
+
+def test_wait(client: Callable[..., TestClient]) -> None:
+    with client(wait=waited) as asked:
+        answer = asked.get("/v1/wait?store=cache&lsn=16/B374D848&timeout=7.5")
+        assert answer.status_code == 200
+        assert answer.json() == {"reached": True, "store": "cache", "lsn": "16/B374D848", "position": 99, "seconds": 0.25}
+        assert asked.get("/v1/wait?store=cache&timeout=7.5").json()["lsn"] == "0/1"
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("", 400),
+        ("store=", 400),
+        ("store=cache&lsn=nonsense", 400),
+        ("store=cache&lsn=", 400),
+        ("store=cache&timeout=nan", 400),
+        ("store=cache&timeout=-1", 400),
+        ("store=cache&timeout=301", 400),
+        ("store=cache&timeout=soon", 400),
+        ("store=cache&lns=0/1", 400),
+        ("store=nothing", 404),
+    ],
+)
+def test_bad_input(client: Callable[..., TestClient], query: str, status: int) -> None:
+    with client(wait=waited) as asked:
+        answer = asked.get(f"/v1/wait?{query}")
+        assert answer.status_code == status
+        assert answer.json()["reached"] is False
+        assert answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (WaitTimeout("cache does not show 0/1", hint="cdc status"), 504),
+        (Stopped(StopState.SLOT_LOST, "gone"), 409),
+        (SourceError("the source does not answer"), 503),
+    ],
+)
+def test_what_ends_a_wait(client: Callable[..., TestClient], error: Exception, status: int) -> None:
+    def wait(store: str, lsn: Lsn | None, timeout_s: float) -> Waited:  # noqa: ARG001
+        raise error
+
+    with client(wait=wait) as asked:
+        answer = asked.get("/v1/wait?store=cache")
+        assert (answer.status_code, answer.json()["error"]) == (status, str(error))
+
+
+@contextmanager
+def parked(number: int, asked: TestClient, release: threading.Event) -> Iterator[None]:
+    threads = [threading.Thread(target=asked.get, args=("/v1/wait?store=cache",)) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        release.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_waiting_takes_no_more_than_its_share(client: Callable[..., TestClient]) -> None:
+    """Thirty-two wait; one more is told to come again, and status answers all the same."""
+    release, arrived = threading.Event(), threading.Semaphore(0)
+
+    def wait(store: str, lsn: Lsn | None, timeout_s: float) -> Waited:  # noqa: ARG001
+        arrived.release()
+        release.wait(20)
+        return Waited(store, Lsn(1), Position(1), 0.0)
+
+    with client(wait=wait) as asked, parked(port.MAX_WAITERS, asked, release):
+        for _ in range(port.MAX_WAITERS):
+            assert arrived.acquire(timeout=10)
+        assert asked.get("/v1/status").status_code == 200
+        refused = asked.get("/v1/wait?store=cache")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+
+
+def test_a_token_opens_the_facts(client: Callable[..., TestClient]) -> None:
+    token = "0123456789abcdef"
+    with client(token=token) as asked:
+        assert asked.get("/").status_code == 200
+        refused = asked.get("/v1/status")
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert asked.get("/v1/status", headers={"Authorization": f"Bearer {token}"}).status_code == 200

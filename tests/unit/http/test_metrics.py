@@ -1,0 +1,86 @@
+"""The report as Prometheus metrics."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc.http.metrics import ReportCollector
+from cdc.report import Report
+from tests.unit.http import reports
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+def scraped(report: Report) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    registry = CollectorRegistry()
+    registry.register(ReportCollector(report))
+    openmetrics(registry)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for family in families for sample in family.samples}
+
+
+def names(report: Report) -> set[str]:
+    return {name for name, _ in scraped(report)}
+
+
+def test_values() -> None:
+    found = scraped(reports.healthy(at=1_700_000_000.0))
+    warehouse = (("store", "warehouse"),)
+    assert found["headwater_healthy", ()] == 1
+    assert found["headwater_log_head_position", ()] == 1_482_113
+    assert found["headwater_store_lag_changes", warehouse] == 1_840
+    assert found["headwater_store_lag_bytes", warehouse] == 1_840 * 180
+    assert found["headwater_store_lag_seconds", warehouse] == 3.6
+    assert found["headwater_slot_retained_bytes", ()] == 330_000_000
+    assert found["headwater_slot_safe_wal_bytes", ()] == 3_670_000_000
+    assert found["headwater_source_wal_lsn_bytes", ()] == 0x16_B374DA10
+    assert found["headwater_store_changes_total", (("outcome", "stale"), ("store", "cache"))] == 3
+    assert found["headwater_capture_state", (("state", "streaming"),)] == 1
+    assert found["headwater_capture_state", (("state", "stopped"),)] == 0
+    assert found["headwater_snapshot_done_rows", (("table", "public.flights"),)] == 336_776
+
+
+def test_stop_states_are_series() -> None:
+    found = scraped(reports.stopped())
+    assert found["headwater_stop", (("part", "capture"), ("state", "SLOT_LOST"))] == 1
+    assert found["headwater_slot_wal_status", (("state", "lost"),)] == 1
+    assert found["headwater_capture_up", ()] == 0
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    report = reports.healthy()
+    first, *_ = report.followers
+    unknown = replace(
+        report, capture=None, source=replace(report.source, slot=None), followers=(replace(first, lag=None, commit_ts=None),)
+    )
+    found = names(unknown)
+    assert "headwater_store_position" in found
+    assert not {name for name in found if name.startswith(("headwater_slot", "headwater_capture", "headwater_store_lag"))}
+
+
+def test_names_end_in_their_unit() -> None:
+    report = reports.snapshotting()
+    for name in names(report):
+        assert re.search(
+            r"_(bytes|seconds|rows|changes|position|total|info|up|active|healthy|problems|state|status|stop|finished)$", name
+        ), name
+
+
+@pytest.mark.parametrize(
+    "file", sorted(DEPLOY.glob("grafana/*.json")) + sorted(DEPLOY.glob("prometheus/*.yml")), ids=lambda path: path.name
+)
+def test_dashboards_and_alerts_use_metrics_that_exist(file: Path) -> None:
+    told = {name for report in (reports.healthy(), reports.stopped(), reports.snapshotting()) for name in names(report)} | {
+        "headwater_process_restarts_total"
+    }
+    used = set(re.findall(r"\bheadwater_[a-z_]+", file.read_text()))
+    assert used
+    assert used <= told, used - told
