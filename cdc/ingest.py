@@ -124,7 +124,11 @@ class Ingest:
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder
         for group in decoder.groups(block, 0, len(block), lambda: self._writer.next_position):
+            if decoder.notice >= 0:
+                _heed(block[decoder.notice :].tobytes())
             self._append(group)
+        if decoder.notice >= 0:
+            _heed(block[decoder.notice :].tobytes())
         self._tail = block[decoder.consumed :].copy()
         if decoder.keepalive_lsn > self._writer.head.commit_lsn:
             self._unrecorded = max(self._unrecorded, decoder.keepalive_lsn)
@@ -314,6 +318,14 @@ def _catch_up(memory: ToastMemory, writer: EmbeddedLogWriter, folder: Path) -> N
         for batch in reader.read(topic.name, Position(memory.position), writer.head.position):
             memory.learn(batch)
     memory.commit(writer.head.position)
+
+
+def _heed(message: bytes) -> None:
+    """From version 18 on, a server whose publication is gone warns once and leaves every change out, silently from then on."""
+    text = error_text(message[5 : 1 + int.from_bytes(message[1:5], "big")])
+    if "SQLSTATE 55000" in text and "publication" in text:
+        raise Stopped(StopState.PUBLICATION_LOST, text)
+    _log.warning("the server says", notice=text)
 
 
 def _ending(message: bytes) -> Exception:

@@ -81,6 +81,8 @@ class Decoder:
         self.keepalive_lsn = 0
         """Everything before this LSN has been sent, as far as keepalives told; 0 while a transaction is open."""
         self.reply_requested = False
+        self.notice = -1
+        """Offset of the block's first notice or warning, or -1."""
         self.ended = -1
         """Offset of the message that ended the stream, or -1."""
 
@@ -94,7 +96,7 @@ class Decoder:
         commits = np.flatnonzero(index.kind == _COMMIT)
         whole = int(commits[-1]) + 1 if len(commits) else 0
         self.reply_requested = index.reply_requested
-        self.ended = index.ended
+        self.notice, self.ended = index.notice, index.ended
         used = int(index.end[whole - 1]) if whole else start
         partial = whole < count and index.scanned - used >= OPEN_BYTES
         self.consumed = index.scanned if partial or whole == count else used

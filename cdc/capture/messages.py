@@ -72,6 +72,8 @@ class Index:
     reply_requested: bool
     scanned: int
     """Offset after the last whole frame."""
+    notice: int
+    """Offset of the block's first NoticeResponse, or -1."""
     ended: int
     """Offset of the message that ends the stream, or -1: CopyDone, ErrorResponse, or CommandComplete (a server that shuts down)."""
 
@@ -107,6 +109,7 @@ def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None) -> 
         keepalive_lsn=int(state[0]),
         reply_requested=bool(state[1]),
         scanned=scanned,
+        notice=int(state[3]) - 1,
         ended=int(state[2]) - 1,
     )
 
@@ -155,6 +158,8 @@ def _scan(
             state[2] = at + 1
             break
         if frame == 78 or frame == 83:
+            if frame == 78 and state[3] == 0:
+                state[3] = at + 1
             at = end
             continue
         body = at + 5

@@ -1,0 +1,134 @@
+"""Capture as a thread of the test (its own process in tests/end_to_end), and the log as plain rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import SecretStr
+
+from cdc import status
+from cdc.errors import HeadwaterError
+from cdc.ingest import run_capture
+from cdc.log.reader import EmbeddedLogReader
+from cdc.model.batch import EXACT, OP, POSITION, table_of
+from cdc.model.pgtypes import canonical_text
+from cdc.model.position import Position
+from cdc.settings import Log, Settings, Source
+
+DEADLINE_S = 60.0
+
+
+class Capture:
+    """``folder`` holds log and status; starting again over the same folder goes on."""
+
+    def __init__(self, dsn: str, folder: Path, **source: Any) -> None:
+        self.settings = Settings(
+            source=Source(dsn=SecretStr(dsn), **source), log=Log(dir=folder / "log", segment_bytes=1 << 20), run_dir=folder / "run"
+        )
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Capture:
+        self.error = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="capture under test")
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            run_capture(self.settings, self._stop)
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(30)
+            assert not self._thread.is_alive()
+
+    @contextmanager
+    def running(self) -> Iterator[Capture]:
+        self.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def status(self) -> status.CaptureStatus:
+        found = status.read_capture(self.settings.run_dir)
+        assert found is not None
+        return found
+
+    def until(self, condition: Callable[[], bool], what: str = "") -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            if self.error is not None:
+                raise self.error
+            assert time.monotonic() < deadline, f"waited in vain {what}: {status.read_capture(self.settings.run_dir)}"
+            time.sleep(0.01)
+
+    def until_snapshot_done(self) -> None:
+        def done() -> bool:
+            found = status.read_capture(self.settings.run_dir)
+            return found is not None and found.state == "streaming" and all(table.finished for table in found.snapshot)
+
+        self.until(done, "for the snapshot")
+
+    def until_lsn(self, lsn: int) -> None:
+        """Until everything up to the LSN is durable in the log."""
+        self.until(lambda: self.reader.head().commit_lsn >= lsn or self.status.received_lsn >= lsn, f"for LSN {lsn}")
+
+    def failure(self) -> HeadwaterError:
+        """What capture ended with."""
+        assert self._thread is not None
+        self._thread.join(DEADLINE_S)
+        assert isinstance(self.error, HeadwaterError), self.error
+        return self.error
+
+    @property
+    def reader(self) -> EmbeddedLogReader:
+        return EmbeddedLogReader(self.settings.log.dir)
+
+    def batches(self, topic: str, after: int = 0) -> list[pa.RecordBatch]:
+        reader = self.reader
+        return list(reader.read(topic, Position(after), reader.head().position))
+
+    def changes(self, topic: str, after: int = 0) -> list[tuple[int, str, dict[str, str | None]]]:
+        """(position, operation, canonical text by column)."""
+        return [change for batch in self.batches(topic, after) for change in changes_of(batch)]
+
+    def rows(self, topic: str) -> dict[tuple[str | None, ...], dict[str, str | None]]:
+        """The table as the log leaves it: the fold of its changes, by key."""
+        table: dict[tuple[str | None, ...], dict[str, str | None]] = {}
+        for batch in self.batches(topic):
+            key = [column.name for column in table_of(batch.schema).key]
+            for _, op, values in changes_of(batch):
+                if op == "t":
+                    table.clear()
+                elif op == "d":
+                    table.pop(tuple(values[name] for name in key), None)
+                else:
+                    table[tuple(values[name] for name in key)] = values
+        return table
+
+
+def changes_of(batch: pa.RecordBatch) -> list[tuple[int, str, dict[str, str | None]]]:
+    table = table_of(batch.schema)
+    columns = {name: canonical_text(batch.column(name)).to_pylist() for name in table.names}
+    exact = [dict(entry or ()) for entry in batch.column(EXACT).to_pylist()]
+    positions, ops = batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist()
+    return [
+        (position, chr(op), {name: exact[row].get(name, columns[name][row]) for name in table.names})
+        for row, (position, op) in enumerate(zip(positions, ops, strict=True))
+    ]
