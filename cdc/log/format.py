@@ -182,6 +182,14 @@ def decode_frame(data: pa.Buffer, at: int, *, offset: int, topic: int) -> Frame:
     return Frame(_KINDS[kind], own, length, schema_at, of_topic, first, last, rows, crc)
 
 
+def frame_length(data: pa.Buffer, at: int) -> int | None:
+    """How long the frame at ``data[at:]`` says it is, header included; None when its header is not whole there, or no frame's."""
+    if data.size - at < FRAME_HEADER_BYTES:
+        return None
+    magic, _, _, _, length, *_ = _FRAME.unpack_from(data, at)
+    return FRAME_HEADER_BYTES + int(length) if magic == FRAME_MAGIC else None
+
+
 def chain(previous: int, frame_crc: int) -> int:
     """A segment's running checksum after one more frame; it starts as the segment header's checksum."""
     return crc32c(frame_crc.to_bytes(4, "little"), previous)

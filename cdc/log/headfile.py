@@ -1,4 +1,4 @@
-"""The head's file: how a writer tells readers in other processes what is durable. 72 bytes, overwritten in place."""
+"""The head's file: how a writer tells readers in other processes what is durable. 64 bytes, overwritten in place."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from cdc.log.sealed import SealedSegment
 from cdc.log.segment import Place, Segment
 from cdc.log.timeline import Run, Timeline, TopicIndex
 from cdc.log.views import clip, joined, one_truncate_a_batch
-from cdc.log.watch import Watch
+from cdc.log.watch import POLL_S, Watch
 from cdc.model.batch import table_of
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
@@ -42,7 +42,7 @@ class EmbeddedLogReader:
     """See ``LogReader``. Opens nothing before the first question, so it may be made before the log exists.
 
     ``read`` joins small neighbours into larger batches and lets a TRUNCATE stand alone in its batch. Several threads may
-    share one reader, except for ``wait``. Every method raises LogCorrupt for damage, naming the file and the byte.
+    share one reader. Every method raises LogCorrupt for damage, naming the file and the byte.
     """
 
     def __init__(self, dir: Path) -> None:
@@ -55,6 +55,7 @@ class EmbeddedLogReader:
         self._open: OrderedDict[tuple[int, int], Segment | SealedSegment] = OrderedDict()
         self._tables: dict[str, tuple[int, Table]] = {}
         self._watch: Watch | None = None
+        self._watch_lock = threading.Lock()
 
     def head(self) -> Cut:
         timeline = self._refreshed()
@@ -62,17 +63,23 @@ class EmbeddedLogReader:
 
     def wait(self, after: Position, timeout_s: float) -> Cut:
         deadline = time.monotonic() + timeout_s
-        while True:
-            # The watch stands before the head is read: what is written in between wakes it.
-            watching = self._watching()
-            cut = self.head()
-            left = deadline - time.monotonic()
-            if cut.position > after or left <= 0:
-                return cut
-            if watching is None:
-                time.sleep(min(NO_LOG_POLL_S, left))
-            else:
-                watching.wait(left)
+        # One thread watches; others that wait on the same reader look again and again.
+        watches = self._watch_lock.acquire(blocking=False)
+        try:
+            while True:
+                # The watch stands before the head is read: what is written in between wakes it.
+                watch = self._watching() if watches else None
+                cut = self.head()
+                left = deadline - time.monotonic()
+                if cut.position > after or left <= 0:
+                    return cut
+                if watch is not None:
+                    watch.wait(left)
+                else:
+                    time.sleep(min(left, POLL_S if self._timeline else NO_LOG_POLL_S))
+        finally:
+            if watches:
+                self._watch_lock.release()
 
     def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
         timeline = self._refreshed()

@@ -11,30 +11,17 @@ import threading
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-
 from cdc.errors import LogCorrupt
 from cdc.log.disk import Disk
-from cdc.log.format import crc32c
-from cdc.log.names import ASIDE, Places, Sealed
+from cdc.log.names import ASIDE, Places
 from cdc.log.sealed import encode
 from cdc.log.segment import Place, Segment
 from cdc.log.timeline import Run
-from cdc.model.batch import first_position, last_position
 
 JOB = tuple[Place, Run]
+CHUNK_BYTES: Final = 4 * 2**20
+"""How much of the segment is in memory at a time; the Parquet file's own bytes come on top."""
 RETRY_S: Final = 5.0
-
-
-def merge(batches: list[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-    """A segment's batches, in order, as one list per Parquet file: neighbours of one schema version. Pure."""
-    files: list[list[pa.RecordBatch]] = []
-    for batch in batches:
-        if files and files[-1][0].schema.equals(batch.schema, check_metadata=True):
-            files[-1].append(batch)
-        else:
-            files.append([batch])
-    return files
 
 
 def seal(places: Places, disk: Disk, place: Place, run: Run) -> None:
@@ -46,11 +33,7 @@ def seal(places: Places, disk: Disk, place: Place, run: Run) -> None:
     folder = segment.path.parent
     try:
         written: list[tuple[Path, Path]] = []
-        for batches in merge(segment.batches(run)):
-            data = encode(place, batches[0].schema, batches)
-            name = Sealed(
-                first_position(batches[0]), last_position(batches[-1]), sum(batch.num_rows for batch in batches), crc32c(data)
-            )
+        for name, data in encode(place, segment.scan(run, CHUNK_BYTES)):
             aside, final = folder / f"{ASIDE}{name.file}", folder / name.file
             aside.unlink(missing_ok=True)
             fd = disk.create(aside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -17,31 +17,70 @@ from cdc.log.format import VERSION, check_version, crc32c
 from cdc.log.names import Sealed, sealed_of
 from cdc.log.segment import Place
 from cdc.log.timeline import Run
-from cdc.log.views import clip
-from cdc.model.batch import LSN, POSITION
+from cdc.log.views import clip, joined
+from cdc.model.batch import LSN, POSITION, first_position, last_position
 
 ORIGIN: Final = b"cdc.log"
 """Key of the file's metadata that says which log, topic and segment it stands for."""
 ROW_GROUP_ROWS: Final = 65_536
 
 
-def encode(place: Place, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
-    """One Parquet file's bytes. Columns exactly as the batch's schema; dictionaries are left out because they double the cost
+class Encoder:
+    """One Parquet file in the making. Columns exactly as the batch's schema; dictionaries are left out because they double the cost
     for columns that mostly differ; only positions and LSNs carry statistics, because only those are searched."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=False,
-        write_statistics=[POSITION, LSN],
-        column_encoding={POSITION: "DELTA_BINARY_PACKED", LSN: "DELTA_BINARY_PACKED"},
-        write_page_checksum=True,
-    ) as writer:
-        writer.write_table(pa.Table.from_batches(batches, schema), row_group_size=ROW_GROUP_ROWS)
-        writer.add_key_value_metadata({ORIGIN: _origin(place)})
-    return sink.getvalue()
+
+    def __init__(self, place: Place, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.first = self.last = self.rows = 0
+        self._place = place
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=False,
+            write_statistics=[POSITION, LSN],
+            column_encoding={POSITION: "DELTA_BINARY_PACKED", LSN: "DELTA_BINARY_PACKED"},
+            write_page_checksum=True,
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.first = self.first or first_position(batch)
+        self.last = last_position(batch)
+        self.rows += batch.num_rows
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        if self._waiting_rows >= ROW_GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema), row_group_size=2 * ROW_GROUP_ROWS)
+            self._waiting, self._waiting_rows = [], 0
+
+    def finish(self) -> tuple[Sealed, pa.Buffer]:
+        """The file's name and bytes."""
+        self._flush()
+        self._writer.add_key_value_metadata({ORIGIN: _origin(self._place)})
+        self._writer.close()
+        data = self._sink.getvalue()
+        return Sealed(self.first, self.last, self.rows, crc32c(data)), data
+
+
+def encode(place: Place, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Sealed, pa.Buffer]]:
+    """A segment's batches, in order, as Parquet files: a new one wherever the schema changes. Pure."""
+    encoder: Encoder | None = None
+    for batch in joined(batches):
+        if encoder is None or not encoder.schema.equals(batch.schema, check_metadata=True):
+            if encoder is not None:
+                yield encoder.finish()
+            encoder = Encoder(place, batch.schema)
+        encoder.add(batch)
+    if encoder is not None:
+        yield encoder.finish()
 
 
 def _origin(place: Place) -> bytes:

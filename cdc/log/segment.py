@@ -22,6 +22,7 @@ from cdc.log.format import (
     chain,
     decode_frame,
     decode_segment_header,
+    frame_length,
 )
 from cdc.log.timeline import Run
 
@@ -83,10 +84,7 @@ class Segment:
     def bytes_between(self, start: int, end: int) -> pa.Buffer:
         """Bytes [start, end). Raises Damaged when the file is shorter."""
         if end - start <= COPY_BELOW_BYTES:
-            data = os.pread(self._fd, end - start, start)
-            if len(data) < end - start:
-                raise Damaged(start + len(data), "the segment is cut short")
-            return pa.py_buffer(data)
+            return self._read(start, end)
         if self._map is None or self._map.size < end:
             length = self.length
             if length < end:
@@ -108,6 +106,51 @@ class Segment:
             at = frame.end - run.start
         if seed != run.chain:
             raise Damaged(run.start, "whole frames, but not those that were committed here")
+
+    def scan(self, run: Run, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The run's batches one after the other, holding about ``chunk_bytes`` of the file at a time. Raises LogCorrupt, for what the
+        chain alone can see only after the last batch."""
+        at, seed, rows = run.start, run.seed, 0
+        try:
+            while at < run.end:
+                data = self._whole_frames(at, run.end, chunk_bytes)
+                begin, at = at, at + data.size
+                done = begin
+                while done < at:
+                    frame = decode_frame(data, done - begin, offset=done, topic=self.place.topic)
+                    body = data.slice(frame.body - begin, frame.length)
+                    if frame.kind is FrameKind.SCHEMA:
+                        self._schemas[frame.offset] = pa.ipc.read_schema(body)
+                    else:
+                        batch = pa.ipc.read_record_batch(body, self.schema(frame.schema_at))
+                        rows += batch.num_rows
+                        yield batch
+                    seed, done = chain(seed, frame.crc), frame.end
+            if seed != run.chain or rows != run.rows:
+                raise Damaged(run.start, "whole frames, but not those that were committed here")
+        except Damaged as damage:
+            raise self.corrupt(damage) from None
+        except pa.ArrowInvalid as error:
+            raise self.corrupt(Damaged(at, f"Arrow cannot read it: {type(error).__name__}")) from None
+
+    def _whole_frames(self, start: int, end: int, chunk_bytes: int) -> pa.Buffer:
+        """Bytes from a frame's beginning on: as many whole frames as fit the chunk, but at least one. Raises Damaged."""
+        data = self._read(start, min(end, start + chunk_bytes))
+        whole = 0
+        while (length := frame_length(data, whole)) is not None and whole + length <= data.size:
+            whole += length
+        if whole:
+            return data.slice(0, whole)
+        length = frame_length(data, 0)
+        if length is None or start + length > end:
+            raise Damaged(start, "not a whole frame")
+        return self._read(start, start + length)
+
+    def _read(self, start: int, end: int) -> pa.Buffer:
+        data = os.pread(self._fd, end - start, start)
+        if len(data) < end - start:
+            raise Damaged(start + len(data), "the segment is cut short")
+        return pa.py_buffer(data)
 
     def batches(self, run: Run) -> list[pa.RecordBatch]:
         """The run's batches, all checked before the first is handed out. Raises LogCorrupt."""
@@ -134,10 +177,10 @@ class Segment:
         found = self._schemas.get(at)
         if found is None:
             head = self.bytes_between(at, at + FRAME_HEADER_BYTES)
-            length = int.from_bytes(head.slice(8, 4).to_pybytes(), "little")
-            if at + FRAME_HEADER_BYTES + length > self.length:
+            length = frame_length(head, 0)
+            if length is None or at + length > self.length:
                 raise Damaged(at, "a schema's frame is cut short")
-            data = self.bytes_between(at, at + FRAME_HEADER_BYTES + length)
+            data = self.bytes_between(at, at + length)
             frame = decode_frame(data, 0, offset=at, topic=self.place.topic)
             if frame.kind is not FrameKind.SCHEMA:
                 raise Damaged(at, "not a schema's frame")

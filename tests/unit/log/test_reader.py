@@ -81,6 +81,22 @@ def test_wait_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify:
     reader.close()
 
 
+def test_several_threads_wait_on_one_reader(tmp_path: Path) -> None:
+    writer = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
+    reader = EmbeddedLogReader(tmp_path / "log")
+    seen: list[int] = []
+    threads = [threading.Thread(target=lambda: seen.append(reader.wait(Position(0), 10).position)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    writer.append(changes(ORDERS, [1]))
+    writer.commit(Lsn(1), 0)
+    for thread in threads:
+        thread.join()
+    assert seen == [1] * 4
+    writer.close()
+
+
 def test_reading_the_newest_rows_opens_and_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
     reader = EmbeddedLogReader(tmp_path / "log")

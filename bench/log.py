@@ -1,0 +1,213 @@
+"""The log alone: appending and committing prebuilt batches against a plain write + fdatasync of the same bytes, and reading them
+against a plain read of the same bytes; what a tiny commit costs besides the disk; what following costs; what sealing costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from bench.result import Result, faster, lower
+from cdc.log.disk import Disk
+from cdc.log.names import sealed_of
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import EXACT_TYPE, Op, batch_schema
+from cdc.model.pgtypes import INT8, NUMERIC, TEXT, TIMESTAMPTZ
+from cdc.model.position import Lsn, Position
+from cdc.model.table import Column, Table
+
+ORDERS = Table(
+    1,
+    "public",
+    "orders",
+    (
+        Column("id", INT8, key=True),
+        Column("customer_id", INT8),
+        Column("status", TEXT),
+        Column("amount", NUMERIC, (12 << 16 | 2) + 4),
+        Column("note", TEXT),
+        Column("created_at", TIMESTAMPTZ),
+    ),
+)
+BATCH_ROWS = 20_000
+SEAL_SEGMENT_BYTES = 16 * 2**20
+END = Position(2**40)
+
+
+class NoWait(Disk):
+    """The real files without the waits for the disk: what is left is our own cost."""
+
+    def sync(self, fd: int) -> None:
+        del fd
+
+    def sync_folder(self, path: Path) -> None:
+        del path
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench log", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--dir", type=Path, help="where to write (default: the system's folder for temporary files)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as folder:
+        print(measure(Path(folder), options.rows, options.runs).line())
+    return 0
+
+
+def measure(folder: Path, rows: int, runs: int) -> Result:
+    batches = [orders(start, BATCH_ROWS) for start in range(1, rows + 1, BATCH_ROWS)]
+    result = Result("log")
+    append, plain, read, plain_read, cpu = [], [], [], [], []
+    for run in range(runs):
+        root = folder / f"log-{run}"
+        seconds, cpu_s, sizes = write_log(root, batches)
+        append.append(rows / seconds)
+        cpu.append(cpu_s / rows * 1e6)
+        plain.append(rows / write_plain(folder / "plain", sizes))
+        read.append(rows / timed(lambda at=root: read_log(at)))
+        plain_read.append(rows / timed(lambda at=folder / "plain": read_plain(at)))
+        shutil.rmtree(root)
+    result.figures["append_commit"] = faster(append, plain, "rows/s")
+    result.figures["append_rows_per_s"] = faster(append, [1e6], "rows/s", bar=1.0)
+    result.figures["append_cpu_s_per_million"] = lower(cpu, 0.25, "CPU s")
+    result.figures["read"] = faster(read, plain_read, "rows/s")
+    commits, follow = small_commits(folder / "small")
+    result.figures["small_commit_cpu_ms"] = lower(commits, 0.3, "CPU ms")
+    result.figures["follow_300_rows_ms"] = lower(follow, 1.0, "ms")
+    result.orientation["bytes_per_row"] = round(sum(sizes) / rows)
+    result.orientation["seal"] = seal_cost(folder / "sealed", batches)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    result.cpu_s, result.rss_mb = round(usage.ru_utime + usage.ru_stime, 1), round(usage.ru_maxrss / 1024)
+    return result
+
+
+def orders(first: int, count: int) -> pa.RecordBatch:
+    """``count`` inserted orders of about 100 bytes each."""
+    numbers = np.arange(first, first + count)
+    stamps = pa.array(numbers * 1000 + 1_700_000_000_000_000).cast(pa.timestamp("us", tz="UTC"))
+    words = pa.array(["new", "paid", "packed", "shipped"]).take(pa.array(numbers % 4))
+    notes = pa.array([f"order {number} leaves tomorrow" for number in numbers.tolist()])
+    amounts = pa.array(numbers % 100_000).cast(pa.decimal128(21, 2)).cast(pa.decimal128(12, 2))
+    columns = [
+        pa.array(numbers), pa.array(np.full(count, Op.INSERT, np.int8)), pa.array(numbers // 100), stamps, pa.nulls(count, EXACT_TYPE),
+        pa.array(numbers), pa.array(numbers % 1000), words, amounts, notes, stamps,
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(columns, schema=batch_schema(ORDERS))
+
+
+def timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def write_log(root: Path, batches: list[pa.RecordBatch]) -> tuple[float, float, list[int]]:
+    """(seconds, CPU seconds, bytes of each commit) of one commit per batch, synced; sealing apart."""
+    writer = EmbeddedLogWriter(root, seal=False)
+    cpu, started = time.process_time(), time.perf_counter()
+    for number, batch in enumerate(batches, 1):
+        writer.append(batch)
+        writer.commit(Lsn(number), 0)
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    writer.close()
+    reader = EmbeddedLogReader(root)
+    timeline = reader.timeline
+    assert timeline is not None
+    sizes = np.diff(timeline.cuts["bytes"], prepend=0).tolist()
+    reader.close()
+    return seconds, cpu, sizes
+
+
+def write_plain(path: Path, sizes: list[int]) -> float:
+    """Seconds to write and sync the same bytes in the same portions to one file."""
+    path.unlink(missing_ok=True)
+    source = np.random.default_rng(1).bytes(max(sizes))
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY)
+    started = time.perf_counter()
+    for size in sizes:
+        os.write(fd, memoryview(source)[:size])
+        os.fdatasync(fd)
+    seconds = time.perf_counter() - started
+    os.close(fd)
+    return seconds
+
+
+def read_log(root: Path) -> int:
+    """Opens the log and touches every batch."""
+    reader = EmbeddedLogReader(root)
+    rows = sum(int(batch.num_rows) for batch in reader.read("public.orders", Position(0), END))
+    reader.close()
+    return rows
+
+
+def read_plain(path: Path) -> int:
+    into = bytearray(2**21)
+    total = 0
+    with path.open("rb", buffering=0) as file:
+        while got := file.readinto(into):
+            total += got
+    return total
+
+
+def small_commits(root: Path) -> tuple[list[float], list[float]]:
+    """(CPU ms of a commit of 10 rows besides the disk, ms to see and read 300 new rows), several times each."""
+    writer, reader = EmbeddedLogWriter(root, seal=False, disk=NoWait()), EmbeddedLogReader(root)
+    commits, follow = [], []
+    for _ in range(20):
+        start = writer.next_position
+        batches = [orders(at, 10) for at in range(start, start + 1000, 10)]
+        cpu = time.process_time()
+        for batch in batches:
+            writer.append(batch)
+            writer.commit(Lsn(0), 0)
+        commits.append((time.process_time() - cpu) * 1000 / len(batches))
+        after = writer.head.position
+        writer.append(orders(after + 1, 300))
+        writer.commit(Lsn(after), 0)
+        follow.append(timed(lambda at=after: list(reader.read("public.orders", at, reader.head().position))) * 1000)
+    writer.close()
+    reader.close()
+    return commits, follow
+
+
+def seal_cost(root: Path, batches: list[pa.RecordBatch]) -> dict[str, float]:
+    """Closed segments become Parquet: CPU seconds per million rows, how much smaller, how fast they read."""
+    writer = EmbeddedLogWriter(root, segment_bytes=SEAL_SEGMENT_BYTES, seal=False, disk=NoWait())
+    for number, batch in enumerate(batches, 1):
+        writer.append(batch)
+        writer.commit(Lsn(number), 0)
+    writer.close()
+    before = {path.stem: path.stat().st_size for path in root.rglob("*.seg")}
+    cpu = time.process_time()
+    writer = EmbeddedLogWriter(root, segment_bytes=SEAL_SEGMENT_BYTES)
+    writer.drain_seals()
+    cpu = time.process_time() - cpu
+    writer.close()
+    files = list(root.rglob("*.parquet"))
+    names = [name for name in (sealed_of(path.name) for path in files) if name]
+    rows = sum(name.rows for name in names)
+    size = sum(path.stat().st_size for path in files)
+    reader = EmbeddedLogReader(root)
+    last = Position(max(name.last for name in names))
+    seconds = timed(lambda: [batch.num_rows for batch in reader.read("public.orders", Position(0), last)])
+    reader.close()
+    return {
+        "cpu_s_per_million": round(cpu / rows * 1e6, 3),
+        "smaller_by": round(sum(before[f"{name.first:020d}"] for name in names) / size, 2),
+        "read_rows_per_s": round(rows / seconds),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main([]))
