@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc.demo import loading, show, traffic, verdict
+from cdc.demo import board, loading, show, traffic, verdict
 from cdc.demo.__main__ import main
 from cdc.demo.flights import Airport, Flights, Kind, load
 from cdc.demo.stage import STORES, set_up
@@ -236,6 +236,29 @@ def test_progress_is_one_line_with_every_store() -> None:
     assert "snapshot 10 of 10 rows" in line
     assert "search 1,200 behind" in line
     assert "board starting" in line
+
+
+def test_the_board_shows_the_next_departures_first() -> None:
+    def flight(number: int, status: str, at: str) -> dict[str, Any]:
+        return {
+            "id": number,
+            "carrier": "UA",
+            "number": number,
+            "origin": "EWR",
+            "dest": "SFO",
+            "status": status,
+            "scheduled_departure": at,
+        }
+
+    shown = board.board(
+        [
+            flight(1, "landed", "2013-12-01T08:00:00Z"),
+            flight(2, "scheduled", "2013-12-01T10:00:00Z"),
+            flight(3, "scheduled", "2013-12-01T09:30:00Z"),
+        ]
+    ).splitlines()
+    assert [line.split()[3] for line in shown[1:]] == ["3", "2"]
+    assert shown[1].startswith("2013-12-01 09:30  UA 3")
 
 
 @pytest.mark.parametrize("arguments", [["--json"], ["--seconds", "0"], ["--rate", "-1"], ["--nonsense"]])
