@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +33,7 @@ DELETED: Final = "_cdc_deleted"
 """Set (to true) in the document that stands for a deleted row; such a document carries the key's columns only."""
 
 _NOTHING: Final = np.empty(0, np.uint8)
+_NO_STATES: Final = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class Texts:
 
     data: Bytes
     offsets: Offsets
+
+    def __post_init__(self) -> None:
+        # A kernel is compiled anew for arrays that may be written to; so none may.
+        self.data.flags.writeable = False
+        self.offsets.flags.writeable = False
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -67,7 +74,7 @@ def join(pieces: Sequence[Piece]) -> Texts:
     rows = len(pieces[0].texts)
     lengths = np.zeros(rows, np.int64)
     for piece in pieces:
-        states = _NOTHING if piece.states is None else piece.states
+        states = _NO_STATES if piece.states is None else piece.states
         kernels.add_lengths(lengths, piece.texts.offsets, states, len(piece.before) + len(piece.after), len(piece.null))
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -75,7 +82,7 @@ def join(pieces: Sequence[Piece]) -> Texts:
     cursors = offsets[:-1].copy()
     for piece in pieces:
         around = (_bytes(piece.before), _bytes(piece.after), _bytes(piece.null))
-        states = _NOTHING if piece.states is None else piece.states
+        states = _NO_STATES if piece.states is None else piece.states
         kernels.put_piece(out, cursors, piece.texts.data, piece.texts.offsets, states, *around)
     return Texts(out, offsets)
 
@@ -126,7 +133,7 @@ def lines(batch: pa.RecordBatch, table: Table) -> bytes:
 
 def position_texts(batch: pa.RecordBatch) -> Texts:
     """Each row's position in decimal digits."""
-    return Texts(*kernels.integer_text(batch.column(POSITION).to_numpy()))
+    return Texts(*kernels.integer_text(_numbers(batch.column(POSITION))))
 
 
 def string_texts(values: pa.Array) -> Texts:
@@ -140,6 +147,22 @@ def string_texts(values: pa.Array) -> Texts:
 def raw_texts(values: pa.Array) -> Texts:
     """utf8 or binary values byte for byte, without a copy of the data; NULL must not occur."""
     return Texts(*_binary_view(values))
+
+
+@cache
+def warm_up() -> None:
+    """Compiles (once per machine) or loads (once per process) every kernel, so that no batch has to wait for it."""
+    nothing, start = _readonly(np.empty(0, np.uint8)), _readonly(np.zeros(1, np.int64))
+    none = _readonly(np.empty(0, np.int64))
+    kernels.integer_text(none)
+    kernels.decimal_text(_readonly(np.empty(0, np.uint64)), 0)
+    kernels.date_text(_readonly(np.empty(0, np.int32)))
+    kernels.time_text(none)
+    kernels.timestamp_text(none, False)
+    kernels.base64_text(nothing, start)
+    kernels.needs_escape(nothing)
+    kernels.escape_text(nothing, start)
+    join([Piece(_empty(0))])
 
 
 def _column_piece(values: pa.Array, label: bytes, exact: ExactValues | None, absent: Mask | None) -> Piece:
@@ -174,7 +197,7 @@ def _odd_literals(values: pa.Array, exact: ExactValues | None) -> ExactValues | 
 def _encoder(kind: pa.DataType) -> tuple[Callable[[pa.Array], Texts], bool]:
     """What writes this type's values, and whether they stand in quotes. Where a value is NULL anything may be written."""
     if pa.types.is_integer(kind):
-        return lambda values: Texts(*kernels.integer_text(_numbers(values).astype(np.int64, copy=False))), False
+        return lambda values: Texts(*kernels.integer_text(_readonly(_numbers(values).astype(np.int64, copy=False)))), False
     if pa.types.is_boolean(kind) or pa.types.is_floating(kind):
         return lambda values: raw_texts(values.cast(pa.utf8())), False
     if pa.types.is_decimal(kind):
@@ -207,20 +230,24 @@ def _deleted(batch: pa.RecordBatch) -> Mask | None:
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
     """The values' own buffer; what stands at a NULL is anything (mostly 0)."""
-    dtype = np.dtype(f"i{values.type.bit_width // 8}")
-    return np.frombuffer(values.buffers()[1], dtype, len(values), values.offset * dtype.itemsize)
+    return _view(values.buffers()[1], np.dtype(f"i{values.type.bit_width // 8}"), len(values), values.offset)
 
 
 def _words(values: pa.Array) -> npt.NDArray[Any]:
-    return np.frombuffer(values.buffers()[1], np.uint64, 2 * len(values), values.offset * 16)
+    return _view(values.buffers()[1], np.dtype(np.uint64), 2 * len(values), 2 * values.offset)
+
+
+def _view(buffer: Any, dtype: np.dtype[Any], count: int, offset: int) -> npt.NDArray[Any]:
+    """Read-only, without a copy."""
+    return _readonly(np.frombuffer(buffer, dtype, count, offset * dtype.itemsize) if count else np.empty(0, dtype))
 
 
 def _binary_view(values: pa.Array) -> tuple[Bytes, Offsets]:
     """(data, int64 offsets) of a utf8, binary or large array; the data is not copied."""
     dtype = np.dtype(np.int64 if pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type) else np.int32)
     _, offsets, data = values.buffers()
-    own = np.frombuffer(offsets, dtype, len(values) + 1, values.offset * dtype.itemsize) if offsets else np.zeros(1, dtype)
-    return np.frombuffer(data, np.uint8) if data else _NOTHING, own.astype(np.int64, copy=False)
+    own = _view(offsets, dtype, len(values) + 1, values.offset) if offsets else np.zeros(1, dtype)
+    return _readonly(np.frombuffer(data, np.uint8) if data else _NOTHING), _readonly(own.astype(np.int64, copy=False))
 
 
 def _odd_float(value: float) -> bytes:
@@ -231,6 +258,11 @@ def _odd_float(value: float) -> bytes:
 
 def _empty(rows: int) -> Texts:
     return Texts(_NOTHING, np.zeros(rows + 1, np.int64))
+
+
+def _readonly(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array
 
 
 def _bytes(text: bytes) -> Bytes:

@@ -53,6 +53,12 @@ def script_calls(script: Script, keys: Texts, values: Texts, *, keys_per_call: i
     return Calls(out[:written], ends)
 
 
+def warm_up() -> None:
+    """Compiles or loads the kernels (see ``jsonrows.warm_up``)."""
+    nothing = Texts(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    script_calls(Script(b"", (), b""), nothing, nothing, keys_per_call=1, bytes_per_call=1)
+
+
 @kernel
 def _put(out: Any, at: int, source: Any, start: int, end: int) -> int:
     for k in range(end - start):

@@ -25,7 +25,8 @@ from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
-from sinks.cache import scripts
+from sinks import jsonrows
+from sinks.cache import resp, scripts
 from sinks.cache.keytemplate import DEFAULT, TableKeys, bind
 from sinks.cache.resp import Calls, Script, script_calls
 from sinks.contract import NOTHING, DeadLetter, Outcome
@@ -72,6 +73,8 @@ class CacheSink:
         self._sha: dict[str, bytes] = {}
 
     def open(self) -> Cut:
+        jsonrows.warm_up()
+        resp.warm_up()
         self._drop_connection()
         info = self._ask(self._client.info)
         if info.get("maxmemory_policy", "noeviction") != "noeviction":

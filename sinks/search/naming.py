@@ -17,6 +17,8 @@ from cdc.errors import ConfigError
 from cdc.model.table import Table
 
 ID_BYTES_MAX: Final = 512
+GENERATION: Final = "@1"
+"""Ending of an index's name: which built copy of the table it is."""
 INDEX_BYTES_MAX: Final = 255 - 40
 """Of a name that we build from a table's; the rest is for our endings."""
 
@@ -50,7 +52,7 @@ def places(template: str, table: Table) -> Places:
             f"index = {template!r} may hold {{schema}} and {{table}} only", hint='for example index = "{schema}.{table}"'
         )
     name = index_name(template.format(schema=table.schema, table=table.name), json.dumps([table.schema, table.name]))
-    return Places(name, f"{name}@1", f"{name}@1.w")
+    return Places(name, name + GENERATION, f"{name}{GENERATION}.w")
 
 
 def index_name(wanted: str, identity: str) -> str:

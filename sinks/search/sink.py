@@ -18,6 +18,7 @@ from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
+from sinks import jsonrows
 from sinks.contract import NOTHING, DeadLetter, Outcome
 from sinks.deadletters import check_share
 from sinks.jsonrows import DELETED, Texts
@@ -26,7 +27,7 @@ from sinks.retry import Fate
 from sinks.rowtext import join_key
 from sinks.search import bulk, fence, mapping
 from sinks.search.ledger import Ledger
-from sinks.search.naming import Places, document_ids, field_names, places
+from sinks.search.naming import GENERATION, Places, document_ids, field_names, places
 from sinks.search.wire import Address, Cluster
 
 Positions = npt.NDArray[np.int64]
@@ -82,6 +83,7 @@ class SearchSink:
         self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{name}")
 
     def open(self) -> Cut:
+        jsonrows.warm_up()
         self._places.clear()
         self._fenced = None
         self._ledger.create()
@@ -126,8 +128,9 @@ class SearchSink:
         return cut
 
     def make_visible(self) -> None:
-        for place in self._places.values():
-            self._cluster.ask("a refresh", "POST", f"/{place.names.index}/_refresh")
+        """Refreshes every index of ours, also those of tables that this process has not written."""
+        params = {"expand_wildcards": "open,hidden", "allow_no_indices": "true"}
+        self._cluster.ask("a refresh", "POST", f"/*{GENERATION}/_refresh", params=params)
 
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
         index = places(self._options.index, table).index
