@@ -68,10 +68,14 @@ def _run(
     followers = [Follower(store, options, log_dir, reader, run_dir, enough) for store, options in stores.items()]
     for follower in followers:
         follower.report()
-    spark = sessions.session(scratch=scratch / "local")
+    ours = sessions.running() is None
+    spark = sessions.session(scratch=scratch / "local", iceberg_sql=False)
     sinks.warehouse.use_session(lambda: spark)
-    spark.dataSource.register(CdcSource)
-    queries = [Query(spark, follower, log_dir, scratch, enough) for follower in followers]
+    queries_session = spark.newSession()
+    queries_session.dataSource.register(CdcSource)
+    # Micro-batches compute nothing in Spark, so generating code for them is work for nothing.
+    queries_session.conf.set("spark.sql.codegen.wholeStage", "false")
+    queries = [Query(queries_session, follower, log_dir, scratch, enough) for follower in followers]
     try:
         for query in queries:
             query.start()
@@ -82,7 +86,8 @@ def _run(
             query.join()
         for follower in followers:
             follower.close()
-        sessions.stop()
+        if ours:
+            sessions.stop()
     return 4 if any(follower.stopped for follower in followers) else 0
 
 

@@ -21,6 +21,8 @@ from cdc.embedded.jars import spark_jars
 CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """With the bare local file system: no ``chmod`` process per file, 25 of which a micro-batch would start otherwise."""
 
+_ICEBERG_SQL: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -35,7 +37,6 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINTS,
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
@@ -54,13 +55,15 @@ def session(
     warehouse: Path | None = None,
     scratch: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    iceberg_sql: bool = True,
 ) -> SparkSession:
     """The process's session, made on the first call. Raises EmbeddedError when Java or a jar cannot be had.
 
     warehouse: the folder that ``SELECT … FROM warehouse.schema.table`` reads. scratch: where Spark puts its own files.
-    settings: Spark's own settings, which win over ours.
+    settings: Spark's own settings, which win over ours. iceberg_sql: MERGE, CALL and the like in Spark's SQL; followers do without, for
+    its rules run in every micro-batch.
     """
-    active = SparkSession.getActiveSession()
+    active = running()
     if active is not None:
         return active
     jars = spark_jars()
@@ -74,10 +77,11 @@ def session(
         "spark.driver.memory": driver_memory,
         # The bare file system and Iceberg stand on the driver's own class path: local executors are the driver.
         "spark.driver.extraClassPath": os.pathsep.join(map(str, (jars.bare_naked, jars.iceberg))),
-        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
+        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
         **({} if master.startswith("local") else {"spark.jars": f"{jars.iceberg},{jars.bare_naked}"}),
+        **({"spark.sql.extensions": _ICEBERG_SQL} if iceberg_sql else {}),
         **_catalog(warehouse),
         **(settings or {}),
     }
@@ -89,9 +93,15 @@ def session(
     return made
 
 
+def running() -> SparkSession | None:
+    """The process's session, whichever thread made it; None when there is none."""
+    made: SparkSession | None = SparkSession._instantiatedSession
+    return None if made is None or made.sparkContext._jsc is None else made
+
+
 def stop() -> None:
     """Ends the process's session and its JVM."""
-    active = SparkSession.getActiveSession()
+    active = running()
     if active is None:
         return
     gateway: Any = active.sparkContext._gateway

@@ -150,7 +150,7 @@ def _expand(low: Int64s, high: Int64s) -> Int64s:
     """Every index of the half-open ranges [low, high); they don't overlap and rise."""
     counts = high - low
     if counts.max(initial=0) <= 1:
-        return low[counts == 1].astype(np.int64)
+        return np.asarray(low[counts == 1], np.int64)
     return np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in zip(low, high, strict=True) if b > a])
 
 

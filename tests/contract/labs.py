@@ -74,6 +74,7 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
     "redis": lambda fixture: _redis(fixture, "json"),
     "redis-hash": lambda fixture: _redis(fixture, "hash"),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
+    "warehouse": lambda fixture: _warehouse(fixture("spark"), fixture("tmp_path")),
     "console": lambda _: Lab("console", {}, readable=False),
 }
 """Every store that the suite runs against: one line each. ``conftest.MARKS`` says what it needs to run."""
@@ -81,3 +82,10 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
 
 def _opensearch(server: Any) -> Lab:
     return Lab("opensearch", {"url": server.url, "purge_after_s": 0}, server=server)
+
+
+def _warehouse(spark: Any, folder: Any) -> Lab:
+    from sinks.warehouse import use_session
+
+    use_session(lambda: spark)
+    return Lab("iceberg", {"path": folder}, staged=True)
