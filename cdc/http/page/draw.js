@@ -2,6 +2,8 @@
 import { axis, compact } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+
+/** The charts grow with what is known, up to this. */
 export const SPAN_S = 300;
 
 export function shape(parent, name, attributes) {
@@ -103,12 +105,12 @@ function railOf(branches, frame) {
 
 // Lines over time
 
-/** points: [{at, value | null}] → [{line, area}] path data; a null is a gap. */
-function traces(points, now, x, y, floor) {
+/** points: [{at, value | null}] → {line, area} as path data; a null is a gap. */
+function traces(points, oldest, x, y, floor) {
   const runs = [];
   let run = [];
   for (const point of points) {
-    if (point.value == null || point.at < now - SPAN_S) {
+    if (point.value == null || point.at < oldest) {
       if (run.length) runs.push(run);
       run = [];
     } else run.push(`${x(point.at).toFixed(1)} ${y(point.value).toFixed(1)}`);
@@ -119,8 +121,8 @@ function traces(points, now, x, y, floor) {
   return { line, area };
 }
 
-/** Lag in seconds over the last minutes; returns the highest. */
-export function sparkline(svg, points, now) {
+/** Lag in seconds over the last span_s; returns the highest. */
+export function sparkline(svg, points, now, span_s) {
   const width = 200;
   const height = 46;
   const highest = Math.max(...points.map((point) => point.value ?? 0), 0);
@@ -131,20 +133,20 @@ export function sparkline(svg, points, now) {
     shape(svg, "path", { class: "fill" });
     shape(svg, "path", { class: "edge" });
   }
-  const { line, area } = traces(points, now, (at) => width * (1 - (now - at) / SPAN_S), (v) => height - 2 - (height - 4) * (v / top), height);
+  const { line, area } = traces(points, now - span_s, (at) => width * (1 - (now - at) / span_s), (v) => height - 2 - (height - 4) * (v / top), height);
   svg.children[0].setAttribute("d", area);
   svg.children[1].setAttribute("d", line);
   return highest;
 }
 
 /** series: [{name, colour: CSS variable | null for the captured area, points}]. Returns what the pointer needs. */
-export function chart(svg, series, now) {
+export function chart(svg, series, now, span_s) {
   const { width, height } = svg.getBoundingClientRect();
   const left = 46;
   const floor = height - 22;
   const highest = Math.max(0, ...series.flatMap((s) => s.points.map((point) => point.value ?? 0)));
   const { top, steps } = axis(highest);
-  const x = (at) => left + (width - left - 6) * (1 - (now - at) / SPAN_S);
+  const x = (at) => left + (width - left - 6) * (1 - (now - at) / span_s);
   const y = (value) => floor - (floor - 10) * (value / top);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const picture = document.createDocumentFragment();
@@ -153,13 +155,15 @@ export function chart(svg, series, now) {
     shape(picture, "line", { class: "grid", x1: left, x2: width - 6, y1: y(value), y2: y(value) });
     shape(picture, "text", { x: left - 9, y: y(value) + 4, "text-anchor": "end" }).textContent = step ? compact(value) : "0";
   }
-  for (const minutes of width < 520 ? [5, 3, 1] : [5, 4, 3, 2, 1]) {
-    shape(picture, "text", { x: x(now - minutes * 60), y: height - 4, "text-anchor": minutes === 5 ? "start" : "middle" }).textContent =
-      `${minutes} min ago`.replace(" ago", minutes === 5 && width >= 520 ? " ago" : "");
+  const oldest = span_s / 60;
+  for (let minutes = oldest; minutes >= 1; minutes -= width < 520 ? 2 : 1) {
+    const first = minutes === oldest;
+    shape(picture, "text", { x: x(now - minutes * 60), y: height - 4, "text-anchor": first ? "start" : "middle" }).textContent =
+      `${minutes} min` + (first && width >= 520 ? " ago" : "");
   }
   shape(picture, "text", { x: width - 6, y: height - 4, "text-anchor": "end" }).textContent = "now";
   for (const { colour, points } of series) {
-    const { line, area } = traces(points, now, x, y, floor);
+    const { line, area } = traces(points, now - span_s, x, y, floor);
     if (!colour) shape(picture, "path", { class: "area", d: area });
     const edge = shape(picture, "path", { class: colour ? "edge" : "edge captured", d: line });
     if (colour) edge.style.setProperty("--series", `var(${colour})`);

@@ -70,6 +70,8 @@ function rates(read) {
 
 const present = (points) => points.at(-1)?.value ?? 0;
 
+/** Whole minutes that the charts show. */
+const minutes = () => Math.min(SPAN_S / 60, Math.max(1, Math.ceil((status.at - (history[0]?.at ?? status.at)) / 60)));
 const captured = () => rates((sample) => sample.position);
 const written = (store) => rates((sample) => sample.stores[store]?.written);
 const colour = (index) => `--series-${index % 6}`;
@@ -232,9 +234,9 @@ function drawStore(follower) {
     say(under, `behind: ${compactCount(lag.changes)} changes, ${bytes(lag.bytes)}`);
   }
   const points = history.map((sample) => ({ at: sample.at, value: sample.stores[follower.store]?.lag_s }));
-  const highest = sparkline(card.querySelector(".spark"), points, status.at);
-  card.querySelector(".spark").setAttribute("aria-label", `${follower.store}: lag of the last 5 minutes, at most ${duration(highest)}`);
-  say(card.querySelector(".spark-label"), highest ? `5 min: at most ${duration(highest)}` : "5 min: always in step");
+  const highest = sparkline(card.querySelector(".spark"), points, status.at, 60 * minutes());
+  card.querySelector(".spark").setAttribute("aria-label", `${follower.store}: lag of the last ${minutes()} minutes, at most ${duration(highest)}`);
+  say(card.querySelector(".spark-label"), `${minutes()} min: ` + (highest ? `at most ${duration(highest)}` : "always in step"));
   const facts = card.querySelector(".facts");
   const rate = present(written(follower.store));
   const parts = [make("b", "", compact(rate)), " changes/s · ", make("b", "", compactCount(follower.written)), " written"];
@@ -310,7 +312,7 @@ let pointed = null;
 function drawChart() {
   const series = [{ name: "captured", colour: null, points: captured() }];
   status.followers.forEach((follower, index) => series.push({ name: follower.store, colour: colour(index), points: written(follower.store) }));
-  plotted = { ...chart($("throughput"), series, status.at), series };
+  plotted = { ...chart($("throughput"), series, status.at, 60 * minutes()), series };
   const legend = series.map(({ name, colour, points }) => {
     const entry = make("span");
     entry.style.setProperty("--series", `var(${colour ?? "--water"})`);
@@ -318,7 +320,7 @@ function drawChart() {
     return entry;
   });
   $("legend").replaceChildren(...legend);
-  say("chart-words", "Changes a second over the last five minutes, averaged over ten seconds. Now: " + [...$("legend").children].map((e) => e.textContent).join(", "));
+  say("chart-words", `Changes a second over the last ${minutes()} minutes, averaged over ten seconds. Now: ` + [...$("legend").children].map((e) => e.textContent).join(", "));
   drawTip();
 }
 
