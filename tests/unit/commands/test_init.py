@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc.commands.init import MANY_TABLES, configuration, without_password, write_new
+from cdc.commands.init import write_new
+from cdc.commands.starter import MANY_TABLES, configuration, without_password
 from cdc.errors import ConfigError
 from cdc.model.table import Column, Table
 from cdc.settings import Settings, interpolate

@@ -1,0 +1,82 @@
+"""The text of a new cdc.toml."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from psycopg.conninfo import make_conninfo
+
+from cdc.source.catalog import SourceTable
+from cdc.source.connection import parse
+from cdc.source.publication import identity_problem
+
+PLACEHOLDER_DSN: Final = "postgresql://cdc@localhost:5432/postgres"
+PASSWORD_VARIABLE: Final = "CDC_SOURCE_PASSWORD"
+MANY_TABLES: Final = 40
+"""From here on the file lists schemas instead of tables."""
+
+
+def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator[str]:
+    """The lines of a cdc.toml. A password in ``source`` is left out."""
+    dsn, had_password = without_password(source or PLACEHOLDER_DSN)
+    patterns = _patterns(tables)
+    yield '# Headwater. Every key: README.md, "Configuration". ${NAME} in a value is the environment\'s variable NAME.'
+    yield ""
+    yield "[source]"
+    if had_password:
+        yield f"# The password is not written here: export {PASSWORD_VARIABLE}, or use a passfile (~/.pgpass) and leave it out."
+    yield f"dsn = {_string(dsn)}"
+    yield f"tables = [{', '.join(map(_string, patterns))}]      # schema.table, * and ? match, !pattern takes out"
+    for table in tables:
+        problem = identity_problem(table)
+        if problem is not None:
+            yield f"# {table.name} {problem[0]}; to capture it: {problem[1]}"
+    yield 'slot = "cdc"                    # made by `cdc doctor --fix` or on first run'
+    yield 'publication = "cdc"'
+    yield ""
+    yield "[log]"
+    yield 'dir = "var/log"                 # on a disk that fsync can be trusted on'
+    yield ""
+    yield "# One table for each derived store. Uncomment what you have."
+    yield "# [stores.search]"
+    yield '# kind = "opensearch"'
+    yield '# url = "http://127.0.0.1:9200"'
+    yield f"# tables = [{', '.join(map(_string, patterns[:2]))}]"
+    yield "#"
+    yield "# [stores.cache]"
+    yield '# kind = "redis"'
+    yield '# url = "redis://127.0.0.1:6379/0"'
+    yield "#"
+    yield "# [stores.warehouse]"
+    yield '# kind = "iceberg"'
+    yield '# path = "var/warehouse"'
+    yield ""
+    yield "[http]"
+    yield 'listen = "127.0.0.1:8642"       # status page, API and metrics; loopback only'
+
+
+def without_password(dsn: str) -> tuple[str, bool]:
+    """The DSN with ${CDC_SOURCE_PASSWORD} in its password's place, and whether it had one. A ${NAME} that is there stays."""
+    if "${" in dsn:
+        return dsn, False
+    parts = parse(dsn)
+    if "password" not in parts:
+        return dsn, False
+    del parts["password"]
+    return f"{make_conninfo(**parts)} password=${{{PASSWORD_VARIABLE}}}".strip(), True
+
+
+def _patterns(tables: Sequence[SourceTable]) -> list[str]:
+    capturable = [table for table in tables if identity_problem(table) is None]
+    if not capturable:
+        return ["public.*"]
+    if len(capturable) < MANY_TABLES:
+        return [table.name for table in capturable]
+    refused = [f"!{table.name}" for table in tables if identity_problem(table) is not None]
+    return sorted({f"{table.table.schema}.*" for table in capturable}) + refused
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a JSON string is a TOML basic string
