@@ -340,6 +340,8 @@ class _Session:
                     self._reading.execute("ROLLBACK")
                 raise
             self._stop.wait(wait_s)
+            if wait_s < _RETRY_S[1] <= wait_s * 2:
+                log.info("a chunk waits until what the stream has delivered is visible", table=source.name)
             wait_s = min(wait_s * 2, _RETRY_S[1])
 
     def _begin(self, source: SourceTable) -> Snapshot:

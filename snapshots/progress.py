@@ -22,6 +22,7 @@ from snapshots.plan import Boundary
 FILE: Final = "snapshot.json"
 _FORMAT: Final = 1
 _LINE_EVERY_S: Final = 5.0
+INTERVAL_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,17 @@ class Record:
 
 
 class SnapshotProgress:
-    """Thread-safe. Every change that a restart must know is on disk (written aside, synced, renamed) before the call returns."""
+    """Thread-safe. Every change that a restart must know is on disk (written aside, synced, renamed) before the call returns.
 
-    def __init__(self, folder: Path) -> None:
+    Finished chunks are the exception: they are written at most every ``interval_s``, since a sync costs as much as reading a chunk,
+    and a chunk that is read twice does no harm.
+    """
+
+    def __init__(self, folder: Path, *, interval_s: float = INTERVAL_S) -> None:
         """``folder``: the log's. Raises LogCorrupt when the file there is not ours."""
         self._path = folder / FILE
+        self._interval_s = interval_s
+        self._written_at = float("-inf")
         self._lock = Lock()
         self._records = _read(self._path)
         for oid, record in self._records.items():
@@ -79,7 +86,8 @@ class SnapshotProgress:
             self._records[oid] = replace(
                 record, done=done, total=max(record.total, done), after=after or record.after, waiting=waiting
             )
-            self._write()
+            if waiting or time.monotonic() - self._written_at >= self._interval_s:
+                self._write()
 
     def wait_for_rows(self, oid: int) -> None:
         """Before an update is held back in memory (see ``Record.waiting``)."""
@@ -113,6 +121,7 @@ class SnapshotProgress:
         return sorted(found, key=lambda one: one.table)
 
     def _write(self) -> None:
+        self._written_at = time.monotonic()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         content = {"format": _FORMAT, "tables": {str(oid): asdict(record) for oid, record in self._records.items()}}
         aside = self._path.with_suffix(".aside")

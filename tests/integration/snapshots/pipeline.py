@@ -44,7 +44,7 @@ class Pipeline:
             ensure_publication(connection, self.source)
             self.writer = EmbeddedLogWriter(folder, seal=False)
             ensure_slot(connection, self.source, create=not self.writer.head.commit_lsn)
-        self.progress = SnapshotProgress(folder)
+        self.progress = SnapshotProgress(folder, interval_s=0.0)
         self.feed = SnapshotFeed(self.progress)
         self.coordinator = SnapshotCoordinator(
             self.source, self.feed, self.progress, self.stop, log_has_begun=bool(self.writer.head.commit_lsn)

@@ -161,3 +161,46 @@ def test_finished_tables_are_not_held_up_by_a_later_start(
         second.wait_finished()
         settle(second, table)
     assert operations(tmp_path, "public.t") == before == {"READ": ROWS}
+
+
+@pytest.fixture
+def wide(table: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """Every row has a value that updates leave out unless they change it."""
+    table.execute("alter table t add column w text; alter table t alter w set storage external")
+    table.execute("update t set w = repeat(md5(id::text), 100)")
+    table.execute("vacuum full t")
+    return table
+
+
+def test_toast_left_out_inside_the_window(postgres_server: Postgres, wide: psycopg.Connection[Any], tmp_path: Path) -> None:
+    """The held update lies over the chunk's row while the source itself still shows the old one."""
+    with closing(Pipeline(postgres_server.dsn(), tmp_path, chunk_rows=1000)) as pipeline:
+        pipeline.pause.set()
+        pipeline.start(snapshot=False)
+        with held_commit(postgres_server, CHANGES["update"]):
+            pipeline.coordinator.start()
+            until(lambda: pipeline.feed._ready)
+            pipeline.pause.clear()
+            pipeline.wait_finished()
+            assert pipeline.held == 1
+            assert operations(tmp_path, "public.t") == {"READ": ROWS}
+            assert fold(tmp_path, "public.t")[("7",)][1] == "new"
+            assert wide.execute("select v from public.t where id = 7").fetchone() == ("old",)
+        settle(pipeline, wide)
+        assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(wide, "public.t")
+
+
+def test_key_moves_into_what_was_read(postgres_server: Postgres, wide: psycopg.Connection[Any], tmp_path: Path) -> None:
+    """No chunk will bring the row any more, and its update left the wide value out: it is read back by its key."""
+    with closing(Pipeline(postgres_server.dsn(), tmp_path, chunk_rows=50)) as pipeline:
+        pipeline.pause.set()
+        pipeline.start()
+        until(lambda: len(pipeline.feed._ready) == 2)
+        wide.execute("update t set id = -5 where id = 450")
+        wide.execute("update t set v = 'moved' where id = -5")
+        pipeline.pause.clear()
+        pipeline.wait_finished()
+        assert pipeline.held == 2
+        settle(pipeline, wide)
+        assert fold(tmp_path, "public.t")[("-5",)][1] == "moved"
+        assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(wide, "public.t")

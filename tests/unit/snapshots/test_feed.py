@@ -22,7 +22,7 @@ SOURCE = SourceTable(T, ("a", "b"), False, None, 10, 1000, 1)
 
 @pytest.fixture
 def feed(tmp_path: Path) -> SnapshotFeed:
-    progress = SnapshotProgress(tmp_path)
+    progress = SnapshotProgress(tmp_path, interval_s=0.0)
     progress.begin(SOURCE)
     return SnapshotFeed(progress)
 

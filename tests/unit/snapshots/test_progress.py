@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ SOURCE = SourceTable(T, ("a", "b"), False, None, 100, 1000, 1)
 
 
 def test_a_restart_goes_on_behind_the_last_durable_chunk(tmp_path: Path) -> None:
-    progress = SnapshotProgress(tmp_path)
+    progress = SnapshotProgress(tmp_path, interval_s=0.0)
     progress.begin(SOURCE)
     progress.advance(T.oid, 60, ("1", "é"), waiting=False)
     again = SnapshotProgress(tmp_path)
@@ -27,6 +28,16 @@ def test_a_restart_goes_on_behind_the_last_durable_chunk(tmp_path: Path) -> None
     again.advance(T.oid, 70, None, waiting=False)
     again.finish(T.oid)
     assert SnapshotProgress(tmp_path).tables() == [TableProgress("public.t", 130, 130, finished=True)]
+
+
+def test_chunks_are_written_now_and_then_but_what_waits_at_once(tmp_path: Path) -> None:
+    progress = SnapshotProgress(tmp_path, interval_s=3600.0)
+    progress.begin(SOURCE)
+    progress.advance(T.oid, 60, ("1", "x"), waiting=False)
+    assert SnapshotProgress(tmp_path).begin(SOURCE).after is None
+    progress.wait_for_rows(T.oid)
+    assert json.loads((tmp_path / FILE).read_text())["tables"]["7"]["waiting"] is True
+    assert progress.tables() == [TableProgress("public.t", 60, 100)]
 
 
 def test_other_columns_begin_anew_unless_finished(tmp_path: Path) -> None:
