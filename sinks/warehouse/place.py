@@ -17,7 +17,18 @@ from cdc.model.batch import EXACT, table_of
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import TABLE_KEY, Changes, CommitConflict, CommitUnknown, DataFile, IcebergTable, Pending, Vector, sync
+from sinks.warehouse.catalog import (
+    SOURCE_KEY,
+    TABLE_KEY,
+    Changes,
+    CommitConflict,
+    CommitUnknown,
+    DataFile,
+    IcebergTable,
+    Pending,
+    Vector,
+    sync,
+)
 from sinks.warehouse.columns import Field, arrow_schema, evolution, key_retired, labels, to_rows, to_text
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
 from sinks.warehouse.options import Options
@@ -86,35 +97,36 @@ class Place:
 
     def write(self, batches: Sequence[pa.RecordBatch], cut: Cut) -> None:
         """Commits these changes (all of the table's in (own cut, ``cut``]). One Iceberg commit, unless the key's columns change."""
-        self._refresh()
-        work = groups(batches, self.known())
-        for number, group in enumerate(work):
-            whole = number == len(work) - 1
-            self._write(group, cut if whole else Cut(Position(group.last), self._cut.commit_lsn, self._cut.commit_ts_us))
-
-    def _write(self, group: Group, cut: Cut) -> None:
         for _ in range(_ATTEMPTS):
-            if self._cut.position >= cut.position:
+            self._refresh()
+            work = groups(batches, self.known(), self._cut.position)
+            ends = [Cut(Position(group.last), self._cut.commit_lsn, self._cut.commit_ts_us) for group in work[:-1]]
+            if all(self._write(group, end) for group, end in zip(work, [*ends, cut], strict=False)):
                 return
-            last = final(group, self._cut.position)
-            pending, key_changed = self._evolved(group)
-            self._fields = pending.fields
-            written = self._write_rows(group, last)
-            try:
-                self._commit(pending, group, last, written, key_changed or group.floor > self._cut.position, cut)
-                return
-            except CommitConflict:
-                self._refresh()
-                for piece in written:
-                    piece.path.unlink(missing_ok=True)
-            except CommitUnknown as error:
-                self._refresh()
-                if self._cut.position < cut.position:
-                    # Its files stay: the commit may yet turn up.
-                    raise StoreError(
-                        f"the warehouse did not say whether {group.table.qualified} was committed", retryable=True
-                    ) from error
-        raise StoreError(f"another writer keeps changing the warehouse's table for {group.table.qualified}", retryable=True)
+        raise StoreError(
+            f"another writer keeps changing the warehouse's table {self.iceberg.properties.get(SOURCE_KEY)}", retryable=True
+        )
+
+    def _write(self, group: Group, cut: Cut) -> bool:
+        """Whether it could be committed; if not, somebody changed the table in between and nothing of ours is left."""
+        last = final(group, self._cut.position)
+        pending, key_changed = self._evolved(group)
+        self._fields = pending.fields
+        written = self._write_rows(group, last)
+        try:
+            self._commit(pending, group, last, written, key_changed or group.floor >= 0, cut)
+        except CommitConflict:
+            for piece in written:
+                piece.path.unlink(missing_ok=True)
+            return False
+        except CommitUnknown as error:
+            self._refresh()
+            if self._cut.position < cut.position:
+                # Its files stay: the commit may yet turn up.
+                raise StoreError(
+                    f"the warehouse did not say whether {group.table.qualified} was committed", retryable=True
+                ) from error
+        return True
 
     def _evolved(self, group: Group) -> tuple[Pending, bool]:
         """A commit with the columns that these rows need; true when rows written before can no longer be told by their key."""

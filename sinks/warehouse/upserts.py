@@ -27,18 +27,19 @@ class Group:
     """The last position."""
 
 
-def groups(batches: Sequence[pa.RecordBatch], known: Table | None) -> list[Group]:
-    """The staged batches of one table in position order, cut where the key's columns change.
+def groups(batches: Sequence[pa.RecordBatch], known: Table | None, held: int) -> list[Group]:
+    """The staged batches of one table in position order, cut where the key's columns change; without those that it holds already.
 
     known: the version that the table's rows were written under. Another OID or epoch is another table, whose rows replace it.
+    held: the table holds everything up to this position.
     """
     found: list[Group] = []
     run: list[pa.RecordBatch] = []
     floor = -1
-    for batch in sorted((batch for batch in batches if batch.num_rows), key=first_position):
+    for batch in sorted((batch for batch in batches if batch.num_rows and last_position(batch) > held), key=first_position):
         table = table_of(batch.schema)
         if known is not None and (table.oid, table.epoch) != (known.oid, known.epoch):
-            floor = max(floor, first_position(batch) - 1)
+            floor = max(floor, first_position(batch) - 1, held)
         if run and key_plan(table) != key_plan(table_of(run[-1].schema)):
             found.append(_group(run, floor))
             run, floor = [], -1

@@ -1,0 +1,363 @@
+"""The warehouse on real Iceberg, read back by Spark: replays, crashes at every step of a commit, other writers, evolving tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.errors import StoreError
+from cdc.model.batch import Op
+from cdc.model.pgtypes import INT4, INT8, NUMERIC, TEXT
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.table import Column, Table
+from sinks.memory import MemorySink
+from sinks.memory import Options as TwinOptions
+from sinks.warehouse import Options, Warehouse, make, use_session
+from sinks.warehouse import catalog as catalogs
+from tests.contract.rows import ORDERS, PAIRS, batch, numeric, order, upserts
+from tests.integration.spark.traffic import held
+
+
+def cut(position: int) -> Cut:
+    return Cut(Position(position), Lsn(position * 10), position)
+
+
+class Shop:
+    """One warehouse folder; ``sink()`` opens a sink on it, as a restarted process would."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.name = f"wh{uuid.uuid4().hex[:8]}"
+        use_session(lambda: spark)
+        self.catalog = f"headwater_{self.name}"
+        for key, value in {
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".type": "hadoop",
+            ".warehouse": folder,
+            ".cache-enabled": "false",
+        }.items():
+            spark.conf.set(f"spark.sql.catalog.{self.catalog}{key}", str(value))
+
+    def sink(self, **options: Any) -> Warehouse:
+        made = make(self.name, Options(kind="iceberg", path=self.folder, **options))
+        made.open()
+        return made
+
+    def sql(self, text: str) -> list[Any]:
+        """``orders`` stands for the table, ``catalog`` for the catalog."""
+        rows: list[Any] = self.spark.sql(
+            re.sub(r"(?<!public\.)\borders\b", f"{self.catalog}.public.orders", text).replace("catalog.", f"{self.catalog}.")
+        ).collect()
+        return rows
+
+
+@pytest.fixture
+def shop(spark: Any, tmp_path: Path) -> Shop:
+    return Shop(spark, tmp_path / "warehouse")
+
+
+def test_random_changes_with_restarts_replays_and_compaction(shop: Shop, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    twin = MemorySink(f"twin-{tmp_path}", TwinOptions(kind="memory"))
+    sink = shop.sink(compact_files=4, staged_bytes=2_000)
+    position, unsure = 0, []
+    for step in range(24):
+        table = chance.choice((ORDERS, PAIRS))
+        changes = []
+        for _ in range(chance.randint(1, 30)):
+            position += 1
+            op = chance.choice((Op.INSERT, Op.UPDATE, Op.UPDATE, Op.DELETE))
+            key = chance.randrange(60)
+            row = order(key, f"p{position}") if table is ORDERS else {"a": str(key % 7), "b": str(key // 7), "v": f"p{position}"}
+            changes.append((op, position, row))
+        batches = [batch(table, changes)]
+        if chance.random() < 0.05:
+            position += 1
+            batches.append(batch(table, [(Op.TRUNCATE, position, {})]))
+        for one in batches:
+            twin.apply(one)
+            sink.apply(one)
+            unsure.append(one)
+        if chance.random() < 0.7:
+            sink.commit(cut(position))
+            twin.commit(cut(position))
+            if chance.random() < 0.8:
+                unsure = unsure[-2:]
+        if chance.random() < 0.1:
+            sink = shop.sink(compact_files=4)
+            for one in unsure:
+                sink.apply(one)
+        if step % 8 == 7:
+            sink.commit(cut(position))
+            for table in (ORDERS, PAIRS):
+                sink.prepare(table)
+                assert held(sink, table) == held(twin, table)
+                keys = twin.fetch(table, _keys(table, held(twin, table)[:5]))
+                assert _sorted(sink.fetch(table, _keys(table, held(twin, table)[:5])), table) == _sorted(keys, table)
+
+
+def _keys(table: Table, rows: list[dict[str, Any]]) -> Any:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pydict(
+        {column.name: pa.array([row[column.name] for row in rows], pa.utf8()) for column in table.key}
+    )
+
+
+def _sorted(rows: Any, table: Table) -> list[dict[str, Any]]:
+    return sorted(rows.to_pylist(), key=lambda row: [str(row[column.name]) for column in table.key])
+
+
+def test_position_and_lsn_are_in_the_snapshot_that_holds_the_rows(shop: Shop) -> None:
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(1), order(2)]))
+    sink.commit(cut(2))
+    (summary,) = (row.summary for row in shop.sql("select summary from orders.snapshots"))
+    assert (summary["headwater.position"], summary["headwater.commit-lsn"], summary["headwater.store"]) == ("2", "20", shop.name)
+    sink.commit(cut(7))  # nothing of this table: no snapshot, no commit of it
+    assert len(shop.sql("select * from orders.snapshots")) == 1
+    assert shop.sink().applied() == cut(7)
+
+
+def test_one_commit_a_table_whatever_the_mix(shop: Shop) -> None:
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(key) for key in range(20)]))
+    sink.commit(cut(20))
+    sink.apply(batch(ORDERS, [(Op.UPDATE, 21, order(1, "x")), (Op.DELETE, 22, order(2)), (Op.INSERT, 23, order(99))]))
+    sink.commit(cut(23))
+    assert len(shop.sql("select * from orders.snapshots")) == 2
+    assert [row.id for row in shop.sql("select id from orders where status = 'x' or id >= 19 or id = 2 order by id")] == [1, 19, 99]
+
+
+def test_a_crash_between_the_table_and_the_ledger_is_replayed_without_a_trace(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = shop.sink()
+    keyless = dataclasses.replace(
+        ORDERS, name="events", columns=tuple(dataclasses.replace(c, key=False) for c in ORDERS.columns), identity="n"
+    )
+    changes = [upserts(ORDERS, 1, [order(1), order(2)]), upserts(keyless, 3, [order(1), order(1)])]
+    for one in changes:
+        sink.apply(one)
+    monkeypatch.setattr(Warehouse, "_record", _crash)
+    with pytest.raises(KeyboardInterrupt):
+        sink.commit(cut(4))
+    monkeypatch.undo()
+    again = shop.sink()
+    assert again.applied() == ZERO_CUT
+    for one in changes:
+        again.prepare(catalogs_table(one))
+        assert again.apply(one).stale == one.num_rows
+    again.commit(cut(4))
+    assert len(held(again, keyless)) == 2
+    assert len(shop.sql("select * from orders.snapshots")) == 1
+
+
+def catalogs_table(changes: Any) -> Table:
+    from cdc.model.batch import table_of
+
+    return table_of(changes.schema)
+
+
+def _crash(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_commit_of_unknown_state_is_looked_for_first(shop: Shop, monkeypatch: pytest.MonkeyPatch, happened: bool) -> None:
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    sink.commit(cut(1))
+    sink.apply(batch(ORDERS, [(Op.UPDATE, 2, order(1, "new")), (Op.INSERT, 3, order(2))]))
+    real = catalogs.IcebergTable.commit
+
+    def unsure(self: Any, *arguments: Any) -> None:
+        if happened:
+            real(self, *arguments)
+        raise catalogs.CommitUnknown
+
+    monkeypatch.setattr(catalogs.IcebergTable, "commit", unsure)
+    if happened:
+        sink.commit(cut(3))
+    else:
+        with pytest.raises(StoreError) as refused:
+            sink.commit(cut(3))
+        assert refused.value.retryable
+        monkeypatch.undo()
+        sink = shop.sink()
+        assert sink.applied() == cut(1)
+        sink.apply(batch(ORDERS, [(Op.UPDATE, 2, order(1, "new")), (Op.INSERT, 3, order(2))]))
+        sink.commit(cut(3))
+    monkeypatch.undo()
+    assert held(sink, ORDERS) == [order(1, "new"), order(2)]
+    assert len(shop.sql("select * from orders.snapshots")) == 2
+
+
+def test_other_writers_deletes_and_rewrites_are_kept(shop: Shop) -> None:
+    """Somebody cleans up with Spark between our commits: their deletion vectors (run containers among them) are read and grown."""
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(key) for key in range(20_000)]))
+    sink.commit(cut(20_000))
+    shop.sql("delete from orders where id between 5000 and 15000 or id % 1000 = 7")
+    sink.apply(
+        batch(ORDERS, [(Op.DELETE, 20_001, order(3)), (Op.UPDATE, 20_002, order(6000, "back")), (Op.UPDATE, 20_003, order(4, "x"))])
+    )
+    sink.commit(cut(20_003))
+    kept = {key for key in range(20_000) if not (5000 <= key <= 15000 or key % 1000 == 7)} - {3} | {6000}
+    assert {int(row["id"]) for row in held(sink, ORDERS)} == kept
+    shop.sql("call catalog.system.rewrite_data_files(table => 'public.orders', options => map('rewrite-all', 'true'))")
+    sink.apply(batch(ORDERS, [(Op.DELETE, 20_004, order(4)), (Op.INSERT, 20_005, order(3))]))
+    sink.commit(cut(20_005))
+    assert {int(row["id"]) for row in held(sink, ORDERS)} == kept - {4} | {3}
+
+
+def test_a_writer_in_between_makes_the_commit_look_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(key) for key in range(10)]))
+    sink.commit(cut(10))
+    real, interfered = catalogs.IcebergTable.commit, []
+
+    def late(self: Any, *arguments: Any) -> None:
+        if not interfered:
+            interfered.append(shop.sql("delete from orders where id = 5"))
+        real(self, *arguments)
+
+    monkeypatch.setattr(catalogs.IcebergTable, "commit", late)
+    sink.apply(batch(ORDERS, [(Op.UPDATE, 11, order(4, "x")), (Op.UPDATE, 12, order(6, "x"))]))
+    sink.commit(cut(12))
+    assert [int(row["id"]) for row in held(sink, ORDERS)] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_small_files_are_merged_and_rows_keep_their_lineage(shop: Shop) -> None:
+    sink = shop.sink(compact_files=5, keep_snapshots_s=0)
+    for number in range(1, 14):
+        sink.apply(upserts(ORDERS, number, [order(number)]))
+        sink.commit(cut(number))
+        if number == 3:
+            before = {
+                row.id: (row._row_id, row.seq)
+                for row in shop.sql("select id, _row_id, _last_updated_sequence_number seq from orders")
+            }
+    assert len(shop.sql("select * from orders.files where content = 0")) < 6
+    after = {
+        row.id: (row._row_id, row.seq) for row in shop.sql("select id, _row_id, _last_updated_sequence_number seq from orders")
+    }
+    assert {key: after[key] for key in before} == before
+    assert len({row_id for row_id, _ in after.values()}) == 13
+    sink._places["public.orders"].iceberg.expire(2**60)
+    assert len(held(sink, ORDERS)) == 13
+    live = {Path(row.file_path).name for row in shop.sql("select file_path from orders.files")}
+    assert {path.name for path in (shop.folder / "public" / "orders" / "data").iterdir() if not path.name.startswith(".")} >= live
+
+
+def test_a_lost_table_rewinds_the_store(shop: Shop) -> None:
+    sink = shop.sink()
+    for number, table in ((1, ORDERS), (2, PAIRS)):
+        row = order(1) if table is ORDERS else {"a": "1", "b": "2", "v": "3"}
+        sink.apply(upserts(table, number, [row]))
+        sink.commit(cut(number))
+    assert shop.sink().applied() == cut(2)
+    shop.sql("drop table orders purge")
+    again = shop.sink()
+    assert again.applied() == ZERO_CUT
+    again.apply(upserts(ORDERS, 1, [order(1)]))
+    assert again.apply(upserts(PAIRS, 2, [{"a": "1", "b": "2", "v": "3"}])).stale == 1
+    again.commit(cut(2))
+    assert held(again, ORDERS) == [order(1)]
+    assert again.applied() == cut(2)
+
+
+def test_a_rolled_back_table_is_brought_forward_again(shop: Shop) -> None:
+    sink = shop.sink()
+    for number in (1, 2, 3):
+        sink.apply(upserts(ORDERS, number, [order(number)]))
+        sink.commit(cut(number))
+    first = shop.sql("select snapshot_id from orders.snapshots order by committed_at")[0].snapshot_id
+    shop.sql(f"call catalog.system.rollback_to_snapshot('public.orders', {first})")
+    again = shop.sink()
+    assert again.applied() == cut(1)
+    again.apply(upserts(ORDERS, 1, [order(1), order(2), order(3)]))
+    again.commit(cut(3))
+    assert held(again, ORDERS) == [order(1), order(2), order(3)]
+
+
+def test_columns_come_widen_go_and_come_back(shop: Shop) -> None:
+    def table(*columns: Column) -> Table:
+        return Table(1, "public", "orders", (Column("id", INT4, -1, "int4", key=True), *columns))
+
+    sink = shop.sink()
+    first = table(Column("a", INT4, -1, "int4"), Column("gone", TEXT, -1, "text"), Column("n", NUMERIC, numeric(5, 2), "numeric"))
+    sink.apply(
+        upserts(first, 1, [{"id": "1", "a": "7", "gone": "kept", "n": "1.10"}, {"id": "2", "a": "8", "gone": None, "n": "2.20"}])
+    )
+    sink.commit(cut(2))
+    wider = Table(
+        1,
+        "public",
+        "orders",
+        (Column("id", INT8, -1, "int8", key=True), Column("a", INT8, -1, "int8"), Column("n", NUMERIC, numeric(9, 2), "n")),
+    )
+    sink.apply(upserts(wider, 3, [{"id": "2", "a": str(2**40), "n": "1234567.89"}]))
+    sink.commit(cut(3))
+    assert held(sink, wider) == [{"id": "1", "a": "7", "n": "1.10"}, {"id": "2", "a": str(2**40), "n": "1234567.89"}]
+    assert [row.gone for row in shop.sql("select gone from orders order by id")] == ["kept", None]
+    texts = Table(
+        1,
+        "public",
+        "orders",
+        (Column("id", INT8, -1, "int8", key=True), Column("a", TEXT, -1, "text"), Column("gone", TEXT, -1, "text")),
+    )
+    sink = shop.sink()
+    sink.apply(upserts(texts, 4, [{"id": "3", "a": "seven", "gone": "new"}]))
+    sink.commit(cut(4))
+    # What the source re-sends after such a change fills the new columns; the old values stay under another name.
+    assert held(sink, texts) == [
+        {"id": key, "a": a, "gone": g} for key, a, g in (("1", None, None), ("2", None, None), ("3", "seven", "new"))
+    ]
+    assert [row.a__2 for row in shop.sql("select a__2 from orders order by id")] == [7, 2**40, None]
+
+
+def test_a_key_of_another_type_and_a_table_made_anew_start_empty(shop: Shop) -> None:
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(1), order(2)]))
+    sink.commit(cut(2))
+    columns = (dataclasses.replace(ORDERS.columns[0], type_oid=TEXT), *ORDERS.columns[1:])
+    by_text = dataclasses.replace(ORDERS, columns=columns)
+    sink.apply(upserts(by_text, 3, [order(2, "text")]))
+    sink.commit(cut(3))
+    assert held(sink, by_text) == [order(2, "text")]
+    anew = dataclasses.replace(by_text, oid=99_999)
+    sink.apply(upserts(anew, 4, [order(5)]))
+    sink.commit(cut(4))
+    assert held(sink, anew) == [order(5)]
+
+
+def test_the_key_moves_to_another_column_in_one_range(shop: Shop) -> None:
+    def by(key: str) -> Table:
+        columns = tuple(Column(name, INT8, -1, "int8", key=name == key) for name in ("a", "b"))
+        return Table(5, "public", "orders", columns)
+
+    sink = shop.sink()
+    sink.apply(upserts(by("a"), 1, [{"a": "1", "b": "10"}, {"a": "2", "b": "20"}, {"a": "3", "b": "30"}]))
+    sink.commit(cut(3))
+    sink.apply(batch(by("a"), [(Op.DELETE, 4, {"a": "1"}), (Op.UPDATE, 5, {"a": "2", "b": "21"})]))
+    sink.apply(batch(by("b"), [(Op.DELETE, 6, {"b": "30"}), (Op.UPDATE, 7, {"a": "5", "b": "21"})]))
+    sink.commit(cut(7))
+    assert held(sink, by("b")) == [{"a": "5", "b": "21"}]
+
+
+def test_two_stores_do_not_share_a_table(shop: Shop) -> None:
+    shop.sink().prepare(ORDERS)
+    other = make("other", Options(kind="iceberg", path=shop.folder))
+    other.open()
+    with pytest.raises(StoreError) as refused:
+        other.prepare(ORDERS)
+    assert not refused.value.retryable
+    elsewhere = make("elsewhere", Options(kind="iceberg", path=shop.folder, namespace="second"))
+    elsewhere.open()
+    elsewhere.prepare(ORDERS)
