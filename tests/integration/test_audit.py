@@ -69,6 +69,7 @@ def table(source: psycopg.Connection) -> Table:
         "redis",
         "redis-hash",
         pytest.param("opensearch", marks=[pytest.mark.opensearch, pytest.mark.xdist_group("opensearch")]),
+        pytest.param("warehouse", marks=[pytest.mark.spark, pytest.mark.xdist_group("spark")]),
     ]
 )
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
