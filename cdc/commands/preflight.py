@@ -73,6 +73,14 @@ def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: b
 
 def _store(settings: Settings, name: str) -> Finding:
     check = f"store {name}"
+    options = settings.stores[name]
+    folder = getattr(options, "path", None)
+    if isinstance(folder, Path):
+        # Opening it takes a Spark session, and belongs to its one writer: a running follower must not be disturbed.
+        standing = _standing(folder)
+        if not os.access(standing, os.W_OK):
+            return Finding("fail", check, f"{standing} is not writable", f"sudo chown $(id -un) {standing}")
+        return Finding("ok", check, f"{options.kind} in {folder}, {shutil.disk_usage(standing).free / 1e9:.0f} GB free")
     try:
         sink = unopened_sink(settings, name)
         try:
@@ -81,7 +89,7 @@ def _store(settings: Settings, name: str) -> Finding:
             sink.close()
     except HeadwaterError as error:
         return Finding("fail", check, str(error), error.hint)
-    return Finding("ok", check, f"{settings.stores[name].kind} answers, applied position {applied.position}")
+    return Finding("ok", check, f"{options.kind} answers, applied position {applied.position}")
 
 
 def _java() -> Finding:
@@ -108,12 +116,17 @@ def java_binary() -> Path | None:
 
 
 def _disk(folder: Path) -> Finding:
-    standing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    standing = _standing(folder)
     if not os.access(standing, os.W_OK):
-        return Finding("fail", "log folder", f"{standing} is not writable", f"sudo chown $(id -u) {standing}")
+        return Finding("fail", "log folder", f"{standing} is not writable", f"sudo chown $(id -un) {standing}")
     free = shutil.disk_usage(standing).free
     if free < MIN_FREE_BYTES:
         return Finding(
             "warn", "log folder", f"{free / 1e6:.0f} MB free on the disk of {folder}", "free some space, or set log.dir elsewhere"
         )
     return Finding("ok", "log folder", f"{free / 1e9:.0f} GB free for {folder}")
+
+
+def _standing(folder: Path) -> Path:
+    """The folder, or what of its parents exists already."""
+    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())

@@ -232,6 +232,13 @@ def test_doctor_on_a_store_that_is_down(shop: Shop, free_port: Callable[[], int]
     assert "fail store cache: " in failures(shop.cdc("doctor"))
 
 
+def test_doctor_leaves_a_warehouse_to_its_writer(shop: Shop) -> None:
+    shop.configure(more='[stores.warehouse]\nkind = "iceberg"\npath = "house"')
+    done = shop.cdc("doctor")
+    assert f"ok   store warehouse: iceberg in {shop.folder / 'house'}" in done.stdout
+    assert not (shop.folder / "house").exists()
+
+
 def test_init_writes_what_doctor_accepts(shop: Shop) -> None:
     shop.database.connect().execute("create table loose (id int)")
     shop.config.unlink()
