@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
+import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 from cdc.embedded import EmbeddedError
+from cdc.embedded.cache import write_whole
 
 _CANDIDATES = ("nobody", "daemon")
+_NOTE = ".stands-for"
 
 
 class PopenOptions(TypedDict, total=False):
@@ -70,6 +73,22 @@ def reachable_for(account: Account | None, wanted: Path) -> Path:
         return wanted
     digest = hashlib.sha256(str(wanted.resolve()).encode()).hexdigest()[:12]
     return _own_folder(Path("/var/tmp") / f"headwater-{os.geteuid()}") / digest
+
+
+def take_stand_in(stand_in: Path, wanted: Path) -> None:
+    """Notes down what ``stand_in`` stands for, and removes the stand-ins of folders whose place is gone (a test's, say)."""
+    if stand_in == wanted:
+        return
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(stand_in.with_suffix(_NOTE), str(wanted).encode())
+    for note in stand_in.parent.glob(f"*{_NOTE}"):
+        try:
+            place = Path(note.read_text()).parent
+        except FileNotFoundError:
+            continue  # another process was quicker
+        if not place.exists():
+            shutil.rmtree(note.with_suffix(""), ignore_errors=True)
+            note.unlink(missing_ok=True)
 
 
 def _own_folder(folder: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from urllib.parse import quote
 
 from cdc.embedded import EmbeddedError
-from cdc.embedded.accounts import Account, popen_options, reachable_for, service_account
+from cdc.embedded.accounts import Account, popen_options, reachable_for, service_account, take_stand_in
 from cdc.embedded.cache import cache_folder, locked
 from cdc.embedded.processes import free_port, kill_group, spawn, stop, wait_until
 
@@ -110,7 +110,8 @@ class Postgres:
         """
         self._account = service_account()
         self.version = version
-        self.folder = reachable_for(self._account, folder.absolute())
+        self._wanted_folder = folder.absolute()
+        self.folder = reachable_for(self._account, self._wanted_folder)
         self.options = {**DEFAULT_OPTIONS, **(options or {})}
         self.port = port or free_port()
         self._port_is_ours_to_choose = port is None
@@ -209,6 +210,7 @@ class Postgres:
         )
 
     def _make_folder(self) -> None:
+        take_stand_in(self.folder, self._wanted_folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._account is not None:
             os.chown(self.folder, self._account.uid, self._account.gid)

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from cdc.embedded import EmbeddedError
-from cdc.embedded.accounts import Account, reachable_for
+from cdc.embedded.accounts import Account, reachable_for, take_stand_in
 from cdc.embedded.postgres import Installation, Postgres, installation
 from tests.conftest import Database
 
@@ -127,6 +127,16 @@ def test_as_root_a_folder_out_of_reach_has_a_stand_in_in_reach(tmp_path: Path) -
     assert reachable_for(None, wanted) == wanted
 
 
+def test_stand_ins_of_folders_that_are_gone_are_removed(tmp_path: Path) -> None:
+    stand_ins = tmp_path / "stand-ins"
+    for name in ("gone", "kept"):
+        (stand_ins / name / "data").mkdir(parents=True)
+        take_stand_in(stand_ins / name, tmp_path / name / "postgres")
+    (tmp_path / "gone").rmdir()
+    take_stand_in(stand_ins / "kept", tmp_path / "kept" / "postgres")
+    assert sorted(path.name for path in stand_ins.iterdir()) == ["kept", "kept.stands-for"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run Postgres as somebody else")
 def test_as_root_binaries_and_data_out_of_reach_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = installation(18)
@@ -146,4 +156,5 @@ def test_as_root_binaries_and_data_out_of_reach_work(tmp_path: Path, monkeypatch
     finally:
         server.stop()
         shutil.rmtree(server.folder)
+        server.folder.with_suffix(".stands-for").unlink()
         shutil.rmtree(server.binary("postgres").parents[3])
