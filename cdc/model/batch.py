@@ -6,8 +6,8 @@ type that ``cdc.model.pgtypes.arrow_type`` gives.
 =================  =======================  ==================================================================
 ``_cdc_position``  int64, not null          the change's position; strictly rising within a batch
 ``_cdc_op``        int8, not null           one of ``Op`` (an ASCII letter)
-``_cdc_lsn``       int64, not null          end LSN of the commit that made the change (the snapshot chunk's
-                                            high watermark for ``Op.READ``)
+``_cdc_lsn``       int64, not null          LSN of the commit record that made the change (for ``Op.READ`` the
+                                            commit of the chunk's high watermark)
 ``_cdc_ts``        timestamp[us, UTC]       that commit's time; informational, not monotonic
 ``_cdc_exact``     map<utf8, utf8>          column name → exact text, for the values that their Arrow type cannot hold; NULL
                                             in nearly every row. Such a value is NULL in its own column
@@ -37,12 +37,14 @@ EXACT: Final = "_cdc_exact"
 RESERVED_PREFIX: Final = "_cdc_"
 TABLE_METADATA: Final = b"cdc.table"
 
+EXACT_TYPE: Final = pa.map_(pa.utf8(), pa.utf8())
+
 META_FIELDS: Final = (
     pa.field(POSITION, pa.int64(), nullable=False),
     pa.field(OP, pa.int8(), nullable=False),
     pa.field(LSN, pa.int64(), nullable=False),
     pa.field(TS, pa.timestamp("us", tz="UTC")),
-    pa.field(EXACT, pa.map_(pa.utf8(), pa.utf8())),
+    pa.field(EXACT, EXACT_TYPE),
 )
 
 
