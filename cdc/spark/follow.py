@@ -141,7 +141,9 @@ class Query:
 
     def _started(self, checkpoint: Path) -> StreamingQuery:
         options = self._follower.options
-        frame: Any = self._spark.readStream.format("cdc").option("log", str(self._log_dir)).option("as", "slices")
+        frame: Any = (
+            self._spark.readStream.format("cdc").option("log", str(self._log_dir)).option("as", "slices").option("fresh", "true")
+        )
         frame = frame.option("tables", json.dumps(list(options.tables))).option(
             "startPosition", str(self._follower.applied.position)
         )

@@ -11,6 +11,7 @@ Register it once a session: ``spark.dataSource.register(CdcSource)``. Options:
 ``endPosition``    batch only: changes up to this position (default: the log's head)
 ``maxRows``        streaming: a micro-batch holds at most so many changes (but at least one cut)
 ``maxBytes``       streaming: and so many bytes of the log
+``fresh``          streaming: ``true`` says that the checkpoint is new, so that ``maxRows`` holds from the first micro-batch on
 ``waitSeconds``    streaming: how long an idle stream waits for the log before it asks Spark again (default 1)
 ``sliceBytes``     size of one task's piece (default 16 MB)
 =================  ==================================================================================================
@@ -19,8 +20,8 @@ Rows of ``as = changes``: ``_cdc_position`` long, ``_cdc_op`` string (c u d r t:
 ``_cdc_lsn`` long, ``_cdc_ts`` timestamp, ``_cdc_exact`` map, then the table's columns in its newest schema version; a column that a
 change's own version did not have is NULL. An offset is a cut: ``{"position": n, "commit_lsn": …, "commit_ts_us": …}``.
 
-A stream that Spark resumes from a checkpoint does not learn its own start (Spark 4.1 does not tell it), so its first micro-batch
-reaches to the log's head, whatever ``maxRows`` says.
+Spark 4.1 does not tell a stream where it starts, so unless it is ``fresh`` its first micro-batch reaches to the log's head, whatever
+``maxRows`` says: any earlier end might lie before the checkpoint.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Plan:
     max_bytes: int
     wait_s: float
     slice_bytes: int
+    fresh: bool
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Plan:
@@ -99,6 +101,7 @@ class Plan:
             max_bytes=_number(options, "maxBytes", 256 * 2**20),
             wait_s=float(options.get("waitSeconds") or 1),
             slice_bytes=_number(options, "sliceBytes", 16 * 2**20),
+            fresh=options.get("fresh") == "true",
         )
 
     def log(self) -> LogReader:
@@ -176,11 +179,10 @@ class StreamReader(DataSourceStreamReader):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._log: LogReader | None = None
-        self._given_out: Position | None = None
+        self._given_out = plan.start if plan.fresh else None
         """The last offset; None as long as nothing tells where the stream stands."""
 
     def initialOffset(self) -> dict[str, int]:
-        self._given_out = self._plan.start
         return {"position": self._plan.start, "commit_lsn": 0, "commit_ts_us": 0}
 
     def latestOffset(self) -> dict[str, int]:
@@ -210,7 +212,8 @@ class StreamReader(DataSourceStreamReader):
         """Nothing to release: the log keeps its own account of who still needs what."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": self._plan, "_log": None, "_given_out": self._given_out}
+        """The log's files are not for other processes."""
+        return {**self.__dict__, "_log": None}
 
 
 def offset_of(cut: Cut) -> dict[str, int]:

@@ -1,0 +1,298 @@
+"""Followers on real Spark: into real stores, through crashes, outages, lost checkpoints, restored and diverged stores."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import redis
+
+from cdc.errors import HeadwaterError, StoreError
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.settings import StoreOptions
+from cdc.spark import apply as applying
+from cdc.spark import follower as followers
+from cdc.spark.follow import run_followers
+from cdc.spark.lease import Lease
+from cdc.status import read_follower
+from sinks import make_sink, memory, options_model, warehouse
+from tests.contract.rows import ORDERS
+from tests.integration.spark.traffic import Traffic, assert_equal, held
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def traffic(tmp_path: Path, spark: Any, seed: int) -> Iterator[Traffic]:
+    warehouse.use_session(lambda: spark)
+    made = Traffic(tmp_path / "log", seed)
+    yield made
+    made.close()
+
+
+class Following:
+    """``run_followers`` in a thread of this process, on the session that is there."""
+
+    def __init__(self, traffic: Traffic, run_dir: Path, stores: Mapping[str, StoreOptions], **more: Any) -> None:
+        self.run_dir = run_dir
+        self.stores = stores
+        self._stop = threading.Event()
+        self._answer: list[Any] = []
+        self._thread = threading.Thread(target=self._run, args=(traffic.folder, more))
+        self._thread.start()
+
+    def _run(self, folder: Path, more: Any) -> None:
+        try:
+            self._answer.append(run_followers(folder, self.run_dir, self.stores, stop=self._stop, **more))
+        except BaseException as error:
+            self._answer.append(error)
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def status(self, store: str) -> Any:
+        return read_follower(self.run_dir, store)
+
+    def until(self, done: Callable[[], bool], timeout_s: float = 90) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            assert time.monotonic() < deadline, {store: self.status(store) for store in self.stores}
+            assert not self._answer, self._answer
+            time.sleep(0.02)
+
+    def until_at(self, cut: Cut) -> None:
+        self.until(
+            lambda: all((found := self.status(store)) is not None and found.position >= cut.position for store in self.stores)
+        )
+
+    def answer(self) -> Any:
+        self._thread.join(120)
+        return self._answer[0]
+
+
+def in_memory(**more: Any) -> tuple[str, memory.Options]:
+    return f"m{uuid.uuid4().hex[:8]}", memory.Options(kind="memory", **more)
+
+
+def redis_options(url: str, **more: Any) -> StoreOptions:
+    return options_model("redis").model_validate({"kind": "redis", "url": url, **more})
+
+
+def opened(name: str, options: StoreOptions) -> Any:
+    sink = make_sink(name, options)
+    sink.open()
+    return sink
+
+
+def test_every_store_follows_and_new_topics_join_by_themselves(traffic: Traffic, tmp_path: Path, valkey: Any) -> None:
+    name, options = in_memory()
+    part, part_options = in_memory(tables=("public.*", "!public.pairs"))
+    stores = {
+        name: options,
+        part: part_options,
+        "cache": redis_options(valkey.url),
+        f"w{uuid.uuid4().hex[:8]}": warehouse.Options(kind="iceberg", path=tmp_path / "warehouse", commit_interval_ms=100),
+    }
+    with Following(traffic, tmp_path / "run", stores) as following:
+        following.until(lambda: all((found := following.status(store)) and found.state == "following" for store in stores))
+        cut = traffic.transactions(40)
+        following.until_at(cut)
+        assert {found.commit_lsn for store in stores if (found := following.status(store))} == {cut.commit_lsn}
+    for store, given in stores.items():
+        if store != part:
+            assert_equal(opened(store, given), traffic.folder)
+    assert "public.pairs" not in memory.STORES[part].rows
+    assert following.answer() == 0
+    assert {following.status(store).state for store in stores} == {"exited"}
+
+
+def test_a_lost_or_damaged_checkpoint_does_not_matter(traffic: Traffic, tmp_path: Path) -> None:
+    name, options = in_memory(batch_rows=20)
+    for number in range(2):
+        cut = traffic.transactions(10)
+        following = Following(traffic, tmp_path / "run", {name: options}, until_caught_up=True)
+        assert following.answer() == 0, number
+        assert following.status(name).position == cut.position
+        leftover = tmp_path / "run" / "spark" / name / "old" / "offsets"
+        leftover.mkdir(parents=True, exist_ok=True)
+        (leftover / "0").write_text('v1\n{}\n{"position":999999}')
+    assert_equal(opened(name, options), traffic.folder)
+
+
+class Moody(memory.MemorySink):
+    """Refuses as long as it is told to."""
+
+    refusal: StoreError | None = None
+
+    def apply(self, changes: Any) -> Any:
+        if Moody.refusal is not None:
+            raise Moody.refusal
+        return super().apply(changes)
+
+
+@pytest.fixture
+def moody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    real = followers.make_sink
+    monkeypatch.setattr(
+        followers, "make_sink", lambda name, options: Moody(name, options) if name.startswith("moody") else real(name, options)
+    )
+    yield
+    Moody.refusal = None
+
+
+@pytest.mark.usefixtures("moody")
+def test_a_refusing_store_holds_up_nobody_and_stops_for_an_operator(traffic: Traffic, tmp_path: Path) -> None:
+    name, options = in_memory()
+    refusing = f"moody{uuid.uuid4().hex[:6]}"
+    Moody.refusal = StoreError("the disk is full", retryable=True)
+    with Following(traffic, tmp_path / "run", {name: options, refusing: options}) as following:
+        cut = traffic.transactions(5)
+        following.until(lambda: (found := following.status(name)) is not None and found.position == cut.position)
+        following.until(
+            lambda: (following.status(refusing).state, following.status(refusing).error) == ("waiting", "the disk is full")
+        )
+        Moody.refusal = None
+        following.until(
+            lambda: (following.status(refusing).state, following.status(refusing).position) == ("following", cut.position)
+        )
+        Moody.refusal = StoreError("the index is read only", retryable=False, hint="unlock it")
+        cut = traffic.transactions(2)
+        following.until(lambda: following.status(refusing).state == "stopped")
+        assert (following.status(refusing).stop, following.status(refusing).error) == (
+            "STORE_REFUSES",
+            "the index is read only → unlock it",
+        )
+        following.until(lambda: following.status(name).position == cut.position)
+    assert following.answer() == 4
+
+
+def test_a_store_that_goes_down_catches_up_when_it_is_back(traffic: Traffic, tmp_path: Path, valkey_server: Any) -> None:
+    valkey_server.start()
+    stores = {"cache": redis_options(valkey_server.url)}
+    with Following(traffic, tmp_path / "run", stores) as following:
+        following.until_at(traffic.transactions(5))
+        valkey_server.crash()
+        traffic.transactions(10)
+        following.until(lambda: following.status("cache").state == "waiting")
+        valkey_server.start()
+        following.until_at(traffic.writer.head)
+        # Flushed behind the follower's back, with no failing call: the store is built anew.
+        with redis.Redis.from_url(valkey_server.url) as client:
+            client.flushall()
+        following.until(lambda: _applied(stores["cache"]) == traffic.writer.head)
+    assert_equal(opened("cache", stores["cache"]), traffic.folder)
+
+
+def _applied(options: StoreOptions) -> Cut:
+    sink = opened("cache", options)
+    try:
+        found: Cut = sink.applied()
+        return found
+    finally:
+        sink.close()
+
+
+def test_a_store_that_knows_more_than_the_log_stops(traffic: Traffic, tmp_path: Path) -> None:
+    name, options = in_memory()
+    traffic.transactions(2)
+    opened(name, options).commit(Cut(Position(10**6), Lsn(10**7)))
+    following = Following(traffic, tmp_path / "run", {name: options})
+    assert following.answer() == 4
+    assert following.status(name).stop == "DIVERGED"
+
+
+def test_one_follower_a_store(traffic: Traffic, tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "run", "cache")
+    with pytest.raises(HeadwaterError, match=f"store cache is already followed by process {os.getpid()}"):
+        run_followers(traffic.folder, tmp_path / "run", {"cache": memory.Options(kind="memory")}, stop=threading.Event())
+    lease.release()
+    Lease(tmp_path / "run", "cache").release()
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_workers_and_driver_apply_the_same(
+    traffic: Traffic, tmp_path: Path, valkey: Any, monkeypatch: pytest.MonkeyPatch, truncates: bool
+) -> None:
+    """A range with a TRUNCATE is an order of its own and stays in the driver."""
+    monkeypatch.setattr(followers, "WORKERS_FROM_ROWS", 500)
+    shipped: list[Any] = []
+    real = applying.outcome_of
+    monkeypatch.setattr(followers, "outcome_of", lambda results: shipped.append(results) or real(results))
+    traffic.truncates = truncates
+    traffic.bulk(3_000)
+    traffic.transactions(150 if truncates else 30)
+    stores = {"cache": redis_options(valkey.url)}
+    following = Following(traffic, tmp_path / "run", stores, until_caught_up=True)
+    assert following.answer() == 0
+    assert bool(shipped) == (not truncates)
+    assert following.status("cache").written + following.status("cache").stale == traffic.writer.head.position
+    assert_equal(opened("cache", stores["cache"]), traffic.folder)
+
+
+def test_a_store_that_fails_on_the_workers_is_waited_for(traffic: Traffic) -> None:
+    results = list(applying.on_workers("cache", redis_options("redis://127.0.0.1:1/0"), traffic.folder)(iter([_slice()])))
+    with pytest.raises(StoreError) as refused:
+        applying.outcome_of(pa.Table.from_batches(results))
+    assert refused.value.retryable
+
+
+def _slice() -> Any:
+    from cdc.spark.source import SLICES
+
+    return pa.RecordBatch.from_pylist([{"topic": "public.orders", "after": 0, "upto": 1, "rows": 1}], schema=SLICES)
+
+
+FOLLOW = """
+import sys, threading
+from pathlib import Path
+from cdc.spark.follow import run_followers
+from sinks import options_model
+stores = {
+    "cache": options_model("redis").model_validate({"kind": "redis", "url": sys.argv[3]}),
+    "house": options_model("iceberg").model_validate({"kind": "iceberg", "path": sys.argv[4], "commit_interval_ms": 50}),
+}
+run_followers(Path(sys.argv[1]), Path(sys.argv[2]), stores, stop=threading.Event())
+"""
+
+
+@pytest.mark.faults
+def test_kill_9_in_the_middle_of_traffic_loses_and_doubles_nothing(traffic: Traffic, tmp_path: Path, valkey: Any) -> None:
+    run_dir, house = tmp_path / "run", tmp_path / "house"
+    command = [sys.executable, "-c", FOLLOW, str(traffic.folder), str(run_dir), valkey.url, str(house)]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            traffic.transactions(3)
+            time.sleep(0.02)
+            at = [found.position if (found := read_follower(run_dir, store)) else 0 for store in ("cache", "house")]
+            if min(at) > 20 and traffic.random.random() < 0.1:
+                break
+        assert min(at) > 20
+    finally:
+        # The process alone, not its group: what it leaves behind has to end by itself.
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    traffic.transactions(5)
+    stores = {"cache": redis_options(valkey.url), "house": warehouse.Options(kind="iceberg", path=house)}
+    following = Following(traffic, run_dir, stores, until_caught_up=True)
+    assert following.answer() == 0
+    for store, options in stores.items():
+        sink = opened(store, options)
+        assert sink.applied() != ZERO_CUT
+        assert_equal(sink, traffic.folder)
+    assert held(opened("house", stores["house"]), ORDERS)

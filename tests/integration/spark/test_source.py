@@ -1,0 +1,119 @@
+"""format("cdc") on a real Spark: batch and streaming, schema versions, admission control, restarts from a checkpoint, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.model.batch import Op
+from cdc.model.pgtypes import TEXT
+from cdc.model.table import Column
+from cdc.spark.source import CdcSource, Plan
+from tests.contract.rows import ORDERS, PAIRS, TYPES, batch, order, upserts
+from tests.integration.spark.traffic import Traffic
+
+
+@pytest.fixture
+def traffic(tmp_path: Path, spark: Any, seed: int) -> Iterator[Traffic]:
+    spark.dataSource.register(CdcSource)
+    made = Traffic(tmp_path / "log", seed)
+    yield made
+    made.close()
+
+
+def options(traffic: Traffic, **more: object) -> dict[str, str]:
+    return {"log": str(traffic.folder), **{key: str(value) for key, value in more.items()}}
+
+
+def test_a_table_as_a_typed_frame_at_its_newest_version(spark: Any, traffic: Traffic) -> None:
+    wider = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("extra", TEXT, -1, "text")))
+    traffic.append(upserts(ORDERS, 1, [order(1), order(2)]), 10)
+    traffic.append(upserts(wider, 3, [order(3, extra="x")]), 20)
+    traffic.append(batch(wider, [(Op.DELETE, 4, order(1))]), 30)
+    frame = spark.read.format("cdc").options(**options(traffic, table="public.orders")).load().orderBy("_cdc_position")
+    assert frame.columns[:5] == ["_cdc_position", "_cdc_op", "_cdc_lsn", "_cdc_ts", "_cdc_exact"]
+    found = [(row._cdc_position, row._cdc_op, row.id, str(row.amount), row.extra) for row in frame.collect()]
+    assert found == [(1, "c", 1, "1.10", None), (2, "c", 2, "1.10", None), (3, "c", 3, "1.10", "x"), (4, "d", 1, "None", None)]
+    between = spark.read.format("cdc").options(**options(traffic, table="public.orders", startPosition=1, endPosition=3)).load()
+    assert between.count() == 2
+
+
+def test_every_type_reaches_spark(spark: Any, traffic: Traffic) -> None:
+    row = dict.fromkeys(TYPES.names) | {
+        "id": "1",
+        "clock": "10:30:00.5",
+        "day": "infinity",
+        "money": "-0.05",
+        "real": "1.5",
+    }
+    traffic.append(upserts(TYPES, 1, [row]), 10)
+    found = spark.read.format("cdc").options(**options(traffic, table=TYPES.qualified)).load().collect()[0]
+    assert (found["clock"], found["day"], found["_cdc_exact"], str(found["money"])) == (
+        "10:30:00.5",
+        None,
+        {"day": "infinity"},
+        "-0.05",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"table": "public.nothing"}, "matches no table of the log"),
+        ({"tables": "public.*"}, "matches 2 tables"),
+        ({}, "needs the option table or tables"),
+        ({"table": "public.orders", "log": "/nowhere"}, "there is no log in /nowhere"),
+        ({"table": "public.orders", "as": "rows"}, "gives changes or slices"),
+        ({"table": "public.orders", "maxRows": "many"}, "the option maxRows is no whole number"),
+    ],
+)
+def test_what_is_wrong_is_said(spark: Any, traffic: Traffic, given: dict[str, str], says: str) -> None:
+    traffic.append(upserts(ORDERS, 1, [order(1)]), 10)
+    traffic.append(upserts(PAIRS, 2, [{"a": "1", "b": "2", "v": "3"}]), 20)
+    with pytest.raises(Exception, match=says):
+        spark.read.format("cdc").options(**(options(traffic) | given)).load().count()
+
+
+def test_a_table_is_named_exactly() -> None:
+    assert Plan.of({"log": "x", "table": "public.a*[b]"}).tables == ("public.a[*][[]b]",)
+
+
+def until(done: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_stream_of_small_batches_survives_a_restart(spark: Any, traffic: Traffic, tmp_path: Path) -> None:
+    sizes: list[int] = []
+    seen: set[int] = set()
+
+    def take(frame: Any, _: int) -> None:
+        positions = [row._cdc_position for row in frame.select("_cdc_position").collect()]
+        sizes.append(len(positions))
+        seen.update(positions)
+
+    def start(**more: Any) -> Any:
+        given = options(traffic, table="public.orders", maxRows=3, waitSeconds=0.2, **more)
+        frame = spark.readStream.format("cdc").options(**given).load()
+        return frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    for number in range(1, 8):
+        traffic.append(upserts(ORDERS, number, [order(number)]), number * 10)
+    query = start(fresh="true")
+    until(lambda: seen == set(range(1, 8)))
+    assert max(sizes) == 3
+    query.stop()
+    for number in range(8, 12):
+        traffic.append(upserts(ORDERS, number, [order(number)]), number * 10)
+    sizes.clear()
+    query = start()
+    until(lambda: seen == set(range(1, 12)))
+    assert sum(sizes) == 4, "what was committed before the restart is not read again"
+    query.stop()
