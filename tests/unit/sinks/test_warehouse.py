@@ -157,7 +157,10 @@ def test_columns_evolve() -> None:
 def test_names_that_engines_mix_up_are_told_apart() -> None:
     table = Table(1, "s", "t", (Column("Id", INT4), Column("id", INT4), Column("ID", INT4)))
     assert list(labels(table).values()) == ["Id", "id__2", "ID__3"]
-    assert len({safe(name) for name in ("a.b", "a_b", "A_B", "../../x", ".", "..", "e\u0301", "\u00e9", "x" * 300, "_headwater")}) == 10
+    assert (
+        len({safe(name) for name in ("a.b", "a_b", "A_B", "../../x", ".", "..", "e\u0301", "\u00e9", "x" * 300, "_headwater")})
+        == 10
+    )
     assert all(
         "/" not in safe(name) and "." not in safe(name) and not safe(name).startswith("_") for name in ("..", "a/b", "_x", "%")
     )
