@@ -1,0 +1,61 @@
+"""The house rules that a program can check (CONTRIBUTING.md, "How the code is written")."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = sorted(path for room in ("cdc", "sinks", "snapshots") for path in (ROOT / room).rglob("*.py"))
+TEXT = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "deploy/**/*", "cdc/**/*.py", "sinks/**/*.py", "snapshots/**/*.py", "tests/**/*.py", "bench/**/*.py", "Makefile", "*.toml", "*.yml")
+    for path in ROOT.glob(pattern)
+    if path.is_file() and path.resolve() != Path(__file__).resolve()
+)  # fmt: skip
+VAGUE = {"utils", "util", "common", "helpers", "helper", "manager", "misc", "base"}
+STANDARD = {"types", "logging", "redis", "json", "queue", "select", "signal", "time", "typing"}
+MODULE_LINES = 500
+FUNCTION_LINES = 70
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(CODE) > 50
+    assert len(TEXT) > 100
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_is_one_idea_with_a_name(path: Path) -> None:
+    name = path.stem.lstrip("_")
+    assert name not in VAGUE
+    assert name not in STANDARD or path.parent.name in ("commands",), "named like a library that it stands near"
+    assert len(path.read_text().splitlines()) <= MODULE_LINES
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_says_what_it_is_for_and_its_functions_fit_on_a_screen(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree) or not tree.body, "the module has no docstring"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            compiled = any("kernel" in ast.dump(decorator) for decorator in node.decorator_list)
+            assert compiled or (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize("path", TEXT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_text_carries_a_machine_or_a_registry(path: Path) -> None:
+    text = path.read_text(errors="replace")
+    for pattern in (
+        r"/root/",
+        r"/work/",
+        r"pypi\.org",
+        r"files\.pythonhosted",
+        r"repo1?\.maven",
+        r"registry\.npmjs",
+        r"\bTODO\b",
+        r"\bFIXME\b",
+    ):
+        assert not re.search(pattern, text), pattern
