@@ -206,13 +206,14 @@ def _drain(dsn: str, amount: int | None, pause_s: float) -> int:
 
 
 def _recvlogical(server: Postgres) -> float:
-    """pg_recvlogical, for orientation: it varies much, so nothing is divided by it."""
+    """pg_recvlogical, for orientation: it varies much, so nothing is divided by it. It confirms, so it gets a slot of its own."""
     with psycopg.connect(server.unix_dsn(), autocommit=True) as connection:
         row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+        connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (SLOT, f"{SLOT}_recvlogical"))
     assert row is not None
     began = time.perf_counter()
     options = ["--option", "proto_version=1", "--option", f"publication_names={PUBLICATION}", "--file", os.devnull]
-    where = ["--dbname", server.unix_dsn(), "--slot", SLOT, "--start", "--endpos", row[0], "--no-loop"]
+    where = ["--dbname", server.unix_dsn(), "--slot", f"{SLOT}_recvlogical", "--start", "--endpos", row[0], "--no-loop"]
     subprocess.run(
         [str(server.binary("pg_recvlogical")), *where, *options],
         check=True,
