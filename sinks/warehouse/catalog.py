@@ -6,7 +6,9 @@ properties and nothing between them. Raises StoreError only.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,13 +29,18 @@ STORE_KEY: Final = "headwater.store"
 SOURCE_KEY: Final = "headwater.source"
 TABLE_KEY: Final = "headwater.table"
 
+KEPT_VERSIONS: Final = 10
+"""So many former versions of a table's metadata stay on disk, for readers that are just opening one."""
+_METADATA: Final = re.compile(r"\.?v(\d+)(\.gz)?\.metadata\.json(\.crc)?")
+
 _TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "3",
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "10",
+    # Old metadata is deleted by ``_tidy``: Iceberg's own way of doing it takes a third of a commit.
+    "write.metadata.delete-after-commit.enabled": "false",
+    "write.metadata.previous-versions-max": str(KEPT_VERSIONS),
     "write.metadata.compression-codec": "gzip",
     "commit.manifest.min-count-to-merge": "16",
     "commit.retry.num-retries": "0",
@@ -95,56 +102,89 @@ class Pending:
     fields: tuple[Field, ...]
 
 
+class Java:
+    """The Java classes that are used, looked up once: every step through a Java package is a round trip to the JVM."""
+
+    def __init__(self, jvm: Any) -> None:
+        iceberg = jvm.org.apache.iceberg
+        self.hash_map = jvm.java.util.HashMap
+        # Iceberg looks every 10 ms whether its worker threads are done, several times a commit. Done at once, nothing is waited for.
+        self.directly = iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
+        self.lists = iceberg.relocated.com.google.common.collect.Lists
+        self.table_identifier = iceberg.catalog.TableIdentifier
+        self.schema_parser = iceberg.SchemaParser
+        self.snapshot_parser = iceberg.SnapshotParser
+        self.types = iceberg.types.Types
+        self.data_files = iceberg.DataFiles
+        self.file_metadata = iceberg.FileMetadata
+        self.metrics_config = iceberg.MetricsConfig
+        self.parquet_util = iceberg.parquet.ParquetUtil
+        self.always_true = iceberg.expressions.Expressions.alwaysTrue()
+        self.unpartitioned = iceberg.PartitionSpec.unpartitioned()
+        self._mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
+
+    def strings(self, java_map: Any) -> dict[str, str]:
+        """A Java map of strings, in one round trip; iterating over it would take several an entry, and an exception to end."""
+        found: dict[str, str] = json.loads(self._mapper.writeValueAsString(java_map))
+        return found
+
+
 class Catalog:
     """A folder of Iceberg tables."""
 
     def __init__(self, jvm: Any, hadoop_configuration: Any, path: Path) -> None:
-        self._jvm = jvm
-        self._iceberg = jvm.org.apache.iceberg
         with errors("open the warehouse"):
-            self._java = self._iceberg.hadoop.HadoopCatalog(hadoop_configuration, str(path))
+            self._use = Java(jvm)
+            self._java = jvm.org.apache.iceberg.hadoop.HadoopCatalog(hadoop_configuration, str(path))
 
     def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
         with errors("look for a table"):
             identifier = self._identifier(namespace, name)
-            return IcebergTable(self._jvm, self._java.loadTable(identifier)) if self._java.tableExists(identifier) else None
+            return IcebergTable(self._use, self._java.loadTable(identifier)) if self._java.tableExists(identifier) else None
 
     def create(self, namespace: Sequence[str], name: str, schema: str, properties: Mapping[str, str]) -> IcebergTable:
-        given = self._jvm.java.util.HashMap()
+        given = self._use.hash_map()
         for key, value in {**_TABLE_PROPERTIES, **properties}.items():
             given.put(key, value)
-        unpartitioned = self._iceberg.PartitionSpec.unpartitioned()
         with errors("create a table"):
-            parsed = self._iceberg.SchemaParser.fromJson(schema)
-            return IcebergTable(self._jvm, self._java.createTable(self._identifier(namespace, name), parsed, unpartitioned, given))
+            parsed = self._use.schema_parser.fromJson(schema)
+            made = self._java.createTable(self._identifier(namespace, name), parsed, self._use.unpartitioned, given)
+            return IcebergTable(self._use, made)
 
     def _identifier(self, namespace: Sequence[str], name: str) -> Any:
-        return self._iceberg.catalog.TableIdentifier.parse(".".join((*namespace, name)))
+        return self._use.table_identifier.parse(".".join((*namespace, name)))
 
 
 class IcebergTable:
     """One table at the version that was loaded or refreshed last."""
 
-    def __init__(self, jvm: Any, java: Any) -> None:
-        self._jvm = jvm
-        self._iceberg = jvm.org.apache.iceberg
+    def __init__(self, use: Java, java: Any) -> None:
+        self._use = use
         self._java = java
+        self._operations = java.operations()
         self.location = Path(java.location().removeprefix("file:"))
+        self.fields: tuple[Field, ...] = ()
+        self._schema_id = -1
+        self._synced = {path.name for path in self._metadata()}
         self.renew()
 
     def renew(self) -> None:
         """Reads what Python looks at often, once for each version of the table."""
-        self.version: str = self._java.operations().current().metadataFileLocation()
-        self.properties: dict[str, str] = dict(self._java.properties())
-        snapshot = self._java.currentSnapshot()
-        self.snapshot: int | None = None if snapshot is None else snapshot.snapshotId()
-        self._summary: dict[str, str] = {} if snapshot is None else dict(snapshot.summary())
-        self.fields: tuple[Field, ...] = parse_schema(self._iceberg.SchemaParser.toJson(self._java.schema()))
+        current = self._operations.current()
+        self.version: str = current.metadataFileLocation()
+        self.properties: dict[str, str] = self._use.strings(current.properties())
+        snapshot = current.currentSnapshot()
+        described = {} if snapshot is None else json.loads(self._use.snapshot_parser.toJson(snapshot))
+        self.snapshot: int | None = described.get("snapshot-id")
+        self._summary: dict[str, str] = described.get("summary", {})
+        if current.currentSchemaId() != self._schema_id:
+            self._schema_id = current.currentSchemaId()
+            self.fields = parse_schema(self._use.schema_parser.toJson(current.schema()))
 
     def refresh(self) -> None:
         with errors("read a table's metadata"):
             self._java.refresh()
-            if self._java.operations().current().metadataFileLocation() != self.version:
+            if self._operations.current().metadataFileLocation() != self.version:
                 self.renew()
 
     def cut(self) -> Cut:
@@ -160,19 +200,18 @@ class IcebergTable:
         with errors("list a table's files"):
             tasks = self._java.newScan().planFiles()
             try:
-                for task in tasks.iterator():
-                    file = task.file()
-                    found.append((_data_file(file), self._vector(task.deletes())))
+                listed = self._use.lists.newArrayList(tasks)
+                for task in (listed.get(number) for number in range(listed.size())):
+                    found.append((_data_file(task.file()), self._vector(task.deletes())))
             finally:
                 tasks.close()
         return found
 
     def _vector(self, deletes: Any) -> Vector | None:
-        files = list(deletes)
-        if not files:
+        if not deletes.size():
             return None
-        delete = files[0]
-        if len(files) > 1 or delete.contentOffset() is None:
+        delete = deletes.get(0)
+        if deletes.size() > 1 or delete.contentOffset() is None:
             raise StoreError(
                 f"the warehouse's table {self.properties.get(SOURCE_KEY)} has delete files of another writer that are no deletion vectors",
                 retryable=False,
@@ -183,16 +222,16 @@ class IcebergTable:
     def data_file(self, path: Path) -> DataFile:
         """A Parquet file that was just written, with its column bounds, ready to be committed."""
         with errors("describe a data file"):
-            metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(
-                self._java.io().newInputFile(str(path)), self._iceberg.MetricsConfig.forTable(self._java)
+            metrics = self._use.parquet_util.fileMetrics(
+                self._java.io().newInputFile(str(path)), self._use.metrics_config.forTable(self._java)
             )
-            builder = self._iceberg.DataFiles.builder(self._java.spec()).withPath(str(path)).withFormat("parquet")
+            builder = self._use.data_files.builder(self._java.spec()).withPath(str(path)).withFormat("parquet")
             return _data_file(builder.withFileSizeInBytes(path.stat().st_size).withMetrics(metrics).build())
 
     def vector(self, puffin: Path, size: int, of: DataFile, blob: Blob) -> Vector:
         """A deletion vector that was just written."""
         with errors("describe a deletion vector"):
-            builder = self._iceberg.FileMetadata.deleteFileBuilder(self._java.spec()).ofPositionDeletes()
+            builder = self._use.file_metadata.deleteFileBuilder(self._java.spec()).ofPositionDeletes()
             builder = builder.withFormat("puffin").withPath(str(puffin)).withFileSizeInBytes(size).withRecordCount(blob.cardinality)
             builder = builder.withReferencedDataFile(of.java.location()).withContentOffset(blob.offset)
             return Vector(str(puffin), blob.offset, blob.length, builder.withContentSizeInBytes(blob.length).build())
@@ -218,13 +257,13 @@ class IcebergTable:
                     case Add(name, kind, doc):
                         update.addColumn(None, name, self._kind(kind), doc)
                 update.commit()
-            return Pending(pending.java, parse_schema(self._iceberg.SchemaParser.toJson(pending.java.table().schema())))
+            return Pending(pending.java, parse_schema(self._use.schema_parser.toJson(pending.java.table().schema())))
 
     def commit(self, pending: Pending, store: str, changes: Changes | None, cut: Cut, properties: Mapping[str, str]) -> None:
         """Makes everything durable at once. Raises CommitConflict or CommitUnknown (then refresh and look again)."""
         with commit_errors():
             if changes is not None:
-                update = self._update(pending.java, changes)
+                update = self._update(pending.java, changes).scanManifestsWith(self._use.directly)
                 for key, value in {STORE_KEY: store, **cut_properties(cut)}.items():
                     update.set(key, value)
                 update.commit()
@@ -238,7 +277,7 @@ class IcebergTable:
 
     def _update(self, transaction: Any, changes: Changes) -> Any:
         if changes.replace_all:
-            update = transaction.newOverwrite().overwriteByRowFilter(self._iceberg.expressions.Expressions.alwaysTrue())
+            update = transaction.newOverwrite().overwriteByRowFilter(self._use.always_true)
             for file in changes.add:
                 update.addFile(file.java)
             if self.snapshot is not None:
@@ -267,7 +306,7 @@ class IcebergTable:
         return update.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles()
 
     def _kind(self, kind: str) -> Any:
-        return self._iceberg.types.Types.fromPrimitiveString(kind)
+        return self._use.types.fromPrimitiveString(kind)
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
         with commit_errors():
@@ -287,19 +326,23 @@ class IcebergTable:
     def _sync(self) -> None:
         """Iceberg's own files are renamed into place but never synced; a power cut must not take back what the ledger promises."""
         folder = self.location / "metadata"
-        newest = [
-            folder / "version-hint.text",
-            Path(self._java.operations().current().metadataFileLocation().removeprefix("file:")),
-        ]
-        snapshot = self._java.currentSnapshot()
-        if snapshot is not None:
-            newest.append(Path(snapshot.manifestListLocation().removeprefix("file:")))
-            mine = snapshot.snapshotId()
-            manifests = snapshot.allManifests(self._java.io())
-            newest += [Path(m.path().removeprefix("file:")) for m in manifests if m.snapshotId() == mine]
-        for path in newest:
+        present = self._metadata()
+        for path in (folder / "version-hint.text", *(path for path in present if path.name not in self._synced)):
             sync(path)
         sync(folder)
+        self._synced = {path.name for path in present}
+        self._tidy(present)
+
+    def _tidy(self, present: Sequence[Path]) -> None:
+        numbered = [(int(found[1]), path) for path in present if (found := _METADATA.fullmatch(path.name))]
+        newest = max((number for number, _ in numbered), default=0)
+        for number, path in numbered:
+            if number < newest - KEPT_VERSIONS:
+                path.unlink(missing_ok=True)
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+    def _metadata(self) -> list[Path]:
+        return [Path(entry.path) for entry in os.scandir(self.location / "metadata") if not entry.name.startswith(".")]
 
 
 def sync(path: Path) -> None:
