@@ -1,0 +1,602 @@
+"""1,000,000 changes waiting in the log, into each store alone, against what the same store takes from us at best.
+
+Ours is ``cdc follow NAME``, a process of its own, over a log whose head at first shows the first few ten thousand changes only. When
+they are applied (so that neither the JVM's start nor what Spark and its Python workers load for their first batch counts) the head
+shows all at once, and the time runs until the follower says that the log's end is applied. What the start takes is printed, too.
+Ours and the limit alternate, each on the emptied store:
+
+- OpenSearch: prebuilt ``_bulk`` bodies of the same rows as plain ``index`` actions, as many at once and as large as the sink's, into an
+  index that the sink itself made; what is turned away for being busy is sent again.
+- Redis: prebuilt ``SET`` of the same JSON values (``DEL`` for deleted rows), pipelined over one raw connection, answers counted.
+- Warehouse: Spark with the same session settings, warm, writing the same rows as plain Parquet; the better of rows that come from
+  Parquet and from the log. A warehouse that upserts has to find and mark what it replaces besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+import psycopg
+import pyarrow as pa
+import redis
+
+from bench.orders import create_orders, load_changes
+from bench.result import Result, faster
+from cdc.embedded.opensearch import OpenSearch
+from cdc.embedded.postgres import Postgres
+from cdc.embedded.valkey import Valkey
+from cdc.log.format import RECORD_BYTES, decode_head, decode_timeline_header
+from cdc.log.names import Places
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.timeline import Timeline
+from cdc.model.batch import OP, Op, table_of
+from cdc.model.position import Position
+from cdc.status import FollowerStatus, read_follower
+from sinks import make_sink, options_model
+from sinks.jsonrows import Piece, Texts, documents, join, string_texts
+from sinks.rowtext import keys
+from sinks.search.sink import IN_FLIGHT
+
+TOPIC: Final = "public.orders"
+POLL_S: Final = 0.003
+SAMPLE_S: Final = 0.25
+SETTLE_S: Final = 3.0
+FIRST_CHANGES: Final = 30_000
+"""Enough for Spark's workers to take part, so that they have loaded everything."""
+SEND_BYTES: Final = 1 << 19
+TIMEOUT_S: Final = 900
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench backlog", description=__doc__)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--stores", default=",".join(STORES), help="which of them, with commas")
+    parser.add_argument("--heap-mb", type=int, default=1024, help="OpenSearch's heap")
+    options = parser.parse_args(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
+    folder.chmod(0o755)
+    try:
+        fill_log(folder, options.changes)
+        result = Result("backlog", orientation={"changes": options.changes, "heap_mb": options.heap_mb})
+        usage = []
+        for store in options.stores.split(","):
+            usage.append(STORES[store](folder, options).measure(result, options.runs))
+        result.cpu_s = round(sum(cpu for cpu, _ in usage), 2)
+        result.rss_mb = round(max(rss for _, rss in usage))
+        print(result.line())
+        return 0
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fill_log(folder: Path, changes: int) -> None:
+    """The waiting changes, captured once: ``folder/log``."""
+    from bench.capture import SLOT, _child
+
+    server = Postgres(folder / "pg", options={"wal_sender_timeout": "0"})
+    server.start()
+    try:
+        with psycopg.connect(server.unix_dsn(), autocommit=True) as connection:
+            create_orders(connection)
+            connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (SLOT,))
+            print(f"writing {changes} changes …", file=sys.stderr, flush=True)
+            load_changes(connection, changes)
+        _child("capture", server.unix_dsn(), changes, folder)
+    finally:
+        server.stop("immediate")
+        shutil.rmtree(folder / "pg", ignore_errors=True)
+
+
+def batches(log: Path) -> Iterator[pa.RecordBatch]:
+    reader = EmbeddedLogReader(log)
+    return reader.read(TOPIC, Position(0), reader.head().position)
+
+
+@dataclass(slots=True)
+class Follow:
+    """One run of our follower."""
+
+    seconds: float
+    changes: int
+    start_s: float
+    """From its first word that the store is open until the first changes were applied."""
+    cpu_s: float
+    """Of its whole process tree, per million changes."""
+    rss_mb: float
+
+
+@dataclass
+class Store:
+    """One store's two sides. Subclasses give the server, the limit and the count of what is there."""
+
+    folder: Path
+    options: argparse.Namespace
+    name: str = ""
+    bar: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes(self) -> int:
+        return int(self.options.changes)
+
+    @property
+    def living(self) -> int:
+        """Rows that are left when everything is applied: 60 % are inserted, 10 % deleted."""
+        return self.changes // 2
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def measure(self, result: Result, runs: int) -> tuple[float, float]:
+        """Adds the figure; returns (CPU seconds, peak MB) of our follower."""
+        self.start()
+        ours: list[float] = []
+        limit: list[float] = []
+        followed: list[Follow] = []
+        try:
+            for _ in range(runs):
+                self.empty()
+                followed.append(self.follow())
+                ours.append(followed[-1].changes / followed[-1].seconds)
+                self.verify(self.rows(), self.living, "our rows")
+                self.empty()
+                limit.append(self.changes / self.limit())
+                print(f"{self.name}: ours {ours[-1]:.0f}/s, limit {limit[-1]:.0f}/s", file=sys.stderr, flush=True)
+        finally:
+            self.stop()
+        result.figures[self.name] = faster(ours, limit, "changes/s", self.bar)
+        cpu, rss = median(run.cpu_s for run in followed), max(run.rss_mb for run in followed)
+        result.orientation[self.name] = {
+            "cpu_s_per_million": round(cpu, 2),
+            "rss_mb": round(rss),
+            "start_s": [round(run.start_s, 2) for run in followed],
+            "seconds": [round(run.seconds, 2) for run in followed],
+            **self.more(),
+        }
+        return cpu, rss
+
+    def verify(self, found: int, expected: int, what: str) -> None:
+        if found != expected:
+            raise AssertionError(f"{self.name}: {what} are {found}, not {expected}")
+
+    def follow(self) -> Follow:
+        """``cdc follow`` on the waiting log, watched through its status file."""
+        run_dir = self.folder / "run"
+        shutil.rmtree(run_dir, ignore_errors=True)
+        toml = self.folder / "cdc.toml"
+        lines = [f'run_dir = "{run_dir}"', "[source]", 'dsn = "postgresql://nobody@127.0.0.1:1/none"', "[log]"]
+        lines += [f'dir = "{self.log}"', f"[stores.{self.name}]", f'kind = "{self.kind}"']
+        lines += [f"{key} = {json.dumps(value)}" for key, value in self.settings.items()]
+        toml.write_text("\n".join(lines) + "\n")
+        curtain = Curtain(self.log)
+        first = curtain.close(min(FIRST_CHANGES, self.changes // 2))
+        process = subprocess.Popen([sys.executable, "-m", "cdc", "--config", str(toml), "follow", self.name])
+        usage = Usage(psutil.Process(process.pid))
+        try:
+            self._reached(run_dir, process, 0)
+            opened = time.perf_counter()
+            self._reached(run_dir, process, first)
+            started = time.perf_counter()
+            time.sleep(SETTLE_S)
+            usage.begin()
+            began = time.perf_counter()
+            curtain.open()
+            self._reached(run_dir, process, self.changes, usage)
+            seconds = time.perf_counter() - began
+            changes = self.changes - first
+            return Follow(seconds, changes, started - opened, usage.cpu_s() * 1e6 / changes, usage.rss_mb)
+        finally:
+            curtain.open()
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _reached(self, run_dir: Path, process: subprocess.Popen[bytes], position: int, usage: Usage | None = None) -> None:
+        """Returns when the follower has applied this position, and samples its ``usage`` meanwhile."""
+        deadline = time.monotonic() + TIMEOUT_S
+        sampled = time.monotonic()
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            status: FollowerStatus | None = read_follower(run_dir, self.name)
+            if status is None:
+                continue
+            if status.state == "stopped":
+                raise AssertionError(f"{self.name}: {status.error}")
+            if status.state == "following" and status.position >= position:
+                return
+            if usage is not None and time.monotonic() - sampled > SAMPLE_S:
+                usage.cpu_s()
+                sampled = time.monotonic()
+        raise AssertionError(f"{self.name}: the follower ended, or took more than {TIMEOUT_S} s to position {position}")
+
+    @property
+    def store_options(self) -> Any:
+        """The settings as the sink gets them."""
+        return options_model(self.kind)(kind=self.kind, **self.settings)
+
+    kind = ""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def empty(self) -> None:
+        raise NotImplementedError
+
+    def limit(self) -> float:
+        """Seconds that the store takes at best."""
+        raise NotImplementedError
+
+    def rows(self) -> int:
+        """Living rows in the store after our follower."""
+        raise NotImplementedError
+
+    def more(self) -> dict[str, Any]:
+        return {}
+
+
+class Curtain:
+    """Hides the later part of a log that nobody writes: readers believe its head, 64 bytes overwritten in place."""
+
+    def __init__(self, log: Path) -> None:
+        self._places = Places(log)
+        self._whole = self._places.head.read_bytes()
+
+    def close(self, rows: int) -> int:
+        """Shows the first cut of at least so many changes, and returns its position."""
+        head = decode_head(self._whole)
+        assert head is not None
+        records = self._places.timeline.read_bytes()[: head.timeline_bytes]
+        timeline = Timeline(*decode_timeline_header(records[:RECORD_BYTES]))
+        end = timeline.length
+        while timeline.head.position < rows:
+            end += RECORD_BYTES
+            timeline.extend(records[timeline.length : end])
+        shown = timeline.head
+        self._show(
+            replace(
+                head,
+                position=shown.position,
+                commit_lsn=shown.commit_lsn,
+                commit_ts_us=shown.commit_ts_us,
+                timeline_bytes=timeline.length,
+                timeline_crc=timeline.crc,
+            ).encode()
+        )
+        return int(shown.position)
+
+    def open(self) -> None:
+        self._show(self._whole)
+
+    def _show(self, head: bytes) -> None:
+        with self._places.head.open("r+b", buffering=0) as file:
+            file.write(head)
+
+
+class Usage:
+    """CPU and memory of a process and all below it, also of those that end meanwhile."""
+
+    def __init__(self, root: psutil.Process) -> None:
+        self._root = root
+        self._cpu: dict[int, float] = {}
+        self._before = 0.0
+        self.rss_mb = 0.0
+
+    def begin(self) -> None:
+        self._sample()
+        self._before = sum(self._cpu.values())
+
+    def cpu_s(self) -> float:
+        """Since ``begin``."""
+        self._sample()
+        return sum(self._cpu.values()) - self._before
+
+    def _sample(self) -> None:
+        resident = 0
+        try:
+            tree = [self._root, *self._root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for process in tree:
+            try:
+                times = process.cpu_times()
+                resident += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+            self._cpu[process.pid] = times.user + times.system
+        self.rss_mb = max(self.rss_mb, resident / 2**20)
+
+
+class Search(Store):
+    kind = "opensearch"
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        super().__init__(folder, options, "opensearch", 0.6)
+        self._server = OpenSearch(folder / "opensearch", heap_mb=options.heap_mb)
+        self._bodies: list[bytes] = []
+        self._documents = 0
+        self._again = 0
+
+    def start(self) -> None:
+        self._server.start()
+        self.settings = {"url": self._server.url}
+        size = self.store_options.request_bytes
+        ids: set[str] = set()
+        for batch in batches(self.log):
+            texts = index_actions(batch)
+            ids.update(keys(batch, table_of(batch.schema)).to_pylist())
+            self._bodies += [texts.data[start:end].tobytes() for start, end in _pieces(texts.offsets, size)]
+        self._documents = len(ids)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def empty(self) -> None:
+        for index in self._server.request("GET", "/_cat/indices?format=json&expand_wildcards=all"):
+            self._server.request("DELETE", f"/{index['index']}")
+
+    def rows(self) -> int:
+        self._server.request("POST", f"/{TOPIC}/_refresh")
+        return int(self._server.request("GET", f"/{TOPIC}/_count")["count"])
+
+    def limit(self) -> float:
+        sink: Any = make_sink(self.name, self.store_options)
+        sink.open()
+        table = table_of(next(batches(self.log)).schema)
+        sink.prepare(table)
+        path = f"/{sink._place(table).writer}/_bulk?filter_path=errors,items.*.status"
+        index = sink._place(table).names.index
+        sink.close()
+        self._again = 0
+        local = threading.local()
+
+        def send(body: bytes) -> None:
+            if not hasattr(local, "connection"):
+                local.connection = http.client.HTTPConnection("127.0.0.1", urlsplit(self._server.url).port, timeout=60)
+            while True:
+                local.connection.request("POST", path, body, {"Content-Type": "application/x-ndjson"})
+                response = local.connection.getresponse()
+                answer = response.read()
+                if response.status == 429 or (response.status == 200 and b'"status":429' in answer):
+                    # All of it again: index actions may be repeated.
+                    self._again += 1
+                    time.sleep(0.05)
+                    continue
+                assert response.status == 200, f"a bulk request was answered {response.status}"
+                assert answer.startswith(b'{"errors":false'), "a bulk request was answered with errors"
+                statuses = re.findall(rb'"status":(\d+)', answer)
+                assert len(statuses) == body.count(b'{"index":{'), f"{len(statuses)} answers"
+                return
+
+        began = time.perf_counter()
+        with ThreadPoolExecutor(IN_FLIGHT) as senders:
+            list(senders.map(send, self._bodies))
+        seconds = time.perf_counter() - began
+        self._server.request("POST", f"/{index}/_refresh")
+        self.verify(int(self._server.request("GET", f"/{index}/_count")["count"]), self._documents, "the limit's documents")
+        return seconds
+
+    def more(self) -> dict[str, Any]:
+        return {"limit_sent_again": self._again}
+
+
+def index_actions(batch: pa.RecordBatch) -> Texts:
+    """Per row an index action without a version, and the row's document."""
+    table = table_of(batch.schema)
+    head = Piece(string_texts(keys(batch, table)), before=b'{"index":{"_id":"', after=b'"}}\n')
+    return join([head, Piece(documents(batch, table), after=b"\n")])
+
+
+class Cache(Store):
+    kind = "redis"
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        super().__init__(folder, options, "redis", 0.25)
+        self._server = Valkey(folder / "valkey")
+        self._commands: list[memoryview] = []
+
+    def start(self) -> None:
+        self._server.start()
+        self.settings = {"url": self._server.url, "key": "order:{id}"}
+        sink: Any = make_sink(self.name, self.store_options)
+        for batch in batches(self.log):
+            texts = set_commands(batch, sink._keys(table_of(batch.schema)).texts(batch))
+            data = memoryview(texts.data)
+            self._commands += [data[start:end] for start, end in _pieces(texts.offsets, SEND_BYTES)]
+        sink.close()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def empty(self) -> None:
+        with redis.Redis.from_url(self._server.url) as client:
+            client.flushall()
+            # A long file from the runs before would be rewritten in the middle of the next.
+            client.config_set("auto-aof-rewrite-percentage", 0)
+
+    def rows(self) -> int:
+        with redis.Redis.from_url(self._server.url) as client:
+            return int(client.dbsize()) - sum(1 for _ in client.scan_iter("cdc:*", count=10_000))  # type: ignore[arg-type]
+
+    def limit(self) -> float:
+        answers = self.changes
+        with socket.create_connection(("127.0.0.1", self._server.port)) as wire:
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            failed: list[bytes] = []
+
+            def count() -> None:
+                into = bytearray(1 << 16)
+                left = answers
+                while left:
+                    got = wire.recv_into(into)
+                    assert got, "the server hung up"
+                    left -= into.count(b"\n", 0, got)
+                    if into.find(b"-", 0, got) >= 0:
+                        failed.append(bytes(into[:got]))
+
+            reader = threading.Thread(target=count)
+            began = time.perf_counter()
+            reader.start()
+            for piece in self._commands:
+                wire.sendall(piece)
+            reader.join()
+            seconds = time.perf_counter() - began
+        assert not failed, "the server refused a command"
+        self.verify(self.rows(), self.living, "the limit's rows")
+        return seconds
+
+
+def set_commands(batch: pa.RecordBatch, names: Texts) -> Texts:
+    """Per row ``SET key document``, or ``DEL key`` for a delete, as the bytes on the wire."""
+    deleted = batch.column(OP).to_numpy() == int(Op.DELETE)
+    there, absent = np.zeros(len(batch), np.uint8), np.full(len(batch), 2, np.uint8)
+    kept, gone = np.where(deleted, absent, there), np.where(deleted, there, absent)
+    values = documents(batch, table_of(batch.schema))
+    nothing = Texts(np.empty(0, np.uint8), np.zeros(len(batch) + 1, np.int64))
+    return join(
+        [
+            Piece(nothing, before=b"*3\r\n$3\r\nSET\r\n", states=kept),
+            Piece(nothing, before=b"*2\r\n$3\r\nDEL\r\n", states=gone),
+            Piece(_lengths(names), before=b"$", after=b"\r\n"),
+            Piece(names, after=b"\r\n"),
+            Piece(_lengths(values), before=b"$", after=b"\r\n", states=kept),
+            Piece(values, after=b"\r\n", states=kept),
+        ]
+    )
+
+
+def _lengths(texts: Texts) -> Texts:
+    from sinks.jsonkernels import integer_text
+
+    return Texts(*integer_text(np.diff(texts.offsets)))
+
+
+def _pieces(offsets: Any, size: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of whole rows in pieces of about so many bytes."""
+    start, row = int(offsets[0]), 0
+    while row < len(offsets) - 1:
+        row = max(row + 1, int(np.searchsorted(offsets, start + size, side="right")) - 1)
+        yield start, int(offsets[row])
+        start = int(offsets[row])
+
+
+class Lake(Store):
+    kind = "iceberg"
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        super().__init__(folder, options, "warehouse", 0.3)
+        self._path = folder / "warehouse"
+        self._source = folder / "rows"
+        self._writes: dict[str, list[float]] = {}
+
+    def start(self) -> None:
+        import pyarrow.parquet as pq
+
+        from cdc.spark.source import rows_schema, to_rows
+
+        self.settings = {"path": str(self._path)}
+        first = next(batches(self.log))
+        schema = rows_schema(table_of(first.schema))
+        self._source.mkdir()
+        # Two files, one for each core.
+        writers = [pq.ParquetWriter(self._source / f"{number}.parquet", schema) for number in range(2)]
+        done = 0
+        for batch in batches(self.log):
+            writers[done * 2 // self.changes].write_batch(to_rows(batch, schema))
+            done += batch.num_rows
+        for writer in writers:
+            writer.close()
+
+    def empty(self) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def rows(self) -> int:
+        return int(on_spark("rows", str(self._path), self.folder)["rows"])
+
+    def limit(self) -> float:
+        answer = on_spark("parquet", str(self._source), str(self.log), str(self.folder / "written"), self.folder)
+        self.verify(int(answer.pop("rows")), self.changes, "the limit's rows")
+        for how, seconds in answer.items():
+            self._writes.setdefault(how, []).append(self.changes / seconds)
+        return float(min(answer.values()))
+
+    def more(self) -> dict[str, Any]:
+        return {"parquet": {how: round(median(rates)) for how, rates in self._writes.items()}}
+
+
+STORES: Final[dict[str, Callable[[Path, argparse.Namespace], Store]]] = {
+    "opensearch": Search,
+    "redis": Cache,
+    "warehouse": Lake,
+}
+
+
+def on_spark(what: str, *given: object) -> dict[str, float]:
+    """Work for Spark, in a process of its own."""
+    command = [sys.executable, "-m", "bench.backlog", what, *map(str, given)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S)
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def count_rows(warehouse: str, scratch: str) -> dict[str, float]:
+    """The rows of the orders' table, as any reader of Iceberg sees them."""
+    from cdc.spark import session as sessions
+
+    spark = sessions.session(warehouse=Path(warehouse), scratch=Path(scratch) / "spark-reader")
+    (found,) = spark.sql(f"select count(*), count(distinct id) from warehouse.{TOPIC}").collect()
+    assert found[0] == found[1], "a row is there twice"
+    return {"rows": found[0]}
+
+
+def write_parquet(rows: str, log: str, into: str, scratch: str) -> dict[str, float]:
+    """Seconds that Spark takes for the same rows, warm; from Parquet and from the log."""
+    from cdc.spark import session as sessions
+    from cdc.spark.source import CdcSource
+
+    spark = sessions.session(scratch=Path(scratch) / "spark-writer", iceberg_sql=False)
+    spark.dataSource.register(CdcSource)
+    frames = {
+        "from_parquet": lambda: spark.read.parquet(rows),
+        "from_log": lambda: spark.read.format("cdc").option("log", log).option("table", TOPIC).load(),
+    }
+    answer: dict[str, float] = {}
+    for how, frame in frames.items():
+        frame().limit(20_000).write.mode("overwrite").parquet(into)
+        frame().limit(20_000).write.mode("overwrite").parquet(into)
+        shutil.rmtree(into)
+        began = time.perf_counter()
+        frame().write.parquet(into)
+        answer[how] = time.perf_counter() - began
+    answer["rows"] = spark.read.parquet(into).count()
+    shutil.rmtree(into)
+    return answer
+
+
+if __name__ == "__main__":
+    work = {"rows": count_rows, "parquet": write_parquet}[sys.argv[1]]
+    print(json.dumps(work(*sys.argv[2:])), flush=True)
