@@ -219,6 +219,7 @@ class Follower:
         self.status.stale += outcome.stale
         self.status.dead += len(outcome.dead)
         self.status.batches += 1
+        self.status.error = None  # what an accident left there is mended
         self._looked_at = time.monotonic()
         self._show(cut)
         self.report()

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from cdc.errors import StoreError
 from cdc.model.batch import EXACT, POSITION, table_of
-from cdc.model.position import ZERO_CUT, Cut, Position
+from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Table
 from sinks.contract import NOTHING, Outcome, audit_schema
 from sinks.warehouse.catalog import (
@@ -265,5 +265,3 @@ def _session() -> Any:
         )
     return active
 
-
-__all__ = ["Position", "Warehouse", "make", "use_session"]
