@@ -264,4 +264,3 @@ def _session() -> Any:
             "the warehouse needs a Spark session", retryable=False, hint="sinks.warehouse.use_session(cdc.spark.session.session)"
         )
     return active
-
