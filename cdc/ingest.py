@@ -123,12 +123,11 @@ class Ingest:
 
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder
-        for group in decoder.groups(block, 0, len(block), lambda: self._writer.next_position):
-            if decoder.notice >= 0:
-                _heed(block[decoder.notice :].tobytes())
+        groups = decoder.groups(block, 0, len(block), lambda: self._writer.next_position)
+        for notice in decoder.notices:
+            _heed(notice)  # before anything that came with it becomes durable
+        for group in groups:
             self._append(group)
-        if decoder.notice >= 0:
-            _heed(block[decoder.notice :].tobytes())
         self._tail = block[decoder.consumed :].copy()
         if decoder.keepalive_lsn > self._writer.head.commit_lsn:
             self._unrecorded = max(self._unrecorded, decoder.keepalive_lsn)
@@ -320,9 +319,9 @@ def _catch_up(memory: ToastMemory, writer: EmbeddedLogWriter, folder: Path) -> N
     memory.commit(writer.head.position)
 
 
-def _heed(message: bytes) -> None:
+def _heed(fields: bytes) -> None:
     """From version 18 on, a server whose publication is gone warns once and leaves every change out, silently from then on."""
-    text = error_text(message[5 : 1 + int.from_bytes(message[1:5], "big")])
+    text = error_text(fields)
     if "SQLSTATE 55000" in text and "publication" in text:
         raise Stopped(StopState.PUBLICATION_LOST, text)
     _log.warning("the server says", notice=text)

@@ -81,14 +81,17 @@ class Decoder:
         self.keepalive_lsn = 0
         """Everything before this LSN has been sent, as far as keepalives told; 0 while a transaction is open."""
         self.reply_requested = False
-        self.notice = -1
-        """Offset of the block's first notice or warning, or -1."""
+        self.notices: list[bytes] = []
+        """The fields of each notice and warning that the last block brought, and no earlier one."""
+        self._heard = 0
+        """How much of the next block was in the last one and has been looked at."""
         self.ended = -1
         """Offset of the message that ended the stream, or -1."""
 
     def groups(self, block: Bytes, start: int, stop: int, next_position: Callable[[], int]) -> Iterator[Group]:
         """Decodes ``block[start:stop]``. ``next_position`` is asked at the beginning of each group.
 
+        What the decoder tells beside groups is known before the first of them, but for ``keepalive_lsn``, which is after the last.
         Raises ProtocolError, and nothing else, on bytes that the protocol does not allow.
         """
         index = scan(block, start, stop, self._open)
@@ -96,10 +99,19 @@ class Decoder:
         commits = np.flatnonzero(index.kind == _COMMIT)
         whole = int(commits[-1]) + 1 if len(commits) else 0
         self.reply_requested = index.reply_requested
-        self.notice, self.ended = index.notice, index.ended
+        self.ended = index.ended
+        self.notices = [_fields(block, int(at)) for at in index.notices if at >= start + self._heard]
         used = int(index.end[whole - 1]) if whole else start
         partial = whole < count and index.scanned - used >= OPEN_BYTES
         self.consumed = index.scanned if partial or whole == count else used
+        self._heard = index.scanned - self.consumed
+        return self._groups(block, index, whole, next_position, partial=partial)
+
+    def _groups(
+        self, block: Bytes, index: Index, whole: int, next_position: Callable[[], int], *, partial: bool
+    ) -> Iterator[Group]:
+        """Messages [0, whole) are whole transactions; ``partial``: what follows of the last one is a group, too."""
+        count = len(index.kind)
         begin = 0
         for end in (*self._cuts(block, index, whole), whole):
             if end > begin:
@@ -221,6 +233,12 @@ class Decoder:
 
 def _body(block: Bytes, index: Index, at: np.int64 | int) -> bytes:
     return block[index.body[at] : index.end[at]].tobytes()
+
+
+def _fields(block: Bytes, at: int) -> bytes:
+    """The body of the frame at this offset."""
+    length = int.from_bytes(block[at + 1 : at + 5].tobytes(), "big")
+    return block[at + 5 : at + 1 + length].tobytes()
 
 
 def _select(piece: _Piece, flags: Flags) -> _Piece:

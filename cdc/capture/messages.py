@@ -72,8 +72,8 @@ class Index:
     reply_requested: bool
     scanned: int
     """Offset after the last whole frame."""
-    notice: int
-    """Offset of the block's first NoticeResponse, or -1."""
+    notices: npt.NDArray[np.int64]
+    """Offset of each NoticeResponse."""
     ended: int
     """Offset of the message that ends the stream, or -1: CopyDone, ErrorResponse, or CommandComplete (a server that shuts down)."""
 
@@ -96,6 +96,9 @@ def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None) -> 
     count, begun, scanned, error = _scan(block, start, stop, in_transaction, kind, wide, transactions, state)
     if error:
         raise ProtocolError(f"{_ERRORS[error]} ({scanned - start} bytes into a block of {stop - start})")
+    notices = np.empty(state[3], np.int64)
+    if len(notices):
+        _notices(block, start, scanned, notices)
     return Index(
         kind[:count],
         wide[0, :count],
@@ -109,7 +112,7 @@ def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None) -> 
         keepalive_lsn=int(state[0]),
         reply_requested=bool(state[1]),
         scanned=scanned,
-        notice=int(state[3]) - 1,
+        notices=notices,
         ended=int(state[2]) - 1,
     )
 
@@ -158,8 +161,8 @@ def _scan(
             state[2] = at + 1
             break
         if frame == 78 or frame == 83:
-            if frame == 78 and state[3] == 0:
-                state[3] = at + 1
+            if frame == 78:
+                state[3] += 1
             at = end
             continue
         body = at + 5
@@ -207,7 +210,11 @@ def _scan(
         elif letter == 84:  # T
             if not in_transaction:
                 return count, begun, at, 6
-        elif letter != 82 and letter != 89 and letter != 77 and letter != 79:  # R Y M O
+        elif letter == 77:  # M
+            if not in_transaction:  # said at once, whatever becomes of the transaction that said it: nothing of ours
+                at = end
+                continue
+        elif letter != 82 and letter != 89 and letter != 79:  # R Y O
             return count, begun, at, 4
         kind[count] = letter
         wide[0, count] = body
@@ -217,3 +224,15 @@ def _scan(
         count += 1
         at = end
     return count, begun, at, 0
+
+
+@kernel
+def _notices(block: Bytes, start: int, stop: int, found: npt.NDArray[np.int64]) -> None:
+    """Offsets of the notices among the whole frames in ``block[start:stop]``."""
+    at = start
+    count = 0
+    while at < stop and count < found.shape[0]:
+        if block[at] == 78:
+            found[count] = at
+            count += 1
+        at += 1 + read_u32(block, at + 1)

@@ -24,7 +24,8 @@ from cdc.model.pgtypes import canonical_text
 from cdc.model.table import Table
 
 MIN_TOAST_BYTES: Final = 8
-"""A TOAST pointer takes 18 bytes on disk, so shorter values are never moved; half of it leaves room for denser types."""
+"""A TOAST pointer takes 18 bytes on disk, so shorter values are never moved; half of it leaves room for denser types. Values of types whose
+text says little about their size on disk (an int[] of one element: 3 and 28 bytes) are remembered at any length."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS wide (
@@ -59,7 +60,7 @@ class ToastMemory:
         added: list[bytes] = []
         end = len(block)
         unresolved = np.zeros(len(rows.op), np.bool_)
-        toastable = np.flatnonzero(shape.weight > 0)
+        shortest = _shortest(shape)
         fresh: dict[int, bytes] = {}
 
         def field(column: int, row: int) -> bytes:
@@ -93,7 +94,7 @@ class ToastMemory:
                 self._remember(
                     table.oid,
                     key,
-                    {table.columns[c].name: field(c, row) for c in map(int, toastable) if rows.lengths[c, row] >= MIN_TOAST_BYTES},
+                    {table.columns[c].name: field(c, row) for c, least in shortest.items() if rows.lengths[c, row] >= least},
                 )
         if added:
             block = np.concatenate([block, np.frombuffer(b"".join(added), np.uint8)])
@@ -103,16 +104,16 @@ class ToastMemory:
         """Takes in a batch that did not come through ``fill``: a snapshot chunk, or the log's own past."""
         table = table_of(batch.schema)
         shape = tuples.shape_of(table)
-        names = [table.columns[c].name for c in np.flatnonzero(shape.weight > 0)]
-        if not names:
+        shortest = {table.columns[c].name: least for c, least in _shortest(shape).items()}
+        if not shortest:
             return
-        width = np.zeros(len(batch), np.int64)
+        width = np.full(len(batch), tuples.ROW_HEADER_BYTES + len(table.columns) // 8, np.int64)
         for column, weight in zip(table.columns, shape.weight, strict=True):
-            if weight:
+            if weight > 0:
                 length = pc.fill_null(pc.binary_length(batch.column(column.name)), 0).to_numpy(zero_copy_only=False)
                 width += length.astype(np.int64) * int(weight) * _text_ratio(batch.column(column.name).type) + 24
             else:
-                width += 8
+                width -= int(weight)
         if batch.column(EXACT).null_count < len(batch):
             width[np.asarray(pc.is_valid(batch.column(EXACT)))] += tuples.TOAST_TUPLE_BYTES
         op = batch.column(OP).to_numpy()
@@ -123,16 +124,17 @@ class ToastMemory:
         chosen = wide | deleted
         rows = batch.filter(pa.array(chosen))
         keys = [canonical_text(rows.column(column.name)).to_pylist() for column in table.key]
-        values = {name: canonical_text(rows.column(name)).to_pylist() for name in names}
+        values = {name: canonical_text(rows.column(name)).to_pylist() for name in shortest}
         exact = rows.column(EXACT).to_pylist()
         for row, gone in enumerate(deleted[chosen]):
             odd = dict(exact[row] or ())
-            key = _key([(odd.get(c.name) or column[row]).encode() for c, column in zip(table.key, keys, strict=True)])
+            # As in ``fill``, NULL is no bytes: only without a primary key, under FULL, where nothing is ever asked for.
+            key = _key([(odd.get(c.name) or column[row] or "").encode() for c, column in zip(table.key, keys, strict=True)])
             if gone:
                 self._forget(table.oid, key)
                 continue
-            found = {name: odd.get(name) or column[row] for name, column in values.items()}
-            self._remember(table.oid, key, {n: v.encode() for n, v in found.items() if v and len(v) >= MIN_TOAST_BYTES})
+            found = {name: (odd.get(name) or column[row] or "").encode() for name, column in values.items()}
+            self._remember(table.oid, key, {name: value for name, value in found.items() if len(value) >= shortest[name]})
 
     def commit(self, position: int) -> None:
         """Everything up to the log's ``position`` has been taken in and is durable in the log."""
@@ -197,6 +199,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _key(fields: Iterable[bytes]) -> bytes:
     """Injective: each field with its length in front."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+
+
+def _shortest(shape: tuples.Shape) -> dict[int, int]:
+    """The columns that can be TOASTed, each with the shortest text worth remembering."""
+    return {int(c): MIN_TOAST_BYTES if shape.weight[c] == 1 else 1 for c in np.flatnonzero(shape.weight > 0)}
 
 
 def _text_ratio(kind: pa.DataType) -> int:

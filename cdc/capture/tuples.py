@@ -24,6 +24,13 @@ NULL: Final = -1
 UNCHANGED: Final = -2
 """Length of a field that the server left out because its TOASTed value did not change."""
 
+_FIXED: Final = {NAME: 64, UUID: 16, INTERVAL: 16, TIMETZ: 16}
+LONGEST_DECIMAL_BYTES: Final = 28
+"""A numeric of 38 digits."""
+
+ROW_HEADER_BYTES: Final = 32
+"""HeapTupleHeader with its padding; the bitmap of NULLs comes on top (a bit a column)."""
+
 TOAST_TUPLE_BYTES: Final = 2000
 """Postgres moves values out of line only in tuples wider than about 2 kB (TOAST_TUPLE_THRESHOLD, 2032 by default)."""
 
@@ -57,7 +64,8 @@ class Shape:
 
     key: Flags
     weight: npt.NDArray[np.int64]
-    """0: fixed size. 1: on disk as long as its text. More: at most so many times as long."""
+    """0 or less: takes so many bytes on disk (with the sign turned) and never moves. 1: as long on disk as its text. More: at most so many
+    times as long."""
 
     @classmethod
     def of(cls, table: Table) -> Shape:
@@ -75,9 +83,11 @@ def shape_of(table: Table) -> Shape:
 def _weight(type_oid: int, arrow: object) -> int:
     if type_oid in (TEXT, VARCHAR, BPCHAR, BYTEA, JSON, XML):
         return 1
-    if type_oid in (NAME, UUID, INTERVAL, TIMETZ):
-        return 0
-    return 8 if str(arrow) == "string" else 0
+    if type_oid in _FIXED:
+        return -_FIXED[type_oid]
+    if str(arrow) == "string":
+        return 8
+    return -LONGEST_DECIMAL_BYTES if str(arrow).startswith("decimal") else -8
 
 
 def rows(block: Bytes, kind: Bytes, body: Offsets, end: Offsets, order: npt.NDArray[np.int64], shape: Shape) -> Rows:
@@ -209,14 +219,14 @@ def _rows(
             op[count] = 100
             placed[count] = order[m] * 2
             count += 1
-        disk = 0
+        disk = 32 + width // 8  # ROW_HEADER_BYTES
         for c in range(width):
             length = lengths[c, count]
             if length == -2:
                 partial[count] = True
                 disk += threshold
             elif length >= 0:
-                disk += 8 if weight[c] == 0 else length * weight[c] + 24
+                disk += -weight[c] if weight[c] <= 0 else length * weight[c] + 24
         wide[count] = disk >= threshold
         op[count] = 99 if kind[m] == 73 else 117
         placed[count] = order[m] * 2 + (1 if moved else 0)

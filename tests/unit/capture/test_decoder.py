@@ -51,12 +51,15 @@ class Run:
             lambda _: primary_key, Forgetful(), lambda rows, missing: self.held.append((rows, missing)), durable_lsn
         )
         self.groups: list[Group] = []
+        self.notices: list[bytes] = []
         self.position = 1
         self.tail = b""
 
     def feed(self, data: bytes) -> None:
         block = wire.block(self.tail, data)
-        for group in self.decoder.groups(block, 0, len(block), lambda: self.position):
+        groups = self.decoder.groups(block, 0, len(block), lambda: self.position)
+        self.notices += self.decoder.notices
+        for group in groups:
             self.groups.append(group)
             self.position += sum(map(len, group.batches))
         self.tail = block[self.decoder.consumed :].tobytes()
@@ -308,6 +311,35 @@ def test_the_end_of_the_stream_is_seen() -> None:
         run.feed(sample() + ending)
         assert run.rows == EXPECTED
         assert run.decoder.ended == len(sample())
+
+
+def test_messages_outside_transactions_are_passed_over_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "OPEN_BYTES", 500)
+    said = [wire.message("somebody else", b"x" * 100, transactional=False) for _ in range(20)]
+    run = Run()
+    for message in said:
+        run.feed(message)
+    assert run.tail == b""
+    run.feed(sample())
+    for message in said:
+        run.feed(message)
+    run.feed(wire.begin(3, 300) + wire.insert(ORDERS.oid, ["9", "z"]) + wire.commit(300, 340))
+    assert run.rows == [*EXPECTED, (10, "orders", "c", (9, "z"), 300)]
+
+
+def test_every_notice_is_heard_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [wire.frame(b"SNOTICE\0C00000\0Mfirst\0\0", b"N"), wire.frame(b"SWARNING\0C55000\0Msecond\0\0", b"N")]
+    data = (
+        wire.begin(1, 100) + wire.relation(ORDERS) + said[0] + wire.insert(ORDERS.oid, ["1", "a"]) + said[1] + wire.commit(100, 110)
+    )
+    for limit in (decoding.OPEN_BYTES, 50):
+        monkeypatch.setattr(decoding, "OPEN_BYTES", limit)
+        for step in (1, 7, 40, len(data)):
+            run = Run()
+            for at in range(0, len(data), step):
+                run.feed(data[at : at + step])
+            assert run.notices == [message[5:] for message in said], (limit, step)
+            assert len(run.rows) == 1
 
 
 def test_many_tables_in_one_group_number_their_rows_in_stream_order(seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,10 @@ def memory(tmp_path: Path) -> ToastMemory:
     return ToastMemory(tmp_path / "toast.db")
 
 
-def decode(memory: ToastMemory, *messages: bytes) -> list[dict[str, object]]:
+def decode(memory: ToastMemory, *messages: bytes, table: Table = DOCS) -> list[dict[str, object]]:
     held: list[object] = []
     decoder = Decoder(lambda _: (), memory, lambda rows, _missing: held.extend(rows.to_pylist()), 0)
-    block = wire.block(wire.begin(1, 100), wire.relation(DOCS), *messages, wire.commit(100, 110))
+    block = wire.block(wire.begin(1, 100), wire.relation(table), *messages, wire.commit(100, 110))
     rows = [
         row for group in decoder.groups(block, 0, len(block), lambda: 1) for batch in group.batches for row in batch.to_pylist()
     ]
@@ -105,6 +106,55 @@ def test_learning_deletes_forgets(memory: ToastMemory) -> None:
     row = {"_cdc_position": 2, "_cdc_op": Op.DELETE, "_cdc_lsn": 1, "id": "a", "body": None, "meta": None, "n": None}
     memory.learn(pa.RecordBatch.from_pylist([row], schema=batch_schema(DOCS)))
     assert "held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "2"]))[0]
+
+
+def test_short_texts_of_types_that_are_long_on_disk(memory: ToastMemory) -> None:
+    """An int[] of one element takes 28 bytes on disk and three as text, and Postgres moves it out of a row that is too wide."""
+    int4_array = 1007
+    many = Table(
+        21,
+        "public",
+        "many",
+        (
+            Column("id", pgtypes.INT4, key=True),
+            *(Column(f"a{index}", int4_array) for index in range(80)),
+            Column("n", pgtypes.INT4),
+        ),
+    )
+    decode(memory, wire.insert(21, ["1", *["{1}"] * 80, "1"]), table=many)
+    (row,) = decode(memory, wire.update(21, ["1", *[wire.UNCHANGED] * 20, *["{1}"] * 60, "2"]), table=many)
+    assert [row[f"a{index}"] for index in range(80)] == ["{1}"] * 80
+
+
+def test_fixed_columns_count_as_what_they_take_on_disk(memory: ToastMemory) -> None:
+    """24 (header) + 4 + 20 uuids of 16 + 20 names of 64 + a text of 500: wider than 2032."""
+    columns = [Column(f"u{index}", pgtypes.UUID) for index in range(20)] + [
+        Column(f"c{index}", pgtypes.NAME) for index in range(20)
+    ]
+    table = Table(22, "public", "fixed", (Column("id", pgtypes.INT4, key=True), *columns, Column("body", pgtypes.TEXT)))
+    fixed = ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"] * 20 + ["n"] * 20
+    for key in ("1", "2"):
+        decode(memory, wire.insert(22, [key, *fixed, key * 500]), table=table)
+    (row,) = decode(memory, wire.update(22, ["1", *fixed, wire.UNCHANGED]), table=table)
+    assert row["body"] == "1" * 500
+
+
+def test_fixed_columns_count_when_it_learns_too(memory: ToastMemory) -> None:
+    names = [Column(f"c{index}", pgtypes.NAME) for index in range(25)]
+    table = Table(22, "public", "fixed", (Column("id", pgtypes.INT4, key=True), *names, Column("body", pgtypes.TEXT)))
+    row: dict[str, object] = {"_cdc_position": 1, "_cdc_op": Op.READ, "_cdc_lsn": 1, "id": 1, "body": "x" * 500}
+    memory.learn(pa.RecordBatch.from_pylist([row | {column.name: "n" for column in names}], schema=batch_schema(table)))
+    (row,) = decode(memory, wire.update(22, ["1", *["n"] * 25, wire.UNCHANGED]), table=table)
+    assert row["body"] == "x" * 500
+
+
+def test_it_learns_rows_whose_key_is_null(memory: ToastMemory) -> None:
+    """Without a primary key, under FULL, every column is the key."""
+    full = replace(DOCS, identity="f", columns=tuple(replace(column, key=True) for column in DOCS.columns))
+    row = {"_cdc_position": 1, "_cdc_op": Op.READ, "_cdc_lsn": 1, "id": None, "body": LONG, "meta": None, "n": None}
+    memory.learn(pa.RecordBatch.from_pylist([row], schema=batch_schema(full)))
+    (_, found) = decode(memory, wire.update(20, [None, wire.UNCHANGED, None, "1"], old=[None, LONG, None, None]), table=full)
+    assert (found["body"], found["n"]) == (LONG, 1)
 
 
 def test_a_damaged_file_is_made_anew(tmp_path: Path, seed: int) -> None:
