@@ -104,10 +104,10 @@ def test_reading_the_newest_rows_opens_and_lists_nothing(tmp_path: Path, monkeyp
     def turn(start: int) -> float:
         writer.append(changes(ORDERS, range(start, start + 200)))
         writer.commit(Lsn(start), 0)
-        before = time.perf_counter()
+        before = time.process_time()
         head = reader.head()
         assert positions_in(reader.read("public.orders", Position(start - 1), head.position)) == list(range(start, start + 200))
-        return time.perf_counter() - before
+        return time.process_time() - before
 
     turn(1)
 
@@ -124,7 +124,7 @@ def test_reading_the_newest_rows_opens_and_lists_nothing(tmp_path: Path, monkeyp
 
 
 def test_a_timeline_of_a_million_groups_opens_quickly() -> None:
-    """Measured: 0.1 to 0.2 s. The bound is loose because machines are shared."""
+    """CPU time, and a loose bound: this must not grow into seconds, however busy the machine is."""
     header, crc = encode_timeline_header(1)
     name, crc = encode_group(Group(1, 1, 1, 0, 1, ((1, "a"),), (Part(1, 1, 64, 72, 1, 1, 0, 0),)), crc)
     count = 1_000_000
@@ -133,11 +133,11 @@ def test_a_timeline_of_a_million_groups_opens_quickly() -> None:
     bodies[-1, -4:] = np.frombuffer(crc32c(bodies[:, :-4].tobytes(), crc).to_bytes(4, "little"), np.uint8)
     timeline = Timeline(1, int.from_bytes(header[-4:], "little"))
     data = name + bodies.tobytes()
-    started = time.perf_counter()
+    started = time.process_time()
     assert timeline.extend(data) == len(data) == (count + len(name) // RECORD_BYTES) * RECORD_BYTES
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3
     assert timeline.within(0, 10, 10**9).position == 1
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 3
 
 
 def test_a_head_that_points_beyond_the_timeline_is_corrupt(tmp_path: Path) -> None:
