@@ -297,10 +297,8 @@ def _hold(feed: SnapshotFeed) -> Hold:
     def hold(rows: pa.RecordBatch, missing: Mapping[str, Flags]) -> None:
         table = table_of(rows.schema)
         if not feed.unresolved(table.oid):
-            raise Stopped(
-                StopState.POISON_ROW,
-                f"an update of {table.qualified} leaves out values that the log does not hold ({len(rows)} rows)",
-            )
+            # A column was renamed, the identity changed, or the memory was lost: the database still has the values.
+            _log.warning("reads rows back whose unchanged values the log does not hold", table=table.qualified, rows=len(rows))
         feed.hold(rows, missing)
 
     return hold

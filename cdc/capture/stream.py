@@ -25,7 +25,7 @@ from typing import Final, Self
 
 import numpy as np
 from psycopg import pq
-from psycopg.pq.abc import PGconn
+from psycopg.pq.abc import PGconn, PGresult
 
 from cdc.capture.feedback import Feedback, standby_status
 from cdc.capture.values import Bytes
@@ -187,6 +187,9 @@ class _Libpq:
         self._poll = select.poll()
         self._poll.register(pg.socket, select.POLLIN)
         self._left = b""
+        self._notices = b""
+        self._error_said = False
+        pg.notice_handler = self._heed
 
     def receive(self, into: memoryview) -> int:
         got = self._receive(into)
@@ -201,16 +204,19 @@ class _Libpq:
                 if length == 0 and at == 0:
                     self._pg.consume_input()
                     length, message = self._pg.get_copy_data(1)
+            piece, self._notices = self._notices, b""
             if length > 0:
-                at = self._put(into, at, b"d" + struct.pack("!i", length + 4) + bytes(message))
-            elif length == 0:
-                if at or not self._poll.poll(IDLE_MS):
-                    return at
-            elif at:
+                piece += _frame(b"d", bytes(message))
+            elif length < 0 and not at and not piece:
+                piece = self._ending()
+            at = self._put(into, at, piece)
+            if length <= 0 and (at or not self._poll.poll(IDLE_MS)):
                 return at
-            else:
-                raise ConnectionError(f"the server ended the stream: {self._ending()}")
         return at
+
+    def _heed(self, result: PGresult) -> None:
+        """libpq calls this from inside ``consume_input`` and ``get_copy_data``."""
+        self._notices += _frame(b"N", _fields(result))
 
     def _put(self, into: memoryview, at: int, piece: bytes) -> int:
         fits = min(len(piece), len(into) - at)
@@ -218,10 +224,15 @@ class _Libpq:
         self._left = piece[fits:]
         return at + fits
 
-    def _ending(self) -> str:
+    def _ending(self) -> bytes:
+        """The server's last message, the error that ended the stream. Raises ConnectionError when there is none (any more)."""
         with self._lock:
-            result = self._pg.get_result()
-        return _one_line(result.error_message if result else self._pg.error_message) or "connection closed"
+            result = None if self._error_said else self._pg.get_result()
+        if result is None or result.error_field(pq.DiagnosticField.SQLSTATE) is None:
+            said = _one_line(result.error_message if result else self._pg.error_message) or "connection closed"
+            raise ConnectionError(f"the server ended the stream: {said}")
+        self._error_said = True
+        return _frame(b"E", _fields(result))
 
     def send(self, status: bytes) -> None:
         with self._lock:
@@ -346,6 +357,16 @@ class Stream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _frame(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
+def _fields(result: PGresult) -> bytes:
+    """Of an ErrorResponse or NoticeResponse, those that ``error_text`` looks at."""
+    known = ((b"C", pq.DiagnosticField.SQLSTATE), (b"M", pq.DiagnosticField.MESSAGE_PRIMARY))
+    return b"".join(name + (result.error_field(field) or b"") + b"\0" for name, field in known) + b"\0"
 
 
 def error_text(body: bytes) -> str:

@@ -218,6 +218,38 @@ def test_columns_added_and_dropped_between_rows(postgres: Any, tmp_path: Path) -
             ]
 
 
+def test_a_renamed_column_keeps_its_unchanged_toast(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as connection:
+        connection.execute("create table a (id int primary key, body text, n int)")
+        connection.execute("alter table a alter body set storage external")
+        connection.execute("insert into a select g, repeat(md5(g::text), 200), 0 from generate_series(1, 5) g")
+        capture = Capture(postgres.dsn, tmp_path)
+        with capture.running():
+            capture.until_snapshot_done()
+            connection.execute("update a set n = 1 where id = 1")
+            connection.execute("alter table a rename body to content")
+            connection.execute("update a set n = 2 where id <= 3")
+            capture.until(lambda: len(capture.changes("public.a")) == 9, "for the updates")
+            whole = {row["id"]: row for row in source_rows(connection, "public.a")}
+            found = sorted((values for _, _, values in capture.changes("public.a")[6:]), key=lambda values: values["id"] or "")
+            assert found == [whole["1"], whole["2"], whole["3"]]
+
+
+def test_another_identity_keeps_unchanged_toast(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as connection:
+        connection.execute("create table a (id int primary key, code text not null unique, body text, n int)")
+        connection.execute("alter table a alter body set storage external")
+        connection.execute("insert into a select g, 'c' || g, repeat(md5(g::text), 200), 0 from generate_series(1, 5) g")
+        capture = Capture(postgres.dsn, tmp_path)
+        with capture.running():
+            capture.until_snapshot_done()
+            connection.execute("alter table a replica identity using index a_code_key")
+            connection.execute("update a set n = 2 where id = 1")
+            capture.until(lambda: len(capture.changes("public.a")) >= 6, "for the update")
+            whole = {row["id"]: row for row in source_rows(connection, "public.a")}
+            assert capture.changes("public.a")[-1][2] == whole["1"]
+
+
 def test_a_transaction_larger_than_memory_wants(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cdc.capture import decoder
 
@@ -395,10 +427,16 @@ def test_another_database_under_the_same_log_is_refused(postgres: Any, postgres_
     assert isinstance(error, Stopped | ConfigError)
 
 
-def test_a_dropped_publication_is_a_stop_state(postgres: Any, tmp_path: Path) -> None:
-    with postgres.connect() as connection:
+@pytest.mark.parametrize("wire", ["socket", "libpq"])
+def test_a_dropped_publication_is_a_stop_state(
+    pg_versions: Any, tmp_path: Path, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 17 the server ends the stream with an error; 18 warns once, and from then on says nothing and sends nothing."""
+    if wire == "libpq":
+        monkeypatch.setattr(streaming, "_Socket", streaming._Libpq)
+    with pg_versions.connect() as connection:
         connection.execute("create table a (id int primary key)")
-        capture = Capture(postgres.dsn, tmp_path).start()
+        capture = Capture(pg_versions.dsn, tmp_path).start()
         try:
             capture.until_snapshot_done()
             connection.execute("drop publication cdc")
