@@ -287,7 +287,7 @@ class _Open:
         differ = settling.missing + settling.extra + settling.different
         error = None
         if not self.target.captured and self.source_rows:
-            error = "the log has nothing of this table → cdc doctor, then cdc snapshot"
+            error = "the log has nothing of this table → restart cdc run: it loads what [source] tables selects; else leave the table out of the publication"
         return TableAudit(
             table=self.target.table.qualified,
             equal=differ == 0 and error is None,

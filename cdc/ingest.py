@@ -48,6 +48,8 @@ IDLE_RECORD_S: Final = 10.0
 IDLE_RECORD_BYTES: Final = 16 * 2**20
 """… or after this much WAL (one WAL file)."""
 STATUS_S: Final = 0.5
+PROMPT_STATUS_S: Final = 0.02
+"""After the stream has moved past changes that are not ours: whoever waits for an LSN there has nothing but the status file to look at."""
 TAKE_S: Final = 0.05
 BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Before the first, second, … attempt to reconnect in a row."""
@@ -61,7 +63,8 @@ class Meter:
     def __init__(self, run_dir: Path, slot: str, progress: SnapshotProgress) -> None:
         self._run_dir = run_dir
         self._progress = progress
-        self._written_at = 0.0
+        self._written_at = float("-inf")
+        self._told_lsn = 0
         self._counted = (time.monotonic(), 0)
         self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
         self.loaded: Callable[[], bool] = lambda: False
@@ -69,9 +72,10 @@ class Meter:
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
-        if not force and now - self._written_at < STATUS_S:
+        unseen = self.status.received_lsn > max(self._told_lsn, self.status.commit_lsn)
+        if not force and now - self._written_at < (PROMPT_STATUS_S if unseen else STATUS_S):
             return
-        self._written_at = now
+        self._written_at, self._told_lsn = now, self.status.received_lsn
         then, changes = self._counted
         if now - then >= 2 * STATUS_S:
             self.status.changes_per_s = (self.status.changes - changes) / (now - then)

@@ -42,7 +42,7 @@ class Follower:
         self.store = store
         self.options = options
         self.applied: Cut = ZERO_CUT
-        self.status = FollowerStatus(store=store, kind=options.kind, pid=os.getpid())
+        self.status = _beginning(run_dir, store, options.kind)
         self._log_dir = log_dir
         self._reader = reader
         self._run_dir = run_dir
@@ -231,6 +231,15 @@ class Follower:
         if self._open:
             self._open = False
             self._sink.close()
+
+
+def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
+    """Until the store has been opened, it is where it was last seen."""
+    now = FollowerStatus(store=store, kind=kind, pid=os.getpid())
+    seen = status.read_follower(run_dir, store)
+    if seen is not None and seen.kind == kind:
+        now.position, now.commit_lsn, now.commit_ts_us = seen.position, seen.commit_lsn, seen.commit_ts_us
+    return now
 
 
 class _Rate:

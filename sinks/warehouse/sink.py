@@ -37,7 +37,7 @@ from sinks.warehouse.keys import encode, key_plan
 from sinks.warehouse.names import LEDGERS, STAGING, place_of, safe
 from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache, Place
-from sinks.warehouse.staging import Staging
+from sinks.warehouse.staging import Scratch, Staging
 from sinks.warehouse.typedtext import typed
 from sinks.warehouse.upkeep import Upkeep
 
@@ -64,7 +64,8 @@ class Warehouse:
         self.name = name
         self.options = options
         self._path = options.path.absolute()
-        self._staging = Staging(self._path / STAGING / safe(name), options.staged_bytes)
+        self._scratch = Scratch(self._path / STAGING / safe(name))
+        self._staging = Staging(self._scratch, options.staged_bytes)
         self._keys = KeyCache(options.key_cache_bytes)
         self._places: dict[str, Place] = {}
         self._upkeep: dict[str, Upkeep] = {}
@@ -85,7 +86,8 @@ class Warehouse:
         self._places.clear()
         self._upkeep.clear()
         self._staging.clear()
-        shutil.rmtree(self._path / STAGING / safe(self.name), ignore_errors=True)
+        with suppress(OSError):
+            self._scratch.sweep()
         self._ledger = self._catalog.load((LEDGERS,), safe(self.name)) or self._catalog.create(
             (LEDGERS,), safe(self.name), _LEDGER_SCHEMA, {STORE_KEY: self.name}
         )
@@ -206,7 +208,7 @@ class Warehouse:
         # Numbered, because Spark's own reading of names knows dots and backquotes.
         numbered = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
         frame = numbered.select(*(f"c{frame.columns.index(name)}" for name in wanted))
-        folder = self._path / STAGING / f"{safe(self.name)}-scan-{uuid4().hex}"
+        folder = self._scratch.folder() / f"scan-{uuid4().hex}"
         try:
             frame.write.parquet(str(folder))
             for path in sorted(folder.glob("*.parquet")):
@@ -240,6 +242,7 @@ class Warehouse:
     def close(self) -> None:
         with suppress(OSError):
             self._staging.clear()
+        self._scratch.remove()
         self._places.clear()
         self._upkeep.clear()
         self._catalog = self._ledger = None

@@ -2,19 +2,86 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
+
+_LOCK: Final = ".lock"
+
+
+class Scratch:
+    """A folder of this object's own below ``home``, which it shares with others like it, in this process and in others.
+
+    Whoever holds the lock in its folder lives. Locks end with their process, so ``sweep`` tells the folders of the dead.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._folder = home / uuid4().hex
+        self._lock: int | None = None
+
+    def folder(self) -> Path:
+        """Made on the first call."""
+        if self._lock is None:
+            self._home.mkdir(parents=True, exist_ok=True)
+            with self._alone():
+                self._folder.mkdir()
+                self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self._folder
+
+    def sweep(self) -> None:
+        """Removes what owners that are gone have left behind."""
+        if not self._home.is_dir():
+            return
+        with self._alone():
+            for left in self._home.iterdir():
+                if left.is_dir() and left != self._folder and _is_free(left / _LOCK):
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def remove(self) -> None:
+        if self._lock is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else makes or sweeps folders inside."""
+        door = os.open(self._home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(door)
+
+
+def _is_free(lock: Path) -> bool:
+    try:
+        held = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(held)
+    return True
 
 
 class Staging:
     """The staged batches of all tables, in the order in which they came."""
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._folder = folder
+    def __init__(self, scratch: Scratch, limit_bytes: int) -> None:
+        self._scratch = scratch
         self._limit_bytes = limit_bytes
         self._batches: dict[str, list[pa.RecordBatch]] = {}
         self._in_memory: dict[str, int] = {}
@@ -47,7 +114,6 @@ class Staging:
 
     def _spill(self, table: str) -> None:
         """Moves a table's batches to a file. Batches of another schema version begin another file."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         spilled: list[pa.RecordBatch] = []
         run: list[pa.RecordBatch] = []
         for batch in [*self._batches[table], None]:
@@ -60,7 +126,7 @@ class Staging:
         self._in_memory[table] = 0
 
     def _written(self, run: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        path = self._folder / f"{os.getpid()}-{uuid4().hex}.arrow"
+        path = self._scratch.folder() / f"{uuid4().hex}.arrow"
         self._files.append(path)
         with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, run[0].schema) as writer:
             for batch in run:
