@@ -107,7 +107,9 @@ class Ingest:
         self._memory = memory
         self._feed = feed
         self._meter = meter
-        self._tail: Bytes = np.empty(0, np.uint8)
+        self._torn: list[Bytes] = []
+        """What the decoder has not used up, and what came since."""
+        self._lacks = 0
         self._recorded_at = time.monotonic()
         self._unrecorded = 0
 
@@ -116,7 +118,7 @@ class Ingest:
         while not stop.is_set():
             taken = self._stream.take(TAKE_S)
             if len(taken):
-                self._consume(np.concatenate([self._tail, taken]) if len(self._tail) else taken)
+                self._gather(taken)
             self._feed.check()
             self._record_idle(force=False)
             self._meter.write()
@@ -125,6 +127,14 @@ class Ingest:
         """Records how far an idle stream has come, so that a stopped service holds no WAL back that it does not need."""
         self._record_idle(force=True)
 
+    def _gather(self, taken: Bytes) -> None:
+        """A message much larger than a block is not put together again with every piece of it that comes."""
+        self._lacks -= len(taken)
+        if self._lacks > 0:
+            self._torn.append(taken.copy())
+            return
+        self._consume(np.concatenate([*self._torn, taken]) if self._torn else taken)
+
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder
         groups = decoder.groups(block, 0, len(block), lambda: self._writer.next_position)
@@ -132,7 +142,8 @@ class Ingest:
             _heed(notice)  # before anything that came with it becomes durable
         for group in groups:
             self._append(group)
-        self._tail = block[decoder.consumed :].copy()
+        self._torn = [block[decoder.consumed :].copy()] if decoder.consumed < len(block) else []
+        self._lacks = decoder.lacks
         if decoder.keepalive_lsn > self._writer.head.commit_lsn:
             self._unrecorded = max(self._unrecorded, decoder.keepalive_lsn)
             self._meter.status.received_lsn = max(self._meter.status.received_lsn, decoder.keepalive_lsn)

@@ -78,6 +78,8 @@ class Decoder:
         self._open: Open | None = None
         self.consumed = 0
         """Offset up to which the last block was used up; what follows must come again, with more bytes behind it."""
+        self.lacks = 0
+        """With fewer bytes than this behind what follows ``consumed``, coming again is in vain: a message is torn."""
         self.keepalive_lsn = 0
         """Everything before this LSN has been sent, as far as keepalives told; 0 while a transaction is open."""
         self.reply_requested = False
@@ -99,7 +101,7 @@ class Decoder:
         commits = np.flatnonzero(index.kind == _COMMIT)
         whole = int(commits[-1]) + 1 if len(commits) else 0
         self.reply_requested = index.reply_requested
-        self.ended = index.ended
+        self.ended, self.lacks = index.ended, index.lacks
         self.notices = [_fields(block, int(at)) for at in index.notices if at >= start + self._heard]
         used = int(index.end[whole - 1]) if whole else start
         partial = whole < count and index.scanned - used >= OPEN_BYTES

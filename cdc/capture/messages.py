@@ -72,6 +72,8 @@ class Index:
     reply_requested: bool
     scanned: int
     """Offset after the last whole frame."""
+    lacks: int
+    """Bytes that the torn last frame lacks; 0 when there is none, or its length is not there yet."""
     notices: npt.NDArray[np.int64]
     """Offset of each NoticeResponse."""
     ended: int
@@ -87,7 +89,7 @@ def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None) -> 
     kind = np.empty(room, np.uint8)
     wide = np.empty((4, room), np.int64)
     transactions = np.zeros((4, room + 1), np.int64)
-    state = np.zeros(4, np.int64)
+    state = np.zeros(5, np.int64)
     in_transaction = open_transaction is not None
     if open_transaction is not None:
         transactions[0, 0] = open_transaction.xid
@@ -112,6 +114,7 @@ def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None) -> 
         keepalive_lsn=int(state[0]),
         reply_requested=bool(state[1]),
         scanned=scanned,
+        lacks=int(state[4]),
         notices=notices,
         ended=int(state[2]) - 1,
     )
@@ -156,6 +159,7 @@ def _scan(
         if frame != 100 and frame != 99 and frame != 67 and frame != 69 and frame != 78 and frame != 83:  # d c C E N S
             return count, begun, at, 2
         if end > stop:
+            state[4] = end - stop
             break
         if frame == 99 or frame == 67 or frame == 69:
             state[2] = at + 1

@@ -55,6 +55,16 @@ IDLE_MS: Final = 100
 """An idle receiver looks this often whether it shall stop."""
 
 
+_DEFAULTS: Final = {
+    "gssencmode": "disable",
+    "connect_timeout": "10",
+    "application_name": "headwater capture",
+    # A server that vanished without a word is noticed by what it does not acknowledge: we send a status every second.
+    "tcp_user_timeout": "30000",
+}
+"""libpq's parameters where the DSN does not say otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class System:
     """IDENTIFY_SYSTEM's answer."""
@@ -70,7 +80,7 @@ class Connection:
 
     def __init__(self, parameters: Mapping[str, str], settings: Mapping[str, str], *, name: str) -> None:
         options = [parameters.get("options", ""), *(f"-c {key}={_escaped(value)}" for key, value in settings.items())]
-        merged = {"gssencmode": "disable", "connect_timeout": "10", "application_name": "headwater capture", **parameters}
+        merged = {**_DEFAULTS, **parameters}
         merged |= {"replication": "database", "options": " ".join(filter(None, options))}
         text = " ".join(f"{key}='{_quoted(value)}'" for key, value in merged.items())
         self._pg = pq.PGconn.connect(text.encode())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,10 +13,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc.capture import decoder
 from cdc.capture import stream as streaming
 from cdc.errors import ConfigError, SourceError, Stopped, StopState
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import parse_lsn
+from cdc.source.connection import parse
 from tests.integration.capture.running import Capture
 
 TYPES: list[tuple[str, list[str]]] = [
@@ -251,8 +255,6 @@ def test_another_identity_keeps_unchanged_toast(postgres: Any, tmp_path: Path) -
 
 
 def test_a_transaction_larger_than_memory_wants(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cdc.capture import decoder
-
     monkeypatch.setattr(decoder, "OPEN_BYTES", 1 << 16)
     with postgres.connect() as connection:
         connection.execute("create table a (id int primary key, v text)")
@@ -455,3 +457,31 @@ def test_a_table_without_identity_is_refused_with_the_sql_that_mends_it(postgres
     assert isinstance(error, SourceError)
     assert "public.a" in str(error)
     assert "REPLICA IDENTITY" in str(error.hint).upper()
+
+
+def test_a_row_of_many_megabytes_costs_in_proportion(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    groups = decoder.Decoder.groups
+
+    def counted(self: decoder.Decoder, block: Any, *arguments: Any) -> Any:
+        decoded.append(len(block))
+        return groups(self, block, *arguments)
+
+    monkeypatch.setattr(decoder.Decoder, "groups", counted)
+    with postgres.connect() as connection:
+        connection.execute("create table a (id int primary key, v text)")
+        with Capture(postgres.dsn, tmp_path).running() as capture:
+            capture.until_snapshot_done()
+            connection.execute("insert into a values (1, repeat('0123456789abcdef', 4 * 1024 * 1024))")
+            agree(capture, connection, "public.a", ("id",))
+    # Once all of it is there, not again with every block that brings a piece of it.
+    assert sum(decoded) < 3 * (64 << 20)
+
+
+def test_a_server_that_has_vanished_is_noticed(postgres: Any) -> None:
+    """The kernel gives a connection up whose data nobody acknowledges; we send some every second."""
+    dsn = postgres.dsn
+    connection = streaming.Connection(parse(dsn), PINNED_SETTINGS, name="test")
+    with socket.socket(fileno=os.dup(connection._pg.socket)) as wire:
+        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+    connection.close()

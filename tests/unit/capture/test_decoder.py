@@ -357,3 +357,15 @@ def test_many_tables_in_one_group_number_their_rows_in_stream_order(seed: int) -
     assert len(run.groups[0].batches) == len({row[1] for row in expected})
     assert np.all(run.groups[0].transactions.xid_of(np.arange(1, 400)) == 1)
     assert ord("c") == Op.INSERT
+
+
+def test_a_torn_message_says_how_much_it_lacks() -> None:
+    whole = wire.begin(1, 100) + wire.relation(ORDERS) + wire.insert(ORDERS.oid, ["1", "x" * 1000])
+    for at in range(1, len(whole)):
+        run = Run()
+        run.feed(whole[:at])
+        lacks = run.decoder.lacks
+        ends = [len(wire.begin(1, 100)), len(wire.begin(1, 100) + wire.relation(ORDERS)), len(whole)]
+        begins = [0, *ends[:2]]
+        begin, end = next((begin, end) for begin, end in zip(begins, ends, strict=True) if at <= end)
+        assert lacks == (0 if at in ends or at - begin < 5 else end - at), at
