@@ -29,6 +29,8 @@ FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
 WORKERS_FROM_ROWS: Final = 20_000
 """Shipping work to Spark's workers costs about 90 ms, so it pays only for ranges that take longer than that."""
+STAY_S: Final = 0.25
+"""A micro-batch costs Spark some 15 ms of CPU, its changes a few; so one that is done goes on with what comes within this time."""
 _LOOK_AT_THE_STORE_S: Final = 1.0
 _RESULT_DDL: Final = "written long, stale long, dead string, error string, hint string, retryable boolean"
 
@@ -71,11 +73,13 @@ class Follower:
         """Applies everything from what the store holds up to ``end`` and commits it there.
 
         frame: the micro-batch's DataFrame of slices, used only when the range is large and the store takes several writers. Returns
-        early, with less applied, only when asked to stop or in a stop state: the store knows, so nothing is lost.
+        early, with less applied, only when asked to stop or in a stop state: the store knows, so nothing is lost. Goes on for a moment
+        with small ranges that come next (the micro-batches that name them find them applied), unless the store gathers changes.
         """
         with self._lock:
-            self._goal = end
-            self._patiently(lambda: self._advance(end, frame))
+            self._goal = max(self._goal, end, key=lambda cut: cut.position)
+            if self._patiently(lambda: self._advance(end, frame)) and not getattr(self.options, "commit_interval_ms", 0):
+                self._patiently(self._stay)
 
     def idle(self) -> None:
         """Looks whether the store still holds what it held, and moves its LSN on when the source commits nothing of ours.
@@ -200,6 +204,16 @@ class Follower:
             if cut.position >= end.position:
                 cut = end
             self._commit(cut, self._apply(after, cut.position, frame if cut is end else None))
+
+    def _stay(self) -> None:
+        until = time.monotonic() + STAY_S
+        while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
+            head = self._reader.wait(self.applied.position, left)
+            if head.position - self.applied.position >= WORKERS_FROM_ROWS:
+                return  # a micro-batch's work
+            if head.position > self.applied.position:
+                self._goal = head
+                self._advance(head, None)
 
     def _apply(self, after: Position, upto: Position, frame: Any) -> Outcome:
         topics = [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.name)]
