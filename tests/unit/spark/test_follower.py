@@ -45,6 +45,6 @@ def test_a_request_goes_on_with_what_comes_next_unless_the_store_gathers(tmp_pat
         writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
         cuts.append(writer.commit(Lsn(position), position))
     options = _Gathering(kind="memory") if gathers else Options(kind="memory")
-    follower = Follower("twin", options, tmp_path, log.reader(), tmp_path, threading.Event())
+    follower = Follower(tmp_path.name.lower(), options, tmp_path, log.reader(), tmp_path, threading.Event())
     follower.follow_to(cuts[0])
     assert follower.applied == cuts[reached - 1]
