@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 ARGS ?=
 NAME ?= capture
 
-.PHONY: demo test lint fmt bench sim faults clean distclean lock setup
+.PHONY: demo test lint fmt bench faults clean distclean lock setup
 
 setup: $(STAMP)
 
@@ -23,6 +23,10 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m cdc.embedded fetch
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+faults: $(STAMP)
+	$(BIN)/python -m cdc.embedded fetch
+	$(BIN)/python -m pytest -m faults $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -73,6 +73,10 @@ class StoreOptions(Strict):
     tables: tuple[str, ...] = ("*",)
     batch_rows: int = Field(200_000, ge=1)
     batch_bytes: int = Field(64 * 2**20, ge=1)
+    workers_from_rows: int = Field(20_000, ge=0)
+    """Ranges of at least so many rows are applied by Spark's workers where the store takes several writers; 0: never.
+
+    Shipping work to them costs about 90 ms, so it pays only for ranges that take longer than that."""
 
 
 class Settings(Strict):

@@ -27,8 +27,8 @@ from sinks.contract import Outcome, Sink, matches
 
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
-WORKERS_FROM_ROWS: Final = 20_000
-"""Shipping work to Spark's workers costs about 90 ms, so it pays only for ranges that take longer than that."""
+LARGE_ROWS: Final = 20_000
+"""A range of so many rows is a micro-batch's work, with its limits on rows and bytes."""
 STAY_S: Final = 0.25
 """A micro-batch costs Spark some 15 ms of CPU, its changes a few; so one that is done goes on with what comes within this time."""
 _LOOK_AT_THE_STORE_S: Final = 1.0
@@ -209,7 +209,7 @@ class Follower:
         until = time.monotonic() + STAY_S
         while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
             head = self._reader.wait(self.applied.position, left)
-            if head.position - self.applied.position >= WORKERS_FROM_ROWS:
+            if head.position - self.applied.position >= LARGE_ROWS:
                 return  # a micro-batch's work
             if head.position > self.applied.position:
                 self._goal = head
@@ -217,7 +217,8 @@ class Follower:
 
     def _apply(self, after: Position, upto: Position, frame: Any) -> Outcome:
         topics = [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.name)]
-        if frame is not None and self._sink.parallel and upto - after >= WORKERS_FROM_ROWS:
+        least = self.options.workers_from_rows
+        if frame is not None and self._sink.parallel and least and upto - after >= least:
             tables, truncates = survey(self._reader, topics, after, upto)
             if not truncates:
                 for table in tables:

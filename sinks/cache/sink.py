@@ -54,6 +54,8 @@ class Options(StoreOptions):
     key: str = DEFAULT
     value: Literal["json", "hash"] = "json"
     timeout_s: float = Field(30.0, gt=0)
+    workers_from_rows: int = Field(0, ge=0)
+    """Never: the server runs its scripts in one thread, which one client keeps busy (several were three times slower)."""
 
 
 class CacheSink:

@@ -228,14 +228,13 @@ def test_workers_and_driver_apply_the_same(
     traffic: Traffic, tmp_path: Path, valkey: Any, monkeypatch: pytest.MonkeyPatch, truncates: bool
 ) -> None:
     """A range with a TRUNCATE is an order of its own and stays in the driver."""
-    monkeypatch.setattr(followers, "WORKERS_FROM_ROWS", 500)
     shipped: list[Any] = []
     real = applying.outcome_of
     monkeypatch.setattr(followers, "outcome_of", lambda results: shipped.append(results) or real(results))
     traffic.truncates = truncates
     traffic.bulk(3_000)
     traffic.transactions(150 if truncates else 30)
-    stores = {"cache": redis_options(valkey.url)}
+    stores = {"cache": redis_options(valkey.url).model_copy(update={"workers_from_rows": 500})}
     following = Following(traffic, tmp_path / "run", stores, until_caught_up=True)
     assert following.answer() == 0
     assert bool(shipped) == (not truncates)
