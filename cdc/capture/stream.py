@@ -49,7 +49,7 @@ BACKLOG_BYTES: Final = 4 * 2**10
 BLOCK_BYTES: Final = 2**20
 """Under a backlog the decoder waits for blocks of this size: the cost of a group (and the fsync behind it) is shared by more rows."""
 
-BLOCK_S: Final = 0.01
+BLOCK_S: Final = 0.03
 """… but at most this long."""
 
 IDLE_MS: Final = 100
