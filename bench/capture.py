@@ -62,7 +62,7 @@ def measure(server: Postgres, folder: Path, changes: int, runs: int) -> Result:
         load_changes(connection, changes)
         connection.execute("checkpoint")
     result = Result("capture")
-    cpu: list[float] = []
+    cpu: dict[str, list[float]] = {"unix": [], "tcp": []}
     rss: list[float] = []
     for transport, dsn in (("unix", server.unix_dsn()), ("tcp", server.dsn())):
         # A little less than all: how many keepalives come is up to the server.
@@ -74,7 +74,7 @@ def measure(server: Postgres, folder: Path, changes: int, runs: int) -> Result:
                 drains[how].append(changes / _child(how, dsn, int(wire), folder)["seconds"])
             run = _child("capture", dsn, changes, folder)
             ours.append(changes / run["seconds"])
-            cpu.append(run["cpu_s"] * 1e6 / changes)
+            cpu[transport].append(run["cpu_s"] * 1e6 / changes)
             rss.append(run["rss_mb"])
             print(
                 f"{transport}: ours {ours[-1]:.0f}/s, drains { ({k: round(v[-1]) for k, v in drains.items()}) }",
@@ -84,9 +84,10 @@ def measure(server: Postgres, folder: Path, changes: int, runs: int) -> Result:
         best = max(drains.values(), key=median)
         result.figures[f"drain_{transport}"] = faster(ours, best, "changes/s", bar=0.7)
         result.orientation[f"drains_{transport}"] = {how: round(median(figures)) for how, figures in drains.items()}
-    result.figures["cpu_s_per_million"] = lower(cpu, 2.0, "CPU s")
+    for transport, used in cpu.items():
+        result.figures[f"cpu_s_per_million_{transport}"] = lower(used, 2.0, "CPU s")
     result.figures["rss_mb"] = lower(rss, 400.0, "MB")
-    result.cpu_s, result.rss_mb = round(median(cpu), 3), round(max(rss))
+    result.cpu_s, result.rss_mb = round(median([*cpu["unix"], *cpu["tcp"]]), 3), round(max(rss))
     result.orientation["pg_recvlogical"] = round(changes / _recvlogical(server))
     return result
 

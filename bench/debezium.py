@@ -51,7 +51,7 @@ def measure_debezium(server: Postgres, changes: int, result: Result) -> None:
         print(f"debezium: {rates[-1]:.0f}/s, {cpu[-1]:.1f} CPU s per million", file=sys.stderr, flush=True)
     ours = result.figures["drain_tcp"]
     result.figures["debezium"] = faster(list(ours.runs), rates, "changes/s", BAR)
-    ours_cpu = result.figures["cpu_s_per_million"]
+    ours_cpu = result.figures["cpu_s_per_million_tcp"]
     versus = faster(cpu, list(ours_cpu.runs), "CPU s")
     result.figures["debezium_cpu"] = Figure(
         ours_cpu.value, "CPU s", versus.value, versus.ratio, CPU_BAR, ours_cpu.runs, versus.runs
