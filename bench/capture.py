@@ -107,8 +107,8 @@ def _child(what: str, dsn: str, amount: int, folder: Path) -> dict[str, float]:
 
 
 def run_child(what: str, dsn: str, amount: int, log: Path) -> dict[str, Any]:
-    if what == "capture":
-        return _capture(dsn, amount, log)
+    if what in ("capture", "unsealed"):
+        return _capture(dsn, amount, log, segment_bytes=2**30 if what == "unsealed" else 64 * 2**20)
     if what == "bytes":
         return {"bytes": _drain(dsn, None, 0.0)}
     before = _cpu_s()
@@ -117,7 +117,7 @@ def run_child(what: str, dsn: str, amount: int, log: Path) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, "cpu_s": _cpu_s() - before}
 
 
-def _capture(dsn: str, changes: int, log: Path) -> dict[str, Any]:
+def _capture(dsn: str, changes: int, log: Path, *, segment_bytes: int) -> dict[str, Any]:
     """Stream, decoder, log and feedback as the daemon runs them; done when the last change is durable."""
     import structlog
 
@@ -134,7 +134,11 @@ def _capture(dsn: str, changes: int, log: Path) -> dict[str, Any]:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     warm()
     log.mkdir(parents=True)
-    writer, memory, progress = EmbeddedLogWriter(log), ToastMemory(log / "toast.db"), SnapshotProgress(log)
+    writer, memory, progress = (
+        EmbeddedLogWriter(log, segment_bytes=segment_bytes),
+        ToastMemory(log / "toast.db"),
+        SnapshotProgress(log),
+    )
     stop = threading.Event()
     meter = Meter(log / "run", SLOT, progress)
     connection = Connection(conninfo_to_dict(dsn), PINNED_SETTINGS, name="bench")
