@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ class Capture:
         if self._thread is not None:
             self._thread.join(30)
             assert not self._thread.is_alive()
+        self.reader.close()
+        del self.reader
 
     @contextmanager
     def running(self) -> Iterator[Capture]:
@@ -96,8 +99,9 @@ class Capture:
         assert isinstance(self.error, HeadwaterError), self.error
         return self.error
 
-    @property
+    @cached_property
     def reader(self) -> EmbeddedLogReader:
+        """One for all that the test reads: each holds file descriptors."""
         return EmbeddedLogReader(self.settings.log.dir)
 
     def batches(self, topic: str, after: int = 0) -> list[pa.RecordBatch]:
