@@ -53,6 +53,9 @@ class Options(Address, StoreOptions):
     """How long documents of deleted rows stay after their name was fenced; no request may live longer inside the cluster."""
     dead_share_max: float = Field(0.1, ge=0, le=1)
     """A batch of which a larger share cannot be held stops the store instead of filling the dead letters."""
+    workers_from_rows: int = Field(0, ge=0)
+    """Never by default: building requests is a small part of their cost, and two of them are under way at once anyway. A cluster of
+    several nodes may want Spark's workers."""
 
 
 @dataclass(slots=True)
