@@ -8,6 +8,20 @@ import sys
 import structlog
 
 
+class _StandardError:
+    """Whatever is standard error at the time of each line: a logger outlives a stream that was put in its place for a while."""
+
+    def msg(self, line: str) -> None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    debug = info = warning = error = critical = exception = fatal = log = warn = failure = err = msg
+
+
+def _to_standard_error(*_: object) -> _StandardError:
+    return _StandardError()
+
+
 def configure_logs(*, debug: bool = False) -> None:
     """Sets structlog up, and sends the standard library's warnings (those of the libraries below us) the same way."""
     terminal = sys.stderr.isatty()
@@ -28,7 +42,7 @@ def configure_logs(*, debug: bool = False) -> None:
     structlog.configure(
         processors=[*shared, last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=_to_standard_error,
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
