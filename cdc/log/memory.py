@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc.log.contract import Slice, Topic
 from cdc.log.staging import Density, positions_of
-from cdc.log.views import clip, one_truncate_a_batch
+from cdc.log.views import alone, clip
 from cdc.model.batch import table_of
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 
@@ -129,7 +129,7 @@ class MemoryReader:
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
         for batch in self._between(after, upto):
             if table_of(batch.schema).qualified == topic:
-                yield from one_truncate_a_batch(batch)
+                yield from alone(batch)
 
     def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
         found: list[Slice] = []

@@ -20,7 +20,7 @@ from cdc.log.names import Places
 from cdc.log.sealed import SealedSegment
 from cdc.log.segment import Place, Segment
 from cdc.log.timeline import Run, Timeline, TopicIndex
-from cdc.log.views import clip, joined, one_truncate_a_batch
+from cdc.log.views import alone, clip, joined
 from cdc.log.watch import POLL_S, Watch
 from cdc.model.batch import table_of
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
@@ -103,7 +103,7 @@ class EmbeddedLogReader:
         if index is None:
             return
         for batch in joined(self._batches(index, after, upto)):
-            yield from one_truncate_a_batch(batch)
+            yield from alone(batch)
 
     def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
         found: list[Slice] = []

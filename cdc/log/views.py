@@ -1,4 +1,4 @@
-"""Batches as a reader hands them out: clipped, joined when tiny, a TRUNCATE alone. Pure, and without a copy but for joining."""
+"""Batches as a reader hands them out: clipped, joined when tiny, a TRUNCATE or SCHEMA alone. Pure, and without a copy but for joining."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.model.batch import Op
+from cdc.model.batch import ALONE
 
 SMALL_ROWS: Final = 4096
 """Batches below this are joined with their neighbours: a sink pays per batch, and a busy log is full of tiny ones."""
@@ -25,9 +25,9 @@ def clip(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
     return batch.slice(int(low), max(0, int(high - low)))
 
 
-def one_truncate_a_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Splits the batch so that a TRUNCATE stands alone, as sinks are promised."""
-    found = np.flatnonzero(batch.column(1).to_numpy() == Op.TRUNCATE)
+def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Splits the batch so that a change of the table as a whole stands alone, as sinks are promised."""
+    found = np.flatnonzero(np.isin(batch.column(1).to_numpy(), ALONE))
     start = 0
     for at in found:
         if at > start:

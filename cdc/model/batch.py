@@ -14,7 +14,8 @@ type that ``cdc.model.pgtypes.arrow_type`` gives.
 =================  =======================  ==================================================================
 
 What a row carries by operation: INSERT, UPDATE and READ the whole row; DELETE the key's columns only, every other column
-is NULL and means "not sent"; TRUNCATE nothing at all (every earlier row of the table is gone).
+is NULL and means "not sent"; TRUNCATE nothing at all (every earlier row of the table is gone); SCHEMA nothing at all: the batch's
+table is the definition in force from here on, and ``_cdc_exact`` tells what happened (``cdc.model.evolution``).
 The schema's metadata holds the table itself under ``cdc.table`` (``Table.to_json``).
 """
 
@@ -49,13 +50,18 @@ META_FIELDS: Final = (
 
 
 class Op(IntEnum):
-    """What happened to a row (or, for TRUNCATE, to its table); Debezium's letters."""
+    """What happened to a row (or, for TRUNCATE and SCHEMA, to its table); Debezium's letters, and ``s``."""
 
     INSERT = ord("c")
     UPDATE = ord("u")
     DELETE = ord("d")
     READ = ord("r")
     TRUNCATE = ord("t")
+    SCHEMA = ord("s")
+
+
+ALONE: Final = (int(Op.TRUNCATE), int(Op.SCHEMA))
+"""Changes of the table as a whole: a reader hands each of them out as a batch of its own."""
 
 
 @lru_cache(maxsize=4096)

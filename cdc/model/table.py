@@ -13,13 +13,17 @@ Identity = Literal["d", "n", "f", "i"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its label, its Postgres type, and whether it is part of the row's identity (the key)."""
+    """One column: its label, its Postgres type, whether it is part of the row's identity (the key), and its number.
+
+    ``attnum`` (pg_attribute.attnum, 0: not known) is what the column *is*: a rename keeps it, and no other column ever gets it.
+    """
 
     name: str
     type_oid: int
     typmod: int = -1
     type_name: str = ""
     key: bool = False
+    attnum: int = 0
 
 
 @dataclass(frozen=True)
