@@ -1,0 +1,102 @@
+"""Named places at which a test can end, fail or stop this process: ``crashpoint("log.commit.written")``.
+
+Off (always, unless ``HEADWATER_CRASHPOINT`` is set when the process starts) a point costs one call and one comparison. Points stand where
+something becomes durable, is sent or is believed, never per row. tests/faults enumerates them from the sources and crashes at every one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Self
+
+VARIABLE: Final = "HEADWATER_CRASHPOINT"
+"""``name=kind``, ``name=kind:nth`` (the nth time that the point is reached, from 1) and with ``@file`` behind: the file is made
+when the point is reached."""
+KILLED: Final = 137
+
+
+class Kind(StrEnum):
+    KILL = "kill"
+    """The process is gone at once: nothing is flushed, no handler runs."""
+    ERROR = "error"
+    """OSError (EIO), once."""
+    HANG = "hang"
+    """The thread goes no further until the process is killed."""
+
+
+class Fault(OSError):
+    """What an armed point of kind ERROR raises."""
+
+
+@dataclass(slots=True)
+class Armed:
+    """One point that is going to be hit."""
+
+    name: str
+    kind: Kind
+    nth: int = 1
+    mark: Path | None = None
+    """Made when the point is hit, so that a watcher knows."""
+    _reached: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError for anything but VARIABLE's notation."""
+        spec, _, mark = text.partition("@")
+        name, equals, rest = spec.partition("=")
+        kind, _, nth = rest.partition(":")
+        if not name or not equals:
+            raise ValueError(f"{VARIABLE} looks like name=kill, name=error:2 or name=hang@file")
+        return cls(name, Kind(kind), int(nth or 1), Path(mark) if mark else None)
+
+    def reach(self, name: str) -> None:
+        if name != self.name:
+            return
+        with self._lock:
+            self._reached += 1
+            if self._reached != self.nth:
+                return
+        if self.mark is not None:
+            self.mark.touch()
+        match self.kind:
+            case Kind.KILL:
+                os._exit(KILLED)
+            case Kind.ERROR:
+                raise Fault(errno.EIO, f"crash point {name}")
+            case Kind.HANG:
+                while True:
+                    time.sleep(3600)
+
+
+def _of_environment() -> Armed | None:
+    text = os.environ.get(VARIABLE)
+    return Armed.parse(text) if text else None
+
+
+_armed: Armed | None = _of_environment()
+
+
+def crashpoint(name: str) -> None:
+    """The point ``name``: does nothing unless it is armed."""
+    if _armed is not None:
+        _armed.reach(name)
+
+
+@contextmanager
+def armed(text: str) -> Iterator[Armed]:
+    """Arms a point in this process, for tests; ``text`` as in VARIABLE."""
+    global _armed
+    before, _armed = _armed, Armed.parse(text)
+    try:
+        yield _armed
+    finally:
+        _armed = before
