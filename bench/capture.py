@@ -125,8 +125,9 @@ def _capture(dsn: str, changes: int, log: Path, *, segment_bytes: int) -> dict[s
     from cdc.capture.stream import Connection
     from cdc.capture.toast import ToastMemory
     from cdc.capture.warm import warm
-    from cdc.ingest import Ingest, Meter
+    from cdc.ingest import Ingest
     from cdc.log.writer import EmbeddedLogWriter
+    from cdc.meter import Meter
     from cdc.model.pgtypes import PINNED_SETTINGS
     from snapshots.feed import SnapshotFeed
     from snapshots.progress import SnapshotProgress

@@ -50,7 +50,7 @@ def _part(given: Invocation, settings: Settings, only: str | None, stop: threadi
 
 
 def _capture(settings: Settings, stop: threading.Event) -> int:
-    from cdc.ingest import run_capture
+    from cdc.capturing import run_capture
 
     stops.check(settings.run_dir, "capture")
     try:

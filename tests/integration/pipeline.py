@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from cdc.ingest import run_capture
+from cdc.capturing import run_capture
 from cdc.log.reader import open_reader
 from cdc.settings import Settings
 from cdc.spark.follower import Follower

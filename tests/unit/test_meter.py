@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from cdc import status
-from cdc.ingest import PROMPT_STATUS_S, STATUS_S, Meter
+from cdc.meter import PROMPT_STATUS_S, STATUS_S, Meter
 from snapshots.progress import SnapshotProgress
 
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pydantic import SecretStr
 
 from cdc import status
+from cdc.capturing import run_capture
 from cdc.errors import HeadwaterError
-from cdc.ingest import run_capture
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import EXACT, OP, POSITION, table_of
 from cdc.model.pgtypes import canonical_text

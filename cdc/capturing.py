@@ -1,0 +1,179 @@
+"""The capture process: connects, sees to publication and slot, streams into the log, and connects again when the stream breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import pyarrow as pa
+import structlog
+
+from cdc import source
+from cdc.capture.decoder import Decoder, Hold
+from cdc.capture.feedback import Feedback
+from cdc.capture.stream import Connection
+from cdc.capture.toast import ToastMemory
+from cdc.capture.values import Flags
+from cdc.capture.warm import warm
+from cdc.errors import SourceError, Stopped
+from cdc.ingest import Ingest
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.meter import Meter
+from cdc.model.batch import table_of
+from cdc.model.pgtypes import PINNED_SETTINGS
+from cdc.model.position import Lsn, Position, format_lsn
+from cdc.settings import Settings
+from cdc.settings import Source as SourceSettings
+from cdc.source import identity
+from cdc.source.connection import address, parse
+from snapshots.coordinator import SnapshotCoordinator
+from snapshots.feed import SnapshotFeed
+from snapshots.progress import SnapshotProgress
+
+BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Before the first, second, … attempt to reconnect in a row."""
+
+_log = structlog.get_logger("capture")
+
+
+def run_capture(settings: Settings, stop: threading.Event) -> int:
+    """The capture process: returns 0 when ``stop`` was set and everything received is durable or will be sent again.
+
+    Raises SourceError or ConfigError when capture cannot begin, Stopped for a stop state. A connection that breaks later is opened again.
+    """
+    with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as writer:
+        progress = SnapshotProgress(settings.log.dir)
+        meter = Meter(settings.run_dir, settings.source.slot, progress)
+        meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
+        meter.say("starting")
+        warm()
+        state, problem = "exited", None
+        try:
+            with closing(ToastMemory(settings.log.dir / "toast.db")) as memory:
+                _catch_up(memory, writer, settings.log.dir)
+                _capture(settings, writer, memory, progress, meter, stop)
+        except Stopped as stopped:
+            state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
+            raise
+        except Exception as error:
+            problem = type(error).__name__
+            raise
+        finally:
+            meter.say(state, problem)
+    return 0
+
+
+def _capture(
+    settings: Settings,
+    writer: EmbeddedLogWriter,
+    memory: ToastMemory,
+    progress: SnapshotProgress,
+    meter: Meter,
+    stop: threading.Event,
+) -> None:
+    """Connects, streams, and connects again after a failure, until ``stop``."""
+    feed = SnapshotFeed(progress)
+    coordinator: SnapshotCoordinator | None = None
+    attempts = 0
+    try:
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                _prepare(settings.source, settings.log.dir, writer)
+                if coordinator is None:
+                    coordinator = SnapshotCoordinator(settings.source, feed, progress, stop)
+                    meter.loaded = partial(_loaded, coordinator)
+                    coordinator.start()
+                _stream_once(settings.source, writer, memory, feed, meter, stop)
+            except (ConnectionError, OSError, SourceError, psycopg.OperationalError) as error:
+                if coordinator is None:
+                    raise
+                writer.rollback()
+                memory.rollback()
+                feed.reset()
+                feed.check()
+                attempts = 0 if time.monotonic() - began > BACKOFF_S[-1] else attempts
+                problem = error.line() if isinstance(error, SourceError) else (str(error) or type(error).__name__)
+                _log.warning("the stream broke, connecting again", problem=problem, in_s=BACKOFF_S[attempts])
+                meter.say("retrying", problem)
+                stop.wait(BACKOFF_S[attempts])
+                attempts = min(attempts + 1, len(BACKOFF_S) - 1)
+    finally:
+        if coordinator is not None:
+            stop.set()
+            coordinator.join()
+
+
+def _loaded(coordinator: SnapshotCoordinator) -> bool:
+    return coordinator.finished
+
+
+def _prepare(settings: SourceSettings, folder: Path, writer: EmbeddedLogWriter) -> None:
+    """Publication and slot as they must be; the slot is made only for a log that has not begun."""
+    dsn = settings.dsn.get_secret_value()
+    with source.connect(dsn) as connection:
+        source.ensure_publication(connection, settings)
+        known = identity.recorded(folder)
+        facts = source.ensure_slot(connection, settings, create=known is None)
+        with closing(Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))) as walsender:
+            system = walsender.identify()
+        found = identity.Identity(system.identifier, system.database, settings.slot)
+        if known is None:
+            if writer.head.commit_lsn < (facts.confirmed_lsn or 0):
+                writer.commit(Lsn(facts.confirmed_lsn or 0), 0)
+            identity.record(folder, found)
+        else:
+            identity.check(known, found, writer.head, facts)
+
+
+def _stream_once(
+    settings: SourceSettings,
+    writer: EmbeddedLogWriter,
+    memory: ToastMemory,
+    feed: SnapshotFeed,
+    meter: Meter,
+    stop: threading.Event,
+) -> None:
+    dsn = settings.dsn.get_secret_value()
+    with source.connect(dsn) as catalog:
+        connection = Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))
+        head = writer.head
+        stream = connection.start(settings.slot, settings.publication, head.commit_lsn, Feedback(head.commit_lsn))
+        with stream:
+            _log.info("streaming", slot=settings.slot, lsn=format_lsn(head.commit_lsn), position=head.position)
+            decoder = Decoder(lambda oid: source.primary_key(catalog, oid), memory, _hold(feed), head.commit_lsn)
+            ingest = Ingest(stream, decoder, writer, memory, feed, meter)
+            meter.say("streaming")
+            ingest.run(stop)
+            ingest.finish()
+
+
+def _hold(feed: SnapshotFeed) -> Hold:
+    def hold(rows: pa.RecordBatch, missing: Mapping[str, Flags]) -> None:
+        table = table_of(rows.schema)
+        if not feed.unresolved(table.oid):
+            # A column was renamed, the identity changed, or the memory was lost: the database still has the values.
+            _log.warning("reads rows back whose unchanged values the log does not hold", table=table.qualified, rows=len(rows))
+        feed.hold(rows, missing)
+
+    return hold
+
+
+def _catch_up(memory: ToastMemory, writer: EmbeddedLogWriter, folder: Path) -> None:
+    """What the memory missed by a crash stands in the log."""
+    if memory.position > writer.head.position:
+        memory.clear()
+    if memory.position == writer.head.position:
+        return
+    reader = EmbeddedLogReader(folder)
+    for topic in reader.topics():
+        for batch in reader.read(topic.name, Position(memory.position), writer.head.position):
+            memory.learn(batch)
+    memory.commit(writer.head.position)

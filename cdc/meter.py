@@ -1,0 +1,54 @@
+"""The capture process's status file, kept current: what other processes and people see of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cdc import status
+from snapshots.progress import SnapshotProgress
+
+STATUS_S: Final = 0.5
+PROMPT_STATUS_S: Final = 0.02
+"""After the stream has moved past changes that are not ours: whoever waits for an LSN there has nothing but the status file to look at."""
+
+
+class Meter:
+    """Keeps the capture process's status file current."""
+
+    def __init__(self, run_dir: Path, slot: str, progress: SnapshotProgress) -> None:
+        self._run_dir = run_dir
+        self._progress = progress
+        self._written_at = float("-inf")
+        self._told_lsn = 0
+        self._counted = (time.monotonic(), 0)
+        self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
+        self.loaded: Callable[[], bool] = lambda: False
+        """Whether every selected table is in the log."""
+
+    def write(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        unseen = self.status.received_lsn > max(self._told_lsn, self.status.commit_lsn)
+        if not force and now - self._written_at < (PROMPT_STATUS_S if unseen else STATUS_S):
+            return
+        self._written_at, self._told_lsn = now, self.status.received_lsn
+        then, changes = self._counted
+        if now - then >= 2 * STATUS_S:
+            self.status.changes_per_s = (self.status.changes - changes) / (now - then)
+            self._counted = (now, self.status.changes)
+        self.status.snapshot = self._progress.tables()
+        if not self.loaded():
+            self.status.complete_position = None
+        elif self.status.complete_position is None:
+            self.status.complete_position = self.status.position
+        if self.status.state in ("snapshot", "streaming"):
+            self.status.state = "snapshot" if self.status.complete_position is None else "streaming"
+        self.status.updated_at = time.time()
+        status.write(self._run_dir, "capture", self.status)
+
+    def say(self, state: str, error: str | None = None) -> None:
+        self.status.state, self.status.error = state, error
+        self.write(force=True)
