@@ -37,6 +37,8 @@ SEED_VARIABLE = "HEADWATER_SEED"
 _RUN_VARIABLE = "HEADWATER_TEST_RUN"
 _VERSIONS = (15, 16, 17, 18)
 
+pytest_plugins = ["tests.counters"]
+
 
 # What runs where, with which seed
 
