@@ -17,6 +17,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import HeadwaterError
 from cdc.log.disk import Disk
 from cdc.log.format import (
@@ -163,6 +164,7 @@ class EmbeddedLogWriter:
         name = table_of(batch.schema).qualified
         self._staged.density.check(name, positions)
         try:
+            crashpoint("log.append.begun")
             self._write(self._topic(name), batch, positions)
         except OSError:
             self.rollback()
@@ -193,9 +195,11 @@ class EmbeddedLogWriter:
                 for part in staged.parts
             ),
         )
+        crashpoint("log.commit.fsynced")
         self._publish(group)
         for topic in staged.topics.values():
             topic.durable = topic.tip
+        crashpoint("log.commit.published")
         self._close_full(staged)
         self._staged = _Staged(Density(self._published.position))
         return self.head
@@ -205,6 +209,7 @@ class EmbeddedLogWriter:
         self._check_usable()
         staged, self._staged = self._staged, _Staged(Density(self._published.position))
         with self._fatal():
+            crashpoint("log.rollback.begun")
             for topic, segment in staged.created:
                 self._forget(topic.number, segment)
                 self._disk.remove(self._places.segment(topic.name, segment))
@@ -282,6 +287,7 @@ class EmbeddedLogWriter:
         out += (head, body)
         end, running = end + len(head) + len(body), chain(running, crc)
         self._disk.write(self._file(topic, tip.segment), out, tip.end)
+        crashpoint("log.append.written")
         part.end, part.last, part.chain = end, last, running
         part.rows += len(positions)
         topic.tip = replace(
@@ -313,7 +319,9 @@ class EmbeddedLogWriter:
         fd = self._disk.create(path)
         self._files[topic.number, first] = fd
         self._staged.created.append((topic, first))
+        crashpoint("log.segment.created")
         self._disk.write(fd, [raw], 0)
+        crashpoint("log.segment.header_written")
         topic.tip = _Tip(first, len(raw), crc, len(raw), old.last, crc, 0, closed=False)
         return topic.tip
 
@@ -323,6 +331,7 @@ class EmbeddedLogWriter:
         """What was staged is on the disk when this returns, names included."""
         staged = self._staged
         with self._fatal():
+            crashpoint("log.commit.before_fsync")
             fds = [self._file(part.topic, part.segment) for part in staged.parts]
             if len(fds) == 1:
                 self._disk.sync(fds[0])
@@ -330,6 +339,7 @@ class EmbeddedLogWriter:
                 self._pool = self._pool or ThreadPoolExecutor(SYNC_THREADS, "log-sync")
                 list(self._pool.map(self._disk.sync, fds))
             if staged.created:
+                crashpoint("log.commit.before_folder_fsync")
                 for folder in {self._places.folder(topic.name) for topic, _ in staged.created}:
                     self._disk.sync_folder(folder)
                 if any(not topic.folder_exists for topic, _ in staged.created):
@@ -345,6 +355,7 @@ class EmbeddedLogWriter:
             self._check_usable()
         records, crc = encode_group(group, before.timeline_crc)
         try:
+            crashpoint("log.timeline.before_write")
             self._disk.write(self._timeline_fd, [records], before.timeline_bytes)
         except OSError:
             with self._fatal():
@@ -357,12 +368,15 @@ class EmbeddedLogWriter:
         )  # fmt: skip
         with self._fatal():
             try:
+                crashpoint("log.timeline.written")
                 self._disk.sync(self._timeline_fd)
             except OSError:
                 # Nobody may find this entry later and take it for durable.
                 self._disk.truncate(self._timeline_fd, before.timeline_bytes)
                 raise
+            crashpoint("log.timeline.fsynced")
             self._disk.write(self._head_fd, [head.encode()], 0)
+            crashpoint("log.head.written")
         self._published = head
 
     def _close_full(self, staged: _Staged) -> None:
@@ -372,6 +386,7 @@ class EmbeddedLogWriter:
                 staged.closed.append((topic, _run(topic.tip)))
                 topic.tip = topic.durable = replace(topic.tip, closed=True, schema=None)
         for topic, run in staged.closed:
+            crashpoint("log.segment.closed")
             self._forget(topic.number, run.segment)
             if self._sealer:
                 self._sealer.add(self._place(topic.number, topic.name, run.segment), run)
