@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.disk import Disk
 from cdc.log.names import ASIDE, Places
@@ -29,6 +30,7 @@ def seal(places: Places, disk: Disk, place: Place, run: Run) -> None:
 
     Raises LogCorrupt when the segment is damaged, OSError when the disk refuses; the segment is then still there.
     """
+    crashpoint("seal.begun")
     segment = Segment(places.segment(place.name, place.first), place)
     folder = segment.path.parent
     try:
@@ -43,10 +45,14 @@ def seal(places: Places, disk: Disk, place: Place, run: Run) -> None:
             finally:
                 disk.close(fd)
             written.append((aside, final))
+            crashpoint("seal.written_aside")
         for aside, final in written:
             disk.rename(aside, final)
+            crashpoint("seal.renamed")
         disk.sync_folder(folder)
+        crashpoint("seal.before_remove")
         disk.remove(segment.path)
+        crashpoint("seal.removed")
         disk.sync_folder(folder)
     finally:
         segment.close()
