@@ -14,6 +14,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import assert_never
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.disk import Disk
 from cdc.log.format import (
@@ -156,7 +157,9 @@ def recover(places: Places, disk: Disk, segment_bytes: int) -> Recovered:
     unsealed = _judge_topics(places, timeline, head, segment_bytes, repairs)
     _repair(repairs, disk)
     recovered = Recovered(timeline, max(timeline.epoch, head.epoch if head else 0) + 1, unsealed)
+    crashpoint("recover.repaired")
     publish_first(places, disk, head_of(recovered))
+    crashpoint("recover.published")
     return recovered
 
 
@@ -189,6 +192,7 @@ def _create(places: Places, disk: Disk) -> None:
     finally:
         disk.close(fd)
     disk.rename(aside, places.timeline)
+    crashpoint("recover.timeline_created")
     disk.sync_folder(places.root)
 
 
@@ -390,6 +394,7 @@ def _repair(repairs: _Repairs, disk: Disk) -> None:
     for path, length in repairs.cut:
         fd = disk.open(path)
         try:
+            crashpoint("recover.before_cut")
             disk.truncate(fd, length)
             disk.sync(fd)
         finally:
@@ -404,6 +409,7 @@ def _repair(repairs: _Repairs, disk: Disk) -> None:
         folders.update((path.parent, path.parent.parent))
     for path in repairs.remove:
         disk.remove(path)
+        crashpoint("recover.removed")
         folders.add(path.parent)
     for folder in sorted(folders):
         disk.sync_folder(folder)
