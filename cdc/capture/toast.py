@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from cdc.capture import tuples
 from cdc.capture.values import Bytes, Flags
+from cdc.crashpoint import crashpoint
 from cdc.model.batch import EXACT, OP, Op, table_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.table import Table
@@ -140,7 +141,9 @@ class ToastMemory:
         """Everything up to the log's ``position`` has been taken in and is durable in the log."""
         if self._db.in_transaction:
             self._db.execute("UPDATE done SET position = ?", (position,))
+            crashpoint("toast.commit.begun")
             self._db.commit()
+            crashpoint("toast.commit.done")
         elif position - self.position >= 100_000:
             # Nothing wide for a while: move on anyway, so that a restart has little to read again.
             self._db.execute("UPDATE done SET position = ?", (position,))
