@@ -29,6 +29,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from cdc.capture.feedback import Feedback, standby_status
 from cdc.capture.values import Bytes
+from cdc.crashpoint import crashpoint
 from cdc.errors import ProtocolError, SourceError
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 
@@ -109,7 +110,9 @@ class Connection:
             f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} '
             f"(proto_version '1', publication_names '{names.replace(chr(39), chr(39) * 2)}', messages 'true')"
         ).encode()
+        crashpoint("stream.before_start")
         wire = _Libpq(self._pg, command) if self._pg.ssl_in_use else _Socket(self._pg, command)
+        crashpoint("stream.started")
         return Stream(wire, feedback)
 
     def close(self) -> None:
@@ -317,6 +320,7 @@ class Stream:
                 got = self._wire.receive(staging)
                 if not got:
                     continue
+                crashpoint("stream.received")
                 with self._changed:
                     while self._filled + got > BUFFER_BYTES and not self._closing:
                         self._changed.wait(1.0)
@@ -342,7 +346,9 @@ class Stream:
                         continue
                     lsn = self._feedback.durable_lsn
                     self._feedback.said(lsn, time.monotonic())
+                    crashpoint("stream.feedback.due")
                 self._wire.send(standby_status(lsn, time.time_ns() // 1000))
+                crashpoint("stream.feedback.sent")
         except Exception as error:
             with self._changed:
                 self._failure = self._failure or error
@@ -355,6 +361,7 @@ class Stream:
         with contextlib.suppress(OSError):
             if self._failure is None:
                 self._wire.send(standby_status(self._feedback.durable_lsn, time.time_ns() // 1000))
+        crashpoint("stream.closing")
         self._closing = True
         for condition in (self._due, self._changed):
             with condition:
