@@ -19,6 +19,7 @@ from cdc.capture.group import Group
 from cdc.capture.stream import Stream, error_text
 from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Bytes
+from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.meter import Meter
@@ -93,11 +94,13 @@ class Ingest:
             raise _ending(block[decoder.ended :].tobytes())
 
     def _append(self, group: Group) -> None:
+        crashpoint("ingest.group.decoded")
         self._feed.on_group(group)
         for batch in group.batches:
             self._writer.append(batch)
         if not group.complete:
             return
+        crashpoint("ingest.group.appended")
         transactions = group.transactions
         end_lsn, commit_ts_us = int(transactions.end_lsn[-1]), int(transactions.commit_ts_us[-1])
         if group.watermark is not None:
@@ -115,9 +118,13 @@ class Ingest:
     def _commit(self, lsn: int, commit_ts_us: int) -> None:
         before = self._writer.head.position
         cut = self._writer.commit(Lsn(lsn), commit_ts_us)
+        crashpoint("ingest.commit.durable")
         self._memory.commit(cut.position)
+        crashpoint("ingest.commit.remembered")
         self._feed.on_durable(cut)
+        crashpoint("ingest.commit.before_confirm")
         self._stream.confirm(cut.commit_lsn)
+        crashpoint("ingest.commit.confirmed")
         self._recorded_at = time.monotonic()
         state = self._meter.status
         state.position, state.commit_lsn, state.commit_ts_us = cut.position, cut.commit_lsn, cut.commit_ts_us
@@ -132,6 +139,7 @@ class Ingest:
         if ahead <= 0 or self._writer.next_position != head.position + 1:
             return
         if force or ahead >= IDLE_RECORD_BYTES or time.monotonic() - self._recorded_at >= IDLE_RECORD_S:
+            crashpoint("ingest.idle.before_record")
             self._commit(self._unrecorded, head.commit_ts_us)
 
 
