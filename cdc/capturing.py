@@ -21,6 +21,7 @@ from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Flags
 from cdc.capture.warm import warm
+from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped
 from cdc.ingest import Ingest
 from cdc.log.reader import EmbeddedLogReader
@@ -95,6 +96,7 @@ def _capture(
             except (ConnectionError, OSError, SourceError, psycopg.OperationalError) as error:
                 if coordinator is None:
                     raise
+                crashpoint("capture.stream_broken")
                 writer.rollback()
                 memory.rollback()
                 feed.reset()
@@ -120,15 +122,19 @@ def _prepare(settings: SourceSettings, folder: Path, writer: EmbeddedLogWriter) 
     dsn = settings.dsn.get_secret_value()
     with source.connect(dsn) as connection:
         source.ensure_publication(connection, settings)
+        crashpoint("capture.published")
         known = identity.recorded(folder)
         facts = source.ensure_slot(connection, settings, create=known is None)
+        crashpoint("capture.slot_ready")
         with closing(Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))) as walsender:
             system = walsender.identify()
         found = identity.Identity(system.identifier, system.database, settings.slot)
         if known is None:
             if writer.head.commit_lsn < (facts.confirmed_lsn or 0):
                 writer.commit(Lsn(facts.confirmed_lsn or 0), 0)
+            crashpoint("capture.before_identity")
             identity.record(folder, found)
+            crashpoint("capture.identified")
         else:
             identity.check(known, found, writer.head, facts)
 
@@ -176,4 +182,5 @@ def _catch_up(memory: ToastMemory, writer: EmbeddedLogWriter, folder: Path) -> N
     for topic in reader.topics():
         for batch in reader.read(topic.name, Position(memory.position), writer.head.position):
             memory.learn(batch)
+    crashpoint("capture.toast_caught_up")
     memory.commit(writer.head.position)
