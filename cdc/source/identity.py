@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.model.position import Cut, format_lsn
 from cdc.source.slot import SlotFacts
@@ -39,6 +40,7 @@ def record(folder: Path, identity: Identity) -> None:
         json.dump(asdict(identity), file)
         file.flush()
         os.fsync(file.fileno())
+    crashpoint("identity.written_aside")
     aside.replace(folder / FILE)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
