@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import psycopg
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped, StopState
 from cdc.model.position import Lsn, parse_lsn
 from cdc.source.connection import reason
@@ -124,7 +125,9 @@ def refuse_foreign(connection: psycopg.Connection, facts: SlotFacts) -> None:
 def _create(connection: psycopg.Connection, name: str, timeout_s: float) -> None:
     connection.execute("select set_config('statement_timeout', %s, false)", (f"{int(timeout_s * 1000)}ms",))
     try:
+        crashpoint("slot.before_create")
         connection.execute("select pg_create_logical_replication_slot(%s, %s)", (name, PLUGIN))
+        crashpoint("slot.created")
     except psycopg.errors.QueryCanceled:
         raise SourceError(
             f"creating replication slot {name!r} waits for open transactions{_oldest_transaction(connection)}",
