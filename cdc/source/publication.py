@@ -9,6 +9,7 @@ from typing import Final, Protocol
 import psycopg
 from psycopg import sql
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
 from cdc.model.table import Table
 from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
@@ -82,6 +83,7 @@ def ensure_publication(connection: psycopg.Connection, source: Selection) -> lis
     publication = read_publication(connection, source.publication)
     if publication is None:
         create_publication(connection, source.publication, selected)
+        crashpoint("publication.created")
     else:
         refuse_partial(publication)
         missing = [table for table in selected if table.name not in publication.tables]
