@@ -20,6 +20,7 @@ import psycopg
 import pyarrow as pa
 import structlog
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, SourceError
 from cdc.model.batch import EXACT
 from cdc.model.pgtypes import canonical_text
@@ -216,11 +217,13 @@ class _Session:
         self._feed.track()
         if self._owner._needs_barrier:
             self._feed.set_barrier(self._barrier())
+            crashpoint("snapshot.barrier_set")
             self._owner._needs_barrier = False
         for source in tables:
             if self._owner._log_has_begun and not self._progress.known(source.table.oid):
                 self._await_open_transactions(source)
             self._progress.begin(source)
+            crashpoint("snapshot.table.begun")
         for source in tables:
             if not self._progress.finished(source.table.oid):
                 self._complete(source.table.oid)
@@ -328,6 +331,7 @@ class _Session:
             window = self._feed.open(source.table)
             try:
                 snapshot = self._begin(source)
+                crashpoint("snapshot.window.opened")
                 if self._feed.admit(window, snapshot):
                     yield window
                     self._reading.execute("COMMIT")
@@ -408,6 +412,7 @@ class _Session:
             rows += block.rows
             last = block.last_row()
             typed.append(self._worker.submit(read_rows, block, source.table))
+        crashpoint("snapshot.chunk.read")
         return _Reading(chunk, typed, rows, size_bytes, last)
 
     def _emit(self, read: _Reading, after: Boundary | None) -> _Pending:
@@ -416,7 +421,9 @@ class _Session:
     def _ready(self, chunk: Chunk, typed: Sequence[Future[pa.RecordBatch]]) -> None:
         """On the worker, after the chunk's blocks."""
         self._feed.ready(chunk, [future.result() for future in typed])
+        crashpoint("snapshot.chunk.ready")
         self._emitting.execute("select pg_logical_emit_message(true, %s, %b)", (PREFIX, chunk.content))
+        crashpoint("snapshot.watermark.emitted")
 
     # --- pipeline --------------------------------------------------------------------------------------------------------------
 
@@ -456,6 +463,7 @@ class _Session:
             raise _ReadAgain
         self._refusals = 0
         oid = source.table.oid
+        crashpoint("snapshot.chunk.before_record")
         self._progress.advance(oid, one.chunk.rows, one.after, waiting=self._feed.held(oid))
 
 
