@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc import status, stops
+from cdc.crashpoint import crashpoint
 from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
 from cdc.log.contract import LogReader
 from cdc.model.position import ZERO_CUT, Cut, Position
@@ -166,6 +167,7 @@ class Follower:
             self._prepared = Prepared()
             self._believe(self._sink.open())
             self._open = True
+            crashpoint("follower.opened")
         if self.status.state != "following":
             self.status.state, self.status.error = "following", None
             self.report()
@@ -228,7 +230,9 @@ class Follower:
         return apply_range(self._sink, self._reader, topics, after, upto, self._prepared)
 
     def _commit(self, cut: Cut, outcome: Outcome) -> None:
+        crashpoint("follower.before_commit")
         self._sink.commit(cut)
+        crashpoint("follower.committed")
         self.applied = cut
         self.status.written += outcome.written
         self.status.stale += outcome.stale
