@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader
 from cdc.log.reader import EmbeddedLogReader
@@ -56,7 +57,9 @@ def apply_range(
     for topic in topics:
         for batch in reader.read(topic, after, upto):
             prepared.ensure(sink, table_of(batch.schema))
+            crashpoint("follower.batch.read")
             outcome += sink.apply(batch)
+            crashpoint("follower.batch.applied")
     return outcome
 
 
