@@ -20,6 +20,7 @@ from pydantic import Field, SecretStr
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
@@ -102,6 +103,7 @@ class CacheSink:
                 hint = 'put {schema} and {table} into `key`, each followed by ":"'
                 raise ConfigError(f"store {self.name}: keys of {table.qualified} and {other.decode()} could be the same", hint=hint)
         self._ask(lambda: self._client.hset(self._tables, table.qualified, mine))
+        crashpoint("cache.prepared")
         self._bound[table] = keys
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
@@ -122,8 +124,10 @@ class CacheSink:
         return Outcome(len(keys) - stale, stale, dead)
 
     def commit(self, cut: Cut) -> None:
+        crashpoint("cache.commit.begun")
         given = (cut.position, cut.commit_lsn, cut.commit_ts_us)
         self._ask(lambda: self._client.eval(scripts.COMMIT, 2, self._applied_key, self._graves, *map(str, given)))
+        crashpoint("cache.commit.done")
 
     def applied(self) -> Cut:
         fields = ("position", "commit_lsn", "commit_ts_us")
@@ -172,6 +176,7 @@ class CacheSink:
         for _ in range(2):
             script = Script(self._load(), (self._applied_key.encode(), self._graves.encode()), _floor_field(table).encode())
             calls = script_calls(script, keys, values, keys_per_call=KEYS_PER_CALL, bytes_per_call=BYTES_PER_CALL)
+            crashpoint("cache.write.before_send")
             with self._failures():
                 try:
                     return self._send(calls)
@@ -194,6 +199,7 @@ class CacheSink:
                 upto = min(upto, len(ends))
                 wire.send_packed_command([view[sent : int(ends[upto - 1])]], check_health=False)
                 sent, unread, done = int(ends[upto - 1]), unread + upto - done, upto
+            crashpoint("cache.write.sent")
             for _ in range(waiting):
                 try:
                     stale += wire.read_response()
@@ -214,6 +220,7 @@ class CacheSink:
         floor = self._ask(lambda: self._client.eval(scripts.RAISE_FLOOR, 1, self._applied_key, _floor_field(table), str(position)))
         if not floor:
             return Outcome(0, stale=1)
+        crashpoint("cache.truncate.floor_raised")
         sweep = scripts.SWEEP[self._options.value]
         for found in self._scan_keys(self._keys(table).prefix):
             if found:
