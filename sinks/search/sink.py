@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.position import Cut, Position
@@ -187,6 +188,7 @@ class SearchSink:
             "aliases": {names.alias: {"filter": living, "is_hidden": False}, fence.new_writer(names): {"is_hidden": True}},
         }
         answer = self._cluster.send("PUT", f"/{names.index}", definition)
+        crashpoint("search.index.created")
         if answer.error_type == "invalid_alias_name_exception":
             hint = f"delete or rename the index {names.alias}, or set `index` in cdc.toml"
             raise StoreError(f"store {self.name}: {names.alias} exists and is not ours", retryable=False, hint=hint)
@@ -223,6 +225,7 @@ class SearchSink:
         final: list[bulk.Verdicts] = []
         for _ in range(LOOKUPS_MAX):
             judged = self._send_all(place.writer, body, rows)
+            crashpoint("search.bulk.answered")
             final.append(judged.without(Fate.FENCED))
             rows = np.sort(judged.of(Fate.FENCED))
             if len(rows) == 0:
@@ -240,6 +243,7 @@ class SearchSink:
 
     def _send_all(self, writer: str, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
         requests = bulk.split(body, rows, self._options.request_bytes)
+        crashpoint("search.bulk.before_send")
         if len(requests) == 1:
             return bulk.send(self._cluster, writer, body, requests[0])
         # All are awaited even when one fails, so that none is still under way when we say so.
@@ -262,8 +266,10 @@ class SearchSink:
             return Outcome(0, stale=1)
         place = self._place(table)
         self._ledger.raise_floor(table.qualified, position)
+        crashpoint("search.truncate.floor_raised")
         self._replace_writers([place])  # whoever wrote before the TRUNCATE has to read the floor before it writes again
         self.prepare(table)
+        crashpoint("search.truncate.before_purge")
         fence.purge(self._cluster, place.names, written_before=position)
         return Outcome(1)
 
