@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from sinks.contract import DeadLetter
@@ -88,7 +89,9 @@ class Ledger:
             held, guard = self._read(identity)
             if held is not None and not lower(held):
                 return held
+            crashpoint("search.ledger.before_write")
             answer = self._cluster.send("PUT", self._path(identity), value, params=guard)
+            crashpoint("search.ledger.written")
             if answer.status < 400:
                 return value
             if answer.status != 409:
