@@ -12,6 +12,7 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.batch import EXACT, table_of
 from cdc.model.position import Cut, Position
@@ -113,6 +114,7 @@ class Place:
         pending, key_changed = self._evolved(group)
         self._fields = pending.fields
         written = self._write_rows(group, last)
+        crashpoint("warehouse.files_written")
         try:
             self._commit(pending, group, last, written, key_changed or group.floor >= 0, cut)
         except CommitConflict:
@@ -171,6 +173,7 @@ class Place:
             for path in emptied:
                 del self._live[path]
             self._live.update(vectors)
+        crashpoint("warehouse.table_committed")
         for file, piece in zip(added, written, strict=True):
             self._live[file.path] = Live(file)
             if group.plan is not None and last.written is not None:
@@ -219,6 +222,7 @@ class Place:
         content, blobs = puffin({self._live[path].file.java.location(): gone for path, gone in grown.items()})
         target.write_bytes(content)
         sync(target)
+        crashpoint("warehouse.vectors_written")
         vectors = {}
         for path, gone in grown.items():
             file = self._live[path].file
