@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.batch import EXACT, POSITION, table_of
 from cdc.model.position import ZERO_CUT, Cut
@@ -160,6 +161,7 @@ class Warehouse:
         for name in self._staging.tables:
             place = self._places[name]
             batches = self._staging.batches(name)
+            crashpoint("warehouse.before_table")
             place.write(batches, cut)
             namespace, table = place_of(table_of(batches[-1].schema), self.options.namespace)
             held |= {_HELD + name: str(cut.position), _PLACE + name: ".".join((*namespace, table))}
@@ -172,7 +174,9 @@ class Warehouse:
     def _record(self, cut: Cut, held: dict[str, str]) -> None:
         assert self._ledger is not None
         try:
+            crashpoint("warehouse.before_ledger")
             self._ledger.set_properties({**cut_properties(cut), **held})
+            crashpoint("warehouse.ledger_written")
         except (CommitConflict, CommitUnknown) as error:
             raise StoreError("the warehouse's ledger was changed by somebody else", retryable=True) from error
         self._applied = cut
