@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 
 from cdc import status, stops
+from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, Stopped
 from cdc.settings import Settings
 from cdc.status import ProcessStatus, SupervisorStatus
@@ -115,6 +116,7 @@ class Supervisor:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
         # A session of its own: a terminal's Ctrl-C reaches only us, and we can end the whole group (Spark's JVM is in it).
         child.process = subprocess.Popen(list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        crashpoint("supervise.started")
         child.began = time.monotonic()
         child.status.pid, child.status.state, child.status.started_at = child.process.pid, "running", time.time()
         _log.info("started", process=child.status.name, pid=child.process.pid)
@@ -122,6 +124,7 @@ class Supervisor:
 
     def _ended(self, child: Child, code: int, held: frozenset[str]) -> None:
         step = next_step(code, time.monotonic() - child.began, child.failures, held=bool(held))
+        crashpoint("supervise.child_ended")
         _end_group(child)  # what it left behind, such as a JVM
         child.process = None
         child.failures = step.failures
@@ -137,6 +140,7 @@ class Supervisor:
         return frozenset(stop.name for stop in stops.held(self._run_dir) if stop.part in child.parts)
 
     def _drain(self) -> None:
+        crashpoint("supervise.draining")
         self._status.state = "draining"
         self._write(force=True)
         running = [child for child in self._children if child.process is not None]
