@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState
 
 
@@ -49,7 +50,9 @@ def record(run_dir: Path, part: str, stopped: Stopped) -> Stop:
         file.write(json.dumps(asdict(stop)))
         file.flush()
         os.fsync(file.fileno())
+    crashpoint("stops.written_aside")
     aside.replace(path)
+    crashpoint("stops.renamed")
     _sync_folder(path.parent)
     return stop
 
