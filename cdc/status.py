@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cdc.crashpoint import crashpoint
+
 
 @dataclass(slots=True)
 class TableProgress:
@@ -105,6 +107,7 @@ def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | Sup
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{name}.{os.getpid()}"
     aside.write_text(json.dumps(asdict(status)))
+    crashpoint("status.written_aside")
     aside.replace(folder / f"{name}.json")
 
 
