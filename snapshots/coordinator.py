@@ -132,7 +132,7 @@ class SnapshotCoordinator:
     @property
     def finished(self) -> bool:
         """Every selected table is in the log."""
-        return self._done
+        return self._done and not self._feed.to_read_again()
 
     # --- life ----------------------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class _Session:
             self._owner._needs_barrier = False
         for source in tables:
             if self._owner._log_has_begun and not self._progress.known(source.table.oid):
-                self._await_open_transactions(source)
+                self._progress.restart(source.table.oid)
             self._progress.begin(source)
             crashpoint("snapshot.table.begun")
         for source in tables:
@@ -261,6 +261,11 @@ class _Session:
             try:
                 if oid in self._feed.to_read_again():
                     self._feed.reading_again(oid)
+                if self._progress.joining(oid):
+                    self._await_open_transactions(source)
+                    self._progress.joined(oid)
+                if self._progress.empties(oid):
+                    self._empty(source)
                 if not self._progress.finished(oid):
                     self._read_table(source)
                 while self._feed.held(oid):
@@ -360,6 +365,15 @@ class _Session:
         return Snapshot.parse(text)
 
     # --- reading ---------------------------------------------------------------------------------------------------------------
+
+    def _empty(self, source: SourceTable) -> None:
+        """Every chunk's window opens after the log says that the table is empty: what moves among its pages meanwhile comes in neither."""
+        self._owner._chunks += 1
+        content = f"chunk:{self._owner._run}:{self._owner._chunks}".encode()
+        chunk = Chunk(content, self._feed.open(source.table), shared=False, empties=True)
+        with self._pipeline(source) as pending:
+            pending.append(_Pending(chunk, None, self._worker.submit(self._ready, chunk, ())))
+        self._progress.emptied(source.table.oid)
 
     def _read_table(self, source: SourceTable) -> None:
         self._fingerprint = ""

@@ -17,7 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.capture.group import Group, Watermark
+from cdc.crashpoint import crashpoint
 from cdc.model.batch import LSN, POSITION, TS, table_of
+from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from snapshots.fence import Barrier, Delivered, Mask, Snapshot, Window
@@ -45,6 +47,8 @@ class Chunk:
     window: Window
     shared: bool
     """The window serves further chunks of the same snapshot."""
+    empties: bool = False
+    """No rows: at its watermark the log says that every earlier row of the table is gone."""
     batches: tuple[pa.RecordBatch, ...] = ()
     rows: int = 0
     """Rows read; fewer may enter."""
@@ -81,6 +85,9 @@ class SnapshotFeed:
                 return
             for batch in group.batches:
                 table = table_of(batch.schema)
+                if schema_change_of(batch) is not None:
+                    self._refuse_open(table.oid)
+                    continue
                 for window in self._windows:
                     if window.table.oid == table.oid:
                         window.add(batch, table, group.transactions)
@@ -103,14 +110,18 @@ class SnapshotFeed:
             if chunk.window.mixed:
                 self._settle(chunk, State.REFUSED)
                 return None
-            survivors = chunk.window.survivors(chunk.batches)
             table = chunk.window.table
-            if table.oid in self._holds and self._same_shape(table):
+            if chunk.empties:
+                survivors = [schema_record(SchemaChange(table, Kind.REWRITTEN, empties=True), 0, 0, 0)]
+            else:
+                survivors = chunk.window.survivors(chunk.batches)
+            if not chunk.empties and table.oid in self._holds and self._same_shape(table):
                 survivors = self._holds[table.oid].complete(survivors)
                 self._drop_if_empty(table.oid)
             chunk.batches = ()
             chunk.lsn = watermark.lsn
             self._entered.append(chunk)
+            crashpoint("snapshot.chunk.entered")
             self._settle(chunk, State.ENTERED)
             return survivors
 
@@ -123,6 +134,7 @@ class SnapshotFeed:
             for chunk in self._entered:
                 if chunk.lsn <= cut.commit_lsn:
                     chunk.state = State.DURABLE
+            crashpoint("snapshot.chunk.durable")
             self._entered = [chunk for chunk in self._entered if chunk.state is not State.DURABLE]
             self._changed.notify_all()
 
@@ -159,6 +171,22 @@ class SnapshotFeed:
             self._holds.clear()
             self._ready.clear()
             self._entered.clear()
+            self._changed.notify_all()
+
+    def read_again(self, table_oid: int, *, empties: bool = False) -> None:
+        """The table's snapshot begins from the beginning, while streaming goes on; for a table that the progress does not know (it has just
+        joined the publication) after the transactions that are open now. What was held of it is let go. Durable on return: a crash
+        later changes nothing. From any thread; in ingest's, call it before the group with the SCHEMA record is made durable.
+
+        empties: the log is to say, before the first row that is read, that every earlier row is gone (a SCHEMA record of kind
+        ``REWRITTEN``), so that rows that the source has no more vanish. For callers that log no emptying record of their own.
+        """
+        with self._changed:
+            self._check()
+            self._progress.restart(table_oid, empties=empties)
+            self._refuse_open(table_oid)
+            self._holds.pop(table_oid, None)
+            self._again.add(table_oid)
             self._changed.notify_all()
 
     def check(self) -> None:
@@ -285,6 +313,7 @@ class SnapshotFeed:
         with self._changed:
             if table_oid in self._holds or table_oid in self._again:
                 return False
+            crashpoint("snapshot.table.before_finish")
             self._progress.finish(table_oid)
             return True
 
@@ -303,6 +332,12 @@ class SnapshotFeed:
     def _settle(self, chunk: Chunk, state: State) -> None:
         chunk.state = state
         self._changed.notify_all()
+
+    def _refuse_open(self, oid: int) -> None:
+        """Chunks of this table that are being read, or wait for their watermarks, are of no use any more."""
+        for window in self._windows:
+            if window.table.oid == oid:
+                window.mixed = True
 
     def _forget(self, oid: int, batch: pa.RecordBatch) -> None:
         self._holds[oid].forget(batch)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.status import TableProgress
 from snapshots.catalog import SourceTable
@@ -38,6 +39,10 @@ class Record:
     finished: bool = False
     waiting: bool = False
     """Updates wait in memory for rows of this table. They are lost with the process, so it then begins from the beginning."""
+    joining: bool = False
+    """It has joined the publication; what was changed in transactions open at that moment is not streamed, so they are waited for."""
+    empties: bool = False
+    """Before its first row comes, the log has to say that every earlier row is gone."""
 
 
 class SnapshotProgress:
@@ -64,7 +69,12 @@ class SnapshotProgress:
         with self._lock:
             record = self._records.get(oid)
             if record is None or (record.shape != source.shape and not record.finished):
-                record = Record(source.name, source.shape)
+                record = Record(
+                    source.name,
+                    source.shape,
+                    joining=record is not None and record.joining,
+                    empties=record is not None and record.empties,
+                )
             total = record.done if record.finished else max(source.rows_estimate, record.done)
             self._records[oid] = replace(record, table=source.name, total=total)
             self._write()
@@ -97,9 +107,33 @@ class SnapshotProgress:
                 self._records[oid] = replace(record, waiting=True)
                 self._write()
 
-    def restart(self, oid: int) -> None:
+    def restart(self, oid: int, *, empties: bool = False) -> None:
+        """The table is to be read from the beginning; one that is not known yet has joined the publication."""
         with self._lock:
-            self._records[oid] = replace(self._records[oid], done=0, after=None, finished=False, waiting=False)
+            record = self._records.get(oid) or Record("", "", joining=True)
+            self._records[oid] = replace(
+                record, done=0, after=None, finished=False, waiting=False, empties=empties or record.empties
+            )
+            self._write()
+
+    def joining(self, oid: int) -> bool:
+        with self._lock:
+            return oid in self._records and self._records[oid].joining
+
+    def joined(self, oid: int) -> None:
+        with self._lock:
+            if oid in self._records:
+                self._records[oid] = replace(self._records[oid], joining=False)
+                self._write()
+
+    def empties(self, oid: int) -> bool:
+        with self._lock:
+            return oid in self._records and self._records[oid].empties
+
+    def emptied(self, oid: int) -> None:
+        """The log says so, durably."""
+        with self._lock:
+            self._records[oid] = replace(self._records[oid], empties=False)
             self._write()
 
     def finish(self, oid: int) -> None:
@@ -130,7 +164,9 @@ class SnapshotProgress:
             json.dump(content, file, ensure_ascii=False)
             file.flush()
             os.fsync(file.fileno())
+        crashpoint("snapshot.progress.written_aside")
         aside.replace(self._path)
+        crashpoint("snapshot.progress.renamed")
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

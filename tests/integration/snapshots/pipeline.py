@@ -20,6 +20,7 @@ from cdc.capture.values import Flags
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import EXACT, OP, Op, table_of
+from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import PINNED_SETTINGS, canonical_text
 from cdc.model.position import Lsn
 from cdc.model.table import Table
@@ -177,6 +178,11 @@ def fold(folder: Path, topic: str) -> dict[Row, Row]:
     state: dict[Row, Row] = {}
     for batch in reader.read(topic, 0, reader.head().position):  # type: ignore[arg-type]
         table = table_of(batch.schema)
+        change = schema_change_of(batch)
+        if change is not None:
+            if change.empties:
+                state.clear()
+            continue
         rows = texts(batch, table)
         keys = [index for index, column in enumerate(table.columns) if column.key]
         for op, row in zip(batch.column(OP).to_pylist(), rows, strict=True):

@@ -10,6 +10,7 @@ import pytest
 from cdc.capture.group import Watermark
 from cdc.errors import SourceError
 from cdc.model.batch import Op
+from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
 from cdc.model.position import Cut, Lsn, Position
 from snapshots.catalog import SourceTable
 from snapshots.feed import Chunk, SnapshotFeed, State, place
@@ -131,3 +132,34 @@ def test_place() -> None:
     placed = place([batch(T, [{"a": 1}, {"a": 2}]), batch(T, [{"a": 3}])], Position(41), 7, 1_000_001)
     assert [one.column("_cdc_position").to_pylist() for one in placed] == [[41, 42], [43]]
     assert {(row["_cdc_lsn"], row["_cdc_ts"].microsecond) for one in placed for row in one.to_pylist()} == {(7, 1)}
+
+
+def test_read_again_lets_go_of_what_is_open_and_held(feed: SnapshotFeed, tmp_path: Path) -> None:
+    feed._progress.finish(T.oid)
+    feed.hold(batch(T, [{"a": 1, "b": "x"}]), {"w": np.array([True])})
+    open_chunk = ready(feed)
+    feed.read_again(T.oid, empties=True)
+    assert feed.chunk_at(Watermark(b"chunk:1", 50)) is None
+    assert open_chunk.state is State.REFUSED
+    assert not feed.held(T.oid)
+    assert feed.to_read_again() == {T.oid}
+    after_a_crash = SnapshotProgress(tmp_path)
+    assert (after_a_crash.finished(T.oid), after_a_crash.empties(T.oid), after_a_crash.joining(T.oid)) == (False, True, False)
+
+
+def test_read_again_of_an_unknown_table_waits_for_open_transactions(feed: SnapshotFeed, tmp_path: Path) -> None:
+    feed.read_again(99)
+    assert SnapshotProgress(tmp_path).joining(99)
+
+
+def test_a_schema_record_refuses_the_chunks_that_are_open(feed: SnapshotFeed) -> None:
+    chunk = ready(feed)
+    feed.on_group(group([schema_record(SchemaChange(T, Kind.REWRITTEN, empties=True), 1, 0, 0)], (200, 1)))
+    assert feed.chunk_at(Watermark(b"chunk:1", 50)) is None
+    assert chunk.state is State.REFUSED
+
+
+def test_an_emptying_mark_enters_as_a_schema_record(feed: SnapshotFeed) -> None:
+    feed.ready(Chunk(b"chunk:1", feed.open(T), shared=False, empties=True), ())
+    (record,) = feed.chunk_at(Watermark(b"chunk:1", 50)) or ()
+    assert schema_change_of(place([record], Position(9), 50, 0)[0]) == SchemaChange(T, Kind.REWRITTEN, empties=True)
