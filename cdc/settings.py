@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
+from cdc.model.selection import matches
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Nobody writes a longer configuration by hand."""
@@ -39,11 +40,27 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+ColumnPolicy = Literal["keep", "drop", "mask", "hmac", "encrypt"]
+"""What of a column's values may reach the log (``cdc.privacy``)."""
+
+
+class Privacy(Strict):
+    key: SecretStr | None = None
+    """What the hmac and encrypt policies derive their keys from; at least 32 bytes."""
+    strict: bool = False
+    """Every column of a captured table has to be named in ``source.columns``; capture stops where one is not."""
+
+
 class Source(Strict):
     dsn: SecretStr
     tables: tuple[str, ...] = ("public.*",)
     slot: str = Field("cdc", pattern=r"^[a-z0-9_]{1,63}$")
     publication: str = Field("cdc", min_length=1, max_length=63)
+    failover: bool = True
+    """A slot that is made here can be synchronised to standbys (where the server has that, from 17 on), so that capture goes on after
+    a failover."""
+    columns: Mapping[str, Mapping[str, ColumnPolicy]] = {}
+    """``schema.table`` → column → what of its values may reach the log."""
     snapshot_chunk_rows: int = Field(50_000, ge=1)
 
 
@@ -66,6 +83,17 @@ class Http(Strict):
     """Further names under which a browser may reach the port, such as a proxy's."""
 
 
+SchemaPolicy = Literal["apply", "pause", "ignore"]
+"""What a store does when a table's definition changes: follow it, wait for an operator, or go on in the former shape."""
+
+
+class Contract(Strict):
+    """What the readers of one table's stores rely on."""
+
+    require: tuple[str, ...]
+    """Columns without which a store stops before the change that takes one away."""
+
+
 class StoreOptions(Strict):
     """What every store's options have; each sink's own model extends it."""
 
@@ -77,12 +105,26 @@ class StoreOptions(Strict):
     """Ranges of at least so many rows are applied by Spark's workers where the store takes several writers; 0: never.
 
     Shipping work to them costs about 90 ms, so it pays only for ranges that take longer than that."""
+    schema_policy: SchemaPolicy = Field("apply", alias="schema")
+    schema_for: Mapping[str, SchemaPolicy] = {}
+    """The same for single tables (schema.table, * and ? match); the last that matches decides."""
+
+    def policy(self, table: str) -> SchemaPolicy:
+        """What this store does when the table (``schema.table``) changes."""
+        found = self.schema_policy
+        for pattern, policy in self.schema_for.items():
+            if matches((pattern,), table):
+                found = policy
+        return found
 
 
 class Settings(Strict):
     source: Source
     log: Log = Log()
     stores: Mapping[str, StoreOptions] = {}
+    contracts: Mapping[str, Contract] = {}
+    """By table (``schema.table``); counts for every store that holds the table."""
+    privacy: Privacy = Privacy()
     http: Http = Http()
     run_dir: Path = Path("var/run")
     """Status files, Spark's scratch space, stop states: what one machine's processes tell each other."""

@@ -24,6 +24,8 @@ class Column:
     type_name: str = ""
     key: bool = False
     attnum: int = 0
+    protected: str = ""
+    """The policy that stands between the source's values and these (``mask``, ``hmac:KEYID``, ``encrypt:KEYID``; ``cdc.privacy``)."""
 
 
 @dataclass(frozen=True)
