@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, LiteralString, Protocol
 
 import psycopg
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped, StopState
-from cdc.model.position import Lsn, parse_lsn
+from cdc.model.position import Lsn, format_lsn, parse_lsn
 from cdc.source.connection import reason
 
 PLUGIN: Final = "pgoutput"
+FAILOVER_SINCE: Final = 170_000
 
 _FACTS: Final = """
 select s.slot_name, s.slot_type, s.plugin, s.database, s.active, s.active_pid, s.wal_status, s.safe_wal_size,
        s.restart_lsn::text, s.confirmed_flush_lsn::text, h.lsn::text,
        pg_wal_lsn_diff(h.lsn, s.confirmed_flush_lsn)::int8, pg_wal_lsn_diff(h.lsn, s.restart_lsn)::int8,
-       current_setting('max_slot_wal_keep_size'), pg_size_bytes(current_setting('max_slot_wal_keep_size'))
+       current_setting('max_slot_wal_keep_size'), pg_size_bytes(current_setting('max_slot_wal_keep_size')),
+       coalesce(j.row ->> 'invalidation_reason', case when (j.row ->> 'conflicting')::bool then 'conflict' end),
+       (j.row ->> 'two_phase')::bool, (j.row ->> 'failover')::bool, (j.row ->> 'temporary')::bool,
+       (select coalesce(nullif(a.application_name, ''), a.backend_type) from pg_stat_activity a where a.pid = s.active_pid),
+       (select t.setting::int8 * case t.unit when 'min' then 60 when 's' then 1 end from pg_settings t
+         where t.name = 'idle_replication_slot_timeout')
 from (select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end as lsn) h
 left join pg_replication_slots s on s.slot_name = %s
+left join lateral (select to_jsonb(s) as row) j on true
 """
+"""By way of jsonb: what a version's view does not have (failover: 17, invalidation_reason: 17, conflicting: 16) is then NULL."""
 
 
 class Slot(Protocol):
@@ -29,6 +37,8 @@ class Slot(Protocol):
 
     @property
     def slot(self) -> str: ...
+    @property
+    def failover(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,21 @@ class SlotFacts:
     """WAL that the server keeps because of the slot."""
     max_keep_bytes: int | None = None
     """max_slot_wal_keep_size; None when it is -1, no limit."""
+    invalidation: str | None = None
+    """Why the server gave the slot up (wal_removed, idle_timeout, rows_removed, wal_level_insufficient, conflict); from 16 on."""
+    two_phase: bool = False
+    failover: bool | None = None
+    """None before 17."""
+    temporary: bool = False
+    """True for a slot that a standby has not finished to synchronise: it would be gone after a promotion."""
+    active_application: str | None = None
+    """Who reads it."""
+    idle_timeout_s: int | None = None
+    """idle_replication_slot_timeout: a slot that nobody reads for so long is invalidated; None before 18 and when it is 0."""
+
+    @property
+    def lost(self) -> bool:
+        return self.wal_status == "lost" or self.invalidation is not None
 
 
 def read_slot(connection: psycopg.Connection, name: str) -> SlotFacts:
@@ -63,7 +88,7 @@ def read_slot(connection: psycopg.Connection, name: str) -> SlotFacts:
     max_keep = None if row[13].startswith("-1") else int(row[14])
     server_lsn = parse_lsn(row[10] or "0/0")
     if row[0] is None:
-        return SlotFacts(name, False, server_lsn, max_keep_bytes=max_keep)
+        return SlotFacts(name, False, server_lsn, max_keep_bytes=max_keep, idle_timeout_s=row[20] or None)
     return SlotFacts(
         name=name,
         exists=True,
@@ -79,16 +104,30 @@ def read_slot(connection: psycopg.Connection, name: str) -> SlotFacts:
         lag_bytes=row[11],
         held_bytes=row[12],
         max_keep_bytes=max_keep,
+        invalidation=row[15],
+        two_phase=bool(row[16]),
+        failover=row[17],
+        temporary=bool(row[18]),
+        active_application=row[19],
+        idle_timeout_s=row[20] or None,
     )
 
 
-def ensure_slot(connection: psycopg.Connection, source: Slot, *, create: bool, timeout_s: float = 30.0) -> SlotFacts:
+def ensure_slot(
+    connection: psycopg.Connection,
+    source: Slot,
+    *,
+    create: bool,
+    two_phase: bool = False,
+    timeout_s: float = 30.0,
+) -> SlotFacts:
     """The slot as it stands, made first when there is none and ``create`` says so (a log that has begun must not: changes would
     be missing).
 
-    connection: an ordinary one, outside a transaction. Creation waits for the transactions that are open; after ``timeout_s`` it gives
-    up with a SourceError that names the oldest of them. Raises Stopped (SLOT_MISSING, SLOT_LOST) and SourceError when the slot is
-    somebody else's.
+    connection: an ordinary one, outside a transaction. two_phase: of a slot that is made here, as is ``source.failover`` where the server has it
+    (from 17 on). Creation waits for the transactions that are open;
+    after ``timeout_s`` it gives up with a SourceError that names the oldest of them. Raises Stopped (SLOT_MISSING, SLOT_LOST) and
+    SourceError when the slot is somebody else's.
     """
     facts = read_slot(connection, source.slot)
     if not facts.exists:
@@ -96,16 +135,69 @@ def ensure_slot(connection: psycopg.Connection, source: Slot, *, create: bool, t
             raise Stopped(
                 StopState.SLOT_MISSING,
                 f"replication slot {source.slot!r} is gone, so changes since the log's end may be lost",
+                hint=rebuild_hint(StopState.SLOT_MISSING),
             )
-        _create(connection, source.slot, timeout_s)
+        _create(connection, source.slot, timeout_s, two_phase=two_phase, failover=source.failover)
         return read_slot(connection, source.slot)
     refuse_foreign(connection, facts)
-    if facts.wal_status == "lost":
+    if facts.lost:
+        raise Stopped(StopState.SLOT_LOST, lost_message(facts), hint=rebuild_hint(StopState.SLOT_LOST))
+    if facts.temporary:
         raise Stopped(
-            StopState.SLOT_LOST,
-            f"replication slot {source.slot!r} has been invalidated: the server removed WAL that it still needed",
+            StopState.SLOT_MISSING,
+            f"replication slot {source.slot!r} was not synchronised yet when this standby was promoted",
+            hint=rebuild_hint(StopState.SLOT_MISSING),
         )
     return facts
+
+
+def slot_from_now(connection: psycopg.Connection, source: Slot, *, two_phase: bool = False, timeout_s: float = 30.0) -> SlotFacts:
+    """A slot that begins now, whatever was: made where there is none or a dead one, else moved to the end of the WAL.
+
+    A slot that can still be read is never dropped: it may not be ours. Raises SourceError when somebody reads it, or it is somebody else's.
+    """
+    facts = read_slot(connection, source.slot)
+    if facts.exists:
+        refuse_foreign(connection, facts)
+        if facts.active:
+            reader = f"pid {facts.active_pid} ({facts.active_application})"
+            raise SourceError(
+                f"replication slot {source.slot!r} is being read by {reader}",
+                hint=f"stop that reader, or: select pg_terminate_backend({facts.active_pid})",
+            )
+        if not facts.lost:
+            _advance(connection, facts)
+            return read_slot(connection, source.slot)
+        connection.execute("select pg_drop_replication_slot(%s)", (source.slot,))
+    _create(connection, source.slot, timeout_s, two_phase=two_phase, failover=source.failover)
+    return read_slot(connection, source.slot)
+
+
+def _advance(connection: psycopg.Connection, facts: SlotFacts) -> None:
+    """Fast-forwards: the output plugin sees nothing of what lies between, so that a row it cannot bear is passed, too."""
+    try:
+        connection.execute(
+            "select pg_replication_slot_advance(%s, greatest(pg_current_wal_lsn(), %s::pg_lsn))",
+            (facts.name, format_lsn(facts.confirmed_lsn or 0)),
+        )
+    except psycopg.Error as error:
+        raise SourceError(f"cannot advance replication slot {facts.name!r}: {reason(error)}", hint="cdc doctor") from None
+
+
+def lost_message(facts: SlotFacts) -> str:
+    """What has become of a slot that the server gave up."""
+    why = {
+        "idle_timeout": "nobody read it for longer than idle_replication_slot_timeout",
+        "rows_removed": "the server removed catalog rows that it still needed",
+        "wal_level_insufficient": "the primary's wal_level was lowered",
+        "conflict": "it conflicted with recovery on a standby",
+    }.get(facts.invalidation or "", "the server removed WAL that it still needed (max_slot_wal_keep_size)")
+    return f"replication slot {facts.name!r} has been invalidated: {why}"
+
+
+def rebuild_hint(state: StopState) -> str:
+    """For stop states after which only reading the tables again helps."""
+    return f"cdc resume {state} --rebuild (reads the tables again; deploy/runbook.md, {state})"
 
 
 def refuse_foreign(connection: psycopg.Connection, facts: SlotFacts) -> None:
@@ -122,11 +214,16 @@ def refuse_foreign(connection: psycopg.Connection, facts: SlotFacts) -> None:
         )
 
 
-def _create(connection: psycopg.Connection, name: str, timeout_s: float) -> None:
+def _create(connection: psycopg.Connection, name: str, timeout_s: float, *, two_phase: bool, failover: bool) -> None:
+    query: LiteralString = "select pg_create_logical_replication_slot(%s, %s, false, %s)"
+    parameters: tuple[str | bool, ...] = (name, PLUGIN, two_phase)
+    if connection.info.server_version >= FAILOVER_SINCE:
+        query = "select pg_create_logical_replication_slot(%s, %s, false, %s, %s)"
+        parameters = (*parameters, failover)
     connection.execute("select set_config('statement_timeout', %s, false)", (f"{int(timeout_s * 1000)}ms",))
     try:
         crashpoint("slot.before_create")
-        connection.execute("select pg_create_logical_replication_slot(%s, %s)", (name, PLUGIN))
+        connection.execute(query, parameters)
         crashpoint("slot.created")
     except psycopg.errors.QueryCanceled:
         raise SourceError(
