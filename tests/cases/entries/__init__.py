@@ -1,0 +1,12 @@
+"""The table of cases, one file for each part of the contract."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.cases.case import Case
+from tests.cases.entries.scalars import SCALARS
+from tests.cases.entries.structured import STRUCTURED
+
+TOGETHER: Final[tuple[Case, ...]] = (*SCALARS, *STRUCTURED)
+"""Cases that share a database and a capture with others of their rig."""

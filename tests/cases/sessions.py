@@ -1,0 +1,67 @@
+"""Runs a case's steps on as many sessions as it names, in the order of the script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import psycopg
+
+from tests.cases.case import EXTENSIONS, Case, script
+
+STEP_S = 20.0
+"""No step takes longer unless a script forgot to end what blocks it."""
+
+
+class Sessions:
+    """The sessions of one case, each with a connection and a thread of its own; ended, with what they left open, at the end."""
+
+    def __init__(self, dsn: str, case: Case) -> None:
+        self._dsn = dsn
+        self._case = case
+        self._open = ExitStack()
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._connections: dict[str, psycopg.Connection] = {}
+        self._last: dict[str, Future[None]] = {}
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def run(self, text: str, actors: Mapping[str, Callable[[str], None]] | None = None) -> None:
+        """``actors``: sessions that are no database sessions."""
+        for step in script(text):
+            if actors and step.session in actors:
+                actors[step.session](step.text)
+                continue
+            connection = self._connection(step.session)
+            sql = self._case.sql(step.text)
+            work = self._refused if step.fails else self._execute
+            self._last[step.session] = future = self._threads[step.session].submit(work, connection, sql)
+            if step.waits:
+                future.result(STEP_S)
+        for future in self._last.values():
+            future.result(STEP_S)
+
+    def _connection(self, name: str) -> psycopg.Connection:
+        if name not in self._connections:
+            self._threads[name] = self._open.enter_context(ThreadPoolExecutor(1, thread_name_prefix=f"session-{name}"))
+            connection = self._open.enter_context(psycopg.connect(self._dsn, autocommit=True))
+            connection.execute(f"set search_path = {self._case.schema}, {EXTENSIONS}")
+            self._connections[name] = connection
+        return self._connections[name]
+
+    @staticmethod
+    def _execute(connection: psycopg.Connection, sql: str) -> None:
+        connection.execute(sql.encode())
+
+    @staticmethod
+    def _refused(connection: psycopg.Connection, sql: str) -> None:
+        try:
+            connection.execute(sql.encode())
+        except psycopg.Error:
+            return
+        raise AssertionError(f"the server took what it should refuse: {sql}")
