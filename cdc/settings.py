@@ -59,9 +59,6 @@ class Source(Strict):
     failover: bool = True
     """A slot that is made here can be synchronised to standbys (where the server has that, from 17 on), so that capture goes on after
     a failover."""
-    failover: bool = True
-    """A slot that is made here can be synchronised to standbys (where the server has that, from 17 on), so that capture goes on after
-    a failover."""
     columns: Mapping[str, Mapping[str, ColumnPolicy]] = {}
     """``schema.table`` → column → what of its values may reach the log."""
     snapshot_chunk_rows: int = Field(50_000, ge=1)
