@@ -24,15 +24,18 @@ from cdc.capture.warm import warm
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped
 from cdc.ingest import Ingest
+from cdc.log.contract import LogWriter
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.meter import Meter
 from cdc.model.batch import table_of
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Lsn, Position, format_lsn
+from cdc.privacy import ProtectedWriter, Protection
 from cdc.settings import Settings
 from cdc.settings import Source as SourceSettings
 from cdc.source import identity
+from cdc.source.catalog import load_published
 from cdc.source.connection import address, parse
 from snapshots.coordinator import SnapshotCoordinator
 from snapshots.feed import SnapshotFeed
@@ -49,17 +52,19 @@ def run_capture(settings: Settings, stop: threading.Event) -> int:
 
     Raises SourceError or ConfigError when capture cannot begin, Stopped for a stop state. A connection that breaks later is opened again.
     """
-    with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as writer:
-        progress = SnapshotProgress(settings.log.dir)
+    with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
+        protection = _protection(settings)
+        writer = ProtectedWriter(unguarded, protection.protect)
+        progress = SnapshotProgress(settings.log.dir, secret_keys=protection.names)
         meter = Meter(settings.run_dir, settings.source.slot, progress)
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
         meter.say("starting")
         warm()
         state, problem = "exited", None
         try:
-            with closing(ToastMemory(settings.log.dir / "toast.db")) as memory:
+            with closing(ToastMemory(settings.log.dir / "toast.db", protection.kept_back)) as memory:
                 _catch_up(memory, writer, settings.log.dir)
-                _capture(settings, writer, memory, progress, meter, stop)
+                _capture(settings, protection, writer, memory, progress, meter, stop)
         except Stopped as stopped:
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
             raise
@@ -73,7 +78,8 @@ def run_capture(settings: Settings, stop: threading.Event) -> int:
 
 def _capture(
     settings: Settings,
-    writer: EmbeddedLogWriter,
+    protection: Protection,
+    writer: LogWriter,
     memory: ToastMemory,
     progress: SnapshotProgress,
     meter: Meter,
@@ -87,7 +93,7 @@ def _capture(
         while not stop.is_set():
             began = time.monotonic()
             try:
-                _prepare(settings.source, settings.log.dir, writer)
+                _prepare(settings.source, settings.log.dir, writer, protection)
                 if coordinator is None:
                     coordinator = SnapshotCoordinator(settings.source, feed, progress, stop)
                     meter.loaded = partial(_loaded, coordinator)
@@ -113,15 +119,26 @@ def _capture(
             coordinator.join()
 
 
+def _protection(settings: Settings) -> Protection:
+    """The column policies; what the log already has of each table is where they go on from."""
+    key = settings.privacy.key
+    known = [topic.table for topic in EmbeddedLogReader(settings.log.dir).topics()]
+    return Protection(
+        settings.source.columns, None if key is None else key.get_secret_value(), strict=settings.privacy.strict, known=known
+    )
+
+
 def _loaded(coordinator: SnapshotCoordinator) -> bool:
     return coordinator.finished
 
 
-def _prepare(settings: SourceSettings, folder: Path, writer: EmbeddedLogWriter) -> None:
+def _prepare(settings: SourceSettings, folder: Path, writer: LogWriter, protection: Protection) -> None:
     """Publication and slot as they must be; the slot is made only for a log that has not begun."""
     dsn = settings.dsn.get_secret_value()
     with source.connect(dsn) as connection:
         source.ensure_publication(connection, settings)
+        if protection.active:
+            protection.check(load_published(connection, settings.publication, settings.tables))
         crashpoint("capture.published")
         known = identity.recorded(folder)
         facts = source.ensure_slot(connection, settings, create=known is None)
@@ -141,7 +158,7 @@ def _prepare(settings: SourceSettings, folder: Path, writer: EmbeddedLogWriter) 
 
 def _stream_once(
     settings: SourceSettings,
-    writer: EmbeddedLogWriter,
+    writer: LogWriter,
     memory: ToastMemory,
     feed: SnapshotFeed,
     meter: Meter,
@@ -172,7 +189,7 @@ def _hold(feed: SnapshotFeed) -> Hold:
     return hold
 
 
-def _catch_up(memory: ToastMemory, writer: EmbeddedLogWriter, folder: Path) -> None:
+def _catch_up(memory: ToastMemory, writer: LogWriter, folder: Path) -> None:
     """What the memory missed by a crash stands in the log."""
     if memory.position > writer.head.position:
         memory.clear()

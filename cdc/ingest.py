@@ -21,7 +21,7 @@ from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Bytes
 from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.contract import LogWriter
 from cdc.meter import Meter
 from cdc.model.position import Lsn
 from snapshots.feed import SnapshotFeed, place
@@ -39,7 +39,7 @@ class Ingest:
     """One connection's stream into the log. ``feed`` is the snapshot's side, ``memory`` completes unchanged TOAST values."""
 
     def __init__(
-        self, stream: Stream, decoder: Decoder, writer: EmbeddedLogWriter, memory: ToastMemory, feed: SnapshotFeed, meter: Meter
+        self, stream: Stream, decoder: Decoder, writer: LogWriter, memory: ToastMemory, feed: SnapshotFeed, meter: Meter
     ) -> None:
         self._stream = stream
         self._decoder = decoder

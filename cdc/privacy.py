@@ -31,9 +31,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from cdc.errors import ConfigError, Stopped, StopState
+from cdc.log.contract import LogWriter
 from cdc.model.batch import EXACT, EXACT_TYPE, META_FIELDS, batch_schema, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import TEXT, canonical_text
+from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.settings import ColumnPolicy as Policy
 
@@ -173,9 +175,13 @@ class Protection:
             arrays.append(values if column is None or not column.protected else self._transform(logged, column)(values))
         return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
 
-    def kept_back(self, table: Table) -> frozenset[str]:
-        """The raw table's columns whose values must not be written to any file of ours."""
-        return frozenset(name for name, policy in self._policies.get(table.qualified, {}).items() if policy != "keep")
+    def names(self, table: str) -> bool:
+        """Whether a policy keeps anything of the table (``schema.name``) back."""
+        return any(policy != "keep" for policy in self._policies.get(table, {}).values())
+
+    def kept_back(self, table: Table) -> dict[str, bool]:
+        """The raw table's columns whose values must not be written to any file of ours, each with whether anything of it is logged."""
+        return {name: policy != "drop" for name, policy in self._policies.get(table.qualified, {}).items() if policy != "keep"}
 
     def _column(self, column: Column, policy: Policy) -> Column | None:
         match policy:
@@ -241,6 +247,34 @@ class Protection:
             f"column {leaking[0].name} of {table.qualified} may be a protected column under a new name, and no policy names it",
             f'name it in [source.columns."{table.qualified}"] beside the old name',
         )
+
+
+class ProtectedWriter:
+    """A log's writer that nothing passes unprotected."""
+
+    def __init__(self, writer: LogWriter, protect: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        self._writer = writer
+        self._protect = protect
+
+    @property
+    def head(self) -> Cut:
+        return self._writer.head
+
+    @property
+    def next_position(self) -> Position:
+        return self._writer.next_position
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self._writer.append(self._protect(batch))
+
+    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
+        return self._writer.commit(commit_lsn, commit_ts_us)
+
+    def rollback(self) -> None:
+        self._writer.rollback()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def _protected(logged: Table) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -52,8 +52,12 @@ class SnapshotProgress:
     and a chunk that is read twice does no harm.
     """
 
-    def __init__(self, folder: Path, *, interval_s: float = INTERVAL_S) -> None:
-        """``folder``: the log's. Raises LogCorrupt when the file there is not ours."""
+    def __init__(
+        self, folder: Path, *, interval_s: float = INTERVAL_S, secret_keys: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """``folder``: the log's. ``secret_keys``: whether a table's (``schema.name``) keys must not be written to a file; after a crash
+        such a table is read from its beginning. Raises LogCorrupt when the file there is not ours."""
+        self._secret_keys = secret_keys
         self._path = folder / FILE
         self._interval_s = interval_s
         self._written_at = float("-inf")
@@ -154,10 +158,15 @@ class SnapshotProgress:
             found = [TableProgress(r.table, r.done, r.total, r.finished) for r in self._records.values()]
         return sorted(found, key=lambda one: one.table)
 
+    def _writable(self, record: Record) -> Record:
+        if record.after is None or not self._secret_keys(record.table):
+            return record
+        return replace(record, after=None) if record.finished else replace(record, after=None, done=0)
+
     def _write(self) -> None:
         self._written_at = time.monotonic()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"format": _FORMAT, "tables": {str(oid): asdict(record) for oid, record in self._records.items()}}
+        content = {"format": _FORMAT, "tables": {str(oid): asdict(self._writable(record)) for oid, record in self._records.items()}}
         aside = self._path.with_suffix(".aside")
         # Keys are rows' values: nobody else reads them.
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -40,8 +40,11 @@ INSERT OR IGNORE INTO done VALUES (1, 0);
 class ToastMemory:
     """One writer. What it learns between two ``commit`` calls is dropped by ``rollback``, like the log's staging."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept_back: Callable[[Table], Mapping[str, bool]] = lambda _: {}) -> None:
+        """``kept_back``: the columns of a table (as the stream has it) whose values must not be written to this file, each with whether
+        anything of them reaches the log. What was left out of such a column has to come from the database."""
         self._db = _open(path)
+        self._kept_back = kept_back
         self._relations = {relation for (relation,) in self._db.execute("SELECT DISTINCT relation FROM wide")}
 
     @property
@@ -57,11 +60,13 @@ class ToastMemory:
     def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
         """See ``cdc.capture.decoder.Memory``."""
         shape = tuples.shape_of(table)
+        kept_back = self._kept_back(table)
+        nameless = any(column.name in kept_back for column in table.key)
         keys = np.flatnonzero(shape.key)
         added: list[bytes] = []
         end = len(block)
         unresolved = np.zeros(len(rows.op), np.bool_)
-        shortest = _shortest(shape)
+        shortest = {c: least for c, least in _shortest(shape).items() if table.columns[c].name not in kept_back}
         fresh: dict[int, bytes] = {}
 
         def field(column: int, row: int) -> bytes:
@@ -69,7 +74,7 @@ class ToastMemory:
             return fresh[at] if at in fresh else block[at : at + length].tobytes()
 
         for row in map(int, np.flatnonzero(rows.partial | rows.wide | (rows.op == Op.DELETE))):
-            key = _key([field(int(c), row) for c in keys])
+            key = _key([field(int(c), row) for c in keys]) if not nameless else b""
             if rows.op[row] == Op.DELETE:
                 # The second row of a changed key still needs what the first one's key knew.
                 moved = row + 1 < len(rows.op) and rows.order[row + 1] == rows.order[row] + 1
@@ -80,6 +85,9 @@ class ToastMemory:
                 old = key if not rows.order[row] & 1 else _key([field(int(c), row - 1) for c in keys])
                 known = self._latest(table.oid, old)
                 for column in map(int, np.flatnonzero(rows.lengths[:, row] == tuples.UNCHANGED)):
+                    if not kept_back.get(table.columns[column].name, True):
+                        rows.lengths[column, row] = -1  # dropped before the log
+                        continue
                     value = known.get(table.columns[column].name)
                     if value is None:
                         unresolved[row] = True
@@ -91,7 +99,7 @@ class ToastMemory:
                     end += len(value)
                 if old != key:
                     self._forget(table.oid, old)
-            if not unresolved[row]:
+            if not unresolved[row] and not nameless:
                 self._remember(
                     table.oid,
                     key,
@@ -104,8 +112,11 @@ class ToastMemory:
     def learn(self, batch: pa.RecordBatch) -> None:
         """Takes in a batch that did not come through ``fill``: a snapshot chunk, or the log's own past."""
         table = table_of(batch.schema)
+        kept_back = {*self._kept_back(table), *(column.name for column in table.columns if column.protected)}
+        if any(column.name in kept_back for column in table.key):
+            return
         shape = tuples.shape_of(table)
-        shortest = {table.columns[c].name: least for c, least in _shortest(shape).items()}
+        shortest = {table.columns[c].name: least for c, least in _shortest(shape).items() if table.columns[c].name not in kept_back}
         if not shortest:
             return
         width = np.full(len(batch), tuples.ROW_HEADER_BYTES + len(table.columns) // 8, np.int64)

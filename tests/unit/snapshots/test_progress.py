@@ -103,3 +103,12 @@ def test_bars_at_a_terminal() -> None:
 
 def test_tables_finished_long_ago_are_passed_over() -> None:
     assert shown([TableProgress("public.t", 5, 5, finished=True)], terminal=False) == ""
+
+
+def test_keys_that_are_secret_are_not_written(tmp_path: Path) -> None:
+    progress = SnapshotProgress(tmp_path, interval_s=0.0, secret_keys=lambda table: table == SOURCE.name)
+    progress.begin(SOURCE)
+    progress.advance(SOURCE.table.oid, 10, ("canary",), waiting=False)
+    assert progress.begin(SOURCE).after == ("canary",)
+    assert "canary" not in (tmp_path / "snapshot.json").read_text()
+    assert SnapshotProgress(tmp_path).begin(SOURCE).done == 0

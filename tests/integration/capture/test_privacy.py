@@ -1,0 +1,109 @@
+"""Column policies on the real stream and snapshot: equal values from both, and not a trace of the originals in any file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from cdc.errors import ConfigError, Stopped, StopState
+from cdc.privacy import MASKED, Keys
+from cdc.settings import Privacy
+from tests.integration.capture.running import Capture
+
+SECRET = "k" * 32
+POLICIES = {"public.users": {"email": "hmac", "note": "drop", "pay": "encrypt", "phone": "mask", "bio": "mask"}}
+CREATE = "create table users (id int primary key, email text, note text, pay numeric, phone text, bio text, plain text)"
+
+
+def protected(dsn: str, folder: Path, policies: Any = POLICIES, *, strict: bool = False, **source: Any) -> Capture:
+    capture = Capture(dsn, folder, columns=policies, **source)
+    privacy = Privacy(key=SecretStr(SECRET), strict=strict)
+    capture.settings = capture.settings.model_copy(update={"privacy": privacy})
+    return capture
+
+
+def traces(folder: Path, *canaries: str) -> list[str]:
+    return [
+        f"{canary} in {path.relative_to(folder)}"
+        for path in folder.rglob("*")
+        if path.is_file()
+        for canary in canaries
+        if canary.encode() in path.read_bytes()
+    ]
+
+
+def test_snapshot_and_stream_protect_alike_and_nothing_else_is_written(postgres: Any, tmp_path: Path) -> None:
+    keys = Keys(SECRET)
+    wide = "canary-bio-" + "".join(f"{n:07d}" for n in range(2000))
+    with postgres.connect() as connection:
+        connection.execute(CREATE)
+        connection.execute("alter table users alter bio set storage external")
+        row = "(%s, 'canary-mail', 'canary-note', 'NaN', 'canary-phone', %s, 'plain')"
+        connection.execute(f"insert into users values {row}", (1, wide))
+        capture = protected(postgres.dsn, tmp_path)
+        with capture.running():
+            capture.until_snapshot_done()
+            connection.execute(f"insert into users values {row}", (2, wide))
+            connection.execute("update users set plain = 'changed'")
+            capture.until(
+                lambda: [row["plain"] for row in capture.rows("public.users").values()] == ["changed"] * 2, "for the updates"
+            )
+            rows = list(capture.rows("public.users").values())
+    assert rows[0] == {**rows[1], "id": "1"}
+    assert rows[0]["email"] == keys.hmac("canary-mail")
+    assert rows[0]["phone"] == rows[0]["bio"] == MASKED
+    assert "note" not in rows[0]
+    assert keys.reveal(rows[0]["pay"] or "", "public.users", "pay") == "NaN"
+    assert traces(tmp_path, "canary") == []
+
+
+def test_a_key_can_be_protected(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as connection:
+        connection.execute("create table people (email text primary key, v text)")
+        connection.execute("insert into people select 'canary-' || n, n from generate_series(1, 500) n")
+        capture = protected(postgres.dsn, tmp_path, {"public.people": {"email": "hmac"}}, snapshot_chunk_rows=50)
+        with capture.running():
+            capture.until_snapshot_done()
+            connection.execute("delete from people where email = 'canary-1'")
+            connection.execute("update people set email = 'canary-new' where email = 'canary-2'")
+            expected = {(Keys(SECRET).hmac(f"canary-{n}"),) for n in (*range(3, 501), "new")}
+            capture.until(lambda: set(capture.rows("public.people")) == expected, "for the changes")
+            assert traces(tmp_path, "canary") == []
+    assert traces(tmp_path, "canary") == []
+
+
+def test_a_renamed_protected_column_stops_capture_until_it_is_named(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as connection:
+        connection.execute(CREATE)
+        capture = protected(postgres.dsn, tmp_path)
+        with capture.running():
+            capture.until_snapshot_done()
+            connection.execute("insert into users values (1, 'canary-mail')")
+            capture.until(lambda: len(capture.rows("public.users")) == 1)
+        connection.execute("alter table users rename email to mail")
+        connection.execute("insert into users values (2, 'canary-mail')")
+        capture.start()
+        error = capture.failure()
+        capture.stop()
+        assert isinstance(error, ConfigError | Stopped)
+        if isinstance(error, Stopped):
+            assert error.state is StopState.PRIVACY_UNDECIDED
+        assert "mail" in str(error)
+        again = protected(postgres.dsn, tmp_path, {"public.users": {**POLICIES["public.users"], "mail": "hmac"}})
+        with again.running():
+            again.until(lambda: len(again.rows("public.users")) == 2)
+            assert again.rows("public.users")[("2",)]["mail"] == Keys(SECRET).hmac("canary-mail")
+    assert traces(tmp_path, "canary") == []
+
+
+def test_strict_refuses_a_table_that_is_not_named(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as connection:
+        connection.execute(CREATE)
+    capture = protected(postgres.dsn, tmp_path, strict=True)
+    capture.start()
+    with pytest.raises(ConfigError, match=r"column id of public\.users"):
+        raise capture.failure()
+    capture.stop()
