@@ -59,6 +59,10 @@ class Source(Strict):
     failover: bool = True
     """A slot that is made here can be synchronised to standbys (where the server has that, from 17 on), so that capture goes on after
     a failover."""
+    streaming: bool = True
+    """Large transactions are received while they run, into a spool beside the log, so that their commit is near when they end."""
+    two_phase: bool = False
+    """Prepared transactions are received at PREPARE instead of COMMIT PREPARED; visible at COMMIT PREPARED either way."""
     columns: Mapping[str, Mapping[str, ColumnPolicy]] = {}
     """``schema.table`` → column → what of its values may reach the log."""
     snapshot_chunk_rows: int = Field(50_000, ge=1)

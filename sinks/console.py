@@ -12,11 +12,12 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from cdc.model.batch import POSITION, table_of
-from cdc.model.position import ZERO_CUT, Cut
+from cdc.model.batch import POSITION, first_position, table_of
+from cdc.model.evolution import schema_change_of
+from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
-from sinks.contract import Outcome, audit_schema
+from sinks.contract import Outcome, Shape, audit_schema
 from sinks.jsonrows import lines
 
 
@@ -30,13 +31,20 @@ class ConsoleSink:
         self.name = name
         self._out = out
         self._applied = ZERO_CUT
+        self._shapes: dict[str, Shape] = {}
 
     def open(self) -> Cut:
         return self._applied
 
-    def prepare(self, table: Table) -> None: ...
+    def prepare(self, table: Table) -> None:
+        self._shapes.setdefault(table.qualified, Shape(table, Position(0)))
+
+    def shape(self, topic: str) -> Shape | None:
+        return self._shapes.get(topic)
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
+        if (change := schema_change_of(changes)) is not None:
+            self._shapes[change.table.qualified] = Shape(change.table, Position(first_position(changes)))
         fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), self._applied.position, side="right")))
         self._out.write(lines(fresh, table_of(fresh.schema)))
         self._out.flush()

@@ -5,7 +5,7 @@ A follower drives a sink like this, again and again::
     applied = sink.open()
     for each range of the log (applied, cut]:
         sink.prepare(table)            # once per table and schema version, before its first batch
-        sink.apply(batch) …            # rows in any order between batches, any number of times
+        sink.apply(batch) …            # rows in any order between batches, any number of times; a TRUNCATE or SCHEMA in its turn
         sink.commit(cut)               # now, and only now, the store says "I hold everything up to cut"
 
 The guard is the position: a row written at position p loses against the same key's row at p' > p, and against a commit that
@@ -49,6 +49,14 @@ class Outcome:
 NOTHING = Outcome(0)
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The definition that a store's rows of one topic stand under, and the change (0: none yet) that made it so."""
+
+    table: Table
+    position: Position
+
+
 class Sink(Protocol):
     """One derived store. Not thread-safe; each task opens its own."""
 
@@ -66,14 +74,23 @@ class Sink(Protocol):
         ...
 
     def prepare(self, table: Table) -> None:
-        """Makes or evolves the place for this table's rows so that ``apply`` of its batches can succeed. Idempotent."""
+        """Makes or evolves the place for this table's rows so that ``apply`` of its batches can succeed. Idempotent.
+
+        The first definition of a topic becomes its ``shape``; any other leaves it as it is.
+        """
+        ...
+
+    def shape(self, topic: str) -> Shape | None:
+        """The definition that the rows of this topic (``schema.table``) stand under, read from the store; None before the first."""
         ...
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         """Writes one batch (schema: ``cdc.model.batch.batch_schema``) and returns when the store has taken it.
 
-        A batch holds either rows or exactly one TRUNCATE; a TRUNCATE comes after everything before it was applied and before
-        anything after it is. Within a batch the last change of a key wins. A store that commits as a whole may stage the rows
+        A batch holds either rows or exactly one TRUNCATE or SCHEMA record; these come after everything before them was applied and
+        before anything after them is. A SCHEMA record makes its table the topic's ``shape``: afterwards every row that is there is what
+        it would be had it been written under that definition (a dropped column's value is gone from documents and values, a renamed
+        one has its new name), or no row at all when the record empties the topic. Within a batch the last change of a key wins. A store that commits as a whole may stage the rows
         until ``commit``. Raises StoreError when the batch as a whole was not taken; calling again is then safe.
         """
         ...

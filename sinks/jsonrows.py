@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.model.batch import OP, POSITION, Op
+from cdc.model.evolution import schema_change_of
 from cdc.model.table import Table
 from sinks import jsonkernels as kernels
 from sinks.jsonkernels import ABSENT, NULL, VALUE, Bytes, Offsets
@@ -123,7 +124,16 @@ def documents(batch: pa.RecordBatch, table: Table, names: Mapping[str, str] | No
 
 
 def lines(batch: pa.RecordBatch, table: Table) -> bytes:
-    """The batch as NDJSON. A TRUNCATE is the line ``{"_cdc_position":7,"_cdc_truncated":"schema.table"}``."""
+    """The batch as NDJSON. A TRUNCATE is the line ``{"_cdc_position":7,"_cdc_truncated":"schema.table"}``, a SCHEMA record the line
+    ``{"_cdc_position":7,"_cdc_schema":"schema.table","kind":"altered","columns":[…]}``, with ``"empties":true`` when every row is gone."""
+    if (change := schema_change_of(batch)) is not None:
+        told: dict[str, Any] = {POSITION: batch.column(POSITION)[0].as_py(), "_cdc_schema": table.qualified, "kind": change.kind}
+        told |= (
+            {"columns": list(table.names)}
+            | ({"empties": True} if change.empties else {})
+            | ({"now": change.now} if change.now else {})
+        )
+        return (json.dumps(told, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
     if len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE:
         position = batch.column(POSITION)[0].as_py()
         return (json.dumps({POSITION: position, "_cdc_truncated": table.qualified}, separators=(",", ":")) + "\n").encode()

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from cdc.model.batch import OP, POSITION, Op, table_of
-from cdc.model.position import ZERO_CUT, Cut
+from cdc.model.batch import OP, POSITION, Op, first_position, table_of
+from cdc.model.evolution import SchemaChange, schema_change_of
+from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
-from sinks.contract import NOTHING, Outcome, audit_schema
+from sinks.contract import NOTHING, Outcome, Shape, audit_schema
+from sinks.policy import emptied
+from sinks.reshape import reshaped, rewrites
 from sinks.rowtext import join_key, keys, row_text
 
 Row = dict[str, str | None]
@@ -31,11 +34,14 @@ class Store:
 
     rows: dict[str, dict[str, tuple[int, Row | None]]] = field(default_factory=dict)
     floors: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
     applied: Cut = ZERO_CUT
 
     def write(self, batch: pa.RecordBatch) -> Outcome:
         table = table_of(batch.schema)
         outcome = NOTHING
+        if (change := schema_change_of(batch)) is not None:
+            return Outcome(1) if self._reshape(change, Position(first_position(batch))) else Outcome(0, stale=1)
         texts = row_text(batch, table).to_pylist()
         changes = zip(
             batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist(), keys(batch, table).to_pylist(), texts, strict=True
@@ -56,6 +62,25 @@ class Store:
         if key in rows and rows[key][0] >= position:
             return False
         rows[key] = (position, None if op == Op.DELETE else row)
+        return True
+
+    def _reshape(self, change: SchemaChange, position: Position) -> bool:
+        """Rows before the change become rows at its position, under the new definition; or they go."""
+        topic, table = change.table.qualified, change.table
+        held = self.shapes.get(topic)
+        if position <= self.applied.position or (held is not None and position <= held.position):
+            return False
+        if emptied(None if held is None else held.table, change):
+            self._change(topic, position, Op.TRUNCATE, "", {})
+        elif held is not None and rewrites(held.table, table):
+            before = {key: row for key, (at, row) in self.rows.get(topic, {}).items() if at < position and row is not None}
+            batch = reshaped(_batch(list(before.values()), held.table), held.table, table, position)
+            again = keys(batch, table).to_pylist() if table.key else list(before)
+            for key, row in zip(again, row_text(batch, table).to_pylist(), strict=True):
+                self._change(topic, position, Op.READ, key, row)
+            self.floors[topic] = position
+            self.rows[topic] = {key: kept for key, kept in self.rows.get(topic, {}).items() if kept[0] >= position}
+        self.shapes[topic] = Shape(table, position)
         return True
 
     def commit(self, cut: Cut) -> None:
@@ -82,6 +107,10 @@ class MemorySink:
 
     def prepare(self, table: Table) -> None:
         self._store.rows.setdefault(table.qualified, {})
+        self._store.shapes.setdefault(table.qualified, Shape(table, Position(0)))
+
+    def shape(self, topic: str) -> Shape | None:
+        return self._store.shapes.get(topic)
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         if self._staged is None:

@@ -23,5 +23,12 @@ def follow(
 
     stops.check(settings.run_dir, f"follow-{name}")
     with stop_on_signals() as stop:
-        code = run_followers(settings.log.dir, settings.run_dir, {name: options}, until_caught_up=until_caught_up, stop=stop)
+        code = run_followers(
+            settings.log.dir,
+            settings.run_dir,
+            {name: options},
+            until_caught_up=until_caught_up,
+            stop=stop,
+            contracts=settings.contracts,
+        )
     raise typer.Exit(code)

@@ -73,4 +73,4 @@ def _followers(settings: Settings, name: str, stop: threading.Event) -> int:
         raise next(iter(held.values())).error()
     if not running:
         raise ConfigError("the configuration has no stores to follow", hint="add one: [stores.NAME]")
-    return run_followers(settings.log.dir, settings.run_dir, running, stop=stop)
+    return run_followers(settings.log.dir, settings.run_dir, running, stop=stop, contracts=settings.contracts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +14,16 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader
 from cdc.log.reader import EmbeddedLogReader
-from cdc.model.batch import OP, Op, table_of
+from cdc.model.batch import LSN, first_position, table_of
+from cdc.model.evolution import SchemaChange, schema_change_of, schema_record
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.settings import StoreOptions
+from cdc.spark.rules import Rules
+from cdc.spark.survey import Survey
 from sinks import make_sink
-from sinks.contract import NOTHING, DeadLetter, Outcome, Sink
+from sinks.contract import NOTHING, DeadLetter, Outcome, Shape, Sink
+from sinks.policy import Action
+from sinks.reshape import conformed
 
 RESULT: Final = pa.schema(
     [
@@ -36,54 +40,90 @@ RESULT: Final = pa.schema(
 
 @dataclass(slots=True)
 class Prepared:
-    """Which schema version of each table a sink has been prepared for."""
+    """What is known of an opened sink: which schema version it was prepared for, and the shapes that its rows have."""
 
     tables: dict[str, Table] = field(default_factory=dict)
+    _shapes: dict[str, Shape | None] = field(default_factory=dict)
 
     def ensure(self, sink: Sink, table: Table) -> None:
         if self.tables.get(table.qualified) != table:
             sink.prepare(table)
             self.tables[table.qualified] = table
+            if self._shapes.get(table.qualified) is None:
+                self._shapes.pop(table.qualified, None)
+
+    def shape(self, sink: Sink, topic: str) -> Shape | None:
+        if topic not in self._shapes:
+            self._shapes[topic] = sink.shape(topic)
+        return self._shapes[topic]
+
+    def reshaped(self, table: Table, position: Position) -> None:
+        """The sink has applied a SCHEMA record."""
+        self._shapes[table.qualified] = Shape(table, position)
+        self.tables.pop(table.qualified, None)
 
 
-def apply_range(
-    sink: Sink, reader: LogReader, topics: Sequence[str], after: Position, upto: Position, prepared: Prepared
-) -> Outcome:
-    """Applies everything in (after, upto] of these topics. Tables are independent of each other; each goes in position order.
+def apply_range(sink: Sink, reader: LogReader, seen: Survey, prepared: Prepared, rules: Rules) -> Outcome:
+    """Applies everything that the survey has seen. Tables are independent of each other; each goes in position order.
 
-    The log gives a TRUNCATE alone in its batch, so order makes it the barrier that sinks ask for. Does not commit.
+    The log gives a TRUNCATE or SCHEMA record alone in its batch, so order makes it the barrier that sinks ask for. Does not commit.
+    Raises Stopped at a schema change that has to wait for an operator (ask ``rules`` before, so that nothing behind it is applied).
     """
     outcome = NOTHING
-    for topic in topics:
-        for batch in reader.read(topic, after, upto):
-            prepared.ensure(sink, table_of(batch.schema))
-            crashpoint("follower.batch.read")
-            outcome += sink.apply(batch)
-            crashpoint("follower.batch.applied")
+    for found in seen.topics:
+        if found.changes and found.first is not None and prepared.shape(sink, found.topic) is None:
+            # The shape that the first change starts from, even where rows under it are skipped.
+            prepared.ensure(sink, found.first)
+        for batch in found.batches(reader):
+            outcome += _apply(sink, batch, prepared, rules)
     return outcome
 
 
-def survey(reader: LogReader, topics: Sequence[str], after: Position, upto: Position) -> tuple[list[Table], bool]:
-    """(every schema version in the range, whether a TRUNCATE is among the changes, which workers must not apply side by side)."""
-    tables: dict[Table, None] = {}
-    for topic in topics:
-        for batch in reader.read(topic, after, upto):
-            tables[table_of(batch.schema)] = None
-            if batch.num_rows == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE:
-                return list(tables), True
-    return list(tables), False
+def _apply(sink: Sink, batch: pa.RecordBatch, prepared: Prepared, rules: Rules) -> Outcome:
+    table = table_of(batch.schema)
+    change = schema_change_of(batch)
+    if change is not None:
+        return _change(sink, batch, change, prepared, rules)
+    if rules.policy(table.qualified) == "ignore" and (shape := prepared.shape(sink, table.qualified)) is not None:
+        batch, table = conformed(batch, shape.table), shape.table
+    prepared.ensure(sink, table)
+    crashpoint("follower.batch.read")
+    outcome = sink.apply(batch)
+    crashpoint("follower.batch.applied")
+    return outcome
 
 
-def on_workers(store: str, options: StoreOptions, log_dir: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _change(sink: Sink, batch: pa.RecordBatch, change: SchemaChange, prepared: Prepared, rules: Rules) -> Outcome:
+    position = Position(first_position(batch))
+    shape = prepared.shape(sink, change.table.qualified)
+    if shape is not None and position <= shape.position:
+        return Outcome(0, stale=1)
+    verdict = rules.verdict(None if shape is None else shape.table, change, position)
+    if verdict.stops:
+        raise rules.stopped(verdict, position)
+    if verdict.action is Action.IGNORE:
+        return NOTHING
+    if shape is not None and rules.keeps_shape(shape.table, change, position):
+        change = replace(change, table=shape.table)
+        batch = schema_record(change, position, batch.column(LSN)[0].as_py(), 0)
+    crashpoint("follower.schema.read")
+    outcome = sink.apply(batch)
+    crashpoint("follower.schema.applied")
+    prepared.reshaped(change.table, position)
+    return outcome
+
+
+def on_workers(rules: Rules, log_dir: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for ``mapInArrow`` over slices (``cdc.spark.source.SLICES``): reads them from the log, applies them, answers RESULT.
 
-    It carries the store's options, secrets included, to the workers; Spark's configuration never sees them.
+    It carries the store's options, secrets included, to the workers; Spark's configuration never sees them. The range must hold no
+    change of a table as a whole.
     """
 
     def work(slices: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in slices:
             for piece in batch.to_pylist():
-                yield _result(_worker(store, options, log_dir), piece)
+                yield _result(_worker(rules, log_dir), piece)
 
     return work
 
@@ -102,8 +142,9 @@ def outcome_of(results: pa.Table) -> Outcome:
 class _Worker:
     """A sink and a reader that one Python worker keeps from task to task."""
 
-    def __init__(self, store: str, options: StoreOptions, log_dir: Path) -> None:
-        self._sink = make_sink(store, options)
+    def __init__(self, rules: Rules, log_dir: Path) -> None:
+        self._rules = rules
+        self._sink = make_sink(rules.store, rules.options)
         self._reader = EmbeddedLogReader(log_dir)
         self._prepared = Prepared()
         self._opened = False
@@ -113,8 +154,10 @@ class _Worker:
             self._sink.open()
             self._opened = True
         try:
-            upto = Position(piece["upto"])
-            return apply_range(self._sink, self._reader, [piece["topic"]], Position(piece["after"]), upto, self._prepared)
+            outcome = NOTHING
+            for batch in self._reader.read(piece["topic"], Position(piece["after"]), Position(piece["upto"])):
+                outcome += _apply(self._sink, batch, self._prepared, self._rules)
+            return outcome
         except StoreError:
             self._sink.close()
             self._opened = False
@@ -125,10 +168,10 @@ class _Worker:
 _WORKERS: Final[dict[tuple[str, str, Path], _Worker]] = {}
 
 
-def _worker(store: str, options: StoreOptions, log_dir: Path) -> _Worker:
-    key = (store, repr(options), log_dir)
+def _worker(rules: Rules, log_dir: Path) -> _Worker:
+    key = (rules.store, repr(rules.options), log_dir)
     if key not in _WORKERS:
-        _WORKERS[key] = _Worker(store, options, log_dir)
+        _WORKERS[key] = _Worker(rules, log_dir)
     return _WORKERS[key]
 
 

@@ -23,7 +23,7 @@ import sinks.warehouse
 from cdc.errors import HeadwaterError, Stopped
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.position import Cut, Position
-from cdc.settings import StoreOptions
+from cdc.settings import Contract, StoreOptions
 from cdc.spark import session as sessions
 from cdc.spark.follower import Follower
 from cdc.spark.lease import Lease
@@ -41,6 +41,7 @@ def run_followers(
     *,
     until_caught_up: bool = False,
     stop: threading.Event,
+    contracts: Mapping[str, Contract] | None = None,
 ) -> int:
     """Follows the log with every store until ``stop`` is set, then finishes the batches under way and returns the exit code.
 
@@ -53,19 +54,25 @@ def run_followers(
     for store in stores:
         shutil.rmtree(scratch / store, ignore_errors=True)
     try:
-        return _run(log_dir, run_dir, scratch, stores, until_caught_up, stop)
+        return _run(log_dir, run_dir, scratch, stores, until_caught_up, stop, contracts or {})
     finally:
         for lease in leases:
             lease.release()
 
 
 def _run(
-    log_dir: Path, run_dir: Path, scratch: Path, stores: Mapping[str, StoreOptions], until_caught_up: bool, stop: threading.Event
+    log_dir: Path,
+    run_dir: Path,
+    scratch: Path,
+    stores: Mapping[str, StoreOptions],
+    until_caught_up: bool,
+    stop: threading.Event,
+    contracts: Mapping[str, Contract],
 ) -> int:
     reader = EmbeddedLogReader(log_dir)
     target = reader.head().position
     enough = threading.Event()
-    followers = [Follower(store, options, log_dir, reader, run_dir, enough) for store, options in stores.items()]
+    followers = [Follower(store, options, log_dir, reader, run_dir, enough, contracts) for store, options in stores.items()]
     for follower in followers:
         follower.report()
     ours = sessions.running() is None

@@ -10,21 +10,23 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from cdc import status, stops
 from cdc.crashpoint import crashpoint
-from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
+from cdc.errors import ConfigError, HeadwaterError, Stopped, StopState, StoreError
 from cdc.log.contract import LogReader
 from cdc.model.position import ZERO_CUT, Cut, Position
-from cdc.settings import StoreOptions
-from cdc.spark.apply import Prepared, apply_range, on_workers, outcome_of, survey
+from cdc.settings import Contract, StoreOptions
+from cdc.spark.apply import Prepared, apply_range, on_workers, outcome_of
+from cdc.spark.rules import Pause, Rules, approved, ask
+from cdc.spark.survey import Survey, survey
 from cdc.status import FollowerStatus
 from sinks import make_sink
-from sinks.contract import Outcome, Sink, matches
+from sinks.contract import Outcome, Shape, Sink, matches
 
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
@@ -40,7 +42,14 @@ class Follower:
     """Thread-safe. ``follow_to`` is called by the store's Spark query, ``idle`` now and then by its thread."""
 
     def __init__(
-        self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path, stop: threading.Event
+        self,
+        store: str,
+        options: StoreOptions,
+        log_dir: Path,
+        reader: LogReader,
+        run_dir: Path,
+        stop: threading.Event,
+        contracts: Mapping[str, Contract] | None = None,
     ) -> None:
         self.store = store
         self.options = options
@@ -54,6 +63,7 @@ class Follower:
         self._sink: Sink = make_sink(store, options)
         self._open = False
         self._prepared = Prepared()
+        self._rules = Rules(store, options, contracts or {}, approved(run_dir, store))
         self._looked_at = 0.0
         self._idled_at = 0.0
         self._goal = ZERO_CUT
@@ -154,6 +164,11 @@ class Follower:
             except Stopped as error:
                 self.fail(error)
                 return False
+            except ConfigError as error:
+                # A store's options do not fit a table as it is by now, such as a key template that names a column which is gone.
+                self._shut()
+                self.fail(error)
+                return False
             else:
                 return True
         return False
@@ -205,7 +220,33 @@ class Follower:
             cut = self._reader.cut_within(after, self.options.batch_rows, self.options.batch_bytes)
             if cut.position >= end.position:
                 cut = end
-            self._commit(cut, self._apply(after, cut.position, frame if cut is end else None))
+            seen = survey(self._reader, self._topics(), after, cut.position)
+            if (pause := self._pause(seen)) is not None:
+                cut = self._cut_before(after, pause)
+                seen = survey(self._reader, self._topics(), after, cut.position)
+            self._commit(cut, self._apply(after, cut.position, seen, frame if cut is end else None))
+
+    def _topics(self) -> list[str]:
+        return [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.name)]
+
+    def _pause(self, seen: Survey) -> Pause | None:
+        changed = [found.topic for found in seen.topics if found.changes]
+        shapes = {topic: self._prepared.shape(self._sink, topic) for topic in changed}
+        for found in seen.topics:
+            if found.changes and shapes[found.topic] is None and found.first is not None:
+                shapes[found.topic] = Shape(found.first, Position(0))
+        return self._rules.first_pause(seen, shapes)
+
+    def _cut_before(self, after: Position, pause: Pause) -> Cut:
+        """The last cut before the change, so that the store waits with everything that came before. Stops when it holds that already."""
+        rows = pause.position - 1 - after
+        if rows > 0:
+            cut = self._reader.cut_within(after, rows, 2**62)
+            if cut.position < pause.position:
+                return cut
+        self.fail(pause.stopped)
+        ask(self._run_dir, self.store, pause)
+        raise pause.stopped
 
     def _stay(self) -> None:
         until = time.monotonic() + STAY_S
@@ -217,17 +258,14 @@ class Follower:
                 self._goal = head
                 self._advance(head, None)
 
-    def _apply(self, after: Position, upto: Position, frame: Any) -> Outcome:
-        topics = [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.name)]
+    def _apply(self, after: Position, upto: Position, seen: Survey, frame: Any) -> Outcome:
         least = self.options.workers_from_rows
-        if frame is not None and self._sink.parallel and least and upto - after >= least:
-            tables, truncates = survey(self._reader, topics, after, upto)
-            if not truncates:
-                for table in tables:
+        if frame is not None and self._sink.parallel and least and upto - after >= least and not seen.barriers:
+            for found in seen.topics:
+                for table in found.tables:
                     self._prepared.ensure(self._sink, table)
-                work = on_workers(self.store, self.options, self._log_dir)
-                return outcome_of(frame.mapInArrow(work, _RESULT_DDL).toArrow())
-        return apply_range(self._sink, self._reader, topics, after, upto, self._prepared)
+            return outcome_of(frame.mapInArrow(on_workers(self._rules, self._log_dir), _RESULT_DDL).toArrow())
+        return apply_range(self._sink, self._reader, seen, self._prepared, self._rules)
 
     def _commit(self, cut: Cut, outcome: Outcome) -> None:
         crashpoint("follower.before_commit")

@@ -1,8 +1,9 @@
 """What runs inside the server, atomically: constants, data comes as arguments only.
 
-The ledger of a store is three keys: ``cdc:{name}:applied`` (hash: position, commit_lsn, commit_ts_us, and per table ``floor:…``, the
+The ledger of a store is four keys: ``cdc:{name}:applied`` (hash: position, commit_lsn, commit_ts_us, and per table ``floor:…``, the
 position of its last TRUNCATE), ``cdc:{name}:graves`` (sorted set: deleted keys by position, until the cut has passed) and
-``cdc:{name}:tables`` (hash: table → its keys' prefix). Lua's numbers are doubles, exact up to 2^53: positions stay below that.
+``cdc:{name}:tables`` (hash: table → its keys' prefix) and ``cdc:{name}:shapes`` (hash: table → JSON of the definition that its rows
+stand under, after the position that made it so). Lua's numbers are doubles, exact up to 2^53: positions stay below that.
 """
 
 from __future__ import annotations
@@ -96,5 +97,14 @@ local new = tonumber(ARGV[1])
 if new < position or new == position and tonumber(ARGV[2]) <= lsn then return 0 end
 redis.call('HSET', KEYS[1], 'position', ARGV[1], 'commit_lsn', ARGV[2], 'commit_ts_us', ARGV[3])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[1])
+return 1
+"""
+
+# KEYS: shapes. ARGV: the table, the position, the definition. Positions only rise. Returns 1 when this one stands.
+SET_SHAPE: Final = """
+local held = redis.call('HGET', KEYS[1], ARGV[1])
+local position = held and tonumber(string.match(held, '^%d+')) or -1
+if tonumber(ARGV[2]) <= position then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3])
 return 1
 """

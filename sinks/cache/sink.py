@@ -23,6 +23,7 @@ from redis.retry import Retry
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
+from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
@@ -30,10 +31,12 @@ from sinks import jsonrows
 from sinks.cache import resp, scripts
 from sinks.cache.keytemplate import DEFAULT, TableKeys, bind
 from sinks.cache.resp import Calls, Script, script_calls
-from sinks.contract import NOTHING, DeadLetter, Outcome
+from sinks.contract import NOTHING, DeadLetter, Outcome, Shape
 from sinks.deadletters import letter_id, letter_json
 from sinks.jsonrows import Piece, Texts, documents, join, position_texts, raw_texts, text_document_pieces
 from sinks.jsontext import parse_all, row_texts
+from sinks.policy import emptied
+from sinks.reshape import reshaped, rewrites
 from sinks.retry import down, redis_error
 
 KEYS_PER_CALL: Final = 100
@@ -67,8 +70,8 @@ class CacheSink:
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
         self._options = options
-        self._applied_key, self._graves, self._tables, self._dead = (
-            f"cdc:{{{name}}}:{part}" for part in ("applied", "graves", "tables", "dead")
+        self._applied_key, self._graves, self._tables, self._shapes, self._dead = (
+            f"cdc:{{{name}}}:{part}" for part in ("applied", "graves", "tables", "shapes", "dead")
         )
         self._client = _client(name, options)
         self._bound: dict[Table, TableKeys] = {}
@@ -104,7 +107,15 @@ class CacheSink:
                 raise ConfigError(f"store {self.name}: keys of {table.qualified} and {other.decode()} could be the same", hint=hint)
         self._ask(lambda: self._client.hset(self._tables, table.qualified, mine))
         crashpoint("cache.prepared")
+        self._set_shape(table, 0)
         self._bound[table] = keys
+
+    def shape(self, topic: str) -> Shape | None:
+        held: bytes | None = self._ask(lambda: self._client.hget(self._shapes, topic))
+        if held is None:
+            return None
+        position, _, table = held.partition(b" ")
+        return Shape(Table.from_json(table), Position(int(position)))
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         table = table_of(changes.schema)
@@ -112,6 +123,11 @@ class CacheSink:
             return NOTHING
         if changes.column(OP)[0].as_py() == Op.TRUNCATE:
             return self._truncate(table, first_position(changes))
+        if (change := schema_change_of(changes)) is not None:
+            return self._reshape(change, first_position(changes))
+        return self._upsert(changes, table)
+
+    def _upsert(self, changes: pa.RecordBatch, table: Table) -> Outcome:
         keys, values = self._keys(table).texts(changes), self._values(changes, table)
         dead: tuple[DeadLetter, ...] = ()
         sizes = np.diff(values.offsets)
@@ -227,6 +243,31 @@ class CacheSink:
                 self._ask(partial(self._client.eval, sweep, 1 + len(found), self._applied_key, *found, str(position)))
         return Outcome(1)
 
+    def _reshape(self, change: SchemaChange, position: int) -> Outcome:
+        """Every value that an older definition wrote is written again at the change's position, then what is older still goes.
+
+        Done twice, or by two at once, it comes to the same: a value at or beyond the position is left alone.
+        """
+        table, held = change.table, self.shape(change.table.qualified)
+        if position <= self.applied().position or (held is not None and position <= held.position):
+            return Outcome(0, stale=1)
+        gone = emptied(None if held is None else held.table, change)
+        self.prepare(table)
+        if not gone and held is not None and rewrites(held.table, table):
+            for found in self._scan_keys(self._keys(table).prefix):
+                rows = self._rows(found, held.table, before=position)
+                if rows.num_rows:
+                    self._upsert(reshaped(rows, held.table, table, position), table)
+            crashpoint("cache.schema.rewritten")
+            gone = True
+        if gone:
+            self._truncate(table, position)
+        self._set_shape(table, position)
+        return Outcome(1)
+
+    def _set_shape(self, table: Table, position: int) -> None:
+        self._ask(lambda: self._client.eval(scripts.SET_SHAPE, 1, self._shapes, table.qualified, str(position), table.to_json()))
+
     def _bury(self, letters: list[DeadLetter]) -> tuple[DeadLetter, ...]:
         held = [text for letter in letters for text in (letter_id(letter), letter_json(letter))]
         self._ask(lambda: self._client.hset(self._dead, items=held))
@@ -243,14 +284,17 @@ class CacheSink:
             if cursor == 0:
                 return
 
-    def _rows(self, keys: list[bytes], table: Table) -> pa.RecordBatch:
+    def _rows(self, keys: list[bytes], table: Table, *, before: int = 2**63) -> pa.RecordBatch:
+        """The rows under these keys that were written before the position."""
         if self._options.value == "json":
             values = self._ask(lambda: self._client.mget(keys)) if keys else []
-            return row_texts(parse_all([value for value in values if value is not None]), table)
+            held = parse_all([value for value in values if value is not None])
+            return row_texts([row for row in held if row.get(POSITION, 0) < before], table)
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
             pipeline.hgetall(key)
         hashes = [{k.decode(): v.decode() for k, v in row.items()} for row in self._ask(pipeline.execute) if row]
+        hashes = [row for row in hashes if int(row.get(POSITION, 0)) < before]
         columns = [pa.array([row.get(name) for row in hashes], pa.utf8()) for name in table.names]
         return pa.RecordBatch.from_arrays(columns, names=list(table.names))
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, batch_schema
+from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.pgtypes import (
     BOOL,
     BYTEA,
@@ -148,3 +149,10 @@ def _typed(text: str, kind: pa.DataType) -> Any:
     except (ValueError, InvalidOperation):
         return None
     return text
+
+
+def schema(
+    table: Table, position: int, kind: Kind = Kind.ALTERED, *, empties: bool = False, now: str | None = None
+) -> pa.RecordBatch:
+    """The SCHEMA record after which rows stand under ``table``."""
+    return schema_record(SchemaChange(table, kind, empties, now), position, position * 10, 1_700_000_000_000_000)

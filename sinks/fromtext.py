@@ -1,0 +1,61 @@
+"""Canonical text back into the Arrow types of a batch, with what those types cannot hold beside it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model.batch import EXACT_TYPE
+from cdc.model.pgtypes import canonical_text
+
+
+def typed(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mapping[int, str]]:
+    """The texts (utf8) as values of ``kind``, and row → text for those that would not come back from it as the same text.
+
+    kind: one of the types that ``cdc.model.pgtypes.arrow_type`` gives. Such a value is NULL in the array.
+    """
+    if pa.types.is_string(kind):
+        return texts, {}
+    try:
+        values = _parsed(texts, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+        values = (
+            pa.concat_arrays([_one(texts.slice(row, 1), kind) for row in range(len(texts))]) if len(texts) else texts.cast(kind)
+        )
+    same = pc.fill_null(pc.equal(canonical_text(values), texts), False)
+    odd = pc.indices_nonzero(pc.and_(texts.is_valid(), pc.invert(same))).to_pylist()
+    if not odd:
+        return values, {}
+    return pc.if_else(same, values, pa.scalar(None, kind)), {row: texts[row].as_py() for row in odd}
+
+
+def exact_column(rows: int, exact: Mapping[str, Mapping[int, str]]) -> pa.Array:
+    """``_cdc_exact`` of a batch: column → row → text."""
+    if not any(exact.values()):
+        return pa.nulls(rows, EXACT_TYPE)
+    pairs: list[list[tuple[str, str]]] = [[] for _ in range(rows)]
+    for name, texts in exact.items():
+        for row, text in texts.items():
+            pairs[row].append((name, text))
+    found: Sequence[list[tuple[str, str]] | None] = [entry or None for entry in pairs]
+    return pa.array(found, EXACT_TYPE)
+
+
+def _one(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return _parsed(text, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+        return pa.nulls(1, kind)
+
+
+def _parsed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_boolean(kind):
+        return pc.equal(texts, "t")
+    if pa.types.is_binary(kind):
+        plain = [None if text is None else bytes.fromhex(text.removeprefix("\\x")) for text in texts.to_pylist()]
+        return pa.array(plain, pa.binary())
+    if pa.types.is_timestamp(kind):
+        return pc.replace_substring_regex(texts, r"\+00$", "").cast(pa.timestamp("us")).cast(kind)
+    return texts.cast(kind)

@@ -1,0 +1,108 @@
+"""What a schema change does to one store: decided in one place, for followers and for ``cdc plan`` alike. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cdc.model.evolution import Kind, SchemaChange, differences
+from cdc.model.table import Column, Table
+from cdc.settings import SchemaPolicy
+from sinks.reshape import rekeyed, rewrites, same_table
+
+
+class Action(StrEnum):
+    """What a store does when it comes to the change."""
+
+    NOTHING = "nothing"
+    EVOLVE = "evolve in place"
+    """Its place takes the new definition; the rows that are there stay as they are."""
+    REWRITE = "rewrite rows"
+    """As ``EVOLVE``, and every row that is there is written again under the new definition."""
+    EMPTY = "empty"
+    """Every row goes; those that the source has follow as reads."""
+    IGNORE = "ignore"
+    """Rows go on in the former shape."""
+    PAUSE = "pause"
+    BROKEN = "contract broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    action: Action
+    why: str
+    """What changes, in words: names of tables and columns, nothing else."""
+
+    @property
+    def stops(self) -> bool:
+        return self.action in (Action.PAUSE, Action.BROKEN)
+
+
+def judge(held: Table | None, change: SchemaChange, policy: SchemaPolicy, required: Sequence[str] = ()) -> Verdict:
+    """held: the definition that the store's rows stand under (None: it has none yet). ``required``: what its contract wants.
+
+    The contract counts whatever the policy: it is broken when a required column was there and no longer is.
+    """
+    why = described(held, change)
+    gone = [name for name in required if held is not None and name in held.names and name not in remaining(change)]
+    if gone:
+        return Verdict(Action.BROKEN, f"{why}; its contract requires {', '.join(gone)}")
+    if held is None:
+        return Verdict(Action.EMPTY if change.empties else Action.NOTHING, why)
+    life = change.kind in (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED) or not same_table(held, change.table)
+    altered = life or bool(differences(held, change.table))
+    if policy == "pause" and altered:
+        return Verdict(Action.PAUSE, why)
+    if life:
+        return Verdict(Action.EMPTY if emptied(held, change) else Action.NOTHING, why)
+    if policy == "ignore" and altered:
+        if rekeyed(held, change.table):
+            return Verdict(Action.PAUSE, f"{why}; without its former key, rows cannot go on in their former shape")
+        return Verdict(Action.EMPTY if change.empties else Action.IGNORE, why)
+    if emptied(held, change):
+        return Verdict(Action.EMPTY, why)
+    if not altered:
+        return Verdict(Action.NOTHING, why)
+    return Verdict(Action.REWRITE if rewrites(held, change.table) else Action.EVOLVE, why)
+
+
+def emptied(held: Table | None, change: SchemaChange) -> bool:
+    """Whether every earlier row of the topic is gone: the record says so, or they were another table's."""
+    return change.empties or (held is not None and not same_table(held, change.table))
+
+
+def remaining(change: SchemaChange) -> tuple[str, ...]:
+    """The columns that rows have from here on; none for a table that is gone."""
+    gone = change.kind in (Kind.DROPPED, Kind.RENAMED)
+    return () if gone else tuple(change.table.names)
+
+
+def described(held: Table | None, change: SchemaChange) -> str:
+    """One clause a column: "public.orders: drops note, renames total to amount"."""
+    table = change.table.qualified
+    if change.kind is Kind.RENAMED:
+        return f"{table}: goes on as {change.now}" if change.now else f"{table}: has another name"
+    if change.kind is Kind.DROPPED:
+        return f"{table}: is dropped"
+    if change.kind is Kind.UNPUBLISHED:
+        return f"{table}: has left the publication"
+    if held is None or not same_table(held, change.table):
+        return f"{table}: is a new table"
+    clauses = [clause for found in differences(held, change.table) for clause in _clauses(found.old, found.new)]
+    if held.identity != change.table.identity and not clauses:
+        clauses.append("has another replica identity")
+    if change.kind is Kind.REWRITTEN or change.empties:
+        clauses.append("its rows are read again")
+    return f"{table}: {', '.join(clauses) or 'no column changes'}"
+
+
+def _clauses(old: Column | None, new: Column | None) -> list[str]:
+    if old is None or new is None:
+        return [f"adds {new.name}"] if new is not None else [f"drops {old.name}"] if old is not None else []
+    found = [f"renames {old.name} to {new.name}"] if old.name != new.name else []
+    if (old.type_oid, old.typmod, old.type_name) != (new.type_oid, new.typmod, new.type_name):
+        found.append(f"changes the type of {new.name}")
+    if old.key != new.key:
+        found.append(f"{'takes' if new.key else 'no longer takes'} {new.name} into the key")
+    return found

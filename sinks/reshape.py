@@ -1,0 +1,101 @@
+"""Rows under one definition of their table as rows under another: what a schema change means for what a store holds. Pure.
+
+Columns go by number where both definitions know it, so a rename keeps the values; a column that the other definition lacks is NULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, batch_schema, table_of
+from cdc.model.evolution import differences
+from cdc.model.pgtypes import arrow_type, canonical_text
+from cdc.model.table import Column, Table
+from sinks.fromtext import exact_column, typed
+from sinks.rowtext import exact_values
+
+
+def origins(old: Table, new: Table) -> Mapping[str, Column | None]:
+    """Each column of ``new`` by name, and the column of ``old`` that it was; None when it was not there."""
+    found: dict[str, Column | None] = {column.name: column for column in new.columns}
+    for change in differences(old, new):
+        if change.new is not None:
+            found[change.new.name] = change.old
+    return found
+
+
+def same_table(old: Table, new: Table) -> bool:
+    """Whether both are definitions of one table, and not of two that had the same name one after the other."""
+    return (old.oid, old.epoch) == (new.oid, new.epoch)
+
+
+def rekeyed(old: Table, new: Table) -> bool:
+    """Whether rows are told apart by other columns than before. A key column's new name alone changes nothing."""
+    came_from = origins(old, new)
+    before = [came.name if (came := came_from[column.name]) is not None else None for column in new.key]
+    return before != [column.name for column in old.key]
+
+
+def rewrites(old: Table, new: Table) -> bool:
+    """Whether documents written under ``old`` are not what ``new`` would have written.
+
+    An added column is no reason: a document that lacks a column says NULL.
+    """
+    for change in differences(old, new):
+        if change.old is None:
+            continue
+        if change.new is None or change.renamed or arrow_type(change.old) != arrow_type(change.new):
+            return True
+    return rekeyed(old, new)
+
+
+def reshaped(rows: pa.RecordBatch, old: Table, new: Table, position: int) -> pa.RecordBatch:
+    """Rows that a store holds, as reads of ``new`` that all stand at the change's position.
+
+    rows: canonical text, ``sinks.contract.audit_schema(old)``. Returns a batch in ``batch_schema(new)``. A value that a column's new
+    type cannot hold is kept as exact text.
+    """
+    came_from, count = origins(old, new), rows.num_rows
+    columns, exact = [], {}
+    for column in new.columns:
+        came = came_from[column.name]
+        texts = pa.nulls(count, pa.utf8()) if came is None else rows.column(came.name)
+        values, exact[column.name] = typed(texts, arrow_type(column))
+        columns.append(values)
+    meta = {
+        POSITION: pa.array(np.full(count, position, np.int64)),
+        OP: pa.array(np.full(count, int(Op.READ), np.int8)),
+        LSN: pa.array(np.zeros(count, np.int64)),
+        TS: pa.nulls(count, META_FIELDS[3].type),
+        EXACT: exact_column(count, exact),
+    }
+    return pa.RecordBatch.from_arrays([*(meta[field.name] for field in META_FIELDS), *columns], schema=batch_schema(new))
+
+
+def conformed(batch: pa.RecordBatch, shape: Table) -> pa.RecordBatch:
+    """The changes as if their table were still ``shape``: later columns are left out, dropped ones are NULL.
+
+    A value that the former type cannot hold is kept as exact text.
+    """
+    table = table_of(batch.schema)
+    if table == shape:
+        return batch
+    came_from, texts_of = origins(table, shape), exact_values(batch)
+    columns, exact = [], {}
+    for column in shape.columns:
+        came, kind = came_from[column.name], arrow_type(column)
+        values = pa.nulls(len(batch), kind) if came is None else batch.column(came.name)
+        mine: dict[int, str] = {}
+        if values.type != kind:
+            values, odd = typed(canonical_text(values), kind)
+            mine |= odd
+        if came is not None and came.name in texts_of:
+            held = texts_of[came.name]
+            mine |= dict(zip(held.rows.tolist(), held.texts.to_pylist(), strict=True))
+        exact[column.name] = mine
+        columns.append(values)
+    meta = [exact_column(len(batch), exact) if field.name == EXACT else batch.column(field.name) for field in META_FIELDS]
+    return pa.RecordBatch.from_arrays([*meta, *columns], schema=batch_schema(shape))
