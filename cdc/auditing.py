@@ -47,6 +47,7 @@ from cdc.log.reader import open_reader
 from cdc.model.position import Cut, Lsn, format_lsn
 from cdc.model.selection import matches
 from cdc.model.table import Table
+from cdc.privacy import Protection, protection_of
 from cdc.settings import Settings
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
@@ -126,6 +127,19 @@ class StoreAudit:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The source's side. ``connection``: autocommit, under the pinned settings (``connect``)."""
+
+    connection: psycopg.Connection
+    publication: str
+    protection: Protection = field(default_factory=lambda: Protection({}))
+
+    def rows(self, table: Table) -> SourceRows:
+        """The table's rows as the log may have them. Raises SourceError when the source no longer has the table."""
+        return SourceRows(self.connection, table, self.publication, partial(self.protection.protect_text, table))
+
+
 Report = Callable[[Progress], None]
 CaughtUp = Callable[[Lsn], Cut]
 """Blocks until the store has applied everything up to the LSN; returns what it has applied. Raises WaitTimeout."""
@@ -161,23 +175,25 @@ def audit(
     with ExitStack() as stack:
         reader = stack.enter_context(closing(open_reader(settings.log.dir)))
         connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
+        database = Database(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
-            tables = partial(targets, settings, reader, connection, name, table)
+            tables = partial(targets, settings, reader, database, name, table)
             with _opened(settings, name) as sink:
                 caught_up = _caught_up(settings, reader, sink, timeout_s)
-                audits.append(audit_store(connection, settings.source.publication, sink, tables, caught_up, progress))
+                audits.append(audit_store(database, sink, tables, caught_up, progress))
     return audits
 
 
-def targets(settings: Settings, reader: LogReader, connection: psycopg.Connection, store: str, table: str | None) -> list[Target]:
+def targets(settings: Settings, reader: LogReader, database: Database, store: str, table: str | None) -> list[Target]:
     """The store's tables, as the log knows them; published tables that the log has nothing of are among them.
 
     Raises ConfigError when ``table`` selects none.
     """
     patterns = settings.stores[store].tables
     found = {topic.name: Target(topic.table, topic.rows) for topic in reader.topics()}
-    for published in load_published(connection, settings.source.publication, settings.source.tables):
-        found.setdefault(published.qualified, Target(published, captured=False))
+    for published in load_published(database.connection, settings.source.publication, settings.source.tables):
+        if published.qualified not in found:
+            found[published.qualified] = Target(database.protection.logged(published), captured=False)
     wanted = [found[name] for name in sorted(found) if matches(patterns, name) and (table is None or matches((table,), name))]
     if table is not None and not wanted:
         raise ConfigError(f"store {store!r} has no table {table!r}", hint="cdc log ls")
@@ -227,14 +243,13 @@ def _caught_up(settings: Settings, reader: LogReader, sink: Sink, timeout_s: flo
 
 
 def audit_store(
-    connection: psycopg.Connection,
-    publication: str,
+    database: Database,
     sink: Sink,
     tables: Callable[[], Sequence[Target]],
     caught_up: CaughtUp,
     progress: Report = lambda _: None,
 ) -> StoreAudit:
-    """Audits these tables of one opened sink. ``connection``: autocommit, under the pinned settings (``connect``).
+    """Audits these tables of one opened sink.
 
     ``tables`` is asked once the store has caught up: only then is the log sure to know every table.
     """
@@ -242,7 +257,7 @@ def audit_store(
     seed = secrets.randbits(63)
     open_tables: list[_Open] = []
     finished: dict[str, TableAudit] = {}
-    with snapshot(connection) as lsn:
+    with snapshot(database.connection) as lsn:
         progress(Progress(sink.name, "", "waiting"))
         applied = caught_up(lsn)
         sink.make_visible()
@@ -250,11 +265,11 @@ def audit_store(
         for target in wanted:
             try:
                 # A savepoint: one table that cannot be read must not end the snapshot for the others.
-                with connection.transaction():
-                    open_tables.append(_compare(connection, publication, sink, target, lsn, applied, seed, progress))
+                with database.connection.transaction():
+                    open_tables.append(_compare(database, sink, target, lsn, applied, seed, progress))
             except SourceError as error:
                 finished[target.table.qualified] = TableAudit(target.table.qualified, False, error.line())
-    _settle(connection, publication, sink, open_tables, caught_up, seed, progress)
+    _settle(database, sink, open_tables, caught_up, seed, progress)
     finished |= {audited.target.table.qualified: audited.result() for audited in open_tables}
     results = tuple(finished[target.table.qualified] for target in wanted)
     return StoreAudit(
@@ -309,8 +324,7 @@ class _Open:
 
 
 def _compare(
-    connection: psycopg.Connection,
-    publication: str,
+    database: Database,
     sink: Sink,
     target: Target,
     lsn: Lsn,
@@ -322,7 +336,7 @@ def _compare(
     table = target.table
     started = time.monotonic()
     schema, key = audit_schema(table), key_indices(table)
-    rows = SourceRows(connection, table, publication)
+    rows = database.rows(table)
     store_failed = threading.Event()
     with ExitStack() as stack:
         source, store = Side(schema, key, seed), Side(schema, key, seed)
@@ -361,8 +375,7 @@ def _await(future: Future[None], tell: Callable[[], None]) -> None:
 
 
 def _settle(
-    connection: psycopg.Connection,
-    publication: str,
+    database: Database,
     sink: Sink,
     tables: Sequence[_Open],
     caught_up: CaughtUp,
@@ -375,16 +388,16 @@ def _settle(
             return
         if number:
             time.sleep(ROUND_PAUSE_S * number)
-        with snapshot(connection) as lsn:
-            before = [_source_look(connection, publication, audited, seed) for audited in left]
+        with snapshot(database.connection) as lsn:
+            before = [_source_look(database, audited, seed) for audited in left]
         applied = caught_up(lsn)
         sink.make_visible()
         stored = []
         for audited in left:
             progress(Progress(sink.name, audited.target.table.qualified, "settling", audited.source_rows, audited.store_rows))
             stored.append(_store_look(sink, audited, seed))
-        with snapshot(connection):
-            after = [_source_look(connection, publication, audited, seed) for audited in left]
+        with snapshot(database.connection):
+            after = [_source_look(database, audited, seed) for audited in left]
         for audited, source, store, again in zip(left, before, stored, after, strict=True):
             audited.lsn, audited.applied = lsn, applied
             differing = audited.settling.round(source.seen, store.seen, again.seen)
@@ -397,9 +410,8 @@ class _Seen:
     rows: Sequence[pa.RecordBatch]
 
 
-def _source_look(connection: psycopg.Connection, publication: str, audited: _Open, seed: int) -> _Seen:
-    rows = SourceRows(connection, audited.target.table, publication)
-    return _look(audited, rows.fetch, seed)
+def _source_look(database: Database, audited: _Open, seed: int) -> _Seen:
+    return _look(audited, database.rows(audited.target.table).fetch, seed)
 
 
 def _store_look(sink: Sink, audited: _Open, seed: int) -> _Seen:

@@ -31,13 +31,14 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from cdc.errors import ConfigError, Stopped, StopState
-from cdc.log.contract import LogWriter
+from cdc.log.contract import LogReader, LogWriter
 from cdc.model.batch import EXACT, EXACT_TYPE, META_FIELDS, batch_schema, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import TEXT, canonical_text
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.settings import ColumnPolicy as Policy
+from cdc.settings import Settings
 
 MASKED: Final = "*****"
 MIN_SECRET_BYTES: Final = 32
@@ -247,6 +248,17 @@ class Protection:
             f"column {leaking[0].name} of {table.qualified} may be a protected column under a new name, and no policy names it",
             f'name it in [source.columns."{table.qualified}"] beside the old name',
         )
+
+
+def protection_of(settings: Settings, log: LogReader) -> Protection:
+    """The configured policies; what the log already has of each table is where they go on from. Raises ConfigError."""
+    key = settings.privacy.key
+    return Protection(
+        settings.source.columns,
+        None if key is None else key.get_secret_value(),
+        strict=settings.privacy.strict,
+        known=[topic.table for topic in log.topics()],
+    )
 
 
 class ProtectedWriter:

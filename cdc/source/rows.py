@@ -58,8 +58,16 @@ def _reachable(lsn: Lsn) -> Lsn:
 class SourceRows:
     """One table's rows, as far as the publication publishes them. Every method runs inside a ``snapshot``."""
 
-    def __init__(self, connection: psycopg.Connection, table: Table, publication: str) -> None:
-        """Raises SourceError when the source no longer has the table."""
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        table: Table,
+        publication: str,
+        protect: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows,
+    ) -> None:
+        """``table``: as the log has it; ``protect`` gives its protected columns the values that the log has. Raises SourceError when the
+        source no longer has the table."""
+        self._protect = protect
         self._connection = connection
         self._table = table
         self._from = sql.Identifier(table.schema, table.name)
@@ -85,18 +93,29 @@ class SourceRows:
 
         Keys that are equal to Postgres but other text (numeric 1.0 and 1.00) find each other's rows.
         """
+        if any(column.protected for column in self._table.key):
+            return self._fetch_protected(keys)
         try:
             with self._connection.transaction():
-                return self._fetch(self._typed_match(keys))
+                return list(self._fetch(self._typed_match(keys)))
         except psycopg.DataError:
             # A store can hold a key that is no value of the key's type; only text compares with it.
-            return self._fetch(self._text_match(keys))
+            return list(self._fetch(self._text_match(keys)))
 
-    def _fetch(self, condition: sql.Composed) -> list[pa.RecordBatch]:
+    def _fetch(self, condition: sql.Composable) -> Iterator[pa.RecordBatch]:
         query = sql.SQL("copy (select {}, t.xmin from {} t where ({}) and {}) to stdout").format(
             self._columns(), self._from, self._filter, condition
         )
-        return list(self._copy(query, self._schema.append(pa.field(VERSION, pa.utf8())), lambda: True))
+        return self._copy(query, self._schema.append(pa.field(VERSION, pa.utf8())), lambda: True)
+
+    def _fetch_protected(self, keys: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Which rows have these keys shows only once the policies have been applied: reads the whole table."""
+        wanted = set(zip(*(column.to_pylist() for column in keys.columns), strict=True))
+        found = []
+        for rows in self._fetch(sql.SQL("true")):
+            texts = zip(*(rows.column(name).to_pylist() for name in keys.schema.names), strict=True)
+            found.append(rows.filter(pa.array([key in wanted for key in texts], pa.bool_())))
+        return found
 
     def _columns(self) -> sql.Composed:
         return sql.SQL(", ").join(sql.Identifier("t", name) for name in self._table.names)
@@ -135,7 +154,7 @@ class SourceRows:
                 for piece in copy:
                     block += piece
                     if len(block) >= BLOCK_BYTES:
-                        yield parse(block, schema)
+                        yield self._protect(parse(block, schema))
                         block = bytearray()
                         if not keep_going():
                             return
@@ -144,7 +163,7 @@ class SourceRows:
         except psycopg.Error as error:
             raise SourceError(f"cannot read {self._table.qualified} at the source: {reason(error)}", hint="cdc doctor") from None
         if block:
-            yield parse(block, schema)
+            yield self._protect(parse(block, schema))
 
 
 def _unnested(keys: pa.RecordBatch) -> sql.Composed:

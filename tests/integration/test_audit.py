@@ -21,6 +21,7 @@ from cdc.errors import ConfigError, WaitTimeout
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
+from cdc.privacy import MASKED, Keys, Protection
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from sinks.contract import Sink
@@ -124,7 +125,7 @@ def compare(
     source: psycopg.Connection, sink: Sink, *tables: Table, progress: Callable[[Progress], None] = lambda _: None
 ) -> StoreAudit:
     targets = [Target(table, ROWS) for table in tables]
-    return audit_store(source, "cdc", sink, lambda: targets, lambda _: sink.applied(), progress)
+    return audit_store(auditing.Database(source, "cdc"), sink, lambda: targets, lambda _: sink.applied(), progress)
 
 
 def found(result: TableAudit) -> set[tuple[str, str | None, tuple[str, ...]]]:
@@ -236,8 +237,33 @@ def test_only_what_is_published_counts(source: psycopg.Connection) -> None:
     source.execute("create publication half for table public.f where (id <= 50)")
     table = load_published(source, "half")[0]
     held = Held(texts(id=[f"{i}" for i in range(1, 51)], v=["v"] * 50))
-    result = audit_store(source, "half", held, lambda: [Target(table)], lambda _: held.applied())  # type: ignore[arg-type]
+    result = audit_store(auditing.Database(source, "half"), held, lambda: [Target(table)], lambda _: held.applied())  # type: ignore[arg-type]
     assert result.equal
+
+
+def test_protected_columns_are_compared_as_the_log_has_them(source: psycopg.Connection) -> None:
+    source.execute("create table public.p (mail text primary key, pay numeric, phone text, note text)")
+    source.execute("insert into public.p select 'm' || g, g, 'p', 'n' from generate_series(1, 3) g")
+    source.execute("alter publication cdc add table public.p")
+    policies: Any = {"public.p": {"mail": "hmac", "pay": "encrypt", "phone": "mask", "note": "drop"}}
+    guard = Protection(policies, "k" * 32)
+    logged = guard.logged(published(source, "p"))
+    keys = Keys("k" * 32)
+    place = b"public.p.pay"
+    held = Held(
+        texts(
+            mail=[keys.hmac("m1"), keys.hmac("m2"), keys.hmac("m9")],
+            pay=[keys.encrypt("1", place), keys.encrypt("7", place), keys.encrypt("9", place)],
+            phone=[MASKED] * 3,
+        )
+    )
+    database = auditing.Database(source, "cdc", guard)
+    [result] = audit_store(database, held, lambda: [Target(logged)], lambda _: held.applied()).tables  # type: ignore[arg-type]
+    assert {(one.kind, one.key["mail"], one.columns) for one in result.differences} == {
+        ("missing", keys.hmac("m3"), ()),
+        ("extra", keys.hmac("m9"), ()),
+        ("different", keys.hmac("m2"), ("pay",)),
+    }
 
 
 def test_one_table_that_cannot_be_read_does_not_end_the_others(
