@@ -105,6 +105,8 @@ def _capture(
                 crashpoint("capture.stream_broken")
                 writer.rollback()
                 memory.rollback()
+                # What was durable when it broke, and the memory had not committed yet.
+                _catch_up(memory, writer, settings.log.dir)
                 feed.reset()
                 feed.check()
                 attempts = 0 if time.monotonic() - began > BACKOFF_S[-1] else attempts
@@ -195,9 +197,9 @@ def _catch_up(memory: ToastMemory, writer: LogWriter, folder: Path) -> None:
         memory.clear()
     if memory.position == writer.head.position:
         return
-    reader = EmbeddedLogReader(folder)
-    for topic in reader.topics():
-        for batch in reader.read(topic.name, Position(memory.position), writer.head.position):
-            memory.learn(batch)
+    with closing(EmbeddedLogReader(folder)) as reader:
+        for topic in reader.topics():
+            for batch in reader.read(topic.name, Position(memory.position), writer.head.position):
+                memory.learn(batch)
     crashpoint("capture.toast_caught_up")
     memory.commit(writer.head.position)
