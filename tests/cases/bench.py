@@ -28,7 +28,7 @@ Content = Mapping[str, Sequence[Row]]
 """Table → its rows as canonical text, sorted."""
 
 _PUBLISHED = """
-select p.schemaname, p.tablename, p.rowfilter,
+select p.schemaname, p.tablename, p.rowfilter, c.relkind = 'p',
        array(select a.attname::text from pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attname = any (p.attnames)
                and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000) order by a.attnum)
@@ -78,8 +78,6 @@ def run(rig: Rig, cases: Sequence[Case], server: Postgres, folder: Path) -> Benc
         alive = [
             case for case in cases if case.id not in bench.skipped and _set_up(owner, server.dsn(name), case, results[case.id])
         ]
-        if rig.publication:
-            owner.execute(rig.publication.encode())
         try:
             _observe(rig, alive, owner, server.dsn(name), folder, results)
         except Exception as error:
@@ -193,22 +191,27 @@ def now(owner: psycopg.Connection) -> int:
     return parse_lsn(row[0])
 
 
-def _published(owner: psycopg.Connection) -> list[tuple[str, str, str | None, list[str]]]:
-    return [(row[0], row[1], row[2], row[3]) for row in owner.execute(_PUBLISHED, ("cdc",)).fetchall()]
+Published = tuple[str, str, str | None, bool, list[str]]
+"""Schema, name, row filter, whether it is partitioned, columns."""
 
 
-def content(owner: psycopg.Connection, case: Case, published: Sequence[tuple[str, str, str | None, list[str]]]) -> Content:
+def _published(owner: psycopg.Connection) -> list[Published]:
+    return [(row[0], row[1], row[2], row[3], row[4]) for row in owner.execute(_PUBLISHED, ("cdc",)).fetchall()]
+
+
+def content(owner: psycopg.Connection, case: Case, published: Sequence[Published]) -> Content:
     """What COPY gives of each published table, columns and rows as the publication has them."""
     found: dict[str, list[Row]] = {}
     with owner.transaction():
         for name, value in PINNED_SETTINGS.items():
             owner.execute("select set_config(%s, %s, true)", (name, value))
-        for schema, name, condition, columns in published:
+        for schema, name, condition, partitioned, columns in published:
             table = case.table_of(f"{schema}.{name}")
             if table is None:
                 continue
-            query = sql.SQL("copy (select {} from {} where {}) to stdout").format(
+            query = sql.SQL("copy (select {} from {} {} where {}) to stdout").format(
                 sql.SQL(", ").join(map(sql.Identifier, columns)),
+                sql.SQL("" if partitioned else "only"),
                 sql.Identifier(schema, name),
                 sql.SQL(condition or "true"),  # type: ignore[arg-type]
             )

@@ -19,7 +19,7 @@ _KNOWN_OPS: Final = "cudrts"
 class Rig:
     """What the cases that run together share: one database, one publication, one capture.
 
-    ``publication``: SQL of the owner, run after the setups and before capture starts; "" leaves the publication to capture.
+    ``publication``: SQL of the owner, run before the setups, which then add their tables; "" leaves the publication to capture.
     """
 
     name: str
@@ -94,12 +94,12 @@ class Step:
 def script(text: str) -> Iterator[Step]:
     """One step a line; a line without ``name:`` at its beginning goes on with the step before."""
     steps: list[list[str]] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         found = re.match(r"\s*([a-z0-9]+)([&!]?): ?(.*)$", line)
         if found:
             steps.append([found[1], found[2], found[3]])
         elif line.strip():
-            steps[-1][2] += "\n" + line.strip()
+            steps[-1][2] += "\n" + line
     for session, mark, sql in steps:
         yield Step(session, sql, waits=mark != "&", fails=mark == "!")
 

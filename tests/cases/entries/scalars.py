@@ -109,7 +109,6 @@ NUMBERS: Final[tuple[Case, ...]] = (
     values("B6-int4-extremes", "int4 to its last values", "int4", "-2147483648", "2147483647"),
     values("B6-int2-extremes", "int2 to its last values", "int2", "-32768", "32767", "0"),
     values("B6-bool", "bool as t and f", "bool", ("true", "t"), ("false", "f")),
-    values("B30-bigserial", "a serial column's value is replicated", "bigserial", "1", "42"),
     values(
         "B24-money",
         "money as the server's locale writes it",
@@ -172,7 +171,7 @@ TIMES: Final[tuple[Case, ...]] = (
         ("2024-02-29 12:00:00.123456+05:30", "2024-02-29 06:30:00.123456+00"),
         ("2024-03-31 02:30:00 Europe/Berlin", "2024-03-31 01:30:00+00"),
         ("2024-10-27 02:30:00 Europe/Berlin", "2024-10-27 01:30:00+00"),
-        ("1883-11-18 12:03:58 America/New_York", "1883-11-18 17:00:00+00"),
+        ("1883-11-17 12:00:00 America/New_York", "1883-11-17 16:56:02+00"),
     ),
     values(
         "B9-time",
@@ -318,9 +317,11 @@ DOCUMENTS: Final[tuple[Case, ...]] = (
         versions=ALL,
     ),
     values("B17-jsonb-null", "SQL NULL and JSON null are two values", "jsonb", "null", "{}", "[]", '""'),
-    values("B27-tsvector", "tsvector", "tsvector", ("it''s:1A cat:2", "'cat':2 'it''s':1A"), "", versions=ALL),
+    values("B27-tsvector", "tsvector", "tsvector", ("'it''s':1A cat:2", "'cat':2 'it''s':1A"), "", versions=ALL),
     values("B27-tsquery", "tsquery", "tsquery", "'fat' & ( 'rat' | !'cat' )", "'a' <-> 'b':*"),
-    values("B27-xml", "xml", "xml", "<a>b</a>", '<?xml version="1.0"?><a/>', keyed=False, needs="xml", versions=(15, 17, 18)),
+    values(
+        "B27-xml", "xml", "xml", "<a>b</a>", ('<?xml version="1.0"?><a/>', "<a/>"), keyed=False, needs="xml", versions=(15, 17, 18)
+    ),
     values("B27-jsonpath", "jsonpath", "jsonpath", ("$.a[*] ? (@ > 1)", '$."a"[*]?(@ > 1)'), keyed=False),
     values("B27-pg-lsn", "pg_lsn", "pg_lsn", "16/B374D848", "0/0", "FFFFFFFF/FFFFFFFF"),
     values("B27-pg-snapshot", "pg_snapshot", "pg_snapshot", "10:20:10,14,15", keyed=False),
