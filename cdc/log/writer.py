@@ -199,9 +199,10 @@ class EmbeddedLogWriter:
         self._publish(group)
         for topic in staged.topics.values():
             topic.durable = topic.tip
+        # From here on nothing of it may be taken back, whatever else goes wrong.
+        self._staged = _Staged(Density(self._published.position))
         crashpoint("log.commit.published")
         self._close_full(staged)
-        self._staged = _Staged(Density(self._published.position))
         return self.head
 
     def rollback(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc.crashpoint import armed
 from cdc.errors import HeadwaterError
 from cdc.log import writer as writer_module
 from cdc.log.reader import EmbeddedLogReader
@@ -242,3 +243,20 @@ def test_killed_writers_under_a_following_reader(quick_folder: Path, seed: int) 
     writer.close()
     assert len(seen) > 50
     assert sorted(everything(EmbeddedLogReader(root))) == list(range(1, writer.head.position + 1))
+
+
+@pytest.mark.parametrize("point", ["log.commit.published", "log.segment.closed"])
+def test_an_error_behind_the_commit_takes_nothing_back(tmp_path: Path, point: str) -> None:
+    """The caller rolls back after every error; what is durable by then has to stay."""
+    writer = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk(), seal=False, segment_bytes=1)
+    writer.append(changes(ORDERS, [1, 2]))
+    with armed(f"{point}=error"), pytest.raises(OSError, match="crash point"):
+        writer.commit(Lsn(1), 0)
+    writer.rollback()
+    writer.append(changes(ORDERS, [3]))
+    writer.commit(Lsn(2), 0)
+    writer.close()
+    EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk(), seal=False).close()
+    assert everything(EmbeddedLogReader(tmp_path / "log")) == expected(
+        [changes(ORDERS, [1, 2]), changes(ORDERS, [3])], [ORDERS] * 2
+    )
