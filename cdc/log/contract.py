@@ -91,7 +91,8 @@ class LogReader(Protocol):
         ...
 
     def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
-        """The first cut whose commit LSN is >= ``lsn``; None when the log has not come that far."""
+        """The first cut whose commit LSN is >= ``lsn``; None when the log has not come that far. Where LSNs have fallen (the source was
+        restored, or is another cluster), only the cuts since then count."""
         ...
 
     def topics(self) -> Sequence[Topic]: ...

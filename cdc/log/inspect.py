@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -128,7 +127,7 @@ def _size(path: Path) -> int:
 def _before_lsn(reader: EmbeddedLogReader, lsn: int) -> Position:
     """The last cut before anything that was committed at or after this LSN."""
     timeline = reader.timeline
-    number = int(np.searchsorted(timeline.cuts["highest_lsn"], lsn, "left")) if timeline else 0
+    number = timeline.number_at_lsn(lsn) if timeline else 0
     return timeline.cut(number - 1).position if timeline and number else START
 
 

@@ -108,7 +108,12 @@ class MemoryReader:
         return fitting[-1] if fitting else following[0]
 
     def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
-        return next((cut for cut in self._log.cuts if cut.commit_lsn >= lsn), None)
+        present: list[Cut] = []
+        for cut in self._log.cuts:
+            if present and cut.commit_lsn < present[-1].commit_lsn:
+                present.clear()
+            present.append(cut)
+        return next((cut for cut in present if cut.commit_lsn >= lsn), None)
 
     def topics(self) -> Sequence[Topic]:
         found: dict[str, list[pa.RecordBatch]] = {}

@@ -23,7 +23,7 @@ from cdc.log.format import (
 )
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 
-_CUTS: Final = np.dtype([("last", "i8"), ("lsn", "i8"), ("ts", "i8"), ("bytes", "i8"), ("highest_lsn", "i8")])
+_CUTS: Final = np.dtype([("last", "i8"), ("lsn", "i8"), ("ts", "i8"), ("bytes", "i8")])
 _PARTS: Final = np.dtype(
     [
         ("base", "i8"), ("last", "i8"), ("segment", "i8"), ("start", "i8"), ("end", "i8"),
@@ -162,10 +162,12 @@ class Timeline:
         self.topics: dict[int, TopicIndex] = {}
         self.numbers: dict[str, int] = {}
         self._cuts = Column(_CUTS)
+        self._lsns_rise_from = 0
+        """The first cut of the source's present history: an LSN of an earlier one (the database was restored, or is another) says nothing."""
 
     @property
     def cuts(self) -> npt.NDArray[np.void]:
-        """One row per group: last position, commit LSN and time, running bytes, highest LSN so far."""
+        """One row per group: last position, commit LSN and time, running bytes."""
         return self._cuts.rows
 
     @property
@@ -260,8 +262,10 @@ class Timeline:
         np.add.at(sizes, group_of, parts["end"].astype(np.int64) - parts["start"])
         before = self.cuts[-1] if self._cuts.size else None
         rows["bytes"] = np.cumsum(sizes) + (before["bytes"] if before is not None else 0)
-        highest = np.maximum.accumulate(rows["lsn"])
-        rows["highest_lsn"] = highest if before is None else np.maximum(highest, before["highest_lsn"])
+        earlier = np.concatenate(([before["lsn"] if before is not None else 0], rows["lsn"][:-1]))
+        falls = np.flatnonzero(rows["lsn"] < earlier)
+        if len(falls):
+            self._lsns_rise_from = self._cuts.size + int(falls[-1])
         self._cuts.extend(rows)
 
     def within(self, after: int, max_rows: int, max_bytes: int) -> Cut:
@@ -277,5 +281,18 @@ class Timeline:
 
     def at_lsn(self, lsn: int) -> Cut | None:
         """See ``LogReader.cut_at_lsn``."""
-        number = int(np.searchsorted(self.cuts["highest_lsn"], lsn, "left"))
+        number = self.number_at_lsn(lsn)
         return self.cut(number) if number < self._cuts.size else None
+
+    def number_at_lsn(self, lsn: int) -> int:
+        """Of the first cut that reaches the LSN; as many as there are cuts when none does."""
+        first = self._lsns_rise_from
+        return first + int(np.searchsorted(self.cuts["lsn"][first:], lsn, "left"))
+
+    def last_commit(self) -> Cut:
+        """The last cut that brought changes together with a new LSN (ZERO_CUT: none has), so that it is one of the source's commits."""
+        cuts = self.cuts
+        brought = np.diff(cuts["last"], prepend=0) > 0
+        brought &= np.diff(cuts["lsn"], prepend=0) != 0
+        at = np.flatnonzero(brought)
+        return self.cut(int(at[-1])) if len(at) else ZERO_CUT

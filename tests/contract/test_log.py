@@ -233,6 +233,16 @@ def test_cut_at_lsn(log: Home) -> None:
     assert log.reader.head() == third
 
 
+def test_lsns_of_a_restored_source_begin_lower(log: Home) -> None:
+    log.put(changes(ORDERS, [1]), lsn=1000)
+    log.put(changes(ORDERS, [2]), lsn=2000)
+    restored = log.put(changes(ORDERS, [3]), lsn=500)
+    later = log.put(changes(ORDERS, [4]), lsn=700)
+    assert log.reader.cut_at_lsn(Lsn(400)) == log.reader.cut_at_lsn(Lsn(500)) == restored
+    assert log.reader.cut_at_lsn(Lsn(501)) == later
+    assert log.reader.cut_at_lsn(Lsn(1000)) is None
+
+
 def test_topics(log: Home) -> None:
     log.put(changes(ORDERS, [1, 2]), changes(USERS, [3]))
     log.put(changes(NOTES, [4]), changes(USERS, [5, 6]))
