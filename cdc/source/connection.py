@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 from typing import Final
 
 import psycopg
@@ -30,7 +32,8 @@ def connect(dsn: str, *, application: str = "headwater", connect_timeout_s: int 
 
 
 def parse(dsn: str) -> dict[str, str]:
-    """libpq's parameters. libpq quotes pieces of a string that it cannot parse, so its own words are not passed on.
+    """libpq's parameters; a server on another machine is verified (``sslmode=verify-full``) where neither the DSN nor the environment
+    says otherwise: libpq's own default, ``prefer``, would also talk to whoever answers. libpq quotes pieces of a string that it cannot parse, so its own words are not passed on.
 
     A URL in whose password a reserved character stands as it is can still parse, with parts of the password as port or database:
     those are refused here, as later messages show them.
@@ -43,7 +46,22 @@ def parse(dsn: str) -> dict[str, str]:
     misread = "://" in dsn and "@" in parts.get("host", "") + parts.get("dbname", "")
     if misread or not all(port == "" or (port.isascii() and port.isdecimal()) for port in ports):
         raise ConfigError(_UNUSABLE, hint=_UNUSABLE_HINT)
+    said = "sslmode" in parts or "service" in parts or "PGSSLMODE" in os.environ
+    hosts = [*parts.get("host", "").split(","), *parts.get("hostaddr", "").split(",")]
+    if not said and not all(map(_local, hosts)):
+        parts["sslmode"] = "verify-full"
+        parts.setdefault("sslrootcert", "system")
     return parts
+
+
+def _local(host: str) -> bool:
+    """A Unix socket (libpq: a path, or nothing), or this machine's loopback interface."""
+    if not host or host.startswith(("/", "@")) or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def address(dsn: str) -> str:
