@@ -75,7 +75,7 @@ class Store:
         elif held is not None and rewrites(held.table, table):
             before = {key: row for key, (at, row) in self.rows.get(topic, {}).items() if at < position and row is not None}
             batch = reshaped(_batch(list(before.values()), held.table), held.table, table, position)
-            again = keys(batch, table).to_pylist() if table.key else list(before)
+            again = keys(batch, table).to_pylist() if table.key else [f"\\={key}" if held.table.key else key for key in before]
             for key, row in zip(again, row_text(batch, table).to_pylist(), strict=True):
                 self._change(topic, position, Op.READ, key, row)
             self.floors[topic] = position

@@ -252,18 +252,19 @@ class CacheSink:
         if position <= self.applied().position or (held is not None and position <= held.position):
             return Outcome(0, stale=1)
         gone = emptied(None if held is None else held.table, change)
+        dead: tuple[DeadLetter, ...] = ()
         self.prepare(table)
         if not gone and held is not None and rewrites(held.table, table):
             for found in self._scan_keys(self._keys(table).prefix):
                 rows = self._rows(found, held.table, before=position)
                 if rows.num_rows:
-                    self._upsert(reshaped(rows, held.table, table, position), table)
+                    dead += self._upsert(reshaped(rows, held.table, table, position), table).dead
             crashpoint("cache.schema.rewritten")
             gone = True
         if gone:
             self._truncate(table, position)
         self._set_shape(table, position)
-        return Outcome(1)
+        return Outcome(1, 0, dead)
 
     def _set_shape(self, table: Table, position: int) -> None:
         self._ask(lambda: self._client.eval(scripts.SET_SHAPE, 1, self._shapes, table.qualified, str(position), table.to_json()))

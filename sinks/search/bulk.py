@@ -62,9 +62,9 @@ def together(parts: Sequence[Verdicts]) -> Verdicts:
     return Verdicts(np.concatenate([p.rows for p in (none, *parts)]), np.concatenate([p.fates for p in (none, *parts)]), reasons)
 
 
-def actions(batch: pa.RecordBatch, table: Table) -> Texts:
-    """Per row: the action's line and the document's."""
-    ids = document_ids(keys(batch, table))
+def actions(batch: pa.RecordBatch, table: Table, ids: pa.Array | None = None) -> Texts:
+    """Per row: the action's line and the document's. ``ids``: the documents' ids where they are not those of the rows' keys."""
+    ids = document_ids(keys(batch, table)) if ids is None else ids
     head = [
         Piece(string_texts(ids), before=b'{"index":{"version_type":"external","_id":"', after=b'","version":'),
         Piece(position_texts(batch), after=b"}}\n"),

@@ -1,7 +1,8 @@
 """What the store says of itself, inside the store: the applied cut, each table's last TRUNCATE, and the dead letters.
 
-A hidden index per store, ``.headwater-<store>``: the document ``applied`` (position, commit_lsn, commit_ts_us) and one document
-``floor:<schema.table>`` (position) per truncated table; and ``.headwater-<store>-dead``, a document per dead letter. Numbers only
+A hidden index per store, ``.headwater-<store>``: the document ``applied`` (position, commit_lsn, commit_ts_us), one document
+``floor:<schema.table>`` (position) per truncated table, and one ``shape:<schema.table>`` (position, and the definition that the documents
+stand under) per table; and ``.headwater-<store>-dead``, a document per dead letter. Numbers only
 ever rise: each write names the version of the document that it has read.
 """
 
@@ -15,7 +16,8 @@ from urllib.parse import quote
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
-from sinks.contract import DeadLetter
+from cdc.model.table import Table
+from sinks.contract import DeadLetter, Shape
 from sinks.deadletters import letter_id, letter_json
 from sinks.search.naming import index_name
 from sinks.search.wire import Cluster
@@ -54,6 +56,15 @@ class Ledger:
 
     def raise_floor(self, table: str, position: int) -> int:
         return int(self._raise(f"floor:{table}", {"position": position}, lambda held: held["position"] < position)["position"])
+
+    def shape(self, table: str) -> Shape | None:
+        found = self._read(f"shape:{table}")[0]
+        return None if found is None else Shape(Table.from_json(found["table"]), Position(found["position"]))
+
+    def set_shape(self, table: Table, position: int) -> None:
+        """Unless the shape is of this position, or a later one, already."""
+        value = {"position": position, "table": table.to_json()}
+        self._raise(f"shape:{table.qualified}", value, lambda held: held["position"] < position)
 
     def bury(self, letters: Sequence[DeadLetter]) -> None:
         """Records dead letters; returns once they are durable."""

@@ -17,8 +17,8 @@ from cdc.errors import ConfigError
 from cdc.model.table import Table
 
 ID_BYTES_MAX: Final = 512
-GENERATION: Final = "@1"
-"""Ending of an index's name: which built copy of the table it is."""
+GENERATION: Final = "@"
+"""Before the number at the end of an index's name: which built copy of the table it is."""
 INDEX_BYTES_MAX: Final = 255 - 40
 """Of a name that we build from a table's; the rest is for our endings."""
 
@@ -35,14 +35,22 @@ class Places:
 
     alias: str
     """What users search: the index without the documents of deleted rows."""
-    index: str
-    """What holds the documents: the first generation behind the alias."""
-    writers: str
-    """How the alias through which documents are written begins; its ending changes with every fence."""
+    generation: int = 1
+    """Which built copy stands behind the alias."""
+
+    @property
+    def index(self) -> str:
+        """What holds the documents."""
+        return f"{self.alias}{GENERATION}{self.generation}"
+
+    @property
+    def writers(self) -> str:
+        """How the alias through which documents are written begins; its ending changes with every fence."""
+        return f"{self.index}.w"
 
 
 def places(template: str, table: Table) -> Places:
-    """Raises ConfigError when the template holds anything but ``{schema}`` and ``{table}``."""
+    """The table's first places. Raises ConfigError when the template holds anything but ``{schema}`` and ``{table}``."""
     try:
         used = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
     except ValueError:
@@ -52,7 +60,13 @@ def places(template: str, table: Table) -> Places:
             f"index = {template!r} may hold {{schema}} and {{table}} only", hint='for example index = "{schema}.{table}"'
         )
     name = index_name(template.format(schema=table.schema, table=table.name), json.dumps([table.schema, table.name]))
-    return Places(name, name + GENERATION, f"{name}{GENERATION}.w")
+    return Places(name)
+
+
+def behind(alias: str, index: str) -> Places | None:
+    """The places of the index that was found behind the alias; None when it is none of ours."""
+    generation = index.removeprefix(alias + GENERATION)
+    return Places(alias, int(generation)) if generation != index and generation.isdecimal() else None
 
 
 def index_name(wanted: str, identity: str) -> str:

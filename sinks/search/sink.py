@@ -5,30 +5,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
+from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
 from sinks import jsonrows
-from sinks.contract import NOTHING, DeadLetter, Outcome
+from sinks.contract import NOTHING, DeadLetter, Outcome, Shape
 from sinks.deadletters import check_share
 from sinks.jsonrows import DELETED, Texts
 from sinks.jsontext import row_texts
+from sinks.policy import emptied
+from sinks.reshape import reshaped, rewrites
 from sinks.retry import Fate
 from sinks.rowtext import join_key
 from sinks.search import bulk, fence, mapping
 from sinks.search.ledger import Ledger
-from sinks.search.naming import GENERATION, Places, document_ids, field_names, places
+from sinks.search.naming import GENERATION, Places, behind, document_ids, field_names, places
 from sinks.search.wire import Address, Cluster
 
 Positions = npt.NDArray[np.int64]
@@ -36,7 +40,8 @@ Positions = npt.NDArray[np.int64]
 IN_FLIGHT: Final = 2
 """Bulk requests at once: while the cluster works on one, the next is on its way."""
 PAGE_ROWS: Final = 2000
-PIT_KEEP_ALIVE: Final = "5m"
+SCROLL_KEEP_ALIVE: Final = "5m"
+LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
 LOOKUPS_MAX: Final = 10
 DEAD_ROWS_MIN: Final = 20
 
@@ -94,16 +99,19 @@ class SearchSink:
         return self.applied()
 
     def prepare(self, table: Table) -> None:
-        names = places(self._options.index, table)
-        answer = self._cluster.send("GET", f"/{names.index}")
-        if answer.status == 404:
-            self._create(names, table)
-            answer = self._cluster.send("GET", f"/{names.index}")
-        if answer.status >= 400:
-            raise self._cluster.error(f"looking up the index of {table.qualified}", answer)
-        held = answer.body[names.index]
+        found = self._look_up(table)
+        if found is None:
+            self._create(places(self._options.index, table), table)
+            found = self._look_up(table)
+            if found is None:
+                raise StoreError(f"store {self.name}: the index of {table.qualified} is removed all the time", retryable=True)
+        names, held = found
         self._evolve(names, table, held)
         self._places[table.qualified] = Place(table, names, self._writer(names, held), self._ledger.floor(table.qualified))
+        self._ledger.set_shape(table, 0)
+
+    def shape(self, topic: str) -> Shape | None:
+        return self._ledger.shape(topic)
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         table = table_of(changes.schema)
@@ -111,6 +119,8 @@ class SearchSink:
             return NOTHING
         if changes.column(OP)[0].as_py() == Op.TRUNCATE:
             return self._truncate(table, first_position(changes))
+        if (change := schema_change_of(changes)) is not None:
+            return self._reshape(change, first_position(changes))
         place = self._place(table)
         positions = changes.column(POSITION).to_numpy()
         first = int(np.searchsorted(positions, max(self._covered, place.floor), side="right"))
@@ -134,28 +144,22 @@ class SearchSink:
     def make_visible(self) -> None:
         """Refreshes every index of ours, also those of tables that this process has not written."""
         params = {"expand_wildcards": "open,hidden", "allow_no_indices": "true"}
-        self._cluster.ask("a refresh", "POST", f"/*{GENERATION}/_refresh", params=params)
+        self._cluster.ask("a refresh", "POST", f"/*{GENERATION}*/_refresh", params=params)
 
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
-        index = places(self._options.index, table).index
-        answer = self._cluster.send("POST", f"/{index}/_search/point_in_time", params={"keep_alive": PIT_KEEP_ALIVE})
-        if answer.status == 404:
-            return
-        if answer.status >= 400:
-            raise self._cluster.error(f"reading {table.qualified}", answer)
-        pit = answer.body["pit_id"]
-        try:
-            yield from self._pages(table, pit)
-        finally:
-            self._cluster.ask("closing a scan", "DELETE", "/_search/point_in_time", {"pit_id": [pit]})
+        names = self._names(table)
+        if names is not None:
+            for hits in self._pages(names.index, table):
+                yield row_texts([hit["_source"] for hit in hits], table, field_names(table))
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
-        index = places(self._options.index, table).index
+        names = self._names(table)
         parts = [keys.column(column.name) for column in table.key]
         ids = document_ids(join_key(parts, ":" if len(parts) > 1 else "")).to_pylist()
         found: list[Any] = []
-        for start in range(0, len(ids), PAGE_ROWS):
-            answer = self._cluster.send("POST", f"/{index}/_mget", {"ids": ids[start : start + PAGE_ROWS]})
+        for start in range(0, len(ids) if names is not None else 0, PAGE_ROWS):
+            assert names is not None
+            answer = self._cluster.send("POST", f"/{names.index}/_mget", {"ids": ids[start : start + PAGE_ROWS]})
             if answer.status >= 400 and answer.error_type != "index_not_found_exception":
                 raise self._cluster.error(f"reading {table.qualified}", answer)
             found += [doc["_source"] for doc in answer.body.get("docs", ()) if doc.get("found") and DELETED not in doc["_source"]]
@@ -172,7 +176,29 @@ class SearchSink:
             self.prepare(table)
         return self._places[table.qualified]
 
-    def _create(self, names: Places, table: Table) -> None:
+    def _look_up(self, table: Table) -> tuple[Places, dict[str, Any]] | None:
+        """The table's places and its index as the cluster describes it; None when there is none yet."""
+        alias = places(self._options.index, table).alias
+        answer = self._cluster.send("GET", f"/{alias}")
+        if answer.status == 404:
+            return None
+        if answer.status >= 400:
+            raise self._cluster.error(f"looking up the index of {table.qualified}", answer)
+        for index, held in answer.body.items():
+            if (names := behind(alias, index)) is not None:
+                return names, held
+        raise self._not_ours(alias)
+
+    def _names(self, table: Table) -> Places | None:
+        found = self._look_up(table)
+        return None if found is None else found[0]
+
+    def _not_ours(self, alias: str) -> StoreError:
+        hint = f"delete or rename the index {alias}, or set `index` in cdc.toml"
+        return StoreError(f"store {self.name}: {alias} exists and is not ours", retryable=False, hint=hint)
+
+    def _create(self, names: Places, table: Table, *, aliased: bool = True) -> str:
+        """Makes the index, by default behind its alias. Returns the alias through which documents are written."""
         index: dict[str, Any] = {
             "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
             "number_of_shards": self._options.shards,
@@ -181,24 +207,27 @@ class SearchSink:
         }
         if self._options.replicas is not None:
             index["number_of_replicas"] = self._options.replicas
-        living = {"bool": {"must_not": {"term": {DELETED: True}}}}
+        writer = fence.new_writer(names)
+        aliases: dict[str, Any] = {writer: {"is_hidden": True}}
+        if aliased:
+            aliases[names.alias] = {"filter": LIVING, "is_hidden": False}
         definition = {
             "settings": {"index": index},
             "mappings": {"dynamic": "strict", "properties": mapping.properties(table)},
-            "aliases": {names.alias: {"filter": living, "is_hidden": False}, fence.new_writer(names): {"is_hidden": True}},
+            "aliases": aliases,
         }
         answer = self._cluster.send("PUT", f"/{names.index}", definition)
         crashpoint("search.index.created")
         if answer.error_type == "invalid_alias_name_exception":
-            hint = f"delete or rename the index {names.alias}, or set `index` in cdc.toml"
-            raise StoreError(f"store {self.name}: {names.alias} exists and is not ours", retryable=False, hint=hint)
+            raise self._not_ours(names.alias)
         if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
             raise self._cluster.error(f"creating the index of {table.qualified}", answer)
+        return writer
 
     def _evolve(self, names: Places, table: Table, held: dict[str, Any]) -> None:
         wanted, fields = mapping.properties(table), held["mappings"].get("properties", {})
         if wrong := mapping.contradicted(wanted, fields):
-            hint = "a field's type never changes: build the index anew from the log"
+            hint = "a field's type never changes: delete the index, so that it is built anew from the log"
             raise StoreError(f"store {self.name}: {table.qualified} has a new type for {wrong[0]}", retryable=False, hint=hint)
         if not (added := mapping.missing(wanted, fields)):
             return
@@ -230,14 +259,14 @@ class SearchSink:
             rows = np.sort(judged.of(Fate.FENCED))
             if len(rows) == 0:
                 return bulk.together(final)
-            self.applied()
-            self.prepare(table)
-            place = self._places[table.qualified]
-            covered = positions[rows] <= max(self._covered, place.floor)
+            # Looked at before the place: rows that are covered may be of a definition that the place no longer takes.
+            covered = positions[rows] <= max(self.applied().position, self._ledger.floor(table.qualified))
             final.append(bulk.all_of(rows[covered], Fate.STALE))
             rows = rows[~covered]
             if len(rows) == 0:
                 return bulk.together(final)
+            self.prepare(table)
+            place = self._places[table.qualified]
         hint = f"another process replaces it all the time: see GET _alias/{place.names.writers}*"
         raise StoreError(f"store {self.name}: the write alias of {table.qualified} keeps changing", retryable=True, hint=hint)
 
@@ -273,6 +302,69 @@ class SearchSink:
         fence.purge(self._cluster, place.names, written_before=position)
         return Outcome(1)
 
+    # -- schema changes -----------------------------------------------------------------------------------------------
+
+    def _reshape(self, change: SchemaChange, position: int) -> Outcome:
+        """Documents of an older definition are written again at the change's position; a field that has to change its type takes a new
+        index, which replaces the old one at once. Done twice it comes to the same."""
+        table, held = change.table, self.shape(change.table.qualified)
+        if position <= self.applied().position or (held is not None and position <= held.position):
+            return Outcome(0, stale=1)
+        found = self._look_up(table)
+        gone = emptied(None if held is None else held.table, change)
+        dead: tuple[DeadLetter, ...] = ()
+        if found is None:
+            self.prepare(table)
+        elif mapping.contradicted(mapping.properties(table), found[1]["mappings"].get("properties", {})):
+            dead = self._rebuild(found[0], table, None if gone or held is None else held.table, position)
+        elif gone:
+            self._truncate(table, position)
+        elif held is not None and rewrites(held.table, table):
+            self.prepare(table)
+            dead = self._write_again(found[0], self._places[table.qualified].writer, held.table, table, position)
+            crashpoint("search.schema.rewritten")
+            self._truncate(table, position)
+        else:
+            self.prepare(table)
+        self._ledger.set_shape(table, position)
+        return Outcome(1, 0, dead)
+
+    def _rebuild(self, names: Places, table: Table, held: Table | None, position: int) -> tuple[DeadLetter, ...]:
+        """The next generation of the index takes the documents (none when ``held`` is None) and then the alias."""
+        fresh = replace(names, generation=names.generation + 1)
+        answer = self._cluster.send("DELETE", f"/{fresh.index}")  # what an attempt before this one has left
+        if answer.status >= 400 and answer.status != 404:
+            raise self._cluster.error("removing a half-built index", answer)
+        writer = self._create(fresh, table, aliased=False)
+        dead = () if held is None else self._write_again(names, writer, held, table, position)
+        self._cluster.ask("a refresh", "POST", f"/{fresh.index}/_refresh")
+        self._ledger.raise_floor(table.qualified, position)
+        crashpoint("search.schema.rebuilt")
+        actions = [
+            {"remove_index": {"index": names.index}},
+            {"add": {"index": fresh.index, "alias": fresh.alias, "filter": LIVING, "is_hidden": False}},
+        ]
+        self._cluster.ask(f"replacing the index of {table.qualified}", "POST", "/_aliases", {"actions": actions})
+        self.prepare(table)
+        return dead
+
+    def _write_again(self, names: Places, writer: str, held: Table, table: Table, position: int) -> tuple[DeadLetter, ...]:
+        dead: tuple[DeadLetter, ...] = ()
+        self._cluster.ask("a refresh", "POST", f"/{names.index}/_refresh")
+        for hits in self._pages(names.index, held, before=position):
+            rows = row_texts([hit["_source"] for hit in hits], held, field_names(held))
+            again = reshaped(rows, held, table, position)
+            ids = None
+            if not table.key:
+                former = pa.array([hit["_id"] for hit in hits], pa.utf8())
+                # Former keys must not meet the positions that will be the ids of later rows.
+                ids = document_ids(pc.binary_join_element_wise("\\=", former, "")) if held.key else former
+            verdicts = self._send_all(writer, bulk.actions(again, table, ids), np.arange(len(hits)))
+            if verdicts.count(Fate.FENCED):
+                raise StoreError(f"store {self.name}: another process replaces the write alias", retryable=True)
+            dead += self._bury(table, verdicts, again.column(POSITION).to_numpy())
+        return dead
+
     # -- deleted rows -------------------------------------------------------------------------------------------------
 
     def _purge(self) -> None:
@@ -295,22 +387,24 @@ class SearchSink:
                 place.writer = fresh[place.names]
         return fresh is not None
 
-    def _pages(self, table: Table, pit: str) -> Iterator[pa.RecordBatch]:
-        names = field_names(table)
-        body: dict[str, Any] = {
-            "size": PAGE_ROWS,
-            "pit": {"id": pit, "keep_alive": PIT_KEEP_ALIVE},
-            "query": {"bool": {"must_not": {"term": {DELETED: True}}}},
-            "sort": [{POSITION: "asc"}],  # no two documents of a table share one
-            "track_total_hits": False,
-        }
-        while True:
-            hits = self._cluster.ask(f"reading {table.qualified}", "POST", "/_search", body)["hits"]["hits"]
-            if hits:
-                yield row_texts([hit["_source"] for hit in hits], table, names)
-                body["search_after"] = hits[-1]["sort"]
-            if len(hits) < PAGE_ROWS:
-                return
+    def _pages(self, index: str, table: Table, *, before: int = 2**63 - 1) -> Iterator[list[Any]]:
+        """The hits of every living document written before the position, as they are now, by pages."""
+        query = {"bool": {**LIVING["bool"], "filter": {"range": {POSITION: {"lt": before}}}}}
+        body = {"size": PAGE_ROWS, "query": query, "sort": ["_doc"]}
+        params = {"scroll": SCROLL_KEEP_ALIVE, "allow_partial_search_results": "false"}
+        answer = self._cluster.send("POST", f"/{index}/_search", body, params=params)
+        if answer.status == 404:
+            return
+        if answer.status >= 400:
+            raise self._cluster.error(f"reading {table.qualified}", answer)
+        page = answer.body
+        try:
+            while hits := page["hits"]["hits"]:
+                yield hits
+                following = {"scroll": SCROLL_KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
+                page = self._cluster.ask(f"reading {table.qualified}", "POST", "/_search/scroll", following)
+        finally:
+            self._cluster.ask("closing a scan", "DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]})
 
 
 def make(name: str, options: Options) -> SearchSink:

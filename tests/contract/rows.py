@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -156,3 +157,7 @@ def schema(
 ) -> pa.RecordBatch:
     """The SCHEMA record after which rows stand under ``table``."""
     return schema_record(SchemaChange(table, kind, empties, now), position, position * 10, 1_700_000_000_000_000)
+
+
+NUMBERED = replace(ORDERS, columns=tuple(replace(column, attnum=number) for number, column in enumerate(ORDERS.columns, 1)))
+"""``ORDERS`` with its columns' numbers known."""

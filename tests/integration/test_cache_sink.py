@@ -15,7 +15,7 @@ from cdc.model.batch import Op
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from sinks.cache.sink import CacheSink, Options
 from sinks.contract import Outcome
-from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
+from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
 
 CANARY = "canary-value"
 
@@ -65,7 +65,7 @@ def test_nothing_is_kept_of_deleted_keys_once_the_cut_has_passed(valkey: Any, op
     with valkey.client() as client:
         assert client.zcard("cdc:{cache}:graves") == 300
         sink.commit(cut(600))
-        assert sorted(client.keys()) == [b"cdc:{cache}:applied", b"cdc:{cache}:tables"]
+        assert sorted(client.keys()) == [b"cdc:{cache}:applied", b"cdc:{cache}:shapes", b"cdc:{cache}:tables"]
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -173,3 +173,26 @@ def test_a_wrong_password_is_said_plainly(valkey_server: Valkey) -> None:
     sink.close()
     assert not failure.value.retryable
     assert CANARY not in failure.value.line()
+
+
+@pytest.mark.parametrize("value", ["json", "hash"])
+def test_what_readers_find_after_columns_went_and_were_renamed(valkey: Any, opened: Any, value: str) -> None:
+    sink = opened(value=value)
+    sink.apply(upserts(ORDERS, 1, [order(1, "new", note="secret")]))
+    names = {"status": "state"}
+    kept = [dataclasses.replace(c, name=names.get(c.name, c.name)) for c in NUMBERED.columns if c.name != "note"]
+    sink.apply(schema(NUMBERED, 2))
+    sink.apply(schema(dataclasses.replace(NUMBERED, columns=tuple(kept)), 3))
+    with valkey.client(decode_responses=True) as client:
+        found = json.loads(client.get("public.orders:1")) if value == "json" else client.hgetall("public.orders:1")
+    assert set(found) == {"_cdc_position", *(column.name for column in kept)}
+    assert (int(found["_cdc_position"]), found["state"]) == (3, "new")
+
+
+def test_a_rename_that_the_key_template_names_is_told(opened: Any) -> None:
+    sink = opened(key="order:{id}")
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    sink.apply(schema(NUMBERED, 2))
+    gone = dataclasses.replace(NUMBERED.columns[0], name="order_id")
+    with pytest.raises(ConfigError, match="id is not part of the key"):
+        sink.apply(schema(dataclasses.replace(NUMBERED, columns=(gone, *NUMBERED.columns[1:])), 3))

@@ -17,7 +17,7 @@ from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column
 from sinks.contract import Outcome
 from sinks.search.sink import Options, SearchSink
-from tests.contract.rows import ORDERS, batch, order, upserts
+from tests.contract.rows import NUMBERED, ORDERS, batch, order, schema, upserts
 
 CANARY = "canary-value"
 
@@ -168,3 +168,41 @@ def test_a_large_batch_goes_out_in_several_requests(opened: Any) -> None:
     assert sink.apply(upserts(ORDERS, 1, rows)) == Outcome(0, stale=1000)
     sink.make_visible()
     assert pa.Table.from_batches(sink.scan(ORDERS)).num_rows == 1000
+
+
+def test_what_users_find_after_columns_went_and_were_renamed(opensearch: OpenSearch, opened: Any) -> None:
+    sink = opened()
+    sink.apply(schema(NUMBERED, 1))
+    sink.apply(upserts(NUMBERED, 2, [order(key, "new", note="secret") for key in range(3000)]))  # more than a page
+    names = {"status": "state"}
+    kept = [dataclasses.replace(c, name=names.get(c.name, c.name)) for c in NUMBERED.columns if c.name != "note"]
+    new = dataclasses.replace(NUMBERED, columns=tuple(kept))
+    sink.apply(schema(new, 4000))
+    sink.commit(cut(4000))
+    sink.make_visible()
+    assert sum(batch.num_rows for batch in sink.scan(new)) == 3000
+    found = opensearch.request("POST", "/public.orders/_search", {"size": 1, "query": {"match": {"state": "new"}}})["hits"]["hits"]
+    assert set(found[0]["_source"]) == {"_cdc_position", *new.names}
+    assert count(opensearch, "public.orders") == 3000
+
+
+def test_a_field_that_changes_its_type_takes_a_new_index_behind_the_same_alias(opensearch: OpenSearch, opened: Any) -> None:
+    zombie, sink = opened(), opened()
+    sink.apply(schema(NUMBERED, 1))
+    sink.apply(upserts(NUMBERED, 2, [order(1), order(2)]))
+    zombie.prepare(NUMBERED)
+    names = {"customer_id": "note", "note": "customer_id"}
+    new = dataclasses.replace(
+        NUMBERED, columns=tuple(dataclasses.replace(c, name=names.get(c.name, c.name)) for c in NUMBERED.columns)
+    )
+    sink.apply(schema(new, 4))
+    assert zombie.apply(upserts(NUMBERED, 2, [order(1, "late")])) == Outcome(0, stale=1)
+    assert list(opensearch.request("GET", "/_alias/public.orders")) == ["public.orders@2"]
+    sink.make_visible()
+    found = opensearch.request("POST", "/public.orders/_search", {"query": {"term": {"note": 7}}})["hits"]["hits"]
+    assert len(found) == 2
+    sink.commit(cut(4))
+    sink.apply(batch(new, [(Op.DELETE, 5, order(2))]))
+    sink.commit(cut(5))
+    sink.make_visible()
+    assert count(opensearch, "public.orders") == 1
