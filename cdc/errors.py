@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class StopState(StrEnum):
@@ -52,6 +53,10 @@ class SourceError(HeadwaterError):
     exit_code = 2
 
 
+class SourceUnreachable(SourceError):
+    """Postgres does not answer now (down, starting up, out of connections); it may do so later."""
+
+
 class WaitTimeout(HeadwaterError):
     """What was waited for did not happen in time (exit 3)."""
 
@@ -92,3 +97,12 @@ class StoreError(HeadwaterError):
     def __init__(self, message: str, *, retryable: bool, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.retryable = retryable
+
+
+_QUOTING: Final = {"22": "a data exception", "23": "a violated constraint"}
+
+
+def presentable(sqlstate: str | None, message: str) -> str:
+    """A Postgres error's primary message, or just its class where such messages quote values (manual, "PostgreSQL Error Codes")."""
+    quoting = _QUOTING.get((sqlstate or "")[:2])
+    return f"{quoting} (SQLSTATE {sqlstate})" if quoting else message

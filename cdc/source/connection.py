@@ -9,10 +9,28 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc.errors import ConfigError, SourceError
+from cdc.errors import ConfigError, SourceError, SourceUnreachable, presentable
 from cdc.model.pgtypes import PINNED_SETTINGS
 
 CONNECT_TIMEOUT_S: Final = 10
+ALIVE: Final = {
+    "keepalives": "1",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    # What we have sent and nobody acknowledges; keepalives notice a peer that has vanished while we wait.
+    "tcp_user_timeout": "30000",
+}
+"""libpq's parameters by which a server that vanished without a word is noticed after half a minute."""
+_PASSING: Final = (
+    "starting up",
+    "shutting down",
+    "recovery",
+    "not yet accepting connections",
+    "too many",
+    "remaining connection slots",
+    "terminating connection",
+)
 _UNUSABLE: Final = "source.dsn is no connection string that libpq understands"
 _UNUSABLE_HINT: Final = "write it as postgresql://user@host:5432/database; reserved characters in a URL are percent-encoded"
 
@@ -21,11 +39,13 @@ def connect(dsn: str, *, application: str = "headwater", connect_timeout_s: int 
     """An autocommit connection under the pinned settings. Raises SourceError (ConfigError when the DSN itself is wrong)."""
     parts = parse(dsn)
     parts.setdefault("connect_timeout", str(connect_timeout_s))
+    parts = {**ALIVE, **parts}
     parts.setdefault("application_name", application)
     try:
         connection = psycopg.connect(make_conninfo(**parts), autocommit=True)
     except psycopg.Error as error:
-        raise SourceError(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error)) from None
+        kind = SourceUnreachable if _may_pass(error) else SourceError
+        raise kind(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error)) from None
     for name, value in PINNED_SETTINGS.items():
         connection.execute("select set_config(%s, %s, false)", (name, value))
     return connection
@@ -75,7 +95,7 @@ def address(dsn: str) -> str:
 
 def reason(error: psycopg.Error, dsn: str = "") -> str:
     """What the server or libpq says, on one line, without DETAIL or CONTEXT (they may quote rows) and without the password."""
-    text = error.diag.message_primary or str(error)
+    text = presentable(error.sqlstate, error.diag.message_primary or str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # Of several hosts, psycopg lists each failure on a line of its own after the first; libpq's further lines are advice.
     attempts = [line.removeprefix("- ") for line in lines[1:] if line.startswith("- ")]
@@ -83,6 +103,14 @@ def reason(error: psycopg.Error, dsn: str = "") -> str:
     line = line.rsplit("FATAL:", 1)[-1].strip().removeprefix("connection failed: ")
     secret = parse(dsn).get("password") if dsn else None
     return line.replace(secret, "***") if secret else line
+
+
+def _may_pass(error: psycopg.Error) -> bool:
+    """Whether waiting can help. libpq has no codes here, but the server's refusals begin with FATAL, whatever its language."""
+    text = str(error)
+    if "FATAL" in text:
+        return any(words in text for words in _PASSING)
+    return not any(words in text for words in ("SSL", "certificate", "GSSAPI", "channel binding", "password"))
 
 
 def _connect_hint(error: psycopg.Error) -> str:
