@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, cast
 
 import typer
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except HeadwaterError as error:
         if debug:
-            traceback.print_exc()
+            # Without its chain: a driver's own message may quote rows or secrets, ours never does.
+            traceback.print_exception(error, chain=False)
         for problem in getattr(error, "problems", (error,)):
             _complain(problem.line())
         return error.exit_code
@@ -43,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left; there is nobody to tell
         return 0
+    except Exception as error:
+        if debug:
+            traceback.print_tb(error.__traceback__)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        _complain(
+            f"unexpected {type(error).__name__} at {frame.name} in {Path(frame.filename).name}:{frame.lineno} → --debug shows the way there"
+        )
+        return 1
 
 
 def hoisted(arguments: Sequence[str]) -> list[str]:

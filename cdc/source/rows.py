@@ -86,7 +86,10 @@ class SourceRows:
     def scan(self, keep_going: Callable[[], bool] = lambda: True) -> Iterator[pa.RecordBatch]:
         """Every published row; schema as ``sinks.contract.audit_schema``. Ends early when ``keep_going`` says no."""
         query = sql.SQL("copy (select {} from {} t where {}) to stdout").format(self._columns(), self._from, self._filter)
-        yield from self._copy(query, self._schema, keep_going)
+        try:
+            yield from self._copy(query, self._schema, keep_going)
+        except psycopg.DataError as error:
+            raise self._unreadable(error) from None
 
     def fetch(self, keys: pa.RecordBatch) -> list[pa.RecordBatch]:
         """The published rows with these keys (columns named as the key's), with their xmin as one column more.
@@ -161,9 +164,12 @@ class SourceRows:
         except psycopg.DataError:
             raise
         except psycopg.Error as error:
-            raise SourceError(f"cannot read {self._table.qualified} at the source: {reason(error)}", hint="cdc doctor") from None
+            raise self._unreadable(error) from None
         if block:
             yield self._protect(parse(block, schema))
+
+    def _unreadable(self, error: psycopg.Error) -> SourceError:
+        return SourceError(f"cannot read {self._table.qualified} at the source: {reason(error)}", hint="cdc doctor")
 
 
 def _unnested(keys: pa.RecordBatch) -> sql.Composed:
