@@ -13,6 +13,7 @@ from typing import Final
 import psycopg
 
 from cdc.commands.invocation import Invocation, unopened_sink
+from cdc.commands.transport import check_transport
 from cdc.errors import HeadwaterError
 from cdc.settings import Settings
 from cdc.source.checks import Finding, check_budget, check_source
@@ -34,6 +35,7 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
     yield _disk(settings.log.dir)
     for name in settings.stores:
         yield _store(settings, name)
+    yield from check_transport(settings)
 
 
 def _source(settings: Settings, *, fix: bool) -> Iterator[Finding]:

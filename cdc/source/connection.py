@@ -68,14 +68,14 @@ def parse(dsn: str) -> dict[str, str]:
         raise ConfigError(_UNUSABLE, hint=_UNUSABLE_HINT)
     said = "sslmode" in parts or "service" in parts or "PGSSLMODE" in os.environ
     hosts = [*parts.get("host", "").split(","), *parts.get("hostaddr", "").split(",")]
-    if not said and not all(map(_local, hosts)):
+    if not said and not all(map(is_local, hosts)):
         parts["sslmode"] = "verify-full"
         parts.setdefault("sslrootcert", "system")
     return parts
 
 
-def _local(host: str) -> bool:
-    """A Unix socket (libpq: a path, or nothing), or this machine's loopback interface."""
+def is_local(host: str) -> bool:
+    """Whether libpq's host is on this machine: a Unix socket (libpq: a path, or nothing), or this machine's loopback interface."""
     if not host or host.startswith(("/", "@")) or host == "localhost":
         return True
     try:
