@@ -36,3 +36,137 @@ join pg_index i on i.indrelid = c.oid and i.indisprimary and i.indisvalid and i.
 where n.nspname = :'schema' and c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition
   and c.relreplident in ('d', 'f', 'i') and not exists (select from pg_publication where pubname = 'cdc')
 having count(*) > 0 \gexec
+
+-- Definitions. Postgres streams rows, not DDL: this event trigger puts what the catalog says of a changed table into the stream, in the DDL's own
+-- transaction, so that the change takes its place in the log before the first row under it. It needs a superuser; without it Headwater
+-- looks at the catalog every few seconds, which is as sure but later. A failure in it is a warning and never fails the DDL.
+set client_min_messages = warning;
+select rolsuper as super from pg_roles where rolname = current_user \gset
+\if :super
+begin;
+create schema if not exists headwater;
+
+-- Anybody may emit logical messages; only ours carry this.
+create table if not exists headwater.ddl_password (password text primary key);
+revoke all on headwater.ddl_password from public;
+insert into headwater.ddl_password select gen_random_uuid()::text where not exists (select from headwater.ddl_password);
+select format('grant usage on schema headwater to %I', :'role') \gexec
+select format('grant select on headwater.ddl_password to %I', :'role') \gexec
+
+create or replace function headwater.ddl_facts(relation oid) returns json
+language sql stable set search_path = pg_catalog as $facts$
+select
+json_build_object(
+  'oid', c.oid::int8,
+  'schema', (select n.nspname from pg_namespace n where n.oid = c.relnamespace),
+  'name', c.relname,
+  'partitioned', c.relkind = 'p',
+  'identity', c.relreplident,
+  'columns', (
+    select coalesce(json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod, (
+        with recursive base as (
+          select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t where t.oid = a.atttypid and a.atttypid >= 10000
+          union all
+          select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t join base b on t.oid = b.typbasetype)
+        select coalesce(max(bn.nspname || '.' || base.typname), '')
+        from base join pg_namespace bn on bn.oid = base.typnamespace where base.typbasetype = 0),
+      a.attgenerated, a.attnotnull or a.atthasdef or a.atthasmissing or a.attidentity <> '', a.xmin::text) order by a.attnum), '[]')
+    from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+  'index', (
+    select coalesce(json_agg(k.attnum order by k.place), '[]')
+    from pg_index x cross join unnest(x.indkey::int2[]) with ordinality k(attnum, place)
+    where x.indrelid = c.oid and x.indisvalid and case c.relreplident
+      when 'i' then x.indisreplident when 'd' then x.indisprimary and x.indimmediate else x.indisprimary end),
+  'leaves', (
+    select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
+        (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a
+         where a.attrelid = l.oid and a.attnum in (-1, 1)))), '{}')
+    from pg_class l
+    where l.oid in (select c.oid where c.relkind = 'r'
+                    union all
+                    select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf)),
+  'types', (
+    with recursive reached(oid) as (
+      select a.atttypid from pg_attribute a
+      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 10000
+      union
+      select next.oid from reached r join pg_type t on t.oid = r.oid cross join lateral (
+        select t.typelem union all select t.typbasetype
+        union all select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid)
+        union all select b.atttypid from pg_attribute b
+          where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
+      where next.oid >= 10000)
+    select coalesce(json_object_agg(told.what, told.text), '{}') from (
+      select 'e' || e.oid as what, e.enumlabel::text as text from reached r join pg_enum e on e.enumtypid = r.oid
+      union all
+      select 'a' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.atttypmod || ' ' || b.attisdropped
+      from reached r join pg_type t on t.oid = r.oid join pg_attribute b on b.attrelid = t.typrelid and b.attnum > 0
+      where t.typrelid <> 0) told))
+from pg_class c where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence <> 't'
+$facts$;
+
+create or replace function headwater.ddl_end() returns event_trigger
+language plpgsql security definer set search_path = pg_catalog as $end$
+begin
+  perform pg_logical_emit_message(true, 'headwater.ddl', told.message::text)
+  from (
+    with recursive commands as materialized (
+      select c.classid, c.objid, c.command_tag from pg_event_trigger_ddl_commands() c),
+    types(oid) as (
+      select c.objid from commands c where c.classid = 'pg_type'::regclass
+      union
+      select t.oid from commands c join pg_type t on t.typrelid = c.objid where c.classid = 'pg_class'::regclass
+      union
+      select next.oid from types y cross join lateral (
+        select t.oid from pg_type t where y.oid in (t.typelem, t.typbasetype)
+        union all select x.rngtypid from pg_range x where x.rngsubtype = y.oid
+        union all select x.rngmultitypid from pg_range x where x.rngtypid = y.oid
+        union all select t.oid from pg_attribute b join pg_type t on t.typrelid = b.attrelid
+          where b.atttypid = y.oid and b.attnum > 0 and not b.attisdropped) next(oid)),
+    touched(oid) as (
+      select c.objid from commands c where c.classid = 'pg_class'::regclass
+      union
+      select b.attrelid from types y join pg_attribute b on b.atttypid = y.oid where b.attnum > 0 and not b.attisdropped
+      union
+      select k.oid from commands c join pg_class k on k.relnamespace = c.objid
+      where c.classid = 'pg_namespace'::regclass and c.command_tag = 'ALTER SCHEMA'),
+    roots(oid) as (
+      select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from touched t join pg_class k on k.oid = t.oid
+      where k.relkind in ('r', 'p') and k.relpersistence <> 't')
+    select json_build_object(
+        'password', (select password from headwater.ddl_password),
+        'look', (select count(*) > 0 from commands where command_tag like '%PUBLICATION'),
+        'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from roots r), '[]')) as message
+    where exists (select from roots) or exists (select from commands where command_tag like '%PUBLICATION')) told;
+exception when others then
+  raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
+end
+$end$;
+
+create or replace function headwater.ddl_drop() returns event_trigger
+language plpgsql security definer set search_path = pg_catalog as $drop$
+begin
+  perform pg_logical_emit_message(true, 'headwater.ddl', told.message::text)
+  from (
+    with dropped as materialized (
+      select d.objid, d.objsubid, d.object_type from pg_event_trigger_dropped_objects() d where not d.is_temporary),
+    kept(oid) as (
+      select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from dropped d join pg_class k on k.oid = d.objid
+      where d.object_type = 'table column' and k.relkind in ('r', 'p'))
+    select json_build_object(
+        'password', (select password from headwater.ddl_password),
+        'look', (select count(*) > 0 from dropped where object_type like 'publication%'),
+        'dropped', coalesce((select json_agg(d.objid::int8) from dropped d where d.object_type = 'table' and d.objsubid = 0), '[]'),
+        'tables', coalesce((select json_agg(headwater.ddl_facts(k.oid)) from kept k), '[]')) as message
+    where exists (select from dropped where object_type in ('table', 'table column') or object_type like 'publication%')) told;
+exception when others then
+  raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
+end
+$drop$;
+
+drop event trigger if exists headwater_ddl_end;
+create event trigger headwater_ddl_end on ddl_command_end execute function headwater.ddl_end();
+drop event trigger if exists headwater_ddl_drop;
+create event trigger headwater_ddl_drop on sql_drop execute function headwater.ddl_drop();
+commit;
+\endif

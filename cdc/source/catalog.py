@@ -28,7 +28,7 @@ join pg_namespace n on n.oid = c.relnamespace
 left join pg_index p on p.indrelid = c.oid and p.indisprimary and p.indisvalid
 left join pg_index r on r.indrelid = c.oid and r.indisreplident and r.indisvalid
 where c.relkind in ('r', 'p', 'v', 'm', 'f') and c.relpersistence <> 't'
-  and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+  and n.nspname !~ '^pg_' and n.nspname not in ('information_schema', 'headwater')
 order by n.nspname, c.relname
 """
 
@@ -155,7 +155,7 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
         schema=cast(str, schema),
         name=cast(str, name),
         columns=tuple(
-            Column(label, type_oid, typmod, type_name, key=full_without_key or number in key_numbers)
+            Column(label, type_oid, typmod, type_name, key=full_without_key or number in key_numbers, attnum=number)
             for label, number, type_oid, typmod, type_name, generated in columns
             if not generated
         ),

@@ -1,0 +1,257 @@
+"""Each table's definition as the log has it, in stream order: what a RELATION message, a chunk or the catalog's facts change of it. Pure.
+
+Three things tell of a change. A RELATION message comes just before the first row under a new definition, but without column numbers.
+Facts (``cdc.model.facts``) come as logical messages with the prefix ``headwater.ddl``: from the event trigger in the DDL's own transaction, or
+from the thread that polls the catalog, later; either way what they mean is decided here, where they stand in the stream. A snapshot's
+chunk is read under the definition that holds at its watermark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from cdc.errors import Stopped
+from cdc.model.evolution import Kind, SchemaChange
+from cdc.model.facts import Facts, hidden
+from cdc.model.table import Table
+
+DDL_PREFIX: Final = "headwater.ddl"
+
+Catalog = Callable[[int], Facts | None]
+"""What the catalog says of a table (by OID) now; None when it is gone."""
+
+
+class Definitions:
+    """What the log says of each table, from the last durable cut on."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        known: Iterable[Table] = (),
+        ended: Iterable[str] = (),
+        facts: Mapping[int, Facts] | None = None,
+        passwords: Collection[str] = (),
+        wanted: Callable[[str], bool] = lambda _: True,
+        logged: Callable[[Table], Table] = lambda table: table,
+        look: Callable[[], None] = lambda: None,
+        unpublished: Callable[[str], Stopped] | None = None,
+        keep: Callable[[Mapping[int, Facts]], None] = lambda _: None,
+    ) -> None:
+        """``known``: the log's topics, of which ``ended`` name no table any more. ``facts``: as they stood at the last durable cut.
+        ``passwords``: messages without one of these are not ours. ``wanted``: whether ``schema.name`` is selected. ``logged``: a table's
+        definition as it is logged (without columns that are kept back). ``look``: asks for a look at the catalog soon. ``unpublished``: what
+        capture has to stop with when a selected table has left the publication. ``keep``: takes the facts once they are durable in the log.
+        """
+        self._catalog = catalog
+        self._passwords = frozenset(passwords)
+        self._wanted = wanted
+        self._logged = logged
+        self._look = look
+        self._unpublished_stop = unpublished
+        self._keep = keep
+        self._uncertain: set[int] = set()
+        self._ended = set(ended)
+        self._facts = dict(facts or {})
+        self._tables = {table.oid: table for table in known if table.qualified not in self._ended}
+        self._topics = {table.qualified: oid for oid, table in self._tables.items()}
+        self._again: list[int] = []
+        self._facts_changed = False
+        self._stopped: Stopped | None = None
+
+    def settle(self) -> None:
+        """Everything that was decided so far is durable in the log. Raises Stopped when capture cannot go on after it."""
+        if self._facts_changed:
+            self._keep(self._facts)
+            self._facts_changed = False
+        if self._stopped is not None:
+            raise self._stopped
+
+    def take_again(self) -> list[int]:
+        """OIDs of tables whose stored rows have to be read again (or that are gone), since the last call. To be asked for before the
+        changes that were returned become durable: at worst a table is then read once more than needed."""
+        again, self._again = list(dict.fromkeys(self._again)), []
+        return again
+
+    # --- what comes ----------------------------------------------------------------------------------------------------------
+
+    def number(self, table: Table) -> Table:
+        """The table of a RELATION message with its columns' numbers (and under FULL its key).
+
+        The facts that hold at this place of the stream are asked first, then the catalog (which may have moved on), then the
+        definition before. Columns that stay without a number have 0, and the table will be read again.
+        """
+        self._uncertain.discard(table.oid)
+        facts, before = self._facts.get(table.oid), self._tables.get(table.oid)
+        if facts is not None and (found := _numbered_by(table, facts.table())) is not None:
+            return found
+        now = self._catalog(table.oid)
+        live = None if now is None else now.table()
+        for known in (live, before):
+            if known is not None and (found := _numbered_by(table, known)) is not None:
+                return found
+        if live is None and before is None:
+            return table
+        self._uncertain.add(table.oid)
+        return _guessed(table, live, before)
+
+    def enter(self, table: Table) -> list[SchemaChange]:
+        """From here on the table's rows have this definition; returns the SCHEMA records that have to come before them."""
+        new, old = self._logged(table), self._tables.get(table.oid)
+        certain = table.oid not in self._uncertain
+        self._uncertain.discard(table.oid)
+        topic, holder = new.qualified, self._topics.get(new.qualified)
+        self._tables[table.oid] = new
+        self._topics[topic] = table.oid
+        if old == new and holder == table.oid:
+            return []
+        changes: list[SchemaChange] = []
+        moved = old is not None and old.qualified != topic
+        if moved and old is not None and self._topics.get(old.qualified) == table.oid:
+            changes.append(SchemaChange(replace(table, schema=old.schema, name=old.name), Kind.RENAMED, empties=True, now=topic))
+            del self._topics[old.qualified]
+            self._ended.add(old.qualified)
+        if holder not in (None, table.oid) or topic in self._ended:
+            self._ended.discard(topic)
+            changes.append(SchemaChange(table, Kind.CREATED, empties=True))
+            self._again.append(table.oid)
+        elif moved:
+            self._again.append(table.oid)
+        elif old is not None:
+            changes.append(self._altered(old, new, table, certain=certain))
+        return changes
+
+    def on_message(self, content: bytes) -> tuple[list[SchemaChange], list[Table]]:
+        """A logical message with our prefix: the SCHEMA records that it makes, and the definitions that hold from here on."""
+        try:
+            told = json.loads(content)
+            if told["password"] not in self._passwords:
+                return [], []
+            tables = [Facts.from_json(raw) for raw in told.get("tables", ())]
+            dropped = [int(oid) for oid in told.get("dropped", ())]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return [], []  # somebody else's: anybody may emit messages under any prefix
+        if told.get("look"):
+            self._look()
+        changes: list[SchemaChange] = []
+        for oid in dropped:
+            changes += self._leaf_dropped(oid, dropped)
+            changes += self._dropped(oid)
+        for facts in tables:
+            changes += self._learn(facts)
+        return changes, [
+            self._facts[facts.oid].table() for facts in tables if facts.oid in self._tables and facts.oid in self._facts
+        ]
+
+    # --- decisions -----------------------------------------------------------------------------------------------------------
+
+    def _altered(self, old: Table, new: Table, table: Table, *, certain: bool) -> SchemaChange:
+        if new.key and _key(old) != _key(new):
+            # Rows under the old key would stay for ever beside those under the new one.
+            self._again.append(table.oid)
+            return SchemaChange(table, Kind.REWRITTEN, empties=True)
+        numbered = all(column.attnum for column in (*old.columns, *new.columns))
+        if not certain or (not numbered and old.names != new.names):
+            self._again.append(table.oid)
+            return SchemaChange(table, Kind.REWRITTEN)
+        return SchemaChange(table, Kind.ALTERED)
+
+    def _learn(self, told: Facts) -> list[SchemaChange]:
+        before = self._facts.get(told.oid)
+        facts = told if told.publishing is not None or before is None else replace(told, publishing=before.publishing)
+        if facts.publishing is None:
+            self._look()  # only a look at the catalog tells whether it is published
+            return []
+        self._facts_changed |= facts != before
+        old = self._tables.get(facts.oid)
+        if not facts.publishing.published:
+            self._facts.pop(facts.oid, None)
+            return [] if old is None else self._unpublished(old)
+        self._facts[facts.oid] = facts
+        table = facts.table()
+        changes: list[SchemaChange] = []
+        if old is not None or table.qualified in self._topics or table.qualified in self._ended:
+            changes = self.enter(table)
+        if before is None:
+            if old is None:
+                self._again.append(facts.oid)  # it has joined while the stream goes on
+            return changes
+        verdict = hidden(before, facts)
+        if verdict is not None:
+            self._again.append(facts.oid)
+            if facts.oid in self._tables and not any(change.empties for change in changes):
+                changes.append(SchemaChange(table, Kind.REWRITTEN, empties=verdict.vanished))
+        return changes
+
+    def _dropped(self, oid: int) -> list[SchemaChange]:
+        self._facts_changed |= self._facts.pop(oid, None) is not None
+        table = self._tables.pop(oid, None)
+        if table is None:
+            return []
+        self._again.append(oid)
+        if self._topics.get(table.qualified) != oid:
+            return []
+        self._end(table)
+        return [SchemaChange(table, Kind.DROPPED, empties=True)]
+
+    def _leaf_dropped(self, oid: int, dropped: Collection[int]) -> list[SchemaChange]:
+        root = next((facts for facts in self._facts.values() if facts.partitioned and oid in facts.leaves), None)
+        if root is None or root.oid in dropped:
+            return []
+        return self._learn(root.without(oid))
+
+    def _unpublished(self, table: Table) -> list[SchemaChange]:
+        del self._tables[table.oid]
+        if self._topics.get(table.qualified) != table.oid:
+            return []
+        self._end(table)
+        self._again.append(table.oid)
+        if self._unpublished_stop is not None and self._wanted(table.qualified):
+            self._stopped = self._unpublished_stop(table.qualified)
+        return [SchemaChange(table, Kind.UNPUBLISHED)]
+
+    def _end(self, table: Table) -> None:
+        del self._topics[table.qualified]
+        self._ended.add(table.qualified)
+
+
+def _key(table: Table) -> list[tuple[int | str, int]]:
+    numbered = all(column.attnum for column in table.columns)
+    return [(column.attnum if numbered else column.name, column.type_oid) for column in table.key]
+
+
+def _shape(table: Table) -> list[tuple[str, int, int]]:
+    return [(column.name, column.type_oid, column.typmod) for column in table.columns]
+
+
+def _numbered_by(table: Table, known: Table) -> Table | None:
+    """The table with ``known``'s numbers (and key, where the stream does not tell it), if names and types are the same in the same order."""
+    if _shape(table) != _shape(known):
+        return None
+    return _with(table, [column.attnum for column in known.columns], [column.name for column in known.key])
+
+
+def _guessed(table: Table, live: Table | None, before: Table | None) -> Table:
+    """A number for each column that the catalog and the definition before agree on, or that only one of them has."""
+    sources = [{(c.name, c.type_oid): c.attnum for c in known.columns} for known in (live, before) if known is not None]
+    numbers = []
+    for column in table.columns:
+        found = {source[column.name, column.type_oid] for source in sources if (column.name, column.type_oid) in source}
+        numbers.append(found.pop() if len(found) == 1 else 0)
+    certain = [number for number in numbers if number]
+    if any(left >= right for left, right in pairwise(certain)):
+        numbers = [0] * len(numbers)  # columns stand in the order of their numbers, so some of these are wrong
+    key = next(([column.name for column in known.key] for known in (live, before) if known is not None), [])
+    return _with(table, numbers, key)
+
+
+def _with(table: Table, numbers: Sequence[int], key: Sequence[str]) -> Table:
+    """Under FULL the stream flags every column; ``key`` tells which of them identify a row."""
+    columns = [replace(column, attnum=number) for column, number in zip(table.columns, numbers, strict=True)]
+    if table.identity == "f" and set(key) & set(table.names):
+        columns = [replace(column, key=column.name in key) for column in columns]
+    return replace(table, columns=tuple(columns))

@@ -1,0 +1,207 @@
+"""What the catalog says of one table at one moment, and what a difference of two such moments means for rows that are stored already. Pure.
+
+Postgres sends no event for stored rows that a DDL statement changes, brings or takes away: a type change, a default of a new column, a
+partition that is detached, a label of an enum. The catalog shows traces of each (``hidden`` names them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, cast
+
+from cdc.model.table import Column, Identity, Table
+
+STORED, VIRTUAL = "s", "v"
+
+
+@dataclass(frozen=True, slots=True)
+class FactColumn:
+    """One row of pg_attribute."""
+
+    attnum: int
+    name: str
+    type_oid: int
+    typmod: int
+    type_name: str
+    generated: str
+    """pg_attribute.attgenerated"""
+    filled: bool
+    """Rows that were stored before the column was added may show something else than NULL in it."""
+    version: str
+    """Changes whenever the row of pg_attribute does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One relation that holds rows: the table itself, or one of its partitions."""
+
+    filenode: int
+    born: bool
+    """It was created as a partition, and so was empty when it became one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """What our publication says of the table."""
+
+    published: bool
+    listed: tuple[int, ...] | None = None
+    """Column numbers of the column list; None: there is no list."""
+    stored: bool = False
+    """Stored generated columns are published without being listed (from 18 on, where the publication says so)."""
+    row_filter: str | None = None
+    """Changes whenever the row filter does; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``publishing`` None: not known (an event trigger does not know of our publication)."""
+
+    oid: int
+    schema: str
+    name: str
+    partitioned: bool
+    identity: Identity
+    columns: tuple[FactColumn, ...]
+    index: tuple[int, ...]
+    """Column numbers of the index that identifies rows (under FULL: of the primary key); empty when no index does."""
+    leaves: Mapping[int, Leaf]
+    types: Mapping[str, str] = field(default_factory=dict)
+    """Enum labels (``e<oid>``) and attributes of composite types (``a<relation>.<number>``) that the table's columns are made of."""
+    publishing: Publishing | None = None
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """``raw``: as the queries in ``cdc.source.facts`` and ``to_json`` give it. Raises KeyError, TypeError or ValueError on anything else."""
+        publishing = raw.get("publishing")
+        return cls(
+            oid=int(raw["oid"]),
+            schema=str(raw["schema"]),
+            name=str(raw["name"]),
+            partitioned=bool(raw["partitioned"]),
+            identity=cast(Identity, raw["identity"]),
+            columns=tuple(FactColumn(*column) for column in raw["columns"]),
+            index=tuple(raw["index"]),
+            leaves={int(oid): Leaf(*leaf) for oid, leaf in raw["leaves"].items()},
+            types=dict(raw["types"]),
+            publishing=None
+            if publishing is None
+            else Publishing(
+                bool(publishing["published"]),
+                None if publishing["listed"] is None else tuple(publishing["listed"]),
+                bool(publishing["stored"]),
+                publishing["row_filter"],
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        publishing = self.publishing
+        return {
+            "oid": self.oid,
+            "schema": self.schema,
+            "name": self.name,
+            "partitioned": self.partitioned,
+            "identity": self.identity,
+            "columns": [
+                [c.attnum, c.name, c.type_oid, c.typmod, c.type_name, c.generated, c.filled, c.version] for c in self.columns
+            ],
+            "index": list(self.index),
+            "leaves": {str(oid): [leaf.filenode, leaf.born] for oid, leaf in self.leaves.items()},
+            "types": dict(self.types),
+            "publishing": None
+            if publishing is None
+            else {
+                "published": publishing.published,
+                "listed": None if publishing.listed is None else list(publishing.listed),
+                "stored": publishing.stored,
+                "row_filter": publishing.row_filter,
+            },
+        }
+
+    @property
+    def published(self) -> tuple[FactColumn, ...]:
+        """The columns that the stream sends."""
+        publishing = self.publishing or Publishing(True)
+        if publishing.listed is not None:
+            return tuple(column for column in self.columns if column.attnum in publishing.listed)
+        return tuple(c for c in self.columns if not c.generated or (publishing.stored and c.generated == STORED))
+
+    def table(self) -> Table:
+        """The definition: equal to what capture makes of the RELATION message, and the snapshot of the catalog."""
+        columns = self.published
+        key = set() if self.identity == "n" else set(self.index) & {column.attnum for column in columns}
+        if self.identity == "f" and not key:
+            key = {column.attnum for column in columns}
+        return Table(
+            self.oid,
+            self.schema,
+            self.name,
+            tuple(Column(c.name, c.type_oid, c.typmod, c.type_name, key=c.attnum in key, attnum=c.attnum) for c in columns),
+            self.identity,
+        )
+
+    def without(self, leaf: int) -> Self:
+        return replace(self, leaves={oid: facts for oid, facts in self.leaves.items() if oid != leaf})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Stored rows were changed without events; ``vanished``: some may be gone, or have another key."""
+
+    vanished: bool
+
+
+def hidden(before: Facts, after: Facts) -> Verdict | None:
+    """What happened to stored rows between two looks at one table (same OID) that the stream does not tell; None: nothing.
+
+    What cannot be told apart from a change counts as one. VACUUM FULL and CLUSTER of a table are told from a rewrite by ALTER TABLE, because
+    they touch no row of pg_attribute; of a partition they cannot be told from its TRUNCATE, which the stream does not bring either.
+    """
+    columns = {column.attnum: column for column in before.columns}
+    touched = {
+        column.attnum
+        for column in after.columns
+        if column.attnum not in columns or columns[column.attnum].version != column.version
+    }
+    moved = {oid for oid in before.leaves.keys() & after.leaves.keys() if before.leaves[oid].filenode != after.leaves[oid].filenode}
+    emptied = after.partitioned and bool(moved)
+    vanished = bool(before.leaves.keys() - after.leaves.keys()) or emptied or _filter(before) != _filter(after)
+    rewritten = (
+        touched if moved else touched & {c.attnum for c in after.columns if c.attnum in columns and _retyped(columns[c.attnum], c)}
+    )
+    vanished |= bool(rewritten & set(after.index) & columns.keys())
+    changed = (
+        bool(rewritten)
+        or any(oid not in before.leaves and not leaf.born for oid, leaf in after.leaves.items())
+        or _shows(before, after)
+        or _retold(before.types, after.types)
+    )
+    return Verdict(vanished) if vanished or changed else None
+
+
+def _filter(facts: Facts) -> str | None:
+    return facts.publishing.row_filter if facts.publishing else None
+
+
+def _retyped(before: FactColumn, after: FactColumn) -> bool:
+    return before.type_oid != after.type_oid
+
+
+def _shows(before: Facts, after: Facts) -> bool:
+    """A column that is sent from now on has values in rows that are stored already."""
+    sent = {column.attnum for column in before.published}
+    existing = {column.attnum for column in before.columns}
+    names = {column.name for column in before.columns}
+    return any(
+        column.attnum not in sent and (column.filled or column.attnum in existing or column.name in names)
+        for column in after.published
+    )
+
+
+def _retold(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+    """A label was renamed, or a composite type that was there has another attribute."""
+    if any(key in after and after[key] != told for key, told in before.items()):
+        return True
+    composites = {key.partition(".")[0] for key in before if key.startswith("a")}
+    return any(key.startswith("a") and key not in before and key.partition(".")[0] in composites for key in after)

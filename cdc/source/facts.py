@@ -1,0 +1,129 @@
+"""The catalog's facts of tables (``cdc.model.facts``), read from the source, and kept beside the log."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, LiteralString
+
+import psycopg
+
+from cdc.errors import LogCorrupt
+from cdc.model.facts import Facts
+
+FILE: Final = "catalog.json"
+_FORMAT: Final = 1
+
+# deploy/roles.sql holds the same expression for the event trigger. ``c`` is the table's row of pg_class. A partition that was created as one
+# has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again.
+FACTS: Final[LiteralString] = """
+json_build_object(
+  'oid', c.oid::int8,
+  'schema', (select n.nspname from pg_namespace n where n.oid = c.relnamespace),
+  'name', c.relname,
+  'partitioned', c.relkind = 'p',
+  'identity', c.relreplident,
+  'columns', (
+    select coalesce(json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod, (
+        with recursive base as (
+          select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t where t.oid = a.atttypid and a.atttypid >= 10000
+          union all
+          select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t join base b on t.oid = b.typbasetype)
+        select coalesce(max(bn.nspname || '.' || base.typname), '')
+        from base join pg_namespace bn on bn.oid = base.typnamespace where base.typbasetype = 0),
+      a.attgenerated, a.attnotnull or a.atthasdef or a.atthasmissing or a.attidentity <> '', a.xmin::text) order by a.attnum), '[]')
+    from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+  'index', (
+    select coalesce(json_agg(k.attnum order by k.place), '[]')
+    from pg_index x cross join unnest(x.indkey::int2[]) with ordinality k(attnum, place)
+    where x.indrelid = c.oid and x.indisvalid and case c.relreplident
+      when 'i' then x.indisreplident when 'd' then x.indisprimary and x.indimmediate else x.indisprimary end),
+  'leaves', (
+    select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
+        (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a
+         where a.attrelid = l.oid and a.attnum in (-1, 1)))), '{}')
+    from pg_class l
+    where l.oid in (select c.oid where c.relkind = 'r'
+                    union all
+                    select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf)),
+  'types', (
+    with recursive reached(oid) as (
+      select a.atttypid from pg_attribute a
+      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 10000
+      union
+      select next.oid from reached r join pg_type t on t.oid = r.oid cross join lateral (
+        select t.typelem union all select t.typbasetype
+        union all select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid)
+        union all select b.atttypid from pg_attribute b
+          where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
+      where next.oid >= 10000)
+    select coalesce(json_object_agg(told.what, told.text), '{}') from (
+      select 'e' || e.oid as what, e.enumlabel::text as text from reached r join pg_enum e on e.enumtypid = r.oid
+      union all
+      select 'a' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.atttypmod || ' ' || b.attisdropped
+      from reached r join pg_type t on t.oid = r.oid join pg_attribute b on b.attrelid = t.typrelid and b.attnum > 0
+      where t.typrelid <> 0) told))
+"""
+
+_READ: Final[LiteralString] = (
+    """
+with published as (
+  select c.oid from pg_publication_tables p
+  join pg_namespace n on n.nspname = p.schemaname join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
+  where p.pubname = %(publication)s)
+select """
+    + FACTS
+    + """, json_build_object(
+  'published', c.oid in (select oid from published),
+  'listed', (select to_json(r.prattrs::int2[]) from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+             where p.pubname = %(publication)s and r.prrelid = c.oid),
+  'stored', coalesce((select to_jsonb(p) ->> 'pubgencols' = 's' from pg_publication p where p.pubname = %(publication)s), false),
+  'row_filter', (select md5(r.prqual::text) from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+                 where p.pubname = %(publication)s and r.prrelid = c.oid))
+from pg_class c
+where c.relkind in ('r', 'p') and (c.oid = any (%(oids)s::oid[]) or (%(all)s and c.oid in (select oid from published)))
+order by c.oid
+"""
+)
+
+
+def read_facts(
+    connection: psycopg.Connection, publication: str, oids: Sequence[int] = (), *, published: bool = False
+) -> list[Facts]:
+    """The facts of these tables, as far as they exist, and (``published``) of every table that the publication publishes; by OID."""
+    connection.execute("set jit = off")  # compiling the query takes seconds, running it milliseconds
+    rows = connection.execute(_READ, {"publication": publication, "oids": list(oids), "all": published}).fetchall()
+    return [Facts.from_json({**facts, "publishing": publishing}) for facts, publishing in rows]
+
+
+def load_facts(folder: Path) -> dict[int, Facts]:
+    """What ``save_facts`` kept in the log's folder; nothing when there is no such file. Raises LogCorrupt when it is not ours."""
+    path = folder / FILE
+    try:
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] != _FORMAT:
+            raise LogCorrupt(f"{path} has format {raw['format']}, this version reads {_FORMAT}")
+        tables = [Facts.from_json(table) for table in raw["tables"]]
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise LogCorrupt(f"{path} is damaged; removing it lets capture look at the catalog anew") from None
+    return {facts.oid: facts for facts in tables}
+
+
+def save_facts(folder: Path, tables: Mapping[int, Facts]) -> None:
+    """Durable on return."""
+    path = folder / FILE
+    aside = path.with_suffix(".aside")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump({"format": _FORMAT, "tables": [facts.to_json() for facts in tables.values()]}, file, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,193 @@
+"""The thread that looks at the catalog every few seconds, and tells the stream what it sees.
+
+What it tells goes through the stream itself, as a logical message: so it stands behind every change made before the look, and what it
+means is decided there (``cdc.capture.definitions``). The tables are locked (ACCESS SHARE) from the look to the message's commit, so that no
+change of their definition comes between the two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any, Final, Protocol
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from cdc.errors import ConfigError, SourceError
+from cdc.model.facts import Facts
+from cdc.model.selection import matches
+from cdc.source.catalog import find_tables, select_tables
+from cdc.source.connection import connect, reason
+from cdc.source.facts import read_facts
+from cdc.source.publication import add_tables, refuse_uncapturable
+
+PREFIX: Final = "headwater.ddl"
+INTERVAL_S: Final = 3.0
+_RETRY_S: Final = 2.0
+_LOCK_TIMEOUT: Final = "500ms"
+_AT_ONCE: Final = 100
+"""Tables locked, and told of, in one transaction."""
+
+_NEW: Final = """
+select c.oid::int8, n.nspname || '.' || c.relname
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition and c.oid >= 16384
+  and n.nspname !~ '^pg_' and n.nspname not in ('information_schema', 'headwater') and not c.oid = any (%s::oid[])
+"""
+
+_log = structlog.get_logger("catalog")
+
+
+class Secret(Protocol):
+    def get_secret_value(self) -> str: ...
+
+
+class Selection(Protocol):
+    """What of ``[source]`` the watch needs (``cdc.settings.Source`` is one)."""
+
+    @property
+    def dsn(self) -> Secret: ...
+    @property
+    def tables(self) -> Sequence[str]: ...
+    @property
+    def publication(self) -> str: ...
+
+
+class CatalogWatch:
+    """Looks once in full when it starts, and then for what has changed since the look before.
+
+    known: OIDs of the tables that the log has. password: what our messages carry. fail: takes an error that is a fault of ours.
+    """
+
+    def __init__(
+        self,
+        source: Selection,
+        known: Collection[int],
+        password: str,
+        stop: Event,
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self._source = source
+        self._password = password
+        self._stop = stop
+        self._fail = fail
+        self._told: dict[int, Facts | None] = dict.fromkeys(known)
+        self._refused: dict[str, str] = {}
+        """Tables that cannot join the publication, and why."""
+        self._wake = Event()
+        self._thread = Thread(target=self._live, name="catalog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def look_soon(self) -> None:
+        """From any thread."""
+        self._wake.set()
+
+    def join(self) -> None:
+        """After ``stop`` was set."""
+        self._wake.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with connect(self._source.dsn.get_secret_value(), application="headwater catalog") as connection:
+                    connection.execute(
+                        "select set_config('synchronous_commit', 'local', false), set_config('lock_timeout', %s, false)",
+                        (_LOCK_TIMEOUT,),
+                    )
+                    while not self._stop.is_set():
+                        self._look(connection)
+                        self._wake.wait(INTERVAL_S)
+                        self._wake.clear()
+            except ConfigError as error:
+                self._fail(error)
+                return
+            except (SourceError, psycopg.OperationalError) as error:
+                text = str(error) if isinstance(error, SourceError) else reason(error)
+                _log.warning("cannot look at the catalog now", reason=text, again_in_s=_RETRY_S)
+                self._stop.wait(_RETRY_S)
+            except psycopg.Error as error:
+                self._fail(SourceError(f"cannot look at the catalog: {reason(error)}", hint="cdc doctor"))
+                return
+            except Exception as error:
+                self._fail(error)
+                return
+
+    def _look(self, connection: psycopg.Connection) -> None:
+        publication = self._source.publication
+        found = {facts.oid: facts for facts in read_facts(connection, publication, list(self._told), published=True)}
+        dropped = [oid for oid in self._told if oid not in found]
+        changed = [oid for oid, facts in found.items() if self._told.get(oid) != facts]
+        if dropped:
+            self._emit(connection, {"dropped": dropped})
+            for oid in dropped:
+                del self._told[oid]
+        for start in range(0, len(changed), _AT_ONCE):
+            self._tell(connection, [found[oid] for oid in changed[start : start + _AT_ONCE]])
+        self._admit(connection, [oid for oid, facts in found.items() if facts.publishing and facts.publishing.published])
+
+    def _tell(self, connection: psycopg.Connection, tables: Sequence[Facts]) -> None:
+        """What cannot be locked now is told after a later look."""
+        with connection.transaction():
+            locked = [facts.oid for facts in tables if _lock(connection, facts)]
+            fresh = read_facts(connection, self._source.publication, locked)
+            if fresh:
+                self._emit(connection, {"tables": [facts.to_json() for facts in fresh]})
+        self._told.update((facts.oid, facts) for facts in fresh)
+
+    def _emit(self, connection: psycopg.Connection, told: dict[str, Any]) -> None:
+        connection.execute(
+            "select pg_logical_emit_message(true, %s, %s)",
+            (PREFIX, json.dumps({"password": self._password, **told}, ensure_ascii=False)),
+        )
+
+    def _admit(self, connection: psycopg.Connection, published: Sequence[int]) -> None:
+        """Adds new tables that the configuration selects to the publication; the next look sees them there."""
+        rows = connection.execute(_NEW, ([*published, *self._told],)).fetchall()
+        new = {oid for oid, name in rows if matches(self._source.tables, name)}
+        if not new:
+            return
+        for table in select_tables(find_tables(connection), self._source.tables):
+            if table.table.oid not in new:
+                continue
+            try:
+                refuse_uncapturable(table)
+                add_tables(connection, self._source.publication, [table])
+                self._wake.set()
+            except SourceError as error:
+                if self._refused.get(table.name) != str(error):
+                    _log.warning("a new table is not captured", table=table.name, reason=str(error), mend=error.hint)
+                self._refused[table.name] = str(error)
+
+
+def _lock(connection: psycopg.Connection, facts: Facts) -> bool:
+    """False when somebody else is at the table's definition now, or it has gone."""
+    with _tried() as tried, connection.transaction():
+        name = sql.Identifier(facts.schema, facts.name)
+        connection.execute(sql.SQL("lock table only {} in access share mode").format(name))
+        tried.append(True)
+    return bool(tried)
+
+
+@contextmanager
+def _tried() -> Iterator[list[bool]]:
+    tried: list[bool] = []
+    try:
+        yield tried
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        tried.clear()
+
+
+def trigger_password(connection: psycopg.Connection) -> str | None:
+    """The password of the event trigger's messages (deploy/roles.sql), None where there is no trigger that this role knows of."""
+    try:
+        row = connection.execute("select password from headwater.ddl_password").fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.InsufficientPrivilege):
+        return None
+    return None if row is None else str(row[0])
