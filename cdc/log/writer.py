@@ -40,7 +40,7 @@ from cdc.log.recover import head_of, recover
 from cdc.log.seal import Sealer
 from cdc.log.segment import Place
 from cdc.log.staging import Density, Positions, positions_of
-from cdc.log.timeline import Run
+from cdc.log.timeline import Run, TopicIndex
 from cdc.model.batch import table_of
 from cdc.model.position import Cut, Lsn, Position
 
@@ -131,8 +131,7 @@ class EmbeddedLogWriter:
             self.close()
             raise
         self._published = head_of(recovered)
-        self._topics = {index.name: _resumed(index.number, index.name, index.segments(), segment_bytes)
-                        for index in recovered.timeline.topics.values()}  # fmt: skip
+        self._topics = {index.name: self._resumed(index) for index in recovered.timeline.topics.values()}
         self._next_number = max(recovered.timeline.topics, default=0) + 1
         self._staged = _Staged(Density(self._published.position))
         if seal:
@@ -396,6 +395,15 @@ class EmbeddedLogWriter:
 
     # --- files -------------------------------------------------------------------------------------------------------
 
+    def _resumed(self, index: TopicIndex) -> _Topic:
+        newest = index.segments()[-1]
+        # One that was full when segments were shorter is sealed, and its file gone.
+        closed = newest.end >= self._segment_bytes or not self._places.segment(index.name, newest.segment).exists()
+        tip = _Tip(
+            newest.segment, newest.start, newest.seed, newest.end, newest.last, newest.chain, newest.rows, closed=closed
+        )  # fmt: skip
+        return _Topic(index.number, index.name, tip, tip, folder_exists=True)
+
     def _place(self, number: int, name: str, segment: int) -> Place:
         return Place(self._published.log_id, number, name, segment)
 
@@ -440,15 +448,6 @@ class _Fatal:
 
 def _run(tip: _Tip) -> Run:
     return Run(tip.segment, tip.begin, tip.end, tip.rows, tip.last, tip.begin_seed, tip.chain)
-
-
-def _resumed(number: int, name: str, segments: list[Run], segment_bytes: int) -> _Topic:
-    newest = segments[-1]
-    tip = _Tip(
-        newest.segment, newest.start, newest.seed, newest.end, newest.last, newest.chain, newest.rows,
-        closed=newest.end >= segment_bytes,
-    )  # fmt: skip
-    return _Topic(number, name, tip, tip, folder_exists=True)
 
 
 def _padded(message: pa.Buffer) -> bytes | pa.Buffer:

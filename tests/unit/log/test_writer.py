@@ -260,3 +260,19 @@ def test_an_error_behind_the_commit_takes_nothing_back(tmp_path: Path, point: st
     assert everything(EmbeddedLogReader(tmp_path / "log")) == expected(
         [changes(ORDERS, [1, 2]), changes(ORDERS, [3])], [ORDERS] * 2
     )
+
+
+def test_longer_segments_go_on_behind_a_sealed_one(tmp_path: Path) -> None:
+    short = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk(), segment_bytes=1)
+    short.append(changes(ORDERS, [1, 2]))
+    short.commit(Lsn(1), 0)
+    short.drain_seals()
+    short.close()
+    assert not list((tmp_path / "log").rglob("*.seg"))
+    longer = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
+    longer.append(changes(ORDERS, [3]))
+    longer.commit(Lsn(2), 0)
+    longer.close()
+    assert everything(EmbeddedLogReader(tmp_path / "log")) == expected(
+        [changes(ORDERS, [1, 2]), changes(ORDERS, [3])], [ORDERS] * 2
+    )
