@@ -13,10 +13,11 @@ import pyarrow as pa
 from psycopg import sql
 
 from cdc.embedded.postgres import Postgres
-from cdc.model.batch import LSN, OP, POSITION, Op, table_of
+from cdc.model.batch import LSN, POSITION, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, Lsn, Position, parse_lsn
+from cdc.model.table import Table
 from sinks.contract import Sink
 from sinks.memory import STORES, MemorySink, Options
 from tests.cases.case import EXTENSIONS, Case, Record, Rig
@@ -73,13 +74,14 @@ def run(rig: Rig, cases: Sequence[Case], server: Postgres, folder: Path) -> Benc
         admin.execute(f'create database "{name}" {rig.database}'.encode())
     results = {case.id: Result() for case in cases}
     bench = Bench(results, {})
-    with psycopg.connect(server.dsn(name), autocommit=True) as owner:
+    dsn = server.dsn(name)
+    with psycopg.connect(dsn, autocommit=True, client_encoding="utf8") as owner:
         bench.skipped = _extensions(owner, cases)
-        alive = [
-            case for case in cases if case.id not in bench.skipped and _set_up(owner, server.dsn(name), case, results[case.id])
-        ]
+        if rig.publication:
+            owner.execute(rig.publication.encode())
+        alive = [case for case in cases if case.id not in bench.skipped and _set_up(owner, dsn, case, results[case.id])]
         try:
-            _observe(rig, alive, owner, server.dsn(name), folder, results)
+            _observe(rig, alive, owner, dsn, folder, results)
         except Exception as error:
             bench.error = error
     drop(server, name)
@@ -173,7 +175,7 @@ def _extensions(owner: psycopg.Connection, cases: Sequence[Case]) -> dict[str, s
 
 def _set_up(owner: psycopg.Connection, dsn: str, case: Case, found: Result) -> bool:
     owner.execute(f"create schema {case.schema}".encode())
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(dsn, autocommit=True, client_encoding="utf8") as connection:
         connection.execute(f"set search_path = {case.schema}, {EXTENSIONS}")
         try:
             connection.execute(case.sql(case.setup).encode())
@@ -267,12 +269,16 @@ def stored(case: Case, found: Sequence[pa.RecordBatch]) -> Content:
 
 def applied(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> Content:
     """Writes the batches to an opened store as a follower would, and reads the store back."""
-    tables = {}
+    tables: dict[str, Table] = {}
+    prepared: set[Table] = set()
     for batch in found:
         table = table_of(batch.schema)
-        if tables.get(table.qualified) != table:
-            tables[table.qualified] = table
+        if schema_change_of(batch) is not None:
+            prepared.discard(table)
+        elif table not in prepared:
+            prepared.add(table)
             sink.prepare(table)
+        tables[table.qualified] = table
         outcome = sink.apply(batch)
         assert not outcome.dead, outcome.dead[0].reason
     if found:
@@ -285,7 +291,3 @@ def applied(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> Content:
         rows = [tuple(row.values()) for batch in sink.scan(table) for row in batch.to_pylist()]
         content[name] = sorted(rows, key=repr)
     return content
-
-
-def has_schema_records(found: Sequence[pa.RecordBatch]) -> bool:
-    return any(batch.column(OP)[0].as_py() == Op.SCHEMA for batch in found)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,15 @@ OPTIONS = {
 }
 
 
+@contextmanager
+def log_folder() -> Iterator[Path]:
+    """For captures' logs: in memory where there is room, since hundreds of tables mean thousands of fsyncs, and nothing crashes here."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30
+    with tempfile.TemporaryDirectory(prefix="headwater-cases-", dir=memory if roomy else None) as folder:
+        yield Path(folder)
+
+
 class Benches:
     def __init__(self, folder: Path, selected: list[tuple[Case, int]]) -> None:
         self._folder = folder
@@ -30,8 +42,8 @@ class Benches:
         key = (rig.name, version)
         if key not in self._done:
             cases = [case for case, wanted in self._selected if case.rig == rig and wanted == version]
-            folder = self._folder / f"cases-{rig.name}-{version}"
-            self._done[key] = bench.run(rig, cases, self.server(version), folder)
+            with log_folder() as folder:
+                self._done[key] = bench.run(rig, cases, self.server(version), folder)
         return self._done[key]
 
     def server(self, version: int) -> Postgres:

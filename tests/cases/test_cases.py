@@ -61,11 +61,12 @@ def check_values(case: Case, found: Result) -> None:
     rows = {row[0]: row[1] for row in found.store["t"]}
     for base in (1, 101, 201):
         assert {number: rows[str(base + number)] for number in texts} == texts, base
+    if case.keyed:
+        keys = [text for text in case.texts if text is not None]
+        assert {row[0]: row[1] for row in found.store["k"]} == dict.fromkeys(keys, "1") | {keys[0]: "2"}
+        return
     moved = {row[0]: row[1] for row in found.store["f"]}
     assert {number: moved[str(1101 + number)] for number in texts} == texts
     gone = {one.values[0]: one.values[1] for one in found.records if one.table == "f" and one.op == "d"}
     for base in (1, 101):
         assert {number: gone[str(base + number)] for number in texts} == texts, f"deleted, {base}"
-    if case.keyed:
-        keys = [text for text in case.texts if text is not None]
-        assert {row[0]: row[1] for row in found.store["k"]} == dict.fromkeys(keys, "1") | {keys[0]: "2"}

@@ -1,0 +1,436 @@
+"""Schema changes while capture streams (contract lines 20, 22, 53 to 63)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.cases.case import ALL, Case
+from tests.cases.entries.partitions import EVOLVING
+
+_TABLE: Final = "create table t (id int primary key, v text); insert into t values (1, 'a'), (2, 'b')"
+_REWRITTEN: Final = "stored rows that a schema change rewrites without events are not read again yet"
+_RENAMED: Final = "tables that get another name or go away are not noticed yet"
+
+EVOLUTION: Final[tuple[Case, ...]] = tuple(
+    Case(id, title, setup, steps, rows=rows, versions=versions, rig=EVOLVING, wrong=wrong)
+    for id, title, setup, steps, rows, versions, wrong in (
+        (
+            "B53-add-column-const-default",
+            "ADD COLUMN with a constant default: stored rows have it",
+            _TABLE,
+            """
+            1: alter table t add column n int default 7
+            1: update t set v = 'c' where id = 1
+            1: insert into t values (3, 'd', 8)
+            """,
+            {"t": "1 | c | 7\n2 | b | 7\n3 | d | 8"},
+            ALL,
+            _REWRITTEN,
+        ),
+        (
+            "B53-add-column-default-full",
+            "the same under FULL",
+            f"{_TABLE}; alter table t replica identity full",
+            """
+            1: alter table t add column n int default 7
+            1: update t set v = 'c' where id = 1
+            """,
+            {"t": "1 | c | 7\n2 | b | 7"},
+            (15, 18),
+            _REWRITTEN,
+        ),
+        (
+            "B53-add-column-null",
+            "ADD COLUMN without default: stored rows are NULL there",
+            _TABLE,
+            """
+            1: alter table t add column n numeric(6,2)
+            1: insert into t values (3, 'c', 1.5)
+            """,
+            {"t": "1 | a | ~\n2 | b | ~\n3 | c | 1.50"},
+            ALL,
+            "",
+        ),
+        (
+            "B54-add-column-volatile-default",
+            "ADD COLUMN with a volatile default rewrites every row without events",
+            _TABLE,
+            """
+            1: alter table t add column s int default (random() * 1000)::int + 1
+            1: insert into t values (3, 'c', 0)
+            """,
+            {},
+            (18,),
+            _REWRITTEN,
+        ),
+        (
+            "B54-add-column-not-null",
+            "ADD COLUMN … NOT NULL DEFAULT, and no row afterwards",
+            _TABLE,
+            "1: alter table t add column n text not null default 'x'",
+            {"t": "1 | a | x\n2 | b | x"},
+            (18,),
+            _REWRITTEN,
+        ),
+        (
+            "B54-add-identity-column",
+            "ADD COLUMN … GENERATED AS IDENTITY numbers the stored rows",
+            _TABLE,
+            """
+            1: alter table t add column n int generated always as identity
+            1: insert into t (id, v) values (3, 'c')
+            """,
+            {"t": "1 | a | 1\n2 | b | 2\n3 | c | 3"},
+            (18,),
+            _REWRITTEN,
+        ),
+        (
+            "B55-type-using",
+            "ALTER TYPE … USING rewrites every row without events",
+            "create table t (id int primary key, v text); insert into t values (1, '10'), (2, '20')",
+            """
+            1: alter table t alter v type int using v::int * 2
+            1: insert into t values (3, 5)
+            """,
+            {"t": "1 | 20\n2 | 40\n3 | 5"},
+            ALL,
+            _REWRITTEN,
+        ),
+        (
+            "B55-type-widened",
+            "int becomes bigint",
+            "create table t (id int primary key, v int); insert into t values (1, 10)",
+            """
+            1: alter table t alter v type bigint
+            1: insert into t values (2, 9223372036854775807)
+            """,
+            {"t": "1 | 10\n2 | 9223372036854775807"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B55-type-of-key",
+            "the key becomes bigint",
+            "create table t (id int primary key, v int); insert into t values (1, 10), (2, 20)",
+            """
+            1: alter table t alter id type bigint
+            1: update t set v = 11 where id = 1
+            1: insert into t values (5000000000, 1)
+            1: delete from t where id = 2
+            """,
+            {"t": "1 | 11\n5000000000 | 1"},
+            (18,),
+            "",
+        ),
+        (
+            "B55-numeric-rescaled",
+            "numeric(10,2) becomes numeric(12,4): every stored text changes",
+            "create table t (id int primary key, v numeric(10,2)); insert into t values (1, 1.10), (2, 2)",
+            """
+            1: alter table t alter v type numeric(12,4)
+            1: insert into t values (3, 3.12345)
+            """,
+            {"t": "1 | 1.1000\n2 | 2.0000\n3 | 3.1235"},
+            (18,),
+            _REWRITTEN,
+        ),
+        (
+            "B55-timestamp-to-timestamptz",
+            "timestamp becomes timestamptz",
+            "create table t (id int primary key, v timestamp); insert into t values (1, '2024-01-01 00:00:00'), (2, 'infinity')",
+            """
+            1: set timezone = 'UTC'
+            1: alter table t alter v type timestamptz
+            1: insert into t values (3, '2024-06-01 12:00:00+02')
+            """,
+            {"t": "1 | 2024-01-01 00:00:00+00\n2 | infinity\n3 | 2024-06-01 10:00:00+00"},
+            (18,),
+            _REWRITTEN,
+        ),
+        (
+            "B56-varchar-longer",
+            "varchar(10) becomes varchar(20): nothing stored changes",
+            "create table t (id int primary key, v varchar(10)); insert into t values (1, 'a')",
+            """
+            1: alter table t alter v type varchar(20)
+            1: insert into t values (2, '12345678901234567890')
+            """,
+            {"t": "1 | a\n2 | 12345678901234567890"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B57-drop-create",
+            "DROP and CREATE under the same name: the old rows are gone",
+            _TABLE,
+            """
+            1: drop table t
+            1: create table t (id bigint primary key, w text, v int)
+            1: insert into t values (2, 'new', 1)
+            """,
+            {"t": "2 | new | 1"},
+            (15, 18),
+            _RENAMED,
+        ),
+        (
+            "B57-drop-create-in-one-transaction",
+            "the same in one transaction, with rows on both sides",
+            _TABLE,
+            """
+            1: begin
+            1: insert into t values (3, 'last of the old')
+            1: drop table t
+            1: create table t (id int primary key, v text)
+            1: insert into t values (2, 'new')
+            1: commit
+            """,
+            {"t": "2 | new"},
+            (18,),
+            _RENAMED,
+        ),
+        (
+            "B58-insert-then-drop",
+            "a row is inserted and its table dropped in one transaction",
+            f"{_TABLE}; create table u (id int primary key); insert into u values (1)",
+            """
+            1: begin
+            1: insert into u values (2)
+            1: drop table u
+            1: insert into t values (3, 'c')
+            1: commit
+            """,
+            {"t": "1 | a\n2 | b\n3 | c", "u": ""},
+            (18,),
+            _RENAMED,
+        ),
+        (
+            "B58-drop",
+            "a dropped table is empty",
+            f"{_TABLE}; create table u (id int primary key); insert into u values (1)",
+            "1: drop table u",
+            {"u": ""},
+            (18,),
+            _RENAMED,
+        ),
+        (
+            "B59-rename",
+            "a renamed table goes on under its new name",
+            _TABLE,
+            """
+            1: alter table t rename to u
+            1: insert into u values (3, 'c')
+            1: delete from u where id = 1
+            """,
+            {"t": "", "u": "2 | b\n3 | c"},
+            (15, 18),
+            _RENAMED,
+        ),
+        (
+            "B59-rename-swap",
+            "two tables swap their names",
+            "create table t (id int primary key, v text); create table u (id int primary key, v text); insert into t values (1, 'was t'); insert into u values (1, 'was u'), (2, 'was u')",
+            """
+            1: begin
+            1: alter table t rename to x
+            1: alter table u rename to t
+            1: alter table x rename to u
+            1: commit
+            1: update t set v = v || '!' where id = 1
+            1: insert into u values (3, 'in u')
+            """,
+            {"t": "1 | was u!\n2 | was u", "u": "1 | was t\n3 | in u"},
+            (18,),
+            _RENAMED,
+        ),
+        (
+            "B59-set-schema",
+            "ALTER TABLE SET SCHEMA",
+            f"{_TABLE}; create schema $S__b",
+            """
+            1: alter table t set schema $S__b
+            1: insert into $S__b.t values (3, 'c')
+            """,
+            {"t": "", "b.t": "1 | a\n2 | b\n3 | c"},
+            (18,),
+            _RENAMED,
+        ),
+        (
+            "B59-rename-schema",
+            "ALTER SCHEMA RENAME",
+            "create schema $S__b; create table $S__b.t (id int primary key); insert into $S__b.t values (1)",
+            """
+            1: alter schema $S__b rename to $S__c
+            1: insert into $S__c.t values (2)
+            """,
+            {"b.t": "", "c.t": "1\n2"},
+            (18,),
+            _RENAMED,
+        ),
+        (
+            "B59-rename-column",
+            "a renamed column keeps its values under the new name",
+            _TABLE,
+            """
+            1: alter table t rename v to w
+            1: insert into t values (3, 'c')
+            1: update t set w = 'a!' where id = 1
+            """,
+            {"t": "1 | a!\n2 | b\n3 | c"},
+            (15, 18),
+            "without column numbers from the source a rename is a drop and an add",
+        ),
+        (
+            "B59-swap-columns",
+            "two columns swap their names",
+            "create table t (id int primary key, a text, b text); insert into t values (1, 'was a', 'was b')",
+            """
+            1: begin
+            1: alter table t rename a to x
+            1: alter table t rename b to a
+            1: alter table t rename x to b
+            1: commit
+            1: insert into t values (2, 'in b', 'in a')
+            """,
+            {"t": "1 | was a | was b\n2 | in b | in a"},
+            (18,),
+            "without column numbers from the source a rename is a drop and an add",
+        ),
+        (
+            "B59-drop-column",
+            "a dropped column is gone from every row",
+            "create table t (id int primary key, gone text, v text); insert into t values (1, 'x', 'a')",
+            """
+            1: alter table t drop gone
+            1: insert into t values (2, 'b')
+            1: update t set v = 'a!' where id = 1
+            """,
+            {"t": "1 | a!\n2 | b"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B59-drop-and-add-column",
+            "a column is dropped, and another of its name added",
+            "create table t (id int primary key, v text); insert into t values (1, 'old')",
+            """
+            1: alter table t drop v
+            1: alter table t add column v text
+            1: insert into t values (2, 'new')
+            """,
+            {"t": "1 | ~\n2 | new"},
+            (18,),
+            "without column numbers from the source a column that came back keeps the old one's values",
+        ),
+        (
+            "B59-key-changed",
+            "another column becomes the primary key",
+            "create table t (id int primary key, code text not null, v int); insert into t values (1, 'a', 1), (2, 'b', 2)",
+            """
+            1: alter table t drop constraint t_pkey, add primary key (code)
+            1: update t set v = 9 where code = 'a'
+            1: update t set code = 'c' where code = 'b'
+            1: insert into t values (1, 'd', 4)
+            """,
+            {"t": "1 | a | 9\n2 | c | 2\n1 | d | 4"},
+            (15, 18),
+            "rows that are stored under the old key are not read again yet",
+        ),
+        (
+            "B61-vacuum-full",
+            "VACUUM FULL, CLUSTER, REINDEX: no events, no effect",
+            _TABLE,
+            """
+            1: vacuum full t
+            1: cluster t using t_pkey
+            1: reindex table t
+            1: insert into t values (3, 'c')
+            """,
+            {"t": "1 | a\n2 | b\n3 | c"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B62-harmless-ddl",
+            "constraints, indexes, defaults, comments, owners, statistics: no effect on rows",
+            _TABLE,
+            """
+            1: alter table t add constraint c check (id > 0)
+            1: create index on t (v)
+            1: alter table t alter v set default 'x', alter v set not null, alter v set storage external
+            1: comment on table t is 'x'
+            1: alter table t drop constraint c
+            1: analyze t
+            1: grant select on t to public
+            1: insert into t (id) values (3)
+            """,
+            {"t": "1 | a\n2 | b\n3 | x"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B63-type-recreated",
+            "a type is dropped and made again under its name",
+            "create type mood as enum ('a', 'b'); create table t (id int primary key, v mood); insert into t values (1, 'a')",
+            """
+            1: alter table t drop v
+            1: drop type mood
+            1: create type mood as (x int, y text)
+            1: alter table t add column v mood
+            1: insert into t values (2, '(1,y)')
+            """,
+            {"t": "1 | ~\n2 | (1,y)"},
+            (18,),
+            "without column numbers from the source a column that came back keeps the old one's values",
+        ),
+        (
+            "B20-enum-add-value",
+            "ALTER TYPE ADD VALUE between rows",
+            "create type mood as enum ('sad', 'happy'); create table t (id int primary key, v mood); insert into t values (1, 'sad')",
+            """
+            1: alter type mood add value 'so so' before 'happy'
+            1: insert into t values (2, 'so so')
+            """,
+            {"t": "1 | sad\n2 | so so"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B20-enum-rename-value",
+            "ALTER TYPE RENAME VALUE: stored rows have the new label without an event",
+            "create type mood as enum ('sad', 'happy'); create table t (id int primary key, v mood); insert into t values (1, 'sad'), (2, 'happy')",
+            """
+            1: alter type mood rename value 'sad' to 'blue'
+            1: insert into t values (3, 'blue')
+            """,
+            {"t": "1 | blue\n2 | happy\n3 | blue"},
+            (15, 18),
+            _REWRITTEN,
+        ),
+        (
+            "B22-composite-add-attribute",
+            "ALTER TYPE ADD ATTRIBUTE changes the text of stored values without an event",
+            "create type pair as (a int, b text); create table t (id int primary key, v pair); insert into t values (1, '(1,x)')",
+            """
+            1: alter type pair add attribute c int
+            1: insert into t values (2, '(2,y,3)')
+            """,
+            {"t": "1 | (1,x,)\n2 | (2,y,3)"},
+            (18,),
+            _REWRITTEN,
+        ),
+        (
+            "B96-added-to-publication",
+            "a table added to the publication comes with its rows",
+            "create table t (id int primary key)",
+            """
+            1: create table fresh (id int primary key, v text)
+            1: insert into fresh values (1, 'before')
+            1: alter publication cdc add table fresh
+            1: insert into fresh values (2, 'after')
+            """,
+            {"fresh": "1 | before\n2 | after"},
+            (15, 18),
+            "tables that join the publication are not noticed while capture runs",
+        ),
+    )
+)
