@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from cdc.errors import StoreError
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
-from sinks.warehouse.columns import Add, Change, Field, Retire, Widen, parse_schema
+from sinks.warehouse.columns import Add, Change, Field, Rename, Widen, parse_schema
 from sinks.warehouse.vectors import Blob
 
 POSITION_KEY: Final = "headwater.position"
@@ -250,7 +250,7 @@ class IcebergTable:
                 # One update a step: Iceberg does not add a column under a name that the same update gives away.
                 update = pending.java.updateSchema()
                 match change:
-                    case Retire(name, into):
+                    case Rename(name, into):
                         update.renameColumn(name, into)
                     case Widen(name, kind):
                         update.updateColumn(name, self._kind(kind))

@@ -7,7 +7,7 @@ What a warehouse row holds: the table's columns, then ``_cdc_position`` (long, t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from cdc.model.batch import EXACT, POSITION
 from cdc.model.pgtypes import arrow_type, canonical_text
 from cdc.model.table import Column, Table
+from sinks.reshape import origins
 
 FIELD_ID: Final = b"PARQUET:field_id"
 _MAP_KIND: Final = "map<string, string>"
@@ -52,14 +53,22 @@ class Widen:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
-    """A column whose name another column now needs: it stays under another name, with all it holds."""
+class Rename:
+    """A column under another name, with all it holds: the source renamed it, or another column now needs the name of one that is gone."""
 
     name: str
     into: str
 
 
-Change = Add | Widen | Retire
+Change = Add | Widen | Rename
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """``replaced``: the source's columns whose type changed to one that the old values' column cannot become; a new column begins."""
+
+    changes: tuple[Change, ...]
+    replaced: frozenset[str] = frozenset()
 
 
 def iceberg_kind(column: Column) -> str:
@@ -145,32 +154,50 @@ def parse_schema(text: str) -> tuple[Field, ...]:
     return tuple(found)
 
 
-def evolution(fields: Sequence[Field], table: Table, previous: Table | None) -> list[Change]:
+def evolution(fields: Sequence[Field], table: Table, previous: Table | None) -> Evolution:
     """What must change so that the rows of ``table`` fit. ``previous`` is the version that was written last.
 
-    A dropped column stays; when its name comes back, or its type changes to one that the old values do not fit, the old column is
-    renamed and a new one begins.
+    A renamed column stays the same column of the warehouse (the same id). A dropped column stays; when its name comes back, or a column's
+    type changes to one that the old values do not fit, the old column is renamed and a new one begins.
     """
     by_name = {field.name: field for field in fields}
-    before = set(labels(previous).values()) if previous is not None else set(by_name)
-    changes: list[Change] = []
+    kept: list[tuple[Field, str, str]] = []
+    fresh: list[Add] = []
+    replaced = set()
     for column in table.columns:
-        name, kind = labels(table)[column.name], iceberg_kind(column)
-        field = by_name.get(name)
-        if field is not None and (name not in before or not _fits(field.kind, kind)):
-            changes.append(Retire(name, f"{name}__{field.id}"))
-            field = None
-        if field is None:
-            changes.append(Add(name, kind, column.type_name))
-        elif (wider := _wider(field.kind, kind)) != field.kind:
-            changes.append(Widen(name, wider))
-    return changes
+        label, kind = labels(table)[column.name], iceberg_kind(column)
+        field = by_name.get(label) if previous is None else _field_of(column, table, previous, by_name)
+        if field is not None and _fits(field.kind, kind):
+            kept.append((field, label, kind))
+            continue
+        fresh.append(Add(label, kind, column.type_name))
+        if field is not None:
+            replaced.add(column.name)
+    changes: list[Change] = [*_renames(fields, kept, fresh)]
+    changes += [Widen(label, wider) for field, label, kind in kept if (wider := _wider(field.kind, kind)) != field.kind]
+    return Evolution((*changes, *fresh), frozenset(replaced))
 
 
-def key_retired(changes: Iterable[Change], table: Table) -> bool:
-    """Whether rows written before can no longer be found by their key."""
-    keys = {labels(table)[column.name] for column in table.key}
-    return any(isinstance(change, Retire) and change.name in keys for change in changes)
+def _field_of(column: Column, table: Table, previous: Table, by_name: Mapping[str, Field]) -> Field | None:
+    came = origins(previous, table)[column.name]
+    return None if came is None else by_name.get(labels(previous)[came.name])
+
+
+def _renames(fields: Sequence[Field], kept: Sequence[tuple[Field, str, str]], fresh: Sequence[Add]) -> Iterator[Rename]:
+    """In an order in which no name is ever taken: columns that are gone make room, then names that others wait for are let go of."""
+    moved = {field.name: label for field, label, _ in kept if field.name != label}
+    staying = {field.id for field, _, _ in kept}
+    needed = {label.lower() for label in (*moved.values(), *(add.name for add in fresh))}
+    for field in fields:
+        if field.id not in staying and field.name.lower() in needed:
+            yield Rename(field.name, f"{field.name}__{field.id}")
+    waited_for = {label.lower() for label in moved.values()} | {add.name.lower() for add in fresh}
+    ids = {field.name: field.id for field in fields}
+    stepped = {name: f"{name}__{ids[name]}" for name in moved if name.lower() in waited_for and name.lower() != moved[name].lower()}
+    for name, aside in stepped.items():
+        yield Rename(name, aside)
+    for name, label in moved.items():
+        yield Rename(stepped.get(name, name), label)
 
 
 _PROMOTIONS: Final = {

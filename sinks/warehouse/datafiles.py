@@ -65,6 +65,16 @@ def write(
     return written
 
 
+def write_table(folder: Path, rows: pa.Table) -> Written:
+    """Writes rows that are in the table's shape as one file, and syncs it. Without rows there is no file."""
+    path = folder / f"{uuid4().hex}.parquet"
+    if rows.num_rows:
+        pq.write_table(rows, path, row_group_size=_ROW_GROUP_ROWS, **WRITER_OPTIONS)
+        sync(path)
+        sync(folder)
+    return Written(path, 0, rows.num_rows)
+
+
 WRITER_OPTIONS: Final[dict[str, Any]] = {"compression": "zstd", "compression_level": 1, "store_decimal_as_integer": True}
 
 

@@ -52,7 +52,8 @@ def key_plan(table: Table) -> KeyPlan | None:
 def encode(plan: KeyPlan, column: Callable[[str], pa.Array], rows: int) -> Int64s | pa.Array:
     """The keys of ``rows`` rows; ``column`` gives a column by its source name, and ``_cdc_exact``."""
     if plan.numeric:
-        return column(plan.names[0]).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        # A TRUNCATE's key is NULL, and one NULL would make numpy hold them all as floats.
+        return pc.fill_null(column(plan.names[0]).cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     if plan.plain:
         return column(plan.names[0])
     exact = exact_texts(column(EXACT))

@@ -15,8 +15,10 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.batch import EXACT, table_of
+from cdc.model.evolution import schema_change_of
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
+from sinks.reshape import origins, reshaped
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import (
     SOURCE_KEY,
@@ -30,7 +32,7 @@ from sinks.warehouse.catalog import (
     Vector,
     sync,
 )
-from sinks.warehouse.columns import Field, arrow_schema, evolution, key_retired, labels, to_rows, to_text
+from sinks.warehouse.columns import Field, arrow_schema, evolution, exact_texts, labels, to_rows, to_text
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
 from sinks.warehouse.options import Options
 from sinks.warehouse.upserts import Final as LastChanges
@@ -63,6 +65,10 @@ class KeyCache:
         if found is not None:
             self._keys.move_to_end((path, plan))
         return found
+
+    def clear(self) -> None:
+        self._keys.clear()
+        self._bytes = 0
 
     def put(self, path: str, plan: KeyPlan, keys: FileKeys) -> None:
         if keys.bytes > self._limit_bytes:
@@ -111,14 +117,25 @@ class Place:
     def _write(self, group: Group, cut: Cut) -> bool:
         """Whether it could be committed; if not, somebody changed the table in between and nothing of ours is left."""
         last = final(group, self._cut.position)
-        pending, key_changed = self._evolved(group)
+        pending, replaced = self._evolved(group)
+        change = schema_change_of(group.batches[0])
+        again: dict[str, datafiles.Written] = {}
+        replace_all = group.floor >= 0
+        if change is None:
+            # Rows under a key of another type come without a word of what becomes of those that are there.
+            replace_all |= any(column.name in replaced for column in group.table.key)
+        else:
+            self._cache.clear()  # a key column's name may stand for another column now
+            self._bounds.clear()
+            if not replace_all:
+                again = self._written_again(change.table, replaced, pending)
         self._fields = pending.fields
         written = self._write_rows(group, last)
         crashpoint("warehouse.files_written")
         try:
-            self._commit(pending, group, last, written, key_changed or group.floor >= 0, cut)
+            self._commit(pending, group, last, written, again, replace_all, cut)
         except CommitConflict:
-            for piece in written:
+            for piece in (*written, *again.values()):
                 piece.path.unlink(missing_ok=True)
             return False
         except CommitUnknown as error:
@@ -130,15 +147,46 @@ class Place:
                 ) from error
         return True
 
-    def _evolved(self, group: Group) -> tuple[Pending, bool]:
-        """A commit with the columns that these rows need; true when rows written before can no longer be told by their key."""
-        pending, known, key_changed = self.iceberg.begin(), self.known(), False
+    def _evolved(self, group: Group) -> tuple[Pending, frozenset[str]]:
+        """A commit with the columns that these rows need, and the source's columns that begin anew in it."""
+        pending, known, replaced = self.iceberg.begin(), self.known(), frozenset[str]()
         for table in dict.fromkeys(table_of(batch.schema) for batch in group.batches):
-            changes = evolution(pending.fields, table, known)
-            pending = self.iceberg.evolve(pending, changes)
-            key_changed |= key_retired(changes, table)
+            found = evolution(pending.fields, table, known)
+            pending = self.iceberg.evolve(pending, found.changes)
+            replaced |= found.replaced
             known = table
-        return pending, key_changed
+        return pending, replaced
+
+    def _written_again(self, table: Table, replaced: frozenset[str], pending: Pending) -> dict[str, datafiles.Written]:
+        """Files whose rows the change of columns alone would not show rightly → the same rows under the new definition.
+
+        All of them where a column begins anew (its values move over), else those in which ``_cdc_exact`` names a column by a name that is
+        now another's or nobody's.
+        """
+        held = self.known()
+        if held is None:
+            return {}
+        came_from = origins(held, table)
+        moved = {name for name, came in came_from.items() if came is None or came.name != name}
+        moved |= {came.name for name, came in came_from.items() if came is not None and came.name != name}
+        exact = next(field for field in self.iceberg.fields if field.name == EXACT)
+        return {
+            path: self._file_again(live, held, table, pending.fields)
+            for path, live in list(self.live().items())
+            if replaced or (moved and moved & exact_texts(datafiles.read(path, [exact]).column(EXACT)).keys())
+        }
+
+    def _file_again(self, live: Live, held: Table, table: Table, fields: Sequence[Field]) -> datafiles.Written:
+        gone, schema = self.gone(live), arrow_schema(fields)
+        texts = to_text(datafiles.without(datafiles.read(live.file.path, self.iceberg.fields), gone), held)
+        kept = datafiles.without(datafiles.read(live.file.path, fields), gone)
+        rows = pa.Table.from_batches(
+            [to_rows(reshaped(batch, held, table, 0), table, schema) for batch in texts.to_batches()], schema=schema
+        )
+        # What is none of the table's columns, a dropped one and the position of each row, goes along as it is.
+        mine = {*labels(table).values(), EXACT}
+        columns = [(rows if field.name in mine else kept).column(field.name) for field in schema]
+        return datafiles.write_table(self.iceberg.location / "data", pa.table(columns, schema=schema))
 
     def _refresh(self) -> None:
         self.iceberg.refresh()
@@ -155,9 +203,18 @@ class Place:
         return datafiles.write(folder, schema, group.batches, last.upserts, convert, self._options.file_bytes)
 
     def _commit(
-        self, pending: Pending, group: Group, last: LastChanges, written: Sequence[datafiles.Written], replace_all: bool, cut: Cut
+        self,
+        pending: Pending,
+        group: Group,
+        last: LastChanges,
+        written: Sequence[datafiles.Written],
+        again: Mapping[str, datafiles.Written],
+        replace_all: bool,
+        cut: Cut,
     ) -> None:
+        """``again``: file → what replaces it; such a commit has no rows of its own."""
         added = [self.iceberg.data_file(piece.path) for piece in written]
+        rewritten = [self.iceberg.data_file(piece.path) for piece in again.values() if piece.rows]
         properties = {TABLE_KEY: group.table.to_json()}
         if replace_all:
             self.iceberg.commit(pending, self._store, Changes(add=added, replace_all=True), cut, properties)
@@ -165,14 +222,16 @@ class Place:
         else:
             hits = {} if last.touched is None or group.plan is None else self.find(group.plan, group.table, last.touched)
             emptied, vectors = self._vectors(hits)
+            emptied += again
             dropped = [before for path in (*emptied, *vectors) if (before := self._live[path].vector) is not None]
             grown = [live.vector for live in vectors.values() if live.vector is not None]
-            changes = Changes(added, [self._live[path].file for path in emptied], grown, dropped)
+            changes = Changes([*added, *rewritten], [self._live[path].file for path in emptied], grown, dropped)
             nothing = not (added or emptied or vectors)
             self.iceberg.commit(pending, self._store, None if nothing else changes, cut, properties)
             for path in emptied:
                 del self._live[path]
             self._live.update(vectors)
+            self._live.update({file.path: Live(file) for file in rewritten})
         crashpoint("warehouse.table_committed")
         for file, piece in zip(added, written, strict=True):
             self._live[file.path] = Live(file)

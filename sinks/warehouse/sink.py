@@ -22,10 +22,11 @@ from cdc.errors import StoreError
 from cdc.model.batch import EXACT, POSITION, table_of
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Table
-from sinks.contract import NOTHING, Outcome, audit_schema
+from sinks.contract import NOTHING, Outcome, Shape, audit_schema
 from sinks.warehouse.catalog import (
     SOURCE_KEY,
     STORE_KEY,
+    TABLE_KEY,
     Catalog,
     CommitConflict,
     CommitUnknown,
@@ -119,7 +120,7 @@ class Warehouse:
         namespace, name = place_of(table, self.options.namespace)
         found = self._opened().load(namespace, name)
         if found is None:
-            properties = {SOURCE_KEY: table.qualified, STORE_KEY: self.name}
+            properties = {SOURCE_KEY: table.qualified, STORE_KEY: self.name, TABLE_KEY: table.to_json()}
             found = self._opened().create(namespace, name, first_schema(table), properties)
         owner = (found.properties.get(SOURCE_KEY), found.properties.get(STORE_KEY))
         if owner != (table.qualified, self.name):
@@ -129,6 +130,15 @@ class Warehouse:
                 hint="give this store another path or a namespace of its own",
             )
         self._add(table.qualified, found)
+
+    def shape(self, topic: str) -> Shape | None:
+        """Moves with the table's commits: what is staged does not count."""
+        place = self._places.get(topic)
+        if place is None:
+            schema, _, name = topic.partition(".")
+            place = self._place(Table(0, schema, name, ()))
+        known = None if place is None else place.known()
+        return None if place is None or known is None else Shape(known, place.cut().position)
 
     def _add(self, source: str, table: IcebergTable) -> None:
         self._places[source] = Place(self.name, table, self.options, self._keys)

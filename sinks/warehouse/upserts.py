@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.model.batch import OP, POSITION, Op, first_position, last_position, table_of
+from cdc.model.evolution import differences, schema_change_of
 from cdc.model.table import Table
+from sinks.reshape import same_table
 from sinks.warehouse.keys import Int64s, KeyPlan, Mask, concatenate, encode, first_of_each_position, key_plan, last_of_each, select
 
 
@@ -28,7 +30,8 @@ class Group:
 
 
 def groups(batches: Sequence[pa.RecordBatch], known: Table | None, held: int) -> list[Group]:
-    """The staged batches of one table in position order, cut where the key's columns change; without those that it holds already.
+    """The staged batches of one table in position order, cut where the key's columns change or a column is renamed, and around a SCHEMA
+    record, which is a group of its own; without those that it holds already.
 
     known: the version that the table's rows were written under. Another OID or epoch is another table, whose rows replace it.
     held: the table holds everything up to this position.
@@ -38,16 +41,24 @@ def groups(batches: Sequence[pa.RecordBatch], known: Table | None, held: int) ->
     floor = -1
     for batch in sorted((batch for batch in batches if batch.num_rows and last_position(batch) > held), key=first_position):
         table = table_of(batch.schema)
-        if known is not None and (table.oid, table.epoch) != (known.oid, known.epoch):
-            floor = max(floor, first_position(batch) - 1, held)
-        if run and key_plan(table) != key_plan(table_of(run[-1].schema)):
+        change = schema_change_of(batch)
+        if run and (change is not None or schema_change_of(run[-1]) is not None or _apart(table_of(run[-1].schema), table)):
             found.append(_group(run, floor))
             run, floor = [], -1
+        if known is not None and not same_table(known, table):
+            floor = max(floor, first_position(batch) - 1, held)
+        if change is not None and change.empties:
+            floor = max(floor, first_position(batch))
         if batch.column(OP)[0].as_py() == Op.TRUNCATE:
             floor = max(floor, last_position(batch))
         run.append(batch)
         known = table
     return [*found, _group(run, floor)] if run else found
+
+
+def _apart(one: Table, other: Table) -> bool:
+    """Whether rows of the two cannot go into one commit: their keys or their columns' names would be mistaken for each other's."""
+    return key_plan(one) != key_plan(other) or any(found.renamed for found in differences(one, other))
 
 
 def _group(run: Sequence[pa.RecordBatch], floor: int) -> Group:
@@ -70,7 +81,7 @@ def final(group: Group, held: int) -> Final:
     """held: the table already holds everything up to this position."""
     positions = np.concatenate([batch.column(POSITION).to_numpy() for batch in group.batches])
     ops = np.concatenate([batch.column(OP).to_numpy() for batch in group.batches])
-    live = (positions > max(group.floor, held)) & (ops != Op.TRUNCATE)
+    live = (positions > max(group.floor, held)) & (ops != Op.TRUNCATE) & (ops != Op.SCHEMA)
     if group.plan is None:
         kept = live.copy()
         kept[live] = first_of_each_position(positions[live])

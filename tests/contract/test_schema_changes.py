@@ -91,7 +91,7 @@ def test_the_first_definition_is_the_shape_until_a_change(lab: Lab) -> None:
         again = lab.opened().shape(BASE.qualified)
         assert again is not None
         assert again.table == new
-        assert again.position >= 5
+        assert lab.staged or again.position == 5
 
 
 def test_a_dropped_column_is_gone_from_rows_that_nobody_writes_again(lab: Lab) -> None:

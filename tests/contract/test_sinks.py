@@ -205,6 +205,15 @@ def test_truncate_empties_one_table_for_good(lab: Lab) -> None:
     expect(lab, sink, ORDERS, [order(2, "later")])
 
 
+def test_neighbouring_large_keys_stay_apart_behind_a_truncate(lab: Lab) -> None:
+    sink = ready(lab)
+    feed(sink, batch(ORDERS, [(Op.TRUNCATE, 1, {})]))
+    rows = [order(2**63 - 1 - i) for i in range(3)]
+    feed(sink, upserts(ORDERS, 2, rows))
+    sink.commit(cut(4))
+    expect(lab, sink, ORDERS, rows)
+
+
 def test_a_column_is_added(lab: Lab) -> None:
     sink = ready(lab)
     feed(sink, upserts(ORDERS, 1, [order(1), order(2)]))

@@ -16,7 +16,7 @@ from cdc.model.batch import Op
 from cdc.model.pgtypes import FLOAT4, INT4, INT8, NUMERIC, TEXT, TIMESTAMP
 from cdc.model.table import Column, Table
 from sinks.warehouse.catalog import DataFile
-from sinks.warehouse.columns import Add, Retire, Widen, evolution, first_schema, iceberg_kind, labels, parse_schema
+from sinks.warehouse.columns import Add, Evolution, Rename, Widen, evolution, first_schema, iceberg_kind, labels, parse_schema
 from sinks.warehouse.keys import FileKeys, encode, key_plan, last_of_each
 from sinks.warehouse.names import safe
 from sinks.warehouse.options import MB, Options
@@ -26,7 +26,7 @@ from sinks.warehouse.upkeep import choose
 from sinks.warehouse.upserts import final, groups
 from sinks.warehouse.vectors import Blob, decode, puffin
 from sinks.warehouse.vectors import encode as encode_vector
-from tests.contract.rows import ORDERS, PAIRS, batch, numeric, order, upserts
+from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, numeric, order, upserts
 
 
 @given(st.lists(st.integers(0, 300_000), max_size=60, unique=True), st.integers(0, 20_000), st.integers(0, 2**34))
@@ -135,23 +135,42 @@ def test_another_table_of_the_same_name_replaces_all_rows() -> None:
 
 def test_columns_evolve() -> None:
     fields = parse_schema(first_schema(ORDERS))
-    assert evolution(fields, ORDERS, ORDERS) == []
+    assert evolution(fields, ORDERS, ORDERS) == Evolution(())
     narrower = dataclasses.replace(ORDERS.columns[0], type_oid=INT4)
-    assert evolution(fields, dataclasses.replace(ORDERS, columns=(narrower, *ORDERS.columns[1:])), ORDERS) == []
+    assert evolution(fields, dataclasses.replace(ORDERS, columns=(narrower, *ORDERS.columns[1:])), ORDERS) == Evolution(())
     wider = dataclasses.replace(ORDERS.columns[3], typmod=numeric(20, 2))
     changed = dataclasses.replace(ORDERS.columns[1], type_oid=TEXT)
     table = dataclasses.replace(ORDERS, columns=(ORDERS.columns[0], changed, wider, Column("more", TEXT, -1, "text")))
-    assert evolution(fields, table, ORDERS) == [
-        Retire("customer_id", "customer_id__2"),
-        Add("customer_id", "string", "int8"),
-        Widen("amount", "decimal(20, 2)"),
-        Add("more", "string", "text"),
-    ]
+    assert evolution(fields, table, ORDERS) == Evolution(
+        (
+            Rename("customer_id", "customer_id__2"),
+            Widen("amount", "decimal(20, 2)"),
+            Add("customer_id", "string", "int8"),
+            Add("more", "string", "text"),
+        ),
+        frozenset({"customer_id"}),
+    )
     without = dataclasses.replace(ORDERS, columns=ORDERS.columns[:-1])
-    assert evolution(fields, ORDERS, without) == [
-        Retire("created_at", "created_at__6"),
-        Add("created_at", "timestamptz", "timestamptz"),
-    ]
+    assert evolution(fields, ORDERS, without) == Evolution(
+        (Rename("created_at", "created_at__6"), Add("created_at", "timestamptz", "timestamptz"))
+    )
+
+
+def test_columns_are_renamed_by_number() -> None:
+    fields = parse_schema(first_schema(NUMBERED))
+
+    def called(names: dict[str, str]) -> Table:
+        kept = [dataclasses.replace(c, name=names.get(c.name, c.name)) for c in NUMBERED.columns]
+        return dataclasses.replace(NUMBERED, columns=tuple(kept))
+
+    assert evolution(fields, called({"id": "order_id"}), NUMBERED) == Evolution((Rename("id", "order_id"),))
+    assert evolution(fields, called({"note": "status", "status": "note"}), NUMBERED) == Evolution(
+        (Rename("status", "status__3"), Rename("note", "note__5"), Rename("status__3", "note"), Rename("note__5", "status"))
+    )
+    assert evolution(fields, called({"note": "status", "status": "state"}), NUMBERED) == Evolution(
+        (Rename("status", "status__3"), Rename("status__3", "state"), Rename("note", "status"))
+    )
+    assert evolution(fields, called({"note": "NOTE"}), NUMBERED) == Evolution((Rename("note", "NOTE"),))
 
 
 def test_names_that_engines_mix_up_are_told_apart() -> None:
