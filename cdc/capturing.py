@@ -15,28 +15,31 @@ import pyarrow as pa
 import structlog
 
 from cdc import source
+from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder, Hold
+from cdc.capture.endings import Poison, StreamEnded
 from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Flags
 from cdc.capture.warm import warm
 from cdc.crashpoint import crashpoint
-from cdc.errors import SourceError, Stopped
+from cdc.errors import ProtocolError, SourceError, SourceUnreachable, Stopped
 from cdc.ingest import Ingest
 from cdc.log.contract import LogWriter
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
-from cdc.meter import Meter
+from cdc.meter import STATUS_S, Meter
 from cdc.model.batch import table_of
 from cdc.model.pgtypes import PINNED_SETTINGS
-from cdc.model.position import Lsn, Position, format_lsn
+from cdc.model.position import ZERO_CUT, Cut, Position, format_lsn
+from cdc.preparing import Preparation
 from cdc.privacy import ProtectedWriter, Protection
 from cdc.settings import Settings
 from cdc.settings import Source as SourceSettings
-from cdc.source import identity
-from cdc.source.catalog import load_published
 from cdc.source.connection import address, parse
+from cdc.source.identity import Identity
+from cdc.source.slot import SlotFacts
 from snapshots.coordinator import SnapshotCoordinator
 from snapshots.feed import SnapshotFeed
 from snapshots.progress import SnapshotProgress
@@ -88,19 +91,21 @@ def _capture(
     """Connects, streams, and connects again after a failure, until ``stop``."""
     feed = SnapshotFeed(progress)
     coordinator: SnapshotCoordinator | None = None
+    preparation = Preparation(settings.source, settings.log.dir, writer, memory, progress, protection)
+    poison = Poison()
     attempts = 0
     try:
         while not stop.is_set():
             began = time.monotonic()
             try:
-                _prepare(settings.source, settings.log.dir, writer, protection)
+                now = preparation.run()
                 if coordinator is None:
                     coordinator = SnapshotCoordinator(settings.source, feed, progress, stop)
                     meter.loaded = partial(_loaded, coordinator)
                     coordinator.start()
-                _stream_once(settings.source, writer, memory, feed, meter, stop)
-            except (ConnectionError, OSError, SourceError, psycopg.OperationalError) as error:
-                if coordinator is None:
+                _stream_once(settings.source, settings.log.dir, now, writer, memory, feed, meter, stop)
+            except (ConnectionError, OSError, SourceError, ProtocolError, psycopg.OperationalError) as error:
+                if coordinator is None and not isinstance(error, SourceUnreachable | ConnectionError | psycopg.OperationalError):
                     raise
                 crashpoint("capture.stream_broken")
                 writer.rollback()
@@ -109,11 +114,13 @@ def _capture(
                 _catch_up(memory, writer, settings.log.dir)
                 feed.reset()
                 feed.check()
+                _count(poison, error, writer.head.commit_lsn)
                 attempts = 0 if time.monotonic() - began > BACKOFF_S[-1] else attempts
                 problem = error.line() if isinstance(error, SourceError) else (str(error) or type(error).__name__)
-                _log.warning("the stream broke, connecting again", problem=problem, in_s=BACKOFF_S[attempts])
+                what = "the stream broke, connecting again" if coordinator else "cannot begin, trying again"
+                _log.warning(what, problem=problem, in_s=BACKOFF_S[attempts])
                 meter.say("retrying", problem)
-                stop.wait(BACKOFF_S[attempts])
+                _pause(BACKOFF_S[attempts], meter, stop)
                 attempts = min(attempts + 1, len(BACKOFF_S) - 1)
     finally:
         if coordinator is not None:
@@ -130,36 +137,29 @@ def _protection(settings: Settings) -> Protection:
     )
 
 
+def _count(poison: Poison, error: Exception, durable_lsn: int) -> None:
+    """Raises Stopped (POISON_ROW) for an error that has come too often from the same place to be an accident."""
+    if isinstance(error, ProtocolError):
+        poison.failed(durable_lsn, str(error))
+    elif isinstance(error, StreamEnded) and error.undecodable:
+        poison.failed(durable_lsn, error.text, error.lsn)
+
+
+def _pause(seconds: float, meter: Meter, stop: threading.Event) -> None:
+    """Says meanwhile that we live."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not stop.wait(min(left, STATUS_S)):
+        meter.write()
+
+
 def _loaded(coordinator: SnapshotCoordinator) -> bool:
     return coordinator.finished
 
 
-def _prepare(settings: SourceSettings, folder: Path, writer: LogWriter, protection: Protection) -> None:
-    """Publication and slot as they must be; the slot is made only for a log that has not begun."""
-    dsn = settings.dsn.get_secret_value()
-    with source.connect(dsn) as connection:
-        source.ensure_publication(connection, settings)
-        if protection.active:
-            protection.check(load_published(connection, settings.publication, settings.tables))
-        crashpoint("capture.published")
-        known = identity.recorded(folder)
-        facts = source.ensure_slot(connection, settings, create=known is None)
-        crashpoint("capture.slot_ready")
-        with closing(Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))) as walsender:
-            system = walsender.identify()
-        found = identity.Identity(system.identifier, system.database, settings.slot)
-        if known is None:
-            if writer.head.commit_lsn < (facts.confirmed_lsn or 0):
-                writer.commit(Lsn(facts.confirmed_lsn or 0), 0)
-            crashpoint("capture.before_identity")
-            identity.record(folder, found)
-            crashpoint("capture.identified")
-        else:
-            identity.check(known, found, writer.head, facts)
-
-
 def _stream_once(
     settings: SourceSettings,
+    folder: Path,
+    now: Identity,
     writer: LogWriter,
     memory: ToastMemory,
     feed: SnapshotFeed,
@@ -170,14 +170,24 @@ def _stream_once(
     with source.connect(dsn) as catalog:
         connection = Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))
         head = writer.head
-        stream = connection.start(settings.slot, settings.publication, head.commit_lsn, Feedback(head.commit_lsn))
+        stream = connection.start(settings.slot, settings.publication, now.since_lsn, Feedback(0))
         with stream:
             _log.info("streaming", slot=settings.slot, lsn=format_lsn(head.commit_lsn), position=head.position)
-            decoder = Decoder(lambda oid: source.primary_key(catalog, oid), memory, _hold(feed), head.commit_lsn)
-            ingest = Ingest(stream, decoder, writer, memory, feed, meter)
+            # Nothing is confirmed until the log's end has been recognised.
+            continuity = _continuity(now, head, folder, source.read_slot(catalog, settings.slot))
+            durable_lsn = head.commit_lsn if continuity.done else max(continuity.last.commit_lsn, continuity.start_lsn)
+            decoder = Decoder(lambda oid: source.primary_key(catalog, oid), memory, _hold(feed), durable_lsn)
+            ingest = Ingest(stream, decoder, writer, memory, feed, meter, continuity)
             meter.say("streaming")
             ingest.run(stop)
             ingest.finish()
+
+
+def _continuity(now: Identity, head: Cut, folder: Path, facts: SlotFacts) -> Continuity:
+    """What the server sends again of what the log holds. ``facts``: of the slot while this connection has it."""
+    timeline = EmbeddedLogReader(folder).timeline
+    last = timeline.last_commit() if timeline else ZERO_CUT
+    return Continuity(last, head, max(now.since_lsn, facts.confirmed_lsn or 0))
 
 
 def _hold(feed: SnapshotFeed) -> Hold:

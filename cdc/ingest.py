@@ -14,13 +14,14 @@ from typing import Final
 import numpy as np
 import structlog
 
+from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
+from cdc.capture.endings import ending, notice
 from cdc.capture.group import Group
-from cdc.capture.stream import Stream, error_text
+from cdc.capture.stream import Stream
 from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Bytes
 from cdc.crashpoint import crashpoint
-from cdc.errors import Stopped, StopState
 from cdc.log.contract import LogWriter
 from cdc.meter import Meter
 from cdc.model.position import Lsn
@@ -36,10 +37,20 @@ _log = structlog.get_logger("capture")
 
 
 class Ingest:
-    """One connection's stream into the log. ``feed`` is the snapshot's side, ``memory`` completes unchanged TOAST values."""
+    """One connection's stream into the log. ``feed`` is the snapshot's side, ``memory`` completes unchanged TOAST values.
+
+    ``continuity``: the server sends the log's end again, which has to be what the log holds; until then nothing is confirmed.
+    """
 
     def __init__(
-        self, stream: Stream, decoder: Decoder, writer: LogWriter, memory: ToastMemory, feed: SnapshotFeed, meter: Meter
+        self,
+        stream: Stream,
+        decoder: Decoder,
+        writer: LogWriter,
+        memory: ToastMemory,
+        feed: SnapshotFeed,
+        meter: Meter,
+        continuity: Continuity | None = None,
     ) -> None:
         self._stream = stream
         self._decoder = decoder
@@ -52,6 +63,8 @@ class Ingest:
         self._lacks = 0
         self._recorded_at = time.monotonic()
         self._unrecorded = 0
+        self._continuity = continuity
+        self._check_continuity(0)
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop``. Raises ConnectionError, OSError or ProtocolError when the stream ends, Stopped for a stop state."""
@@ -78,12 +91,13 @@ class Ingest:
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder
         groups = decoder.groups(block, 0, len(block), lambda: self._writer.next_position)
-        for notice in decoder.notices:
-            _heed(notice)  # before anything that came with it becomes durable
+        for fields in decoder.notices:
+            _log.warning("the server says", notice=notice(fields))  # before anything that came with it becomes durable
         for group in groups:
             self._append(group)
         self._torn = [block[decoder.consumed :].copy()] if decoder.consumed < len(block) else []
         self._lacks = decoder.lacks
+        self._check_continuity(decoder.keepalive_lsn)
         if decoder.keepalive_lsn > self._writer.head.commit_lsn:
             self._unrecorded = max(self._unrecorded, decoder.keepalive_lsn)
             self._meter.status.received_lsn = max(self._meter.status.received_lsn, decoder.keepalive_lsn)
@@ -91,10 +105,12 @@ class Ingest:
             self._record_idle(force=True)
             self._stream.reply_now()
         if decoder.ended >= 0:
-            raise _ending(block[decoder.ended :].tobytes())
+            raise ending(block[decoder.ended :].tobytes())
 
     def _append(self, group: Group) -> None:
         crashpoint("ingest.group.decoded")
+        if self._continuity is not None:
+            self._continuity.on_group(group)
         self._feed.on_group(group)
         for batch in group.batches:
             self._writer.append(batch)
@@ -103,6 +119,8 @@ class Ingest:
         crashpoint("ingest.group.appended")
         transactions = group.transactions
         end_lsn, commit_ts_us = int(transactions.end_lsn[-1]), int(transactions.commit_ts_us[-1])
+        if end_lsn <= self._writer.head.commit_lsn:
+            return  # the log's own end, sent again
         if group.watermark is not None:
             chunk = self._feed.chunk_at(group.watermark) or ()
             for batch in place(chunk, self._writer.next_position, end_lsn, commit_ts_us):
@@ -114,6 +132,14 @@ class Ingest:
             self._meter.status.received_lsn = max(self._meter.status.received_lsn, end_lsn)
             return
         self._commit(end_lsn, commit_ts_us)
+
+    def _check_continuity(self, sent_lsn: int) -> None:
+        if self._continuity is None:
+            return
+        self._continuity.on_progress(sent_lsn)
+        if self._continuity.done:
+            self._continuity = None
+            self._stream.confirm(self._writer.head.commit_lsn)
 
     def _commit(self, lsn: int, commit_ts_us: int) -> None:
         before = self._writer.head.position
@@ -141,21 +167,3 @@ class Ingest:
         if force or ahead >= IDLE_RECORD_BYTES or time.monotonic() - self._recorded_at >= IDLE_RECORD_S:
             crashpoint("ingest.idle.before_record")
             self._commit(self._unrecorded, head.commit_ts_us)
-
-
-def _heed(fields: bytes) -> None:
-    """From version 18 on, a server whose publication is gone warns once and leaves every change out, silently from then on."""
-    text = error_text(fields)
-    if "SQLSTATE 55000" in text and "publication" in text:
-        raise Stopped(StopState.PUBLICATION_LOST, text)
-    _log.warning("the server says", notice=text)
-
-
-def _ending(message: bytes) -> Exception:
-    """Why the server ended the stream."""
-    if message[:1] != b"E":
-        return ConnectionError("the server ended the stream")
-    text = error_text(message[5:])
-    if "SQLSTATE 42704" in text and "publication" in text:
-        return Stopped(StopState.PUBLICATION_LOST, text)
-    return ConnectionError(f"the server ended the stream: {text}")

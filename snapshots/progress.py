@@ -152,6 +152,12 @@ class SnapshotProgress:
             if self._records.pop(oid, None) is not None:
                 self._write()
 
+    def forget_all(self) -> None:
+        """Every table is to be taken in as if none had been."""
+        with self._lock:
+            self._records.clear()
+            self._write()
+
     def tables(self) -> list[TableProgress]:
         """For ``CaptureStatus.snapshot``, by name."""
         with self._lock:

@@ -184,17 +184,19 @@ class Decoder:
         return Group(tuple(batches), transactions, watermark, complete)
 
     def _wanted(self, index: Index, transaction: int) -> bool:
-        end = int(index.end_lsn[transaction])
-        return end == 0 or end > self._durable_lsn
+        """Where the commit's end is not there yet, its beginning tells (known from BEGIN on): at or behind the durable end of another."""
+        end, begin = int(index.end_lsn[transaction]), int(index.commit_lsn[transaction])
+        return end > self._durable_lsn if end else begin >= self._durable_lsn
 
     def _run(
         self, block: Bytes, index: Index, begin: int, end: int, position: int, changed: npt.NDArray[np.int64]
     ) -> list[pa.RecordBatch]:
         """Rows of messages [begin, end), a batch per table; no table changes its definition in between."""
         mask = _ROWS[index.kind[begin:end]]
-        if len(index.end_lsn) and index.end_lsn[0] and index.end_lsn[0] <= self._durable_lsn:
-            ends = index.end_lsn[index.transaction[begin:end]]
-            mask &= (ends == 0) | (ends > self._durable_lsn)
+        if len(index.commit_lsn) and index.commit_lsn[0] < self._durable_lsn:
+            transaction = index.transaction[begin:end]
+            ends = index.end_lsn[transaction]
+            mask &= np.where(ends > 0, ends > self._durable_lsn, index.commit_lsn[transaction] >= self._durable_lsn)
         at = begin + np.flatnonzero(mask)
         if not len(at):
             return []

@@ -382,8 +382,12 @@ def _frame(kind: bytes, body: bytes) -> bytes:
 
 
 def _fields(result: PGresult) -> bytes:
-    """Of an ErrorResponse or NoticeResponse, those that ``error_text`` looks at."""
-    known = ((b"C", pq.DiagnosticField.SQLSTATE), (b"M", pq.DiagnosticField.MESSAGE_PRIMARY))
+    """Of an ErrorResponse or NoticeResponse, those that ``error_text`` and ``cdc.capture.endings`` look at."""
+    known = (
+        (b"C", pq.DiagnosticField.SQLSTATE),
+        (b"M", pq.DiagnosticField.MESSAGE_PRIMARY),
+        (b"W", pq.DiagnosticField.CONTEXT),
+    )
     return b"".join(name + (result.error_field(field) or b"") + b"\0" for name, field in known) + b"\0"
 
 

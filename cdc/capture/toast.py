@@ -170,6 +170,18 @@ class ToastMemory:
         self._db.commit()
         self._relations.clear()
 
+    def begin_at(self, position: int) -> None:
+        """Forgets everything; what stands in the log up to this position is not to be learnt again, for rows may have changed unseen."""
+        self._db.execute("DELETE FROM wide")
+        self._db.execute("UPDATE done SET position = ?", (position,))
+        self._db.commit()
+        self._relations.clear()
+
+    def drop(self, relation: int) -> None:
+        """Forgets one table. ``commit`` makes that durable."""
+        self._db.execute("DELETE FROM wide WHERE relation = ?", (relation,))
+        self._relations.discard(relation)
+
     def close(self) -> None:
         self._db.close()
 

@@ -93,6 +93,45 @@ def ensure_publication(connection: psycopg.Connection, source: Selection) -> lis
     return [table for table in load_published(connection, source.publication) if table.qualified in wanted]
 
 
+_UNREADABLE: Final = """
+select format('%%I.%%I', n.nspname, c.relname), row_security_active(c.oid),
+       (select string_agg(format('%%I', a), ', ') from unnest(t.attnames) a where not has_column_privilege(c.oid, a, 'SELECT')),
+       has_schema_privilege(n.oid, 'USAGE')
+from pg_publication_tables t
+join pg_namespace n on n.nspname = t.schemaname
+join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+where t.pubname = %s and n.nspname || '.' || c.relname = any(%s)
+  and (row_security_active(c.oid) or not has_schema_privilege(n.oid, 'USAGE')
+       or exists (select from unnest(t.attnames) a where not has_column_privilege(c.oid, a, 'SELECT')))
+order by 1
+"""
+
+
+def refuse_unreadable(connection: psycopg.Connection, source: Selection) -> None:
+    """Raises SourceError naming the selected tables whose published columns the role may not read, or whose rows are hidden from it.
+
+    The stream shows all of them regardless; only the first load, and rows that are read back, need the right.
+    """
+    selected = [table.name for table in select_tables(find_tables(connection), source.tables)]
+    found = connection.execute(_UNREADABLE, (source.publication, selected)).fetchall()
+    role = sql.Identifier(connection.info.user).as_string()
+    hidden = [name for name, active, _, _ in found if active]
+    if hidden:
+        raise SourceError(
+            f"row-level security hides rows of {_several(hidden)} from role {role}, but not from the stream",
+            hint=f"ALTER ROLE {role} BYPASSRLS",
+        )
+    if found:
+        schemas = sorted({name.rsplit(".", 1)[0] for name, _, _, usage in found if not usage})
+        grants = [f"GRANT USAGE ON SCHEMA {schema} TO {role}" for schema in schemas]
+        grants += [f"GRANT SELECT ON {', '.join(name for name, _, columns, _ in found if columns)} TO {role}"]
+        raise SourceError(f"role {role} may not read {_several([name for name, *_ in found])}", hint="; ".join(grants))
+
+
+def _several(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def refuse_uncapturable(table: SourceTable) -> None:
     """Raises SourceError when updates and deletes of the table could not be published; publishing it would break them at the source."""
     problem = identity_problem(table)

@@ -166,11 +166,24 @@ def slot_from_now(connection: psycopg.Connection, source: Slot, *, two_phase: bo
                 hint=f"stop that reader, or: select pg_terminate_backend({facts.active_pid})",
             )
         if not facts.lost:
+            _refuse_prepared(connection, facts)
             _advance(connection, facts)
             return read_slot(connection, source.slot)
         connection.execute("select pg_drop_replication_slot(%s)", (source.slot,))
     _create(connection, source.slot, timeout_s, two_phase=two_phase, failover=source.failover)
     return read_slot(connection, source.slot)
+
+
+def _refuse_prepared(connection: psycopg.Connection, facts: SlotFacts) -> None:
+    """A two-phase slot takes what was prepared before its place for sent: of such a transaction only the end would come."""
+    if not facts.two_phase:
+        return
+    rows = connection.execute("select gid from pg_prepared_xacts where database = current_database() order by prepared").fetchall()
+    if rows:
+        raise SourceError(
+            f"{len(rows)} prepared transactions are open, the oldest is {rows[0][0]!r}",
+            hint="COMMIT PREPARED or ROLLBACK PREPARED them first",
+        )
 
 
 def _advance(connection: psycopg.Connection, facts: SlotFacts) -> None:

@@ -1,0 +1,90 @@
+"""What the server says besides changes: notices, and the error that ends a stream. Pure.
+
+DETAIL and CONTEXT may quote rows; of CONTEXT only the LSN is taken that the output plugin was at.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from cdc.errors import Stopped, StopState, presentable
+from cdc.model.position import Lsn, format_lsn, parse_lsn
+
+_ASSOCIATED: Final = re.compile(rb"associated LSN ([0-9A-F]{1,8}/[0-9A-F]{1,8})")
+_UNDECODABLE: Final = ("0A", "22", "42", "54", "XX")
+"""SQLSTATE classes of what fails again at the same place, however often it is sent: unsupported, data, undefined, too large, internal."""
+TRIES: Final = 3
+_HINT: Final = (
+    "deploy/runbook.md, POISON_ROW; cdc resume POISON_ROW tries again, with --skip LSN it passes and reads the tables again"
+)
+
+
+class StreamEnded(ConnectionError):
+    """The server ended the stream with an error of its own. ``lsn``: of the change that it was at, where it says so."""
+
+    def __init__(self, text: str, sqlstate: str, lsn: Lsn | None) -> None:
+        super().__init__(f"the server ended the stream: {text}")
+        self.text = text
+        self.sqlstate = sqlstate
+        self.lsn = lsn
+
+    @property
+    def undecodable(self) -> bool:
+        """Connecting again leads to the same error, as far as its class tells."""
+        return self.sqlstate[:2] in _UNDECODABLE
+
+
+def ending(message: bytes) -> Exception:
+    """Why the server ended the stream: its last message, whole. A Stopped, StreamEnded, or plain ConnectionError."""
+    if message[:1] != b"E":
+        return ConnectionError("the server ended the stream")
+    fields = _fields(message[5:])
+    sqlstate, text = fields.get("C", "?????"), _text(fields)
+    if sqlstate == "42704" and "publication" in text:
+        return _publication_lost(text)
+    at = _ASSOCIATED.search(message)
+    return StreamEnded(text, sqlstate, parse_lsn(at[1].decode()) if at else None)
+
+
+def notice(fields: bytes) -> str:
+    """The notice's text. Raises Stopped (PUBLICATION_LOST): from version 18 on, a server whose publication is gone warns once and
+    leaves every change out, silently from then on."""
+    said = _fields(fields)
+    text = _text(said)
+    if said.get("C") == "55000" and "publication" in text:
+        raise _publication_lost(text)
+    return text
+
+
+@dataclass(slots=True)
+class Poison:
+    """Counts failures to get past one place. ``TRIES`` of the same kind there, with nothing made durable in between, are no accident."""
+
+    _at: tuple[int, str] = (-1, "")
+    _times: int = field(default=0)
+
+    def failed(self, durable_lsn: int, what: str, lsn: Lsn | None = None) -> None:
+        """what: the error, without anything that may quote a row. Raises Stopped (POISON_ROW) when it has happened often enough."""
+        place = (durable_lsn, what)
+        self._times = self._times + 1 if place == self._at else 1
+        self._at = place
+        if self._times >= TRIES:
+            where = f"at LSN {format_lsn(lsn)}" if lsn else f"in the first transaction behind LSN {format_lsn(durable_lsn)}"
+            raise Stopped(StopState.POISON_ROW, f"a change {where} cannot be captured: {what}", hint=_HINT)
+
+
+def _publication_lost(text: str) -> Stopped:
+    hint = "cdc resume PUBLICATION_LOST --rebuild (reads the tables again; deploy/runbook.md, PUBLICATION_LOST)"
+    return Stopped(StopState.PUBLICATION_LOST, text, hint=hint)
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    return {chr(piece[0]): piece[1:].decode(errors="replace") for piece in body.split(b"\0") if piece}
+
+
+def _text(fields: dict[str, str]) -> str:
+    state = fields.get("C", "?????")
+    text = presentable(state, fields.get("M", "unknown error"))
+    return text if text.endswith(")") else f"{text} (SQLSTATE {state})"

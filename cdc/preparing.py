@@ -1,0 +1,195 @@
+"""What has to be true before capture streams: the right server, the publication, the slot, and that they continue this log.
+
+Also the one place where a requested reload (``cdc.reloading``) is carried out. Everything here can be done again after a crash at any
+point: nothing is recorded before what it says is so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import structlog
+
+from cdc import reloading, source
+from cdc.capture.stream import Connection, System
+from cdc.capture.toast import ToastMemory
+from cdc.crashpoint import crashpoint
+from cdc.errors import SourceError
+from cdc.log.contract import LogWriter
+from cdc.log.reader import EmbeddedLogReader
+from cdc.model.pgtypes import PINNED_SETTINGS
+from cdc.model.position import Lsn, format_lsn
+from cdc.privacy import Protection
+from cdc.settings import Source as SourceSettings
+from cdc.source import identity
+from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
+from cdc.source.connection import address, parse
+from cdc.source.identity import Branch, Identity
+from cdc.source.membership import Membership, check_membership, read_membership
+from cdc.source.publication import refuse_unreadable
+from cdc.source.slot import SlotFacts, slot_from_now
+from snapshots.progress import SnapshotProgress
+
+_log = structlog.get_logger("capture")
+
+
+class Preparation:
+    """Brings source and log together before each connection's stream. ``progress`` and ``memory`` are told when tables are to be read again."""
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        folder: Path,
+        writer: LogWriter,
+        memory: ToastMemory,
+        progress: SnapshotProgress,
+        protection: Protection,
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._writer = writer
+        self._memory = memory
+        self._progress = progress
+        self._protection = protection
+        self._begun = False
+
+    def run(self) -> Identity:
+        """Returns the source as it is now recorded. Raises SourceError, ConfigError, or Stopped for a stop state."""
+        dsn = self._settings.dsn.get_secret_value()
+        with source.connect(dsn) as connection:
+            _refuse_standby(connection, dsn)
+            known = identity.recorded(self._folder)
+            # Only before anything else runs: the snapshot's thread has not begun then.
+            reload = None if self._begun or known is None else reloading.requested(self._folder)
+            system, history = self._ask_system(dsn)
+            found = self._identity(system)
+            if known is not None and not (reload and reload.whole):
+                identity.check_system(known, found)
+            out = self._out_of_publication(connection, known, reload)
+            self._publish(connection)
+            if known is None or (reload and reload.whole):
+                now = self._begin(connection, found, reload)
+            else:
+                now = self._go_on(connection, known, found, history)
+                if out:
+                    self._read_again(out)
+            if reload is not None:
+                crashpoint("capture.reload_prepared")
+                reloading.carried_out(self._folder)
+            self._begun = True
+            return now
+
+    # --- the ways to begin ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, connection: psycopg.Connection, found: Identity, reload: reloading.Reload | None) -> Identity:
+        """The slot's present place is where this log begins, or (after a stop state) begins again."""
+        settings = self._settings
+        facts = source.ensure_slot(connection, settings, create=True) if reload is None else slot_from_now(connection, settings)
+        crashpoint("capture.slot_ready")
+        begin = facts.confirmed_lsn or Lsn(0)
+        if reload is not None:
+            self._read_everything_again(connection, reload, begin)
+        if begin != self._writer.head.commit_lsn:
+            self._writer.commit(begin, self._writer.head.commit_ts_us)
+        if reload is not None:
+            self._memory.begin_at(self._writer.head.position)
+        now = replace(found, since_lsn=int(begin), membership=self._membership(connection))
+        crashpoint("capture.before_identity")
+        identity.record(self._folder, now)
+        crashpoint("capture.identified")
+        return now
+
+    def _go_on(self, connection: psycopg.Connection, known: Identity, found: Identity, history: Sequence[Branch]) -> Identity:
+        facts = source.ensure_slot(connection, self._settings, create=False)
+        crashpoint("capture.slot_ready")
+        identity.check_history(known, found, history, self._writer.head, facts)
+        now = replace(found, since_lsn=known.since_lsn, membership=self._membership(connection))
+        if now != known:
+            identity.record(self._folder, now)
+        _warn_of_pauses(facts)
+        return now
+
+    def _read_everything_again(self, connection: psycopg.Connection, reload: reloading.Reload, begin: Lsn) -> None:
+        """The log's topics say that they are empty before the rows come; tables that are not known by this name begin as new ones."""
+        topics = {topic.name for topic in EmbeddedLogReader(self._folder).topics()}
+        tables = load_published(connection, self._settings.publication, self._settings.tables)
+        _log.warning("reads every table again", state=str(reload.state), tables=len(tables), lsn=format_lsn(begin))
+        self._progress.forget_all()
+        for table in tables:
+            self._progress.restart(table.oid, empties=table.qualified in topics)
+        # No prepared transaction is open (``slot_from_now``), so what is kept of some has been decided unseen.
+        shutil.rmtree(self._folder / "prepared", ignore_errors=True)
+        crashpoint("capture.reload_marked")
+
+    def _read_again(self, oids: Sequence[int]) -> None:
+        _log.warning("reads tables again that were out of the publication", tables=len(oids))
+        for oid in oids:
+            # As one that has just joined: what was changed in transactions that were open then is not streamed.
+            self._progress.forget(oid)
+            self._progress.restart(oid, empties=True)
+            self._memory.drop(oid)
+        self._memory.commit(self._writer.head.position)
+
+    # --- what is there -------------------------------------------------------------------------------------------------------
+
+    def _ask_system(self, dsn: str) -> tuple[System, tuple[Branch, ...]]:
+        with closing(Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))) as walsender:
+            system = walsender.identify()
+            history = walsender.query(f"TIMELINE_HISTORY {system.timeline}".encode())[1] if system.timeline > 1 else b""
+        return system, identity.parse_history(history.decode())
+
+    def _identity(self, system: System) -> Identity:
+        settings = self._settings
+        return Identity(system.identifier, system.timeline, system.database, settings.slot, settings.publication, 0)
+
+    def _out_of_publication(
+        self, connection: psycopg.Connection, known: Identity | None, reload: reloading.Reload | None
+    ) -> tuple[int, ...]:
+        """The tables that were, for a while, not published; asked for before anything is put back. Raises Stopped without a request."""
+        if known is None or (reload and reload.whole):
+            return ()
+        found = read_membership(connection, self._settings.publication)
+        wanted = {table.table.oid for table in self._selected(connection)}
+        if reload is None:
+            check_membership(self._settings.publication, known.membership, found, wanted)
+            return ()
+        return known.membership.interrupted(found, wanted)
+
+    def _publish(self, connection: psycopg.Connection) -> None:
+        source.ensure_publication(connection, self._settings)
+        if not self._begun:
+            refuse_unreadable(connection, self._settings)
+        if self._protection.active:
+            self._protection.check(load_published(connection, self._settings.publication, self._settings.tables))
+        crashpoint("capture.published")
+
+    def _membership(self, connection: psycopg.Connection) -> Membership:
+        found = read_membership(connection, self._settings.publication)
+        selected = {table.table.oid for table in self._selected(connection)}
+        return replace(found, tables={oid: entry for oid, entry in found.tables.items() if oid in selected})
+
+    def _selected(self, connection: psycopg.Connection) -> list[SourceTable]:
+        return select_tables(find_tables(connection), self._settings.tables)
+
+
+def _refuse_standby(connection: psycopg.Connection, dsn: str) -> None:
+    row = connection.execute("select pg_is_in_recovery()").fetchone()
+    if row and row[0]:
+        raise SourceError(
+            f"{address(dsn)} is a standby: publication, slot and snapshot need the primary",
+            hint="point source.dsn at the primary; with several hosts in it, add target_session_attrs=read-write",
+        )
+
+
+def _warn_of_pauses(facts: SlotFacts) -> None:
+    if facts.idle_timeout_s is not None:
+        _log.warning(
+            "a pause of capture longer than idle_replication_slot_timeout loses the slot",
+            slot=facts.name,
+            idle_replication_slot_timeout_s=facts.idle_timeout_s,
+        )

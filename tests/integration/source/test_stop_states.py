@@ -1,0 +1,211 @@
+"""Stop states of the source, each brought about on a real server, held over restarts, and ended in the documented way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc import reloading, status
+from cdc.errors import Stopped, StopState
+from cdc.log.reader import EmbeddedLogReader
+from cdc.model.evolution import schema_change_of
+from tests.conftest import Database
+from tests.integration.capture.running import Capture
+
+Connection = psycopg.Connection[Any]
+
+
+def stopped(capture: Capture, state: StopState) -> Stopped:
+    """Capture, when started, ends in this state; and again."""
+    for _ in range(2):
+        error = capture.start().failure()
+        capture.stop()
+        assert isinstance(error, Stopped), error
+        assert error.state is state, error
+    return error
+
+
+def rebuilt(capture: Capture, state: StopState, sql: Connection) -> None:
+    """What ``cdc resume STATE --rebuild`` asks for; afterwards the log's fold is the table, and goes on being."""
+    before = EmbeddedLogReader(capture.settings.log.dir).head().position
+    reloading.request(capture.settings.log.dir, state)
+    with capture.running():
+        agrees(capture, sql)
+        sql.execute("insert into t values (9001, 'after')")
+        sql.execute("update t set v = 'touched' where id = 2")
+        agrees(capture, sql)
+        assert capture.reader.head().position > before
+    assert reloading.requested(capture.settings.log.dir) is None
+    with capture.running():
+        sql.execute("delete from t where id = 9001")
+        agrees(capture, sql)
+
+
+def agrees(capture: Capture, sql: Connection, table: str = "t") -> None:
+    capture.until_snapshot_done()
+    wanted = {(str(key),): {"id": str(key), "v": value} for key, value in sql.execute(f"select id, v from {table}").fetchall()}
+    capture.until(lambda: fold(capture, f"public.{table}") == wanted, f"for {table} to agree")
+
+
+def fold(capture: Capture, topic: str) -> dict[tuple[str | None, ...], dict[str, str | None]]:
+    """As ``Capture.rows``, and what empties the topic empties it."""
+    table: dict[tuple[str | None, ...], dict[str, str | None]] = {}
+    after = 0
+    for batch in capture.batches(topic):
+        change = schema_change_of(batch)
+        if change is not None and change.empties:
+            after = int(batch.column(0)[0].as_py())
+            table.clear()
+    for _, op, values in capture.changes(topic, after):
+        key = (values["id"],)
+        if op in "cur":
+            table[key] = values
+        elif op == "d":
+            table.pop(key, None)
+    return table
+
+
+@pytest.fixture
+def sql(postgres: Database) -> Connection:
+    connection = postgres.connect()
+    connection.execute("create table t (id int primary key, v text); insert into t select n, 'row ' || n from generate_series(1, 20) n")
+    return connection
+
+
+@pytest.fixture
+def capture(postgres: Database, sql: Connection, tmp_path: Path) -> Capture:
+    """Has run once, and is stopped; then rows 1 to 3 went, unseen by it."""
+    found = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+    with found.running():
+        agrees(found, sql)
+    return found
+
+
+def unseen(sql: Connection) -> None:
+    """What happens while nobody looks."""
+    sql.execute("delete from t where id in (1, 3); update t set v = 'unseen' where id = 4; insert into t values (21, 'unseen')")
+
+
+def test_a_dropped_slot(capture: Capture, sql: Connection) -> None:
+    sql.execute("select pg_drop_replication_slot(%s)", (capture.settings.source.slot,))
+    unseen(sql)
+    assert "--rebuild" in (stopped(capture, StopState.SLOT_MISSING).hint or "")
+    rebuilt(capture, StopState.SLOT_MISSING, sql)
+
+
+def test_a_slot_that_was_made_again(capture: Capture, sql: Connection) -> None:
+    slot = capture.settings.source.slot
+    sql.execute("select pg_drop_replication_slot(%s)", (slot,))
+    unseen(sql)
+    sql.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+    stopped(capture, StopState.SLOT_REPLACED)
+    rebuilt(capture, StopState.SLOT_REPLACED, sql)
+
+
+def test_a_slot_that_was_advanced(capture: Capture, sql: Connection) -> None:
+    unseen(sql)
+    sql.execute("select pg_replication_slot_advance(%s, pg_current_wal_lsn())", (capture.settings.source.slot,))
+    stopped(capture, StopState.SLOT_REPLACED)
+    rebuilt(capture, StopState.SLOT_REPLACED, sql)
+
+
+def test_a_slot_that_somebody_else_read(capture: Capture, sql: Connection) -> None:
+    unseen(sql)
+    sql.execute(
+        "select count(*) from pg_logical_slot_get_binary_changes(%s, null, null, 'proto_version', '1', 'publication_names', 'cdc')",
+        (capture.settings.source.slot,),
+    )
+    stopped(capture, StopState.SLOT_REPLACED)
+    rebuilt(capture, StopState.SLOT_REPLACED, sql)
+
+
+def test_a_dropped_publication(capture: Capture, sql: Connection) -> None:
+    sql.execute("drop publication cdc")
+    unseen(sql)
+    stopped(capture, StopState.PUBLICATION_LOST)
+    rebuilt(capture, StopState.PUBLICATION_LOST, sql)
+
+
+def test_a_publication_that_was_dropped_and_made_again(capture: Capture, sql: Connection) -> None:
+    sql.execute("drop publication cdc")
+    unseen(sql)
+    sql.execute("create publication cdc for table t")
+    stopped(capture, StopState.PUBLICATION_LOST)
+    rebuilt(capture, StopState.PUBLICATION_LOST, sql)
+
+
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_table_that_left_the_publication(capture: Capture, sql: Connection, put_back: bool) -> None:
+    sql.execute("create table other (id int primary key, v text); insert into other values (1, 'one')")
+    with capture.running():
+        agrees(capture, sql, "other")
+    read = len(capture.changes("public.other"))
+    sql.execute("alter publication cdc drop table t")
+    unseen(sql)
+    if put_back:
+        sql.execute("alter publication cdc add table t")
+    stopped(capture, StopState.TABLE_UNPUBLISHED)
+    rebuilt(capture, StopState.TABLE_UNPUBLISHED, sql)
+    assert len(capture.changes("public.other")) == read, "the other table was not read again"
+
+
+def test_a_table_that_is_no_longer_wanted_may_leave(capture: Capture, sql: Connection, postgres: Database, tmp_path: Path) -> None:
+    sql.execute("create table other (id int primary key, v text); insert into other values (1, 'one')")
+    with capture.running():
+        agrees(capture, sql, "other")
+    sql.execute("alter publication cdc drop table other")
+    narrower = Capture(postgres.dsn, tmp_path, slot=capture.settings.source.slot, tables=("public.t",))
+    with narrower.running():
+        sql.execute("insert into t values (22, 'goes on')")
+        agrees(narrower, sql)
+
+
+def test_the_log_s_end_is_recognised_when_it_comes_again(
+    capture: Capture, sql: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a crash of the server: it has forgotten what was confirmed."""
+    with monkeypatch.context() as patch:
+        patch.setattr("cdc.capture.feedback.Feedback.confirm", lambda *_: None)
+        with capture.running():
+            sql.execute("insert into t values (30, 'confirmed never')")
+            sql.execute("insert into t select n, repeat('wide', 500) from generate_series(100, 6000) n")
+            agrees(capture, sql)
+    held = capture.reader.head()
+    with capture.running():
+        sql.execute("update t set v = 'new' where id = 30")
+        agrees(capture, sql)
+        assert capture.reader.head().position == held.position + 1
+        slot = capture.settings.source.slot
+        confirmed = "select confirmed_flush_lsn > (%s::bigint)::text::numeric + '0/0'::pg_lsn from pg_replication_slots where slot_name = %s"
+        capture.until(lambda: sql.execute(confirmed, (held.commit_lsn, slot)).fetchone() == (True,), "for the confirmation")
+
+
+def test_a_log_that_is_older_than_the_slot(capture: Capture, sql: Connection, tmp_path: Path) -> None:
+    """A restored backup of the log's folder: what came since is confirmed, and so lost to it."""
+    import shutil
+
+    folder = capture.settings.log.dir
+    shutil.copytree(folder, tmp_path / "backup")
+    with capture.running():
+        unseen(sql)
+        agrees(capture, sql)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    stopped(capture, StopState.SLOT_REPLACED)
+    rebuilt(capture, StopState.SLOT_REPLACED, sql)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def told(capture: Capture) -> status.CaptureStatus | None:
+    return status.read_capture(capture.settings.run_dir)
