@@ -1,0 +1,1 @@
+"""Real processes, real servers, real faults: crash points, fault cycles and a proxy between capture and Postgres."""

@@ -1,0 +1,42 @@
+"""What the fault tests share: a warm nursery of processes, a Postgres of their own that may be hurt, and a database to copy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc.embedded.postgres import VOLATILE, Postgres
+from tests.faults.nursery import Nursery
+from tests.faults.workload import Workload
+
+SMALL = {"logical_decoding_work_mem": "64kB", "max_replication_slots": "16", "autovacuum": "off"}
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    one = Nursery()
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="session")
+def fault_server(server_folder: Path) -> Iterator[Postgres]:
+    server = Postgres(server_folder / "faults", options={**VOLATILE, **SMALL})
+    server.start()
+    yield server
+    server.stop("immediate")
+
+
+@pytest.fixture(scope="session")
+def filled_database(fault_server: Postgres) -> str:
+    """A database with the workload's tables and first rows, to be copied."""
+    name = "faults_template"
+    with psycopg.connect(fault_server.unix_dsn(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+    with psycopg.connect(fault_server.unix_dsn(name)) as connection:
+        Workload(random.Random(name)).fill(connection)
+    return name

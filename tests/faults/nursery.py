@@ -1,0 +1,222 @@
+"""Processes of ours in milliseconds: a parent that has imported and compiled everything forks one child per job.
+
+The parent (``python -m tests.faults.nursery``) has no threads; the child is what ``cdc run --only …`` would be after its imports: signals
+handled, stop states checked and recorded, exit codes as the command line's. One JSON line asks for a child, one JSON line answers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+Job = dict[str, Any]
+
+
+# The tests' side
+
+
+class Process:
+    """One forked child. ``told`` is what it printed."""
+
+    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
+        self.pid = pid
+        self.log = log
+        self.code: int | None = None
+        self._nursery = nursery
+        self._pidfd = os.pidfd_open(pid)
+
+    @property
+    def told(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal's number), or None while it lives."""
+        return self.code if self.code is not None else self.wait(0)
+
+    def wait(self, timeout_s: float) -> int | None:
+        if self.code is None and select.select([self._pidfd], [], [], timeout_s)[0]:
+            self.code = int(self._nursery.ask({"reap": self.pid})["code"])
+            os.close(self._pidfd)
+        return self.code
+
+    def signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9; returns when it is gone."""
+        self.signal(signal.SIGKILL)
+        assert self.wait(10) is not None
+
+
+class Nursery:
+    """The parent process, as its client."""
+
+    def __init__(self) -> None:
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.nursery"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._children: list[Process] = []
+        self._answer()
+
+    def start(self, job: Job, log: Path) -> Process:
+        """job: ``{"run": name of a function below, …its arguments…, "crash": a point as in HEADWATER_CRASHPOINT}``."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        child = Process(self, int(self.ask({**job, "log": str(log)})["pid"]), log)
+        self._children = [one for one in self._children if one.code is None]
+        self._children.append(child)
+        return child
+
+    def ask(self, request: Job) -> Job:
+        assert self._parent.stdin is not None
+        self._parent.stdin.write(json.dumps(request).encode() + b"\n")
+        self._parent.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Job:
+        assert self._parent.stdout is not None
+        line = self._parent.stdout.readline()
+        assert line, "the nursery's parent is gone"
+        answer: Job = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        for child in self._children:
+            if child.poll() is None:
+                child.kill()
+        assert self._parent.stdin is not None
+        self._parent.stdin.close()
+        self._parent.wait(10)
+        assert self._parent.stdout is not None
+        self._parent.stdout.close()
+
+
+# The parent's and the children's side
+
+
+def capture(job: Job) -> int:
+    from cdc.commands.run import _capture
+    from cdc.commands.signals import stop_on_signals
+
+    with stop_on_signals() as stop:
+        return _capture(settings_of(job), stop)
+
+
+def follow(job: Job) -> int:
+    """The store's follower without Spark, until it has applied everything that the log holds."""
+    from cdc.log.reader import open_reader
+    from cdc.spark.follower import Follower
+
+    settings = settings_of(job)
+    [(name, options)] = settings.stores.items()
+    reader = open_reader(settings.log.dir)
+    follower = Follower(name, options, settings.log.dir, reader, settings.run_dir, threading.Event())
+    follower.start()
+    while not follower.stopped and follower.applied.position < reader.head().position:
+        follower.follow_to(reader.head())
+    follower.close()
+    return 4 if follower.stopped else 0
+
+
+def supervise(job: Job) -> int:
+    from cdc.commands.signals import stop_on_signals
+    from cdc.supervise import supervise as run
+
+    os.environ.pop("HEADWATER_CRASHPOINT", None)
+    with stop_on_signals() as stop:
+        return run(settings_of(job), Path(job["config"]), stop, listen=None)
+
+
+def settings_of(job: Job) -> Any:
+    from cdc.settings import Log, Settings, Source
+    from sinks import options_model
+
+    folder = Path(job["folder"])
+    stores = {name: options_model(given["kind"]).model_validate(given) for name, given in job.get("stores", {}).items()}
+    return Settings(
+        source=Source(**job["source"]),
+        log=Log(dir=folder / "log", segment_bytes=job.get("segment_bytes", 1 << 20)),
+        stores=stores,
+        run_dir=folder / "run",
+    )
+
+
+JOBS = {"capture": capture, "follow": follow, "supervise": supervise}
+
+
+def _child(job: Job) -> int:
+    from cdc import crashpoint
+    from cdc.errors import HeadwaterError
+
+    log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(number, target)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if job.get("crash"):
+        crashpoint._armed = crashpoint.Armed.parse(job["crash"])
+    try:
+        return JOBS[job["run"]](job)
+    except HeadwaterError as error:
+        print(error.line(), file=sys.stderr)
+        return error.exit_code
+    except BaseException:
+        traceback.print_exc()
+        return 70
+    finally:
+        sys.stderr.flush()
+
+
+_MODULES = ("cdc.capturing", "cdc.commands.run", "cdc.spark.follower", "cdc.supervise", "sinks.cache.sink", "sinks.search.sink")
+
+
+def _warm() -> None:
+    for name in _MODULES:
+        import_module(name)
+    from cdc.capture.warm import warm
+    from sinks import jsonrows
+    from sinks.cache import resp
+
+    warm()
+    jsonrows.warm_up()
+    resp.warm_up()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _warm()
+    began = time.monotonic()
+    while threading.active_count() > 1 and time.monotonic() - began < 5:
+        time.sleep(0.01)
+
+    def answer(value: Job) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    answer({"ready": os.getpid()})
+    for line in sys.stdin:
+        job = json.loads(line)
+        if "reap" in job:
+            answer({"code": os.waitstatus_to_exitcode(os.waitpid(job["reap"], 0)[1])})
+            continue
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_child(job))
+        answer({"pid": pid})
+
+
+if __name__ == "__main__":
+    main()

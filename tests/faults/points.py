@@ -1,0 +1,36 @@
+"""Every crash point that the product has, found in its sources, so that none can be forgotten."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+_CALL: Final = re.compile(r'\bcrashpoint\(\s*"([^"]+)"\s*\)')
+
+ROOMS: Final = {
+    "capture": ("log", "seal", "recover", "toast", "stream", "ingest", "capture", "identity", "slot", "publication", "snapshot", "status"),
+    "cache": ("follower", "cache"),
+    "search": ("search",),
+    "warehouse": ("warehouse",),
+    "stops": ("stops",),
+    "supervise": ("supervise",),
+}  # fmt: skip
+"""Where the points of which first word are reached: the test module's scenario → first words."""
+
+
+def places() -> Counter[str]:
+    """Each name, and in how many places it stands."""
+    found: Counter[str] = Counter()
+    for room in ("cdc", "sinks", "snapshots"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if path.name != "crashpoint.py":
+                found.update(_CALL.findall(path.read_text(encoding="utf-8")))
+    return found
+
+
+def of(room: str) -> list[str]:
+    """The names that this scenario has to reach."""
+    return sorted(name for name in places() if name.partition(".")[0] in ROOMS[room])

@@ -1,0 +1,271 @@
+"""Every crash point of the product × {kill, error, hang}: afterwards the log equals the source and the store equals the log."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc.crashpoint import KILLED, Armed, Kind
+from cdc.embedded.opensearch import OpenSearch
+from cdc.embedded.postgres import Postgres
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import LSN, OP, POSITION, Op, batch_schema
+from cdc.model.evolution import Kind as Change
+from cdc.model.evolution import SchemaChange, schema_record
+from cdc.model.pgtypes import TEXT
+from cdc.model.position import Lsn
+from cdc.model.table import Column
+from sinks import make_sink, options_model
+from sinks.contract import Sink
+from tests import counters
+from tests.conftest import Cache
+from tests.faults import points
+from tests.faults.lab import POLL_S, Lab, lab
+from tests.faults.nursery import Nursery
+from tests.faults.truth import LogFold, Tables, difference
+from tests.faults.workload import Workload
+
+EVERYTHING = "HEADWATER_FAULTS" in os.environ
+"""Set by `make faults`."""
+
+BEFORE = {
+    "recover.removed": "log.segment.header_written=kill",
+    "capture.toast_caught_up": "ingest.commit.durable=kill:3",
+}
+"""Points that are met only by a process that comes after one which died just so."""
+
+OFTEN = ("log.append.", "log.commit.", "log.timeline.", "log.head.", "ingest.group.", "ingest.commit.", "snapshot.chunk.")
+"""Points that are met again and again: any of the first few times is the one."""
+
+
+def every_kind(names: list[str]) -> list[object]:
+    """Each name × {kill, error}, and hang (which leaves on the disk what a kill leaves) for a third of them; for all by `make faults`."""
+    chosen = [(name, kind) for name in names for kind in (Kind.KILL, Kind.ERROR)]
+    chosen += [(name, Kind.HANG) for number, name in enumerate(names) if EVERYTHING or number % 3 == 0]
+    return [pytest.param(name, kind, id=f"{name}-{kind}") for name, kind in sorted(chosen)]
+
+
+def test_there_are_enough_points_and_each_is_reached_somewhere() -> None:
+    found = points.places()
+    assert len(found) >= 40
+    assert [name for name, count in found.items() if count > 1] == []
+    reached = [name for room in points.ROOMS for name in points.of(room)]
+    assert sorted(reached) == sorted(found)
+
+
+def test_notation() -> None:
+    armed = Armed.parse("a.b=error:3@/tmp/x")
+    assert (armed.name, armed.kind, armed.nth, armed.mark) == ("a.b", Kind.ERROR, 3, Path("/tmp/x"))
+    for wrong in ("", "a", "=kill", "a=explode", "a=kill:soon"):
+        with pytest.raises(ValueError):
+            Armed.parse(wrong)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("point", "kind"), every_kind(points.of("capture")))
+def test_capture(
+    point: str, kind: Kind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path, seed: int
+) -> None:
+    with lab(fault_server, nursery, server_folder / f"{point}-{kind}", template=filled_database) as one:
+        work = Workload(random.Random(seed))
+        work.calm = True
+        if point == "recover.before_cut":
+            one.start()
+            one.converge()
+            one.end()
+            with (one.folder / "log" / "timeline").open("ab") as timeline:
+                timeline.write(b"an entry that is torn")
+        if point in BEFORE:
+            one.start(crash=BEFORE[point])
+            reach(one, work, lambda: one.process is not None and one.process.poll() is not None)
+        mark = one.folder / "reached"
+        nth = work.chance.randrange(1, 6) if point.startswith(OFTEN) and "folder" not in point else 1
+        one.start(crash=f"{point}={kind}:{nth}@{mark}")
+        assert reach(one, work, mark.exists), f"{point} was not reached {nth} times\n{one.told}"
+        fall(one, kind)
+        steps(one, work, 6)
+        one.converge()
+    counters.add("crash points", str(kind))
+
+
+def test_what_the_toast_memory_missed_by_an_error_it_reads_from_the_log(
+    fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
+) -> None:
+    """A wide value becomes durable, the memory does not hear of it, and the next update leaves the value out."""
+    with lab(fault_server, nursery, server_folder / "toast-memory", template=filled_database) as one:
+        one.connection.execute(
+            "update accounts set note = repeat('a', 10) || md5(id::text) || (select string_agg(md5(g::text), '') from generate_series(1, 200) g)"
+        )
+        one.start()
+        one.converge()
+        assert one.ask_to_stop() == 0
+        mark = one.folder / "reached"
+        one.start(crash=f"ingest.commit.durable=error@{mark}")
+        one.connection.execute(
+            "update accounts set note = (select string_agg(md5((g + 7)::text), '') from generate_series(1, 200) g)"
+        )
+        one.until(mark.exists, "the error")
+        one.connection.execute("update accounts set owner = 'changed'")
+        one.converge(restart=False)
+
+
+def reach(one: Lab, work: Workload, done: Callable[[], bool]) -> bool:
+    """Drives capture through all that happens to it, until ``done``: a snapshot under traffic, a broken stream, an orderly end."""
+    assert one.process is not None
+    for _ in range(25):
+        steps(one, work, 1)
+        if done():
+            return True
+    if arrives(one, done):
+        return True
+    one.connection.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", (one.slot,))
+    steps(one, work, 5)
+    if arrives(one, done):
+        return True
+    one.connection.execute("select pg_logical_emit_message(true, 'nobody', 'an empty transaction for us')")
+    one.process.signal(signal.SIGTERM)
+    while not done() and one.process.wait(POLL_S) is None:
+        pass
+    return done()
+
+
+def arrives(one: Lab, done: Callable[[], bool]) -> bool:
+    """Waits until ``done`` or nothing more will come by itself."""
+    assert one.process is not None
+    deadline = time.monotonic() + 10
+    while not done() and one.process.poll() is None and one.settled() is not None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return done()
+
+
+def steps(one: Lab, work: Workload, count: int) -> None:
+    for _ in range(count):
+        work.calm = work.calm and not one.has_slot()
+        work.step(one.connection)
+
+
+def fall(one: Lab, kind: Kind) -> None:
+    """What the point does to the process is over when this returns."""
+    assert one.process is not None
+    if kind is Kind.KILL:
+        assert one.process.wait(10) == KILLED
+    elif kind is Kind.HANG:
+        time.sleep(0.05)
+        one.process.kill()
+
+
+# Stores
+
+
+@dataclass(frozen=True)
+class Written:
+    """A log that has seen everything, and what a store that follows it must hold in the end."""
+
+    folder: Path
+    tables: Tables
+
+
+@pytest.fixture(scope="session")
+def written(fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path) -> Written:
+    with lab(fault_server, nursery, server_folder / "written", template=filled_database) as one:
+        one.start()
+        one.until(one.has_slot, "the slot")
+        work = Workload(random.Random("written"))
+        steps(one, work, 12)
+        one.connection.execute("truncate events")
+        steps(one, work, 30)
+        one.converge()
+        assert one.ask_to_stop() == 0
+        one.process = None
+        change_definitions(one.folder / "log")
+        with closing(EmbeddedLogReader(one.folder / "log")) as reader, closing(LogFold(one.folder / "log")) as fold:
+            assert reader.head().position > 500
+            return Written(one.folder, {name: rows for name, rows in fold.tables().items() if rows})
+
+
+def change_definitions(log: Path) -> None:
+    """A column comes and another goes, with rows before and behind it; a second table is rewritten with a column of another type, and read again."""
+    with closing(EmbeddedLogReader(log)) as reader:
+        tables = {topic.name: topic.table for topic in reader.topics()}
+    with closing(EmbeddedLogWriter(log)) as writer:
+        accounts, items = tables["public.accounts"], tables["public.items"]
+        wider = replace(accounts, columns=(*accounts.columns, Column("extra", TEXT, attnum=len(accounts.columns) + 1)))
+        narrower = replace(wider, columns=tuple(column for column in wider.columns if column.name != "seen"))
+        retyped = replace(items, columns=tuple(replace(c, type_oid=TEXT) if c.name == "price" else c for c in items.columns))
+        for change, row in (
+            (SchemaChange(wider, Change.ALTERED), {"id": 7_000_001, "owner": "new", "extra": "more"}),
+            (SchemaChange(narrower, Change.ALTERED), {"id": 7_000_002, "owner": "newer", "extra": None}),
+            (SchemaChange(retyped, Change.REWRITTEN, empties=True), {"shop": 1, "code": "again", "price": "1e3"}),
+        ):
+            lsn, position = writer.head.commit_lsn + 8, writer.next_position
+            meta = {POSITION: position + 1, OP: int(Op.READ), LSN: lsn}
+            writer.append(schema_record(change, position, lsn, 0))
+            writer.append(pa.RecordBatch.from_pylist([meta | row], schema=batch_schema(change.table)))
+            writer.commit(Lsn(lsn), 0)
+
+
+def held_by(sink: Sink, folder: Path) -> Tables:
+    """Every table as the store has it, as text."""
+    with closing(EmbeddedLogReader(folder / "log")) as reader:
+        sink.make_visible()
+        found: Tables = {}
+        for topic in reader.topics():
+            rows = [row for batch in sink.scan(topic.table) for row in batch.to_pylist()]
+            if rows:
+                found[topic.name] = sorted((tuple(sorted(row.items())) for row in rows), key=repr)
+        return found
+
+
+def follow_through_a_fault(point: str, kind: Kind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any]) -> None:
+    """The store's follower meets the fault and is started again; then the store holds what the log holds, and says so itself."""
+    folder.mkdir()
+    (folder / "log").symlink_to(written.folder / "log")
+    mark = folder / "reached"
+    job = {"run": "follow", "folder": str(folder), "source": {"dsn": "postgresql://"}, "stores": {"store": store}}
+    first = nursery.start({**job, "crash": f"{point}={kind}@{mark}"}, folder / "first.log")
+    while first.poll() is None and not (kind is Kind.HANG and mark.exists()):
+        first.wait(POLL_S)
+    assert mark.exists(), f"{point} was not reached\n{first.told}"
+    if kind is Kind.HANG:
+        first.kill()
+    elif kind is Kind.KILL:
+        assert first.code == KILLED
+    second = nursery.start(job, folder / "second.log")
+    assert second.wait(60) == 0, second.told
+    sink = make_sink("store", options_model(store["kind"]).model_validate(store))
+    try:
+        with closing(EmbeddedLogReader(folder / "log")) as reader:
+            assert sink.open().position == reader.head().position
+        wanted = {name: rows for name, rows in written.tables.items() if name in store.get("tables", [name])}
+        assert difference(wanted, held_by(sink, folder)) is None
+    finally:
+        sink.close()
+    counters.add("crash points", str(kind))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("point", "kind"), every_kind(points.of("cache")))
+def test_cache(point: str, kind: Kind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path) -> None:
+    store = {"kind": "redis", "url": valkey.url, "batch_rows": 40}
+    follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", list(Kind) if EVERYTHING else [Kind.KILL])
+@pytest.mark.parametrize("point", points.of("search"))
+def test_search(point: str, kind: Kind, written: Written, nursery: Nursery, opensearch: OpenSearch, tmp_path: Path) -> None:
+    table = {"truncate": "public.events", "schema": "public.items"}.get(point.split(".")[1], "public.accounts")
+    table = "public.accounts" if point == "search.schema.rewritten" else table
+    store = {"kind": "opensearch", "url": opensearch.url, "batch_rows": 400, "tables": [table]}
+    follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
