@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 import uuid
@@ -121,6 +122,17 @@ class Lab:
             head = decode_head((self.folder / "log" / "head").read_bytes()[:HEAD_BYTES])
             assert head is None or row[0] <= head.commit_lsn, f"{row[0]} is confirmed, {head.commit_lsn} is durable"
 
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def drop_slot(self) -> None:
+        remove_slots(self.connection, self.database)
+
+    def forget_log(self) -> None:
+        """Begins anew: an empty log, and whatever else capture keeps in its folder."""
+        shutil.rmtree(self.folder / "log")
+
     def has_slot(self) -> bool:
         found = self.connection.execute(
             "select 1 from pg_replication_slots where slot_name = %s and confirmed_flush_lsn is not null", (self.slot,)
@@ -157,15 +169,19 @@ def lab(server: Postgres, nursery: Nursery, folder: Path, *, template: str | Non
 
 def remove(server: Postgres, name: str) -> None:
     with psycopg.connect(server.unix_dsn(), autocommit=True) as admin:
-        deadline = time.monotonic() + 20
-        while slots := admin.execute(
-            "select slot_name, active_pid from pg_replication_slots where database = %s", (name,)
-        ).fetchall():
-            for slot, active in slots:
-                if active is not None:
-                    admin.execute("select pg_terminate_backend(%s)", (active,))
-                else:
-                    admin.execute("select pg_drop_replication_slot(%s)", (slot,))
-            assert time.monotonic() < deadline, f"slots of {name} are still in use"
-            time.sleep(0.005)
+        remove_slots(admin, name)
         admin.execute(f'drop database if exists "{name}" with (force)')
+
+
+def remove_slots(admin: psycopg.Connection[Any], database: str) -> None:
+    deadline = time.monotonic() + 20
+    while slots := admin.execute(
+        "select slot_name, active_pid from pg_replication_slots where database = %s", (database,)
+    ).fetchall():
+        for slot, active in slots:
+            if active is not None:
+                admin.execute("select pg_terminate_backend(%s)", (active,))
+            else:
+                admin.execute("select pg_drop_replication_slot(%s)", (slot,))
+        assert time.monotonic() < deadline, f"slots of {database} are still in use"
+        time.sleep(0.005)

@@ -44,7 +44,7 @@ class Workload:
         """One transaction, committed unless the dice say otherwise. ``connection`` in autocommit."""
         kinds: list[tuple[int, Callable[[psycopg.Connection[Any]], None]]] = [
             (8, self._mixed), (2, self._copy), (2, self._savepoints), (1, self._rolled_back), (0 if self.calm else 1, self._truncate), (1, self._wide),
-            (1 if self._ddl and not self.calm else 0, self._alter),
+            (1 if self._ddl and not self.calm else 0, self.alter),
         ]  # fmt: skip
         [chosen] = self.chance.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])
         chosen(connection)
@@ -87,7 +87,8 @@ class Workload:
                 connection.execute("insert into events values (%s, %s, %s)", (number, "wide", self._text(2500)))
             connection.execute("delete from events where kind = 'wide' and id % 3 > 0")
 
-    def _alter(self, connection: psycopg.Connection[Any]) -> None:
+    def alter(self, connection: psycopg.Connection[Any]) -> None:
+        """A column comes, goes or is renamed, and a row is written under the new definition."""
         with connection.transaction():
             if not self._columns or self.chance.random() < 0.4:
                 name = f"more {self._next}"
