@@ -1,0 +1,75 @@
+"""A store's secrets in a real follower with Spark's workers: not in its event log, not on any command line, not in what it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import Op
+from cdc.model.position import Lsn
+from tests.conftest import Cache
+from tests.contract.rows import ORDERS, batch, order
+
+SECRET = "canary-password-31c5"
+ROW = "canary-row-94be"
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_secrets_stay_out_of_sparks_event_log_and_out_of_arguments(valkey: Cache, tmp_path: Path) -> None:
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    for first in (1, 1001):
+        writer.append(batch(ORDERS, [(Op.INSERT, first + n, order(first + n, note=ROW)) for n in range(1000)]))
+        writer.commit(Lsn(first), 0)
+    writer.close()
+    events = tmp_path / "events"
+    events.mkdir()
+    url = valkey.url.replace("redis://", f"redis://default:{SECRET}@")
+    config = tmp_path / "cdc.toml"
+    config.write_text(
+        f'run_dir = "run"\n[source]\ndsn = "postgresql://u:{SECRET}@127.0.0.1:1/d"\n[log]\ndir = "log"\n'
+        f'[stores.cache]\nkind = "redis"\nurl = "{url}"\nworkers_from_rows = 1\n'
+    )
+    environment = {
+        **os.environ,
+        "PYSPARK_SUBMIT_ARGS": f"--conf spark.eventLog.enabled=true --conf spark.eventLog.compress=false --conf spark.eventLog.dir=file:{events} pyspark-shell",
+    }
+    seen: set[str] = set()
+    with valkey.client() as client:
+        client.config_set("requirepass", SECRET)
+        try:
+            follower = subprocess.Popen(
+                [sys.executable, "-m", "cdc", "--config", str(config), "follow", "cache", "--until-caught-up"],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            while follower.poll() is None:
+                for process in (psutil.Process(follower.pid), *psutil.Process(follower.pid).children(recursive=True)):
+                    try:
+                        seen.add(" ".join(process.cmdline()))
+                    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                        continue
+                try:
+                    follower.wait(0.1)
+                except subprocess.TimeoutExpired:
+                    continue
+            said, _ = follower.communicate(timeout=60)
+            assert follower.returncode == 0, said
+            client.auth(SECRET)
+            assert client.dbsize() > 2000
+        finally:
+            client.config_set("requirepass", "")
+    recorded = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
+    assert "SparkListenerTaskEnd" in recorded, "the workers had nothing to do"
+    assert any("java" in line for line in seen)
+    for text in (recorded, said, *seen):
+        assert SECRET not in text
+        assert ROW not in text
