@@ -75,10 +75,15 @@ def check(run_dir: Path, part: str) -> None:
         raise stop.error()
 
 
+def matching(run_dir: Path, name: str) -> list[Stop]:
+    """The stop states called ``STATE`` or ``STATE:part`` (upper or lower case)."""
+    wanted = name.casefold()
+    return [stop for stop in held(run_dir) if wanted in (stop.state.casefold(), stop.name.casefold())]
+
+
 def clear(run_dir: Path, name: str) -> list[Stop]:
     """Removes the stop states called ``STATE`` or ``STATE:part`` (upper or lower case); returns those removed."""
-    wanted = name.casefold()
-    cleared = [stop for stop in held(run_dir) if wanted in (stop.state.casefold(), stop.name.casefold())]
+    cleared = matching(run_dir, name)
     for stop in cleared:
         _path(run_dir, stop.part, stop.state).unlink(missing_ok=True)
     if cleared:

@@ -1,0 +1,87 @@
+"""`cdc resume`: what it asks of capture, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cdc import reloading, stops
+from cdc.commands.app import app
+from cdc.errors import Stopped, StopState
+from cdc.source.membership import publication_lost
+
+AT = "16/B374D848"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "var" / "log").mkdir(parents=True)
+    (tmp_path / "cdc.toml").write_text('[source]\ndsn = "postgresql://u@127.0.0.1/none"\n')
+    return tmp_path
+
+
+def resume(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["--config", str(folder / "cdc.toml"), "resume", *arguments])
+
+
+def hold(folder: Path, stopped: Stopped, part: str = "capture") -> None:
+    stops.record(folder / "var" / "run", part, stopped)
+
+
+def asked(folder: Path) -> StopState | None:
+    found = reloading.requested(folder / "var" / "log")
+    return found and found.state
+
+
+def is_held(folder: Path) -> bool:
+    return bool(stops.held(folder / "var" / "run"))
+
+
+def test_plainly(folder: Path) -> None:
+    hold(folder, publication_lost("gone"))
+    assert resume(folder, "publication_lost").exit_code == 0
+    assert asked(folder) is None
+    assert not is_held(folder)
+
+
+def test_with_a_rebuild(folder: Path) -> None:
+    hold(folder, publication_lost("gone"))
+    done = resume(folder, "PUBLICATION_LOST:capture", "--rebuild")
+    assert done.exit_code == 0, done.output
+    assert "every table" in done.output
+    assert asked(folder) is StopState.PUBLICATION_LOST
+    assert not is_held(folder)
+
+
+@pytest.mark.parametrize(
+    ("state", "part"),
+    [(StopState.LOG_CORRUPT, "capture"), (StopState.DIVERGED, "follow-search"), (StopState.STORE_REFUSES, "follow-search")],
+)
+def test_a_rebuild_that_would_not_help(folder: Path, state: StopState, part: str) -> None:
+    hold(folder, Stopped(state, "…"), part)
+    assert resume(folder, state, "--rebuild").exit_code != 0
+    assert asked(folder) is None
+    assert is_held(folder)
+
+
+@pytest.mark.parametrize("arguments", [("--rebuild",), ("--skip", "0/1"), ("--skip", "nonsense")])
+def test_a_poison_row_is_skipped_by_its_lsn_only(folder: Path, arguments: tuple[str, ...]) -> None:
+    hold(folder, Stopped(StopState.POISON_ROW, f"a change at LSN {AT} cannot be captured: …"))
+    assert resume(folder, "POISON_ROW", *arguments).exit_code != 0
+    assert asked(folder) is None
+    assert is_held(folder)
+    assert resume(folder, "POISON_ROW", "--skip", AT).exit_code == 0
+    assert asked(folder) is StopState.POISON_ROW
+
+
+def test_nothing_to_skip(folder: Path) -> None:
+    hold(folder, publication_lost("gone"))
+    assert resume(folder, "PUBLICATION_LOST", "--skip", AT).exit_code != 0
+    assert is_held(folder)
+
+
+def test_nothing_is_stopped(folder: Path) -> None:
+    assert resume(folder, "SLOT_LOST", "--rebuild").exit_code != 0
+    assert asked(folder) is None
