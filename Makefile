@@ -26,7 +26,7 @@ test: $(STAMP) lint
 
 faults: $(STAMP)
 	$(BIN)/python -m cdc.embedded fetch
-	$(BIN)/python -m pytest -m faults $(ARGS)
+	HEADWATER_FAULTS=500 $(BIN)/python -m pytest -m faults -n 2 --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
