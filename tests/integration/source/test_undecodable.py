@@ -1,0 +1,144 @@
+"""Slots that the server gives up, and changes that it cannot decode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc import reloading, status
+from cdc.embedded.postgres import Postgres
+from cdc.errors import ProtocolError, SourceError, StopState
+from cdc.source import connect
+from cdc.source.slot import read_slot
+from tests.conftest import Database
+from tests.integration.capture.running import Capture
+from tests.integration.source.servers import Clusters
+from tests.integration.source.test_stop_states import agrees, rebuilt, stopped
+
+
+@pytest.fixture
+def clusters(server_folder: Path) -> Iterator[Clusters]:
+    found = Clusters(server_folder)
+    yield found
+    found.stop()
+
+
+def write_wal(server: Postgres, megabytes: int) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as sql:
+        for _ in range(megabytes):
+            sql.execute("select pg_logical_emit_message(false, 'noise', repeat('x', 1000000))")
+            sql.execute("select pg_switch_wal()")
+        sql.execute("checkpoint")
+
+
+@pytest.mark.parametrize("version", [15, 18])
+def test_a_slot_that_held_too_much_wal(clusters: Clusters, tmp_path: Path, version: int) -> None:
+    server = clusters.empty(version, max_slot_wal_keep_size="32MB", min_wal_size="32MB", max_wal_size="64MB")
+    with psycopg.connect(server.dsn(), autocommit=True) as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t select n, 'row' from generate_series(1, 9) n")
+        capture = Capture(server.dsn(), tmp_path)
+        with capture.running():
+            agrees(capture, sql)
+        write_wal(server, 8)
+        sql.execute("delete from t where id = 1")
+        assert "max_slot_wal_keep_size" in str(stopped(capture, StopState.SLOT_LOST))
+        rebuilt(capture, StopState.SLOT_LOST, sql)
+
+
+def test_a_row_that_the_server_cannot_decode(postgres: Database, tmp_path: Path) -> None:
+    """Bytes that are no UTF-8, which a SQL_ASCII database takes."""
+    name = f"{postgres.name}_ascii"
+    with postgres.connect() as admin:
+        admin.execute(f"create database {name} encoding 'SQL_ASCII' template template0")
+    ascii_database = Database(postgres.server, name)
+    try:
+        with psycopg.connect(ascii_database.dsn, autocommit=True, client_encoding="utf8") as sql:
+            sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
+            capture = Capture(ascii_database.dsn, tmp_path, slot=f"s_{name}"[:60])
+            with capture.running():
+                agrees(capture, sql)
+            sql.execute("insert into t values (3, convert_from('\\xff'::bytea, 'SQL_ASCII'))")
+            error = stopped(capture, StopState.POISON_ROW)
+            assert "at LSN " in str(error)
+            assert "0xff" not in error.line()
+            sql.execute("update t set v = 'mended' where id = 3")
+            sql.execute("delete from t where id = 1")
+            stopped(capture, StopState.POISON_ROW)
+            rebuilt(capture, StopState.POISON_ROW, sql)
+    finally:
+        ascii_database.drop()
+
+
+def test_bytes_that_our_decoder_cannot_take(postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
+        capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+        with capture.running():
+            agrees(capture, sql)
+        sql.execute("insert into t values (3, 'odd')")
+
+        def refuse(*_: object) -> None:
+            raise ProtocolError("a message that is not allowed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("cdc.ingest.Ingest._consume", refuse)
+            assert "behind LSN" in str(stopped(capture, StopState.POISON_ROW))
+        with capture.running():  # a mended decoder goes on: nothing was given up
+            agrees(capture, sql)
+
+
+def test_a_server_that_is_down_when_capture_starts(postgres_server: Postgres, tmp_path: Path) -> None:
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
+    postgres_server.stop()
+    capture = Capture(postgres_server.dsn(), tmp_path)
+    with capture.running():
+        capture.until(lambda: told(capture) is not None and capture.status.state == "retrying", "for the retry")
+        assert "Connection refused" in (capture.status.error or "")
+        postgres_server.start()
+        with psycopg.connect(postgres_server.dsn(), autocommit=True) as sql:
+            agrees(capture, sql)
+        assert capture.status.error is None
+
+
+def told(capture: Capture) -> status.CaptureStatus | None:
+    return status.read_capture(capture.settings.run_dir)
+
+
+@pytest.mark.parametrize("path", ["nobody@127.0.0.1:{port}/{name}", "postgres@127.0.0.1:{port}/nowhere"])
+def test_a_refused_login_is_no_reason_to_wait(postgres: Database, tmp_path: Path, path: str) -> None:
+    dsn = "postgresql://" + path.format(port=postgres.server.port, name=postgres.name)
+    error = Capture(dsn, tmp_path).start().failure()
+    assert isinstance(error, SourceError)
+    assert error.exit_code == 2
+
+
+def test_an_idle_timeout_is_told(postgres: Database) -> None:
+    with connect(postgres.dsn) as connection:
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (f"s_{postgres.name}",))
+        assert read_slot(connection, f"s_{postgres.name}").idle_timeout_s is None
+        connection.execute("alter system set idle_replication_slot_timeout = '90min'")
+        connection.execute("select pg_reload_conf()")
+        try:
+            deadline = 200
+            while read_slot(connection, f"s_{postgres.name}").idle_timeout_s != 5400 and deadline:
+                deadline -= 1
+            assert read_slot(connection, f"s_{postgres.name}").idle_timeout_s == 5400
+        finally:
+            connection.execute("alter system reset idle_replication_slot_timeout")
+            connection.execute("select pg_reload_conf()")
+
+
+def test_a_damaged_record_of_the_source(postgres: Database, tmp_path: Path) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine')")
+        capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+        with capture.running():
+            agrees(capture, sql)
+    path = capture.settings.log.dir / "source.json"
+    path.write_text(path.read_text()[:-20])
+    stopped(capture, StopState.LOG_CORRUPT)
+    assert reloading.requested(capture.settings.log.dir) is None
