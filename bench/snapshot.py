@@ -84,11 +84,11 @@ def copy(server: Postgres, dsn: str) -> float:
     return time.perf_counter() - began
 
 
-def load(dsn: str, folder: Path, rows: int) -> tuple[float, float, float]:
+def load(dsn: str, folder: Path, rows: int, workers: int = 1) -> tuple[float, float, float]:
     """(seconds of the snapshot, CPU seconds and peak MB of the capture process) for a log made anew."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_capture, args=(dsn, str(folder), sender))
+    process = context.Process(target=_capture, args=(dsn, str(folder), workers, sender))
     process.start()
     seconds = _timed(folder / FILE, process, rows)
     assert process.pid is not None
@@ -115,10 +115,10 @@ def _timed(path: Path, process: multiprocessing.process.BaseProcess, rows: int) 
     raise RuntimeError("capture ended before its snapshot")
 
 
-def _capture(dsn: str, folder: str, sender: object) -> None:
+def _capture(dsn: str, folder: str, workers: int, sender: object) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    source = Source(dsn=dsn, tables=("public.orders",), slot="bench", publication=PUBLICATION)
+    source = Source(dsn=dsn, tables=("public.orders",), slot="bench", publication=PUBLICATION, snapshot_workers=workers)
     run_capture(Settings(source=source, log=Log(dir=Path(folder)), run_dir=Path(folder) / "run"), stop)
     used = resource.getrusage(resource.RUSAGE_SELF)
     sender.send((used.ru_utime + used.ru_stime, used.ru_maxrss / 1024))  # type: ignore[attr-defined]

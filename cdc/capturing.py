@@ -43,6 +43,7 @@ from cdc.source.slot import SlotFacts
 from snapshots.coordinator import SnapshotCoordinator
 from snapshots.feed import SnapshotFeed
 from snapshots.progress import SnapshotProgress
+from snapshots.requests import Requests
 
 BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Before the first, second, … attempt to reconnect in a row."""
@@ -58,7 +59,7 @@ def run_capture(settings: Settings, stop: threading.Event) -> int:
     with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
         protection = _protection(settings)
         writer = ProtectedWriter(unguarded, protection.protect)
-        progress = SnapshotProgress(settings.log.dir, secret_keys=protection.names)
+        progress = SnapshotProgress(settings.log.dir)
         meter = Meter(settings.run_dir, settings.source.slot, progress)
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
         meter.say("starting")
@@ -100,7 +101,7 @@ def _capture(
             try:
                 now = preparation.run()
                 if coordinator is None:
-                    coordinator = SnapshotCoordinator(settings.source, feed, progress, stop)
+                    coordinator = SnapshotCoordinator(settings.source, feed, progress, Requests(settings.log.dir), stop)
                     meter.loaded = partial(_loaded, coordinator)
                     coordinator.start()
                 _stream_once(settings.source, settings.log.dir, now, writer, memory, feed, meter, stop)

@@ -66,6 +66,13 @@ class Source(Strict):
     columns: Mapping[str, Mapping[str, ColumnPolicy]] = {}
     """``schema.table`` → column → what of its values may reach the log."""
     snapshot_chunk_rows: int = Field(50_000, ge=1)
+    """So many rows of a table enter the stream at once."""
+    snapshot_workers: int = Field(2, ge=1, le=32)
+    """Connections that read tables, or parts of one, at the same time."""
+    snapshot_rows_per_s: int | None = Field(None, ge=1)
+    """At most so many rows are read; as many as it takes when left out."""
+    snapshot_pause_lag_mb: int = Field(1024, ge=1)
+    """While the log is farther behind the server than this, nothing is read."""
 
 
 class Log(Strict):

@@ -49,16 +49,30 @@ order by n.nspname, c.relname
 """
 
 
-# Cheap enough for every chunk: no sizes, no types, only what a change of the above goes with.
-_FINGERPRINT: Final = """
+# Cheap enough for every range: no sizes, no types, only what a change of the above goes with; and the files that hold the rows.
+_LOOK: Final = """
 select pg_current_snapshot()::text, md5(row(
   (select row(c.relname, c.relnamespace, c.relreplident) from pg_class c where c.oid = %(oid)s),
   (select array_agg(row(a.attnum, a.attname, a.atttypid, a.atttypmod, a.attisdropped, a.attgenerated) order by a.attnum)
      from pg_attribute a where a.attrelid = %(oid)s and a.attnum > 0),
   (select array_agg(row(i.indexrelid, i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate) order by i.indexrelid)
      from pg_index i where i.indrelid = %(oid)s),
-  (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = %(oid)s))::text)
+  (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = %(oid)s))::text),
+  md5((select array_agg(row(tree.relid, pg_relation_filenode(tree.relid)) order by tree.relid)
+     from pg_partition_tree(%(oid)s) tree where tree.isleaf)::text)
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a table is like in one snapshot."""
+
+    snapshot: str
+    """``pg_current_snapshot()``"""
+    facts: str
+    """Changes when the table's ``SourceTable`` may have changed."""
+    files: str
+    """Changes when rows may have moved to other pages without an event: a rewrite, or a partition that came or went."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +124,20 @@ def reload_table(connection: psycopg.Connection, oid: int, publication: str) -> 
     return found[0][0] if found else None
 
 
-def take_snapshot(connection: psycopg.Connection, oid: int) -> tuple[str, str]:
-    """(``pg_current_snapshot()``, a fingerprint that changes when the table's facts may have changed), in one look."""
-    row = connection.execute(_FINGERPRINT, {"oid": oid}).fetchone()
+def look(connection: psycopg.Connection, oid: int) -> Look:
+    """The table in the transaction's snapshot."""
+    row = connection.execute(_LOOK, {"oid": oid}).fetchone()
     assert row is not None
-    return row[0], row[1]
+    return Look(row[0], row[1], row[2] or "")
+
+
+def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str, ...]:
+    """The types of the index's columns, as SQL, without a length that a cast would cut to."""
+    rows = connection.execute(
+        "select attname, format_type(atttypid, null) from pg_attribute where attrelid = %s and attnum > 0", (source.table.oid,)
+    ).fetchall()
+    types: dict[str, str] = dict(rows)
+    return tuple(types[name] for name in source.index)
 
 
 def _load(connection: psycopg.Connection, publication: str, oid: int | None) -> list[tuple[SourceTable, SourceError | None]]:

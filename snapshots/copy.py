@@ -13,8 +13,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Event
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import psycopg
@@ -36,6 +35,12 @@ _REPLIES: Final = b"HSNAcCZE"
 """CopyOutResponse, ParameterStatus, NoticeResponse, NotificationResponse, CopyDone, CommandComplete, ReadyForQuery, ErrorResponse."""
 
 
+class Stop(Protocol):
+    """A ``threading.Event``, or something like it."""
+
+    def is_set(self) -> bool: ...
+
+
 class Abandoned(Exception):
     """The reader was told to stop. The connection is in the middle of a reply and must be closed."""
 
@@ -47,27 +52,21 @@ class Block:
     data: Bytes
     rows: int
     skip: int
-    last: int
-    """Where the last row begins (its framing included)."""
-
-    def last_row(self) -> list[str | None]:
-        """The fields of the last row as text."""
-        line = self.data[self.last + self.skip :].tobytes().removesuffix(b"\n")
-        return [None if field == b"\\N" else unescape(field).decode() for field in line.split(b"\t")]
 
 
-def copy_blocks(connection: psycopg.Connection, query: str, stop: Event) -> Iterator[Block]:
-    """Runs a COPY … TO STDOUT and yields its rows. The connection is usable again once the iterator has ended by itself.
+def copy_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int = 2**31) -> Iterator[Block]:
+    """Runs a COPY … TO STDOUT and yields its rows, at most so many in a block. The connection is usable again once the iterator has
+    ended by itself.
 
     Raises psycopg.Error as the server says (primary message only: details may quote rows), Abandoned when ``stop`` is set.
     """
     if _is_plain(connection):
-        return _raw_blocks(connection, query, stop)
-    return _libpq_blocks(connection.pgconn, query, stop)
+        return _raw_blocks(connection, query, stop, most_rows)
+    return _libpq_blocks(connection.pgconn, query, stop, most_rows)
 
 
-def read_rows(block: Block, table: Table) -> pa.RecordBatch:
-    """The block as a batch of READ changes (``batch_schema``); position, LSN and time are zero, to be set by ``feed.place``."""
+def read_rows(block: Block, table: Table, kind: Op = Op.READ) -> pa.RecordBatch:
+    """The block as a batch of changes of one kind (``batch_schema``); position, LSN and time are zero, to be set by ``feed.place``."""
     width = len(table.columns)
     offsets = np.empty((width, block.rows), np.int64)
     lengths = np.empty((width, block.rows), np.int32)
@@ -75,7 +74,7 @@ def read_rows(block: Block, table: Table) -> pa.RecordBatch:
         raise ProtocolError(f"COPY of table {table.qualified} gave rows of another shape than the catalog says")
     arrays, exact = columns(block.data, offsets, lengths, table)
     zero = np.zeros(block.rows, np.int64)
-    op = np.full(block.rows, int(Op.READ), np.int8)
+    op = np.full(block.rows, int(kind), np.int8)
     meta = [
         pa.array(zero),
         pa.array(op),
@@ -84,25 +83,6 @@ def read_rows(block: Block, table: Table) -> pa.RecordBatch:
         exact,
     ]
     return pa.RecordBatch.from_arrays([*meta, *arrays], schema=batch_schema(table))
-
-
-def unescape(field: bytes) -> bytes:
-    """One field of COPY's text format as the value's own bytes (``\\N`` is the caller's)."""
-    if b"\\" not in field:
-        return field
-    out = bytearray()
-    at = 0
-    while at < len(field):
-        byte = field[at]
-        at += 1
-        if byte == 0x5C and at < len(field):
-            byte = _ESCAPES.get(field[at], field[at])
-            at += 1
-        out.append(byte)
-    return bytes(out)
-
-
-_ESCAPES: Final = {ord("b"): 8, ord("t"): 9, ord("n"): 10, ord("v"): 11, ord("f"): 12, ord("r"): 13}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------
@@ -117,33 +97,36 @@ def _is_plain(connection: psycopg.Connection) -> bool:
     return row == (False,)
 
 
-def _raw_blocks(connection: psycopg.Connection, query: str, stop: Event) -> Iterator[Block]:
+def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int) -> Iterator[Block]:
     body = query.encode() + b"\0"
     # A descriptor of our own: closing it leaves libpq's alone.
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as wire:
         wire.settimeout(_WAIT_S)
         wire.sendall(b"Q" + struct.pack("!I", len(body) + 4) + body)
         room = np.empty(BLOCK_BYTES, np.uint8)
-        start = end = 0
+        # Bytes [0, end) are here, of which [0, at) are whole rows.
+        rows = at = end = 0
         done, failure = False, None
         while not done:
-            rows, last, rest = _whole_rows(room, start, end)
-            control = rest < end and room[rest] != _COPY_DATA
-            if end < len(room) and not control:
+            more, at = _whole_rows(room, at, end, most_rows - rows)
+            rows += more
+            control = at < end and room[at] != _COPY_DATA
+            if rows < most_rows and end < len(room) and not control:
                 end += _receive(wire, room.data[end:], stop)
                 continue
             if rows:
-                yield Block(room[start:rest], rows, _HEADER, last - start)
-            start, done, failure = _control(room, rest, end, failure)
-            room, start, end = _moved(room, start, end)
-            if control and start == 0 and end and room[0] != _COPY_DATA and not done:
+                yield Block(room[:at], rows, _HEADER)
+            at, done, failure = _control(room, at, end, failure)
+            room, end = _moved(room, at, end)
+            rows = at = 0
+            if control and end and room[0] != _COPY_DATA and not done:
                 # A message that is not whole yet.
                 end += _receive(wire, room.data[end:], stop)
     if failure is not None:
         raise failure
 
 
-def _receive(wire: socket.socket, room: memoryview, stop: Event) -> int:
+def _receive(wire: socket.socket, room: memoryview, stop: Stop) -> int:
     while True:
         try:
             count = wire.recv_into(room)
@@ -184,47 +167,46 @@ def _server_error(fields: bytes) -> psycopg.Error:
     return kind(found.get(b"M", "the server gave no reason"))
 
 
-def _moved(room: Bytes, start: int, end: int) -> tuple[Bytes, int, int]:
-    """A fresh block that begins with what is left over; larger when one row needs more."""
+def _moved(room: Bytes, start: int, end: int) -> tuple[Bytes, int]:
+    """A fresh block that begins with what is left over, and how much that is; larger when one row needs more."""
     left = end - start
     needed = BLOCK_BYTES
     if left >= _HEADER:
         needed = max(needed, int.from_bytes(room[start + 1 : start + 5].tobytes(), "big") + 1 + _HEADER)
     fresh = np.empty(max(needed, left + _HEADER), np.uint8)
     fresh[:left] = room[start:end]
-    return fresh, 0, left
+    return fresh, left
 
 
-def _libpq_blocks(wire: pq.abc.PGconn, query: str, stop: Event) -> Iterator[Block]:
+def _libpq_blocks(wire: pq.abc.PGconn, query: str, stop: Stop, most_rows: int) -> Iterator[Block]:
     wire.send_query(query.encode())
     _await_result(wire, stop)
-    buffer, rows, last = bytearray(), 0, 0
+    buffer, rows = bytearray(), 0
     while True:
         length, row = wire.get_copy_data(1)
         if length > 0:
-            last = len(buffer)
             buffer += row
             rows += 1
-            if len(buffer) >= BLOCK_BYTES:
-                yield Block(np.frombuffer(buffer, np.uint8), rows, 0, last)
+            if len(buffer) >= BLOCK_BYTES or rows == most_rows:
+                yield Block(np.frombuffer(buffer, np.uint8), rows, 0)
                 buffer, rows = bytearray(), 0
         elif length == 0:
             _await_input(wire, stop)
         else:
             break
     if rows:
-        yield Block(np.frombuffer(buffer, np.uint8), rows, 0, last)
+        yield Block(np.frombuffer(buffer, np.uint8), rows, 0)
     _await_result(wire, stop)
 
 
-def _await_input(wire: pq.abc.PGconn, stop: Event) -> None:
+def _await_input(wire: pq.abc.PGconn, stop: Stop) -> None:
     while not select.select([wire.socket], [], [], _WAIT_S)[0]:
         if stop.is_set():
             raise Abandoned
     wire.consume_input()
 
 
-def _await_result(wire: pq.abc.PGconn, stop: Event) -> None:
+def _await_result(wire: pq.abc.PGconn, stop: Stop) -> None:
     """Up to the beginning of COPY's data, or to the end of the query."""
     while True:
         wire.flush()
@@ -241,18 +223,16 @@ def _await_result(wire: pq.abc.PGconn, stop: Event) -> None:
 
 
 @kernel
-def _whole_rows(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Hops over CopyData messages: (how many are whole, where the last of them begins, where they end)."""
+def _whole_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
+    """Hops over at most so many CopyData messages: (how many are whole, where they end)."""
     rows = 0
-    last = at
-    while end - at >= 5 and data[at] == 100:
+    while rows < most and end - at >= 5 and data[at] == 100:
         length = read_u32(data, at + 1)
         if length < 4 or end - at < 1 + length:
             break
-        last = at
         at += 1 + length
         rows += 1
-    return rows, last, at
+    return rows, at
 
 
 @kernel

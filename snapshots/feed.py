@@ -45,8 +45,7 @@ class Chunk:
     content: bytes
     """The logical message that is its watermark."""
     window: Window
-    shared: bool
-    """The window serves further chunks of the same snapshot."""
+    """It may serve further chunks of the same snapshot: who opened it closes it."""
     empties: bool = False
     """No rows: at its watermark the log says that every earlier row of the table is gone."""
     batches: tuple[pa.RecordBatch, ...] = ()
@@ -105,8 +104,6 @@ class SnapshotFeed:
             chunk = self._ready.pop(watermark.content, None)
             if chunk is None:
                 return None
-            if not chunk.shared:
-                self._windows.remove(chunk.window)
             if chunk.window.mixed:
                 self._settle(chunk, State.REFUSED)
                 return None
@@ -227,7 +224,7 @@ class SnapshotFeed:
         """Before the snapshot is taken."""
         with self._changed:
             assert self._delivered is not None, "track comes first"
-            window = Window(table, self._delivered.so_far())
+            window = Window(table, self._delivered.so_far(), barred=self._barrier is not None)
             self._windows.append(window)
             return window
 
@@ -235,7 +232,8 @@ class SnapshotFeed:
         """Whether rows read in this snapshot can be used at all; if not the window is closed."""
         with self._changed:
             assert self._delivered is not None, "track comes first"
-            usable = window.admit(snapshot)
+            # What let the barrier pass meanwhile was a later snapshot than this one may be.
+            usable = window.admit(snapshot) and not (window.barred and self._barrier is None)
             if self._barrier is not None and self._barrier.passed_by(snapshot):
                 self._barrier = None
             self._delivered.prune(snapshot)
@@ -260,7 +258,7 @@ class SnapshotFeed:
             self._settle(chunk, State.READY)
 
     def abandon(self, chunk: Chunk) -> None:
-        """The chunk is given up (it may already have entered, which does no harm)."""
+        """The chunk is given up (it may already have entered, which does no harm), and with it its window."""
         with self._changed:
             self._ready.pop(chunk.content, None)
             if chunk in self._entered:
@@ -275,9 +273,10 @@ class SnapshotFeed:
         with self._changed:
             return self._changed.wait_for(lambda: chunk.state in states, timeout_s)
 
-    def wait_for_holds(self, timeout_s: float) -> None:
+    def wait_for_work(self, timeout_s: float) -> bool:
+        """Whether rows are held or a table is to be read again, as soon as that is so."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._holds or self._again), timeout_s)
+            return self._changed.wait_for(lambda: bool(self._holds or self._again), timeout_s)
 
     def held(self, table_oid: int) -> bool:
         with self._changed:
@@ -292,10 +291,14 @@ class SnapshotFeed:
         with self._changed:
             return self._holds[table_oid].keys(limit) if table_oid in self._holds else None
 
-    def drop_holds(self, table_oid: int) -> None:
-        """The table is gone."""
+    def forget(self, table_oid: int) -> None:
+        """The table is gone, or no longer published: nothing more is read of it. From any thread."""
         with self._changed:
+            self._refuse_open(table_oid)
             self._holds.pop(table_oid, None)
+            self._again.discard(table_oid)
+            self._progress.forget(table_oid)
+            self._changed.notify_all()
 
     def to_read_again(self) -> set[int]:
         """Tables (OIDs) whose snapshot has to begin from the beginning, because rows were held and had to be let go."""
@@ -308,14 +311,13 @@ class SnapshotFeed:
             self._progress.restart(table_oid)
             self._again.discard(table_oid)
 
-    def finish(self, table_oid: int) -> bool:
-        """Marks the table's snapshot finished unless rows are held; False then."""
+    def finish(self, table_oid: int, run: int) -> bool:
+        """Marks the table's snapshot finished unless rows are held, or it has begun anew since ``run``; False then."""
         with self._changed:
             if table_oid in self._holds or table_oid in self._again:
                 return False
             crashpoint("snapshot.table.before_finish")
-            self._progress.finish(table_oid)
-            return True
+            return self._progress.finish(table_oid, run)
 
     def fail(self, error: Exception) -> None:
         """What ingest is to end with."""

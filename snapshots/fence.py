@@ -159,6 +159,8 @@ class Window:
     snapshot: Snapshot | None = None
     mixed: bool = False
     """A change in the window had another schema version than the chunk."""
+    barred: bool = False
+    """A barrier stood when it opened."""
     _changes: list[tuple[pa.RecordBatch, Transactions]] = field(default_factory=list)
     _hidden: Keys | None = None
     _emptied: bool = False

@@ -1,13 +1,15 @@
-"""How a table is cut into chunks, as SQL. Pure.
+"""How a table is cut into ranges, as SQL. Pure.
 
-A table with a key is read in the order of its key's index, so many rows at a time; a chunk's last row is where the next one
-begins. Only the server ever compares keys, so collations and composite keys need no thought here, and the boundary costs no query
-of its own. A table without an index on its identity is read in ranges of pages, under one snapshot.
+A range is what one transaction reads: some of the table's pages, in their own order. A row stays on its page until it is changed, and
+a change is in the stream, so ranges read in different snapshots miss nothing; what moves rows without an event (VACUUM FULL, CLUSTER,
+a partition that is attached) gives the table other files, which every range checks (``catalog.look``). No key is compared, so
+collations, NULLs and keys of several columns need no thought here, any number of ranges can be read at once, and pages come at the
+speed of the disk. Rows that are wanted by their keys are read through the key's index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,40 +17,35 @@ from psycopg import sql
 
 from snapshots.catalog import SourceTable
 
-Boundary = tuple[str, ...]
+Key = tuple[str, ...]
 """A key as text, in the order of ``SourceTable.index``."""
 
-CHUNK_BYTES: Final = 32 * 2**20
-"""A chunk is held in memory until its watermark has come back; wide rows make it shorter than the configured number of rows."""
+Interval = tuple[int, int]
+"""Pages [first, end)."""
 
-UNKNOWN_ROWS: Final = 2_000
-"""The first chunk of a table whose rows' width nobody knows yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """The next ``rows`` rows after ``after`` (None: from the beginning) in the index's order."""
-
-    after: Boundary | None
-    rows: int
-
-    def query(self, source: SourceTable) -> str:
-        index = ", ".join(map(_quoted, source.index))
-        conditions = [] if self.after is None else [f"({index}) > {_tuple(self.after)}"]
-        return _copy(source, conditions, f" ORDER BY {index} LIMIT {self.rows}")
+LAST_PAGE: Final = 2**32
+"""Behind every page that a table can have (its block numbers have 32 bits)."""
+RANGE_PARTS: Final = 16
+"""How many times ``snapshot_chunk_rows`` a range has: a crash costs reading that again, so long is a snapshot held open."""
+RANGE_BYTES: Final = 256 * 2**20
+PAGE_BYTES: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """The rows whose pages are in [first, end); ``end`` None: all from ``first`` on."""
+    """The rows on pages in [first, end) that meet the ``condition`` (SQL)."""
 
     first: int
-    end: int | None
+    end: int
+    condition: str | None = None
 
     def query(self, source: SourceTable) -> str:
         conditions = [f"ctid >= '({self.first},0)'"]
-        if self.end is not None:
+        if self.end < LAST_PAGE:
             conditions.append(f"ctid < '({self.end},0)'")
+        if self.condition is not None:
+            # On lines of its own, so that a comment at its end comments nothing else out.
+            conditions.append(f"(\n{self.condition}\n)")
         return _copy(source, conditions)
 
 
@@ -56,67 +53,115 @@ class PageRange:
 class KeyList:
     """Exactly these rows, as far as they exist. ``keys`` is not empty."""
 
-    keys: Sequence[Boundary]
+    keys: Sequence[Key]
 
     def query(self, source: SourceTable) -> str:
-        index = ", ".join(map(_quoted, source.index))
+        index = ", ".join(map(quoted, source.index))
         return _copy(source, [f"({index}) IN ({', '.join(map(_tuple, self.keys))})"])
 
 
-Range = KeyRange | PageRange | KeyList
+@dataclass(frozen=True, slots=True)
+class MissingKeys:
+    """Those of the keys that no row has: the table's columns, NULL but for the key's. ``types``: of the index's columns, as SQL."""
+
+    keys: Sequence[Key]
+    types: Sequence[str]
+
+    def query(self, source: SourceTable) -> str:
+        index = [quoted(name) for name in source.index]
+        typed = ", ".join(f"wanted.{name}::{kind} AS {name}" for name, kind in zip(index, self.types, strict=True))
+        selected = ", ".join(quoted(name) if name in source.index else "NULL" for name in source.table.names)
+        same = " AND ".join(f"present.{name} = wanted.{name}" for name in index)
+        filtered = "" if source.row_filter is None else f" WHERE ({source.row_filter})"
+        rows = f"(SELECT {', '.join(index)} FROM {relation(source)}{filtered}) present"
+        keys = f"(VALUES {', '.join(map(_tuple, self.keys))}) wanted ({', '.join(index)})"
+        distinct = f"(SELECT DISTINCT {typed} FROM {keys}) wanted"
+        return f"COPY (SELECT {selected} FROM {distinct} WHERE NOT EXISTS (SELECT FROM {rows} WHERE {same})) TO STDOUT"
 
 
-def page_ranges(source: SourceTable, chunk_rows: int) -> Iterator[PageRange]:
-    """The whole table; the last range has no end, so rows on pages that the table grew meanwhile are in it."""
-    rows_per_page = max(1.0, source.rows_estimate / max(1, source.pages))
-    step = max(1, min(int(chunk_rows / rows_per_page), CHUNK_BYTES // 8192))
-    starts = range(0, max(1, source.pages), step)
-    for first in starts:
-        yield PageRange(first, first + step if first != starts[-1] else None)
+Range = PageRange | KeyList | MissingKeys
 
 
-def first_rows(source: SourceTable, chunk_rows: int) -> int:
-    """How many rows the first chunk has: by the catalog's idea of their width."""
-    if not source.rows_estimate:
-        return min(chunk_rows, UNKNOWN_ROWS)
-    return fitting_rows(source.bytes, source.rows_estimate, chunk_rows)
+class Pages:
+    """Which of a table's pages are still to be read. Not thread-safe."""
+
+    def __init__(self, count: int, done: Iterable[Interval] = ()) -> None:
+        """``count``: how many the table has about now; rows behind them were inserted meanwhile, the last range has them too."""
+        self._count = count
+        self._free = _complement(done)
+
+    def claim(self, step: int) -> Interval | None:
+        """The next ``step`` pages that nobody reads yet."""
+        if not self._free:
+            return None
+        first, end = self._free[0]
+        cut = first + step
+        if cut >= min(end, self._count):
+            self._free.pop(0)
+            return first, end
+        self._free[0] = (cut, end)
+        return first, cut
 
 
-def fitting_rows(size_bytes: int, rows: int, chunk_rows: int) -> int:
-    """How many rows of the width that these had make a chunk."""
-    if not rows or not size_bytes:
-        return chunk_rows
-    return max(1, min(chunk_rows, CHUNK_BYTES * rows // size_bytes))
+def merged(done: Iterable[Interval]) -> tuple[Interval, ...]:
+    """The same pages in as few intervals as possible, in order."""
+    out: list[Interval] = []
+    for first, end in sorted(done):
+        if out and first <= out[-1][1]:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        else:
+            out.append((first, end))
+    return tuple(out)
+
+
+def _complement(done: Iterable[Interval]) -> list[Interval]:
+    free, at = [], 0
+    for first, end in merged(done):
+        if at < first:
+            free.append((at, first))
+        at = end
+    return [*free, (at, LAST_PAGE)] if at < LAST_PAGE else free
+
+
+def range_pages(source: SourceTable, chunk_rows: int, workers: int, rows_per_s: int | None) -> int:
+    """How many pages a range has: by rows, by bytes, and so that every worker finds several."""
+    pages = max(1, source.pages)
+    rows = RANGE_PARTS * chunk_rows
+    if rows_per_s is not None:
+        rows = min(rows, max(chunk_rows, 5 * rows_per_s))
+    by_rows = rows * pages / max(1, source.rows_estimate)
+    by_bytes = RANGE_BYTES / max(PAGE_BYTES, source.bytes / pages)
+    shared = pages / (4 * workers) if workers > 1 else pages
+    return max(1, int(min(by_rows, by_bytes, max(shared, RANGE_BYTES / 64 / PAGE_BYTES))))
 
 
 def lock(source: SourceTable) -> str:
     """Taken before the snapshot: a rewrite or TRUNCATE that the snapshot does not see would show it an empty table."""
-    return f"LOCK TABLE {_relation(source)} IN ACCESS SHARE MODE"
+    return f"LOCK TABLE {relation(source)} IN ACCESS SHARE MODE"
 
 
-def _relation(source: SourceTable) -> str:
+def relation(source: SourceTable) -> str:
     """A table's children by inheritance are tables of their own; a partitioned table's partitions are not."""
-    name = f"{_quoted(source.table.schema)}.{_quoted(source.table.name)}"
+    name = f"{quoted(source.table.schema)}.{quoted(source.table.name)}"
     return name if source.partitioned else f"ONLY {name}"
 
 
-def _copy(source: SourceTable, conditions: Sequence[str], tail: str = "") -> str:
-    # The row filter is pg_get_expr's own words from the catalog.
-    every = [*conditions, *([] if source.row_filter is None else [f"({source.row_filter})"])]
-    where = f" WHERE {' AND '.join(every)}" if every else ""
-    selected = ", ".join(map(_quoted, source.table.names))
-    return f"COPY (SELECT {selected} FROM {_relation(source)}{where}{tail}) TO STDOUT"
-
-
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return sql.Identifier(name).as_string()
 
 
-def _tuple(key: Boundary) -> str:
+def _copy(source: SourceTable, conditions: Sequence[str]) -> str:
+    # The row filter is pg_get_expr's own words from the catalog.
+    every = [*conditions, *([] if source.row_filter is None else [f"({source.row_filter})"])]
+    selected = ", ".join(map(quoted, source.table.names))
+    return f"COPY (SELECT {selected} FROM {relation(source)} WHERE {' AND '.join(every)}) TO STDOUT"
+
+
+def _tuple(key: Key) -> str:
     return f"({', '.join(map(_literal, key))})"
 
 
 def _literal(text: str) -> str:
     """An untyped literal, which takes the type of the column that it is compared with, whatever standard_conforming_strings says."""
-    quoted = text.replace("'", "''")
-    return f"E'{quoted.replace(chr(92), chr(92) * 2)}'" if "\\" in quoted else f"'{quoted}'"
+    quoted_text = text.replace("'", "''")
+    return f"E'{quoted_text.replace(chr(92), chr(92) * 2)}'" if "\\" in quoted_text else f"'{quoted_text}'"

@@ -1,41 +1,39 @@
-"""How far each table's snapshot has come: durably in the log's folder, so that a finished chunk is never read again; and shown."""
+"""How far each table's snapshot has come: durably in the log's folder, so that a finished range is never read again."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.status import TableProgress
 from snapshots.catalog import SourceTable
-from snapshots.plan import Boundary
+from snapshots.plan import Interval, merged
 
 FILE: Final = "snapshot.json"
-_FORMAT: Final = 1
-_LINE_EVERY_S: Final = 5.0
+_FORMAT: Final = 2
 INTERVAL_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One table, by its OID. ``after``: the key up to which every row is in the log; None: nothing is."""
+    """One table, by its OID."""
 
     table: str
     shape: str
     """``SourceTable.shape`` when its rows were read."""
+    files: str
+    """``Look.files`` when its rows were read: page numbers mean something as long as it is the same."""
+    pages: tuple[Interval, ...] = ()
+    """Those whose rows are in the log, whichever worker read them."""
     done: int = 0
     total: int = 0
-    after: Boundary | None = None
     finished: bool = False
     waiting: bool = False
     """Updates wait in memory for rows of this table. They are lost with the process, so it then begins from the beginning."""
@@ -44,45 +42,49 @@ class Record:
     empties: bool = False
     """Before its first row comes, the log has to say that every earlier row is gone."""
 
+    def anew(self, *, empties: bool = False) -> Record:
+        """Nothing of it has been read. What has to happen before its first row still has to."""
+        return Record(self.table, self.shape, self.files, joining=self.joining, empties=self.empties or empties)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One reading of a table from its beginning, which may last over several processes. ``number`` tells late words of an earlier one."""
+
+    number: int
+    pages: tuple[Interval, ...]
+    finished: bool
+
 
 class SnapshotProgress:
     """Thread-safe. Every change that a restart must know is on disk (written aside, synced, renamed) before the call returns.
 
-    Finished chunks are the exception: they are written at most every ``interval_s``, since a sync costs as much as reading a chunk,
-    and a chunk that is read twice does no harm.
+    Finished ranges are the exception: they are written at most every ``interval_s``, since a sync costs as much as reading a short one,
+    and a range that is read twice does no harm. No row's value stands in the file.
     """
 
-    def __init__(
-        self, folder: Path, *, interval_s: float = INTERVAL_S, secret_keys: Callable[[str], bool] = lambda _: False
-    ) -> None:
-        """``folder``: the log's. ``secret_keys``: whether a table's (``schema.name``) keys must not be written to a file; after a crash
-        such a table is read from its beginning. Raises LogCorrupt when the file there is not ours."""
-        self._secret_keys = secret_keys
+    def __init__(self, folder: Path, *, interval_s: float = INTERVAL_S) -> None:
+        """``folder``: the log's. Raises LogCorrupt when the file there is not ours."""
         self._path = folder / FILE
         self._interval_s = interval_s
         self._written_at = float("-inf")
         self._lock = Lock()
-        self._records = _read(self._path)
-        for oid, record in self._records.items():
-            if record.waiting:
-                self._records[oid] = replace(record, after=None, done=0, finished=False, waiting=False)
+        self._runs: Counter[int] = Counter()
+        self._parts: Counter[int] = Counter()
+        """Rows that are durable but belong to ranges that are not finished; for showing only."""
+        self._records = {oid: record.anew() if record.waiting else record for oid, record in _read(self._path).items()}
 
-    def begin(self, source: SourceTable) -> Record:
-        """What is done of the table. Columns or a key other than before let an unfinished one begin anew."""
+    def begin(self, source: SourceTable, files: str) -> Run:
+        """What is done of the table. Other columns, key or files than before let an unfinished one begin anew."""
         oid = source.table.oid
         with self._lock:
-            record = self._records.get(oid)
-            if record is None or (record.shape != source.shape and not record.finished):
-                record = Record(
-                    source.name,
-                    source.shape,
-                    joining=record is not None and record.joining,
-                    empties=record is not None and record.empties,
-                )
+            record = self._records.get(oid, Record(source.name, source.shape, files))
+            if not record.finished and (record.shape, record.files) != (source.shape, files):
+                record = self._anew(oid, record)
             total = record.done if record.finished else max(source.rows_estimate, record.done)
-            self._records[oid] = replace(record, table=source.name, total=total)
+            self._records[oid] = replace(record, table=source.name, shape=source.shape, files=files, total=total)
             self._write()
-            return self._records[oid]
+            return Run(self._runs[oid], record.pages, record.finished)
 
     def known(self, oid: int) -> bool:
         with self._lock:
@@ -92,13 +94,27 @@ class SnapshotProgress:
         with self._lock:
             return oid in self._records and self._records[oid].finished
 
-    def advance(self, oid: int, rows: int, after: Boundary | None, *, waiting: bool) -> None:
-        """A chunk is durable in the log. ``after``: the key of its last row (None keeps the old: the table is not resumable)."""
+    def unfinished(self) -> list[int]:
+        """The tables (OIDs) that are still to be read."""
         with self._lock:
-            record = self._records[oid]
+            return [oid for oid, record in self._records.items() if not record.finished]
+
+    def show(self, oid: int, run: int, rows: int) -> None:
+        """So many more rows are durable in the log, whose range is not finished."""
+        with self._lock:
+            if self._runs[oid] == run:
+                self._parts[oid] += rows
+
+    def advance(self, oid: int, run: int, pages: Interval, rows: int, *, waiting: bool) -> None:
+        """A range with so many rows (all of them shown before) is durable in the log. Passed over when the table has begun anew since."""
+        with self._lock:
+            record = self._records.get(oid)
+            if record is None or record.finished or self._runs[oid] != run:
+                return
+            self._parts[oid] -= rows
             done = record.done + rows
             self._records[oid] = replace(
-                record, done=done, total=max(record.total, done), after=after or record.after, waiting=waiting
+                record, done=done, total=max(record.total, done), pages=merged((*record.pages, pages)), waiting=waiting
             )
             if waiting or time.monotonic() - self._written_at >= self._interval_s:
                 self._write()
@@ -114,10 +130,8 @@ class SnapshotProgress:
     def restart(self, oid: int, *, empties: bool = False) -> None:
         """The table is to be read from the beginning; one that is not known yet has joined the publication."""
         with self._lock:
-            record = self._records.get(oid) or Record("", "", joining=True)
-            self._records[oid] = replace(
-                record, done=0, after=None, finished=False, waiting=False, empties=empties or record.empties
-            )
+            record = self._records.get(oid, Record("", "", "", joining=True))
+            self._records[oid] = self._anew(oid, record, empties=empties)
             self._write()
 
     def joining(self, oid: int) -> bool:
@@ -125,6 +139,7 @@ class SnapshotProgress:
             return oid in self._records and self._records[oid].joining
 
     def joined(self, oid: int) -> None:
+        """Every transaction that was open when it joined is visible."""
         with self._lock:
             if oid in self._records:
                 self._records[oid] = replace(self._records[oid], joining=False)
@@ -137,51 +152,71 @@ class SnapshotProgress:
     def emptied(self, oid: int) -> None:
         """The log says so, durably."""
         with self._lock:
-            self._records[oid] = replace(self._records[oid], empties=False)
-            self._write()
+            if oid in self._records:
+                self._records[oid] = replace(self._records[oid], empties=False)
+                self._write()
 
-    def finish(self, oid: int) -> None:
+    def finish(self, oid: int, run: int) -> bool:
+        """False when the table has begun anew since."""
         with self._lock:
-            record = self._records[oid]
-            self._records[oid] = replace(record, total=record.done, finished=True, waiting=False)
+            record = self._records.get(oid)
+            if record is None or self._runs[oid] != run:
+                return False
+            self._parts.pop(oid, None)
+            self._records[oid] = replace(record, total=record.done, finished=True, waiting=False, pages=())
             self._write()
+            return True
 
     def forget(self, oid: int) -> None:
         """The table is gone."""
         with self._lock:
+            self._runs[oid] += 1
+            self._parts.pop(oid, None)
             if self._records.pop(oid, None) is not None:
                 self._write()
 
     def forget_all(self) -> None:
         """Every table is to be taken in as if none had been."""
         with self._lock:
+            for oid in self._records:
+                self._runs[oid] += 1
+            self._parts.clear()
             self._records.clear()
             self._write()
+
+    def rows(self, oid: int) -> tuple[int, int]:
+        """(durable in the log, about how many there are)"""
+        with self._lock:
+            record = self._records.get(oid)
+            done = 0 if record is None else record.done + max(0, self._parts[oid])
+            return done, 0 if record is None else max(record.total, done)
 
     def tables(self) -> list[TableProgress]:
         """For ``CaptureStatus.snapshot``, by name."""
         with self._lock:
-            found = [TableProgress(r.table, r.done, r.total, r.finished) for r in self._records.values()]
+            found = [
+                TableProgress(r.table, done, max(r.total, done), r.finished)
+                for oid, r in self._records.items()
+                if r.table
+                for done in (r.done + max(0, self._parts[oid]),)
+            ]
         return sorted(found, key=lambda one: one.table)
 
-    def _writable(self, record: Record) -> Record:
-        if record.after is None or not self._secret_keys(record.table):
-            return record
-        return replace(record, after=None) if record.finished else replace(record, after=None, done=0)
+    def _anew(self, oid: int, record: Record, *, empties: bool = False) -> Record:
+        self._runs[oid] += 1
+        self._parts.pop(oid, None)
+        return record.anew(empties=empties)
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"format": _FORMAT, "tables": {str(oid): asdict(self._writable(record)) for oid, record in self._records.items()}}
+        content = {"format": _FORMAT, "tables": {str(oid): asdict(record) for oid, record in self._records.items()}}
         aside = self._path.with_suffix(".aside")
-        # Keys are rows' values: nobody else reads them.
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump(content, file, ensure_ascii=False)
             file.flush()
             os.fsync(file.fileno())
-        crashpoint("snapshot.progress.written_aside")
         aside.replace(self._path)
-        crashpoint("snapshot.progress.renamed")
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -206,75 +241,5 @@ def _read(path: Path) -> dict[int, Record]:
 
 
 def _record(entry: dict[str, Any]) -> Record:
-    after = entry.pop("after")
-    return Record(after=None if after is None else tuple(after), **entry)
-
-
-class ProgressDisplay:
-    """The snapshot's progress for people: bars with rows, rows/s and ETA at a terminal, a plain line now and then elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        self._printed_at: dict[str, float] = {}
-        self._began: dict[str, tuple[float, int]] = {}
-        self._ended: set[str] = set()
-
-    def update(self, tables: Sequence[TableProgress]) -> None:
-        """As often as the caller likes; tables that were finished when first seen are passed over."""
-        for table in tables:
-            if table.table not in self._began:
-                self._began[table.table] = (time.monotonic(), table.done)
-                if table.finished:
-                    self._ended.add(table.table)
-            if table.table not in self._ended:
-                self._show(table)
-        if self._bars is not None and all(table.finished for table in tables):
-            self.close()
-
-    def close(self) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
-
-    def _show(self, table: TableProgress) -> None:
-        began, done = self._began[table.table]
-        rate = (table.done - done) / max(1e-3, time.monotonic() - began)
-        if self._console.is_terminal:
-            self._show_bar(table, rate)
-        else:
-            self._show_line(table, rate)
-        if table.finished:
-            self._ended.add(table.table)
-
-    def _show_bar(self, table: TableProgress, rate: float) -> None:
-        if self._bars is None:
-            self._tasks.clear()
-            self._bars = Progress(
-                TextColumn("snapshot {task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]} rows/s"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._bars.start()
-        if table.table not in self._tasks:
-            self._tasks[table.table] = self._bars.add_task(table.table, total=table.total or None, rate="0")
-        total = table.done if table.finished else max(table.total, table.done) or None
-        self._bars.update(self._tasks[table.table], completed=table.done, total=total, rate=f"{rate:,.0f}")
-
-    def _show_line(self, table: TableProgress, rate: float) -> None:
-        now = time.monotonic()
-        if not table.finished and now - self._printed_at.get(table.table, -_LINE_EVERY_S) < _LINE_EVERY_S:
-            return
-        self._printed_at[table.table] = now
-        if table.finished:
-            self._console.print(f"snapshot {table.table}: {table.done} rows, done", highlight=False)
-            return
-        left = max(0, table.total - table.done)
-        eta = f", {left / rate:.0f} s left" if rate > 0 and table.total else ""
-        self._console.print(
-            f"snapshot {table.table}: {table.done} of about {table.total} rows, {rate:.0f} rows/s{eta}", highlight=False
-        )
+    pages = tuple((int(first), int(end)) for first, end in entry.pop("pages"))
+    return Record(pages=pages, **entry)

@@ -13,6 +13,7 @@ import psycopg
 import pyarrow as pa
 
 from cdc.capture.decoder import Decoder
+from cdc.capture.definitions import Definitions
 from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory
@@ -25,18 +26,22 @@ from cdc.model.pgtypes import PINNED_SETTINGS, canonical_text
 from cdc.model.position import Lsn
 from cdc.model.table import Table
 from cdc.settings import Source
-from cdc.source import connect, ensure_publication, ensure_slot, primary_key
+from cdc.source import connect, ensure_publication, ensure_slot
 from cdc.source.connection import parse
+from cdc.source.facts import read_facts
 from snapshots.coordinator import SnapshotCoordinator
 from snapshots.feed import SnapshotFeed, place
 from snapshots.progress import SnapshotProgress
+from snapshots.requests import Requests
 
 
 class Pipeline:
     """One capture process's worth. ``pause``: while set, the stream is not taken from; ``held`` counts rows that had to wait."""
 
-    def __init__(self, dsn: str, folder: Path, *, tables: Sequence[str] = ("public.*",), chunk_rows: int = 100) -> None:
-        self.source = Source(dsn=dsn, tables=tuple(tables), snapshot_chunk_rows=chunk_rows)
+    def __init__(
+        self, dsn: str, folder: Path, *, tables: Sequence[str] = ("public.*",), chunk_rows: int = 100, **options: Any
+    ) -> None:
+        self.source = Source(dsn=dsn, tables=tuple(tables), snapshot_chunk_rows=chunk_rows, **options)
         self.folder = folder
         self.stop = Event()
         self.pause = Event()
@@ -47,8 +52,9 @@ class Pipeline:
             ensure_slot(connection, self.source, create=not self.writer.head.commit_lsn)
         self.progress = SnapshotProgress(folder, interval_s=0.0)
         self.feed = SnapshotFeed(self.progress)
+        self.requests = Requests(folder)
         self.coordinator = SnapshotCoordinator(
-            self.source, self.feed, self.progress, self.stop, log_has_begun=bool(self.writer.head.commit_lsn)
+            self.source, self.feed, self.progress, self.requests, self.stop, log_has_begun=bool(self.writer.head.commit_lsn)
         )
         self.groups = 0
         self.entered = 0
@@ -87,7 +93,12 @@ class Pipeline:
             contextlib.closing(ToastMemory(self.folder / "toast.db")) as memory,
             wire.start(self.source.slot, self.source.publication, durable, feedback) as stream,
         ):
-            decoder = Decoder(lambda oid: primary_key(catalog, oid), memory, self._hold, durable)
+            decoder = Decoder(
+                Definitions(lambda oid: next(iter(read_facts(catalog, self.source.publication, [oid])), None)),
+                memory,
+                self._hold,
+                durable,
+            )
             left = np.empty(0, np.uint8)
             while not self.stop.is_set():
                 if self.pause.is_set():

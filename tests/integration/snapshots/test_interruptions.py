@@ -18,7 +18,9 @@ from cdc.embedded.postgres import Postgres
 from cdc.errors import SourceError
 from cdc.source import connect
 from snapshots.catalog import load_tables
+from snapshots.plan import RANGE_PARTS
 from snapshots.progress import FILE
+from snapshots.reading import IN_FLIGHT
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
 
 ROWS, CHUNK = 5000, 50
@@ -27,7 +29,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from tests.integration.snapshots.pipeline import Pipeline
-pipeline = Pipeline(sys.argv[1], Path(sys.argv[2]), chunk_rows=int(sys.argv[3]))
+pipeline = Pipeline(sys.argv[1], Path(sys.argv[2]), chunk_rows=int(sys.argv[3]), snapshot_workers=int(sys.argv[4]))
 pipeline.start()
 while True:
     pipeline.check()
@@ -44,31 +46,34 @@ def done(folder: Path) -> int:
 
 
 @pytest.mark.faults
-def test_killed_and_resumed(postgres: Any, tmp_path: Path) -> None:
-    """Chunks that were recorded are not read again; everything else is there, and changes made meanwhile too."""
+@pytest.mark.parametrize("workers", [1, 3])
+def test_killed_and_resumed(postgres: Any, tmp_path: Path, workers: int) -> None:
+    """Ranges that were recorded are not read again, whoever read them; everything else is there, and changes made meanwhile too."""
+    rows, ranged = 20_000, RANGE_PARTS * CHUNK
     with postgres.connect() as sql:
         sql.execute("create table t (id int primary key, v text)")
-        sql.execute(f"insert into t select i, 'v' from generate_series(1, {ROWS}) i")
+        sql.execute(f"insert into t select i, repeat('v', 30) from generate_series(1, {rows}) i")
         sql.execute("vacuum analyze t")
         reached = 0
         for _ in range(3):
-            child = subprocess.Popen([sys.executable, "-c", CHILD, postgres.unix_dsn, str(tmp_path), str(CHUNK)])
+            child = subprocess.Popen([sys.executable, "-c", CHILD, postgres.unix_dsn, str(tmp_path), str(CHUNK), str(workers)])
             deadline = time.monotonic() + 60
-            while done(tmp_path) < reached + 4 * CHUNK:
+            while done(tmp_path) < reached + 3 * ranged:
                 assert child.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
             reached = done(tmp_path)
-            assert 0 < reached < ROWS, "the child was too fast to be caught in the middle"
-            sql.execute("update t set v = v || 'x' where id % 10 = 0")
+            assert 0 < reached < rows, "the child was too fast to be caught in the middle"
+            sql.execute("update t set v = v || 'x' where id % 100 = 0")
             sql.execute("update t set id = id + 100000 where id % 1000 = 1")
-        with running(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK) as pipeline:
+        with running(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK, snapshot_workers=workers) as pipeline:
             pipeline.wait_finished()
             settle(pipeline, sql)
         assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(sql, "public.t")
-        assert operations(tmp_path, "public.t")["READ"] <= ROWS + 3 * 4 * CHUNK + 20
+        moved, lost = 3 * rows // 90, 3 * workers * (ranged + IN_FLIGHT * CHUNK)
+        assert operations(tmp_path, "public.t")["READ"] <= rows + moved + lost
 
 
 @pytest.mark.faults
@@ -108,7 +113,7 @@ def test_a_table_is_dropped_before_its_turn(postgres: Any, tmp_path: Path) -> No
         for name in ("a", "b"):
             sql.execute(f"create table {name} (id int primary key)")
             sql.execute(f"insert into {name} select generate_series(1, 1000)")
-        pipeline = Pipeline(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK)
+        pipeline = Pipeline(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK, snapshot_workers=1)
         pipeline.pause.set()
         pipeline.start()
         while not pipeline.feed._ready:

@@ -116,7 +116,7 @@ def test_delivered_to_an_earlier_process(postgres_server: Postgres, table: psyco
     """Durable in the log, never delivered again, and invisible still when the next process begins."""
     with closing(Pipeline(postgres_server.dsn(), tmp_path)) as first, connect(postgres_server.dsn()) as catalog:
         for source in load_tables(catalog, first.source.tables, first.source.publication):
-            first.progress.begin(source)
+            first.progress.begin(source, "")
         first.start(snapshot=False)
         held = held_commit(postgres_server, CHANGES["update"])
         held.__enter__()

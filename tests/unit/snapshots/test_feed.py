@@ -24,14 +24,14 @@ SOURCE = SourceTable(T, ("a", "b"), False, None, 10, 1000, 1)
 @pytest.fixture
 def feed(tmp_path: Path) -> SnapshotFeed:
     progress = SnapshotProgress(tmp_path, interval_s=0.0)
-    progress.begin(SOURCE)
+    progress.begin(SOURCE, "files")
     return SnapshotFeed(progress)
 
 
 def ready(feed: SnapshotFeed, content: bytes = b"chunk:1", snapshot: str = "100:110:105") -> Chunk:
     window = feed.open(T)
     assert feed.admit(window, Snapshot.parse(snapshot))
-    chunk = Chunk(content, window, shared=False)
+    chunk = Chunk(content, window)
     feed.ready(chunk, [batch(T, [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}], op=Op.READ)])
     return chunk
 
@@ -80,6 +80,14 @@ def test_a_barrier_gives_way_to_what_this_process_was_delivered_inside_the_windo
     assert feed.admit(window, Snapshot.parse("100:110:100"))
 
 
+def test_a_snapshot_older_than_the_one_that_let_the_barrier_pass_is_refused(feed: SnapshotFeed) -> None:
+    feed.set_barrier(Barrier(Snapshot.parse("100:101:100"), 101))
+    slow, quick = feed.open(T), feed.open(T)
+    assert feed.admit(quick, Snapshot.parse("110:110:"))
+    assert not feed.admit(slow, Snapshot.parse("100:110:100"))
+    assert feed.admit(feed.open(T), Snapshot.parse("110:110:"))
+
+
 def test_reset_lets_open_chunks_be_read_again(feed: SnapshotFeed) -> None:
     entered, waiting = ready(feed), ready(feed, b"chunk:2")
     assert feed.chunk_at(Watermark(b"chunk:1", 50))
@@ -88,7 +96,7 @@ def test_reset_lets_open_chunks_be_read_again(feed: SnapshotFeed) -> None:
     assert (entered.state, waiting.state) == (State.REFUSED, State.REFUSED)
     assert feed.chunk_at(Watermark(b"chunk:2", 60)) is None
     assert feed.admit(window, Snapshot.parse("106:110:"))
-    late = Chunk(b"chunk:3", window, shared=False)
+    late = Chunk(b"chunk:3", window)
     feed.ready(late, [])
     assert feed.chunk_at(Watermark(b"chunk:3", 70)) is None
     assert late.state is State.REFUSED
@@ -108,17 +116,20 @@ def test_held_rows_overlay_the_chunk_and_outlive_no_reset(feed: SnapshotFeed) ->
     feed.reset()
     assert not feed.held(T.oid)
     assert feed.to_read_again() == {T.oid}
-    assert not feed.finish(T.oid)
+    assert not feed.finish(T.oid, 1)
+    old = feed._progress.begin(SOURCE, "files").number
     feed.reading_again(T.oid)
-    assert feed.finish(T.oid)
+    assert not feed.finish(T.oid, old), "late words of what was given up"
+    assert feed.finish(T.oid, feed._progress.begin(SOURCE, "files").number)
 
 
 def test_a_crash_while_rows_are_held_begins_the_table_anew(feed: SnapshotFeed, tmp_path: Path) -> None:
-    feed._progress.advance(T.oid, 2, ("1", "x"), waiting=False)
-    assert SnapshotProgress(tmp_path).begin(SOURCE).after == ("1", "x")
+    feed._progress.advance(T.oid, 0, (0, 5), 2, waiting=False)
+    assert SnapshotProgress(tmp_path).begin(SOURCE, "files").pages == ((0, 5),)
     feed.hold(batch(T, [{"a": 1, "b": "x"}]), {"w": np.array([True])})
-    again = SnapshotProgress(tmp_path).begin(SOURCE)
-    assert (again.after, again.done) == (None, 0)
+    again = SnapshotProgress(tmp_path)
+    assert again.begin(SOURCE, "files").pages == ()
+    assert again.tables()[0].done == 0
 
 
 def test_errors_reach_ingest(feed: SnapshotFeed) -> None:
@@ -135,7 +146,7 @@ def test_place() -> None:
 
 
 def test_read_again_lets_go_of_what_is_open_and_held(feed: SnapshotFeed, tmp_path: Path) -> None:
-    feed._progress.finish(T.oid)
+    feed._progress.finish(T.oid, 0)
     feed.hold(batch(T, [{"a": 1, "b": "x"}]), {"w": np.array([True])})
     open_chunk = ready(feed)
     feed.read_again(T.oid, empties=True)
@@ -160,6 +171,6 @@ def test_a_schema_record_refuses_the_chunks_that_are_open(feed: SnapshotFeed) ->
 
 
 def test_an_emptying_mark_enters_as_a_schema_record(feed: SnapshotFeed) -> None:
-    feed.ready(Chunk(b"chunk:1", feed.open(T), shared=False, empties=True), ())
+    feed.ready(Chunk(b"chunk:1", feed.open(T), empties=True), ())
     (record,) = feed.chunk_at(Watermark(b"chunk:1", 50)) or ()
     assert schema_change_of(place([record], Position(9), 50, 0)[0]) == SchemaChange(T, Kind.REWRITTEN, empties=True)

@@ -1,0 +1,149 @@
+"""Requests as jobs: what ``cdc snapshot`` asked for, read like a table's own snapshot but for its progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import psycopg
+import structlog
+
+from cdc.errors import SourceError
+from cdc.model.batch import Op
+from cdc.source.connection import reason
+from snapshots.catalog import SourceTable, key_types, load_tables, look
+from snapshots.feed import SnapshotFeed
+from snapshots.jobs import Board, Job, Task, page_tasks
+from snapshots.plan import Key, KeyList, MissingKeys, Pages, range_pages
+from snapshots.progress import SnapshotProgress
+from snapshots.requests import Outcome, Request, Requests
+
+KEYS_AT_ONCE: Final = 5_000
+_LOOK_S: Final = 0.2
+
+log = structlog.get_logger(__name__)
+
+
+class Reading(Protocol):
+    """What of ``[source]`` says how tables are read."""
+
+    @property
+    def tables(self) -> Sequence[str]: ...
+    @property
+    def publication(self) -> str: ...
+    @property
+    def snapshot_chunk_rows(self) -> int: ...
+    @property
+    def snapshot_workers(self) -> int: ...
+    @property
+    def snapshot_rows_per_s(self) -> int | None: ...
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A job's purpose: one request."""
+
+    requests: Requests
+    name: str
+    total: int
+    rows: int = 0
+    failed: bool = False
+    told_at: float = float("-inf")
+
+    def show(self, rows: int) -> None:
+        self.rows += rows
+        if time.monotonic() - self.told_at >= _LOOK_S:
+            self.told_at = time.monotonic()
+            self.requests.tell(self.name, Outcome("running", self.rows, max(self.total, self.rows)))
+
+    def advance(self, task: Task, rows: int) -> None:
+        """A request that is interrupted begins again."""
+
+    def finish(self) -> bool:
+        if not self.failed:
+            self.requests.tell(self.name, Outcome("done", self.rows, self.rows))
+            log.info("an asked-for snapshot is in the log", request=self.name, rows=self.rows)
+        return True
+
+    def fail(self, problem: str) -> bool:
+        self.failed = True
+        self.requests.tell(self.name, Outcome("failed", self.rows, error=problem))
+        # The reason may quote what was asked for, keys among it: only who asked is told.
+        log.warning("an asked-for snapshot failed", request=self.name)
+        return True
+
+
+class Asked:
+    """Puts pending requests on the board of one session. The coordinator's thread uses it."""
+
+    def __init__(
+        self, source: Reading, feed: SnapshotFeed, progress: SnapshotProgress, requests: Requests, looking: psycopg.Connection
+    ) -> None:
+        self._source = source
+        self._feed = feed
+        self._progress = progress
+        self._requests = requests
+        self._looking = looking
+        self._looked_at = float("-inf")
+        self._waiting = False
+
+    def offer(self, board: Board, unfinished: AbstractSet[int]) -> bool:
+        """Whether a request waits, be it for its table's own snapshot (OIDs) or for a worker."""
+        if time.monotonic() - self._looked_at >= _LOOK_S:
+            self._looked_at = time.monotonic()
+            pending = self._requests.pending()
+            for name, request in pending.items():
+                self._offer(board, unfinished, name, request)
+            self._waiting = bool(pending)
+        return self._waiting
+
+    def _offer(self, board: Board, unfinished: AbstractSet[int], name: str, request: Request) -> None:
+        try:
+            (source,) = load_tables(self._looking, (request.table,), self._source.publication) or (None,)
+        except SourceError as error:
+            self._refuse(name, error.line())
+            return
+        if source is None:
+            self._refuse(name, f"table {request.table} is not published")
+            return
+        oid = source.table.oid
+        if request.replace:
+            self._replace(name, oid)
+        elif oid not in unfinished and not board.reads(oid):
+            try:
+                board.add(self._job(name, request, source))
+            except psycopg.errors.DataError as error:
+                self._refuse(name, reason(error))
+
+    def _refuse(self, name: str, problem: str) -> None:
+        self._requests.tell(name, Outcome("failed", error=problem))
+        log.warning("an asked-for snapshot was refused", request=name)
+
+    def _replace(self, name: str, oid: int) -> None:
+        """The table's own snapshot, from its beginning; what is told is its progress."""
+        if self._requests.outcome(name).state == "queued":
+            self._feed.read_again(oid, empties=True)
+            self._requests.tell(name, Outcome("running"))
+            return
+        done, total = self._progress.rows(oid)
+        finished = self._progress.finished(oid)
+        self._requests.tell(name, Outcome("done" if finished else "running", done, total))
+
+    def _job(self, name: str, request: Request, source: SourceTable) -> Job:
+        total = len(request.keys) if request.keys is not None else source.rows_estimate if request.where is None else 0
+        purpose = _Asked(self._requests, name, total)
+        tasks = self._by_key(source, request.keys) if request.keys is not None else self._by_page(source, request.where)
+        return Job(source, look(self._looking, source.table.oid), purpose, tasks)
+
+    def _by_page(self, source: SourceTable, where: str | None) -> Iterator[Task]:
+        chosen = self._source
+        step = range_pages(source, chosen.snapshot_chunk_rows, chosen.snapshot_workers, chosen.snapshot_rows_per_s)
+        return page_tasks(Pages(source.pages), step, where)
+
+    def _by_key(self, source: SourceTable, keys: Sequence[Key]) -> Iterator[Task]:
+        types = key_types(self._looking, source)
+        pieces = [keys[first : first + KEYS_AT_ONCE] for first in range(0, len(keys), KEYS_AT_ONCE)]
+        return iter([Task(((KeyList(some), Op.READ), (MissingKeys(some, types), Op.DELETE))) for some in pieces])

@@ -1,0 +1,110 @@
+"""Snapshots that somebody asked for: small files in the log's folder, written by ``cdc snapshot`` and taken up by capture.
+
+``NAME.json`` is a request, which stays until it is done, whatever is killed meanwhile; ``NAME.state`` says how far it has come. Requests may
+hold keys, so only the owner reads them, and a finished one is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final
+
+from cdc.errors import LogCorrupt
+from snapshots.plan import Key
+
+FOLDER: Final = "requests"
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to read of one table: all of it, the rows that meet a condition (SQL), or those with certain keys.
+
+    ``replace``: everything that the log has of the table is void first (the whole table only). ``keys``: as text, in the order of
+    ``SourceTable.index``; a key that no row has becomes a delete.
+    """
+
+    table: str
+    where: str | None = None
+    keys: tuple[Key, ...] | None = None
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far a request has come. ``state``: queued | running | done | failed (see ``error``)."""
+
+    state: str = "queued"
+    rows: int = 0
+    """Durable in the log."""
+    total: int = 0
+    """About; 0: nobody knows."""
+    error: str | None = None
+
+
+class Requests:
+    """The folder of them. Any process may use it at the same time."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._folder = log_folder / FOLDER
+
+    def queue(self, request: Request) -> str:
+        """The request's name. It is durable on return."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = f"{time.time_ns():020d}-{token_hex(4)}"
+        self._write(f"{name}.json", {"format": _FORMAT, **asdict(request)})
+        return name
+
+    def pending(self) -> dict[str, Request]:
+        """Name → request, oldest first. Raises LogCorrupt for a file that is not ours."""
+        found = {}
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if content.pop("format") != _FORMAT:
+                    raise ValueError
+                keys = content.pop("keys")
+                found[path.stem] = Request(keys=None if keys is None else tuple(map(tuple, keys)), **content)
+            except FileNotFoundError:
+                continue
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise LogCorrupt(f"{path} is no request of ours; remove it") from None
+        return found
+
+    def tell(self, name: str, outcome: Outcome) -> None:
+        """A request that is done or has failed is no longer pending."""
+        self._write(f"{name}.state", asdict(outcome))
+        if outcome.state in ("done", "failed"):
+            (self._folder / f"{name}.json").unlink(missing_ok=True)
+            self._sync_folder()
+
+    def outcome(self, name: str) -> Outcome:
+        try:
+            return Outcome(**json.loads((self._folder / f"{name}.state").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return Outcome()
+
+    def forget(self, name: str) -> None:
+        """Nobody asks for its outcome any more."""
+        (self._folder / f"{name}.state").unlink(missing_ok=True)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        aside = self._folder / f".{name}.{token_hex(4)}"
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(content, file, ensure_ascii=False)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._folder / name)
+        self._sync_folder()
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
