@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.commands import audit, doctor, follow, init, log, resume, run, status, wait
+from cdc.commands import audit, doctor, follow, init, log, plan, resume, run, status, wait
 from cdc.commands.invocation import Invocation
 from cdc.commands.logs import configure_logs
 from cdc.version import VERSION
@@ -45,5 +45,6 @@ app.command("follow")(follow.follow)
 app.command("wait")(wait.wait)
 app.command("status")(status.status)
 app.command("audit")(audit.audit)
+app.command("plan")(plan.plan)
 app.command("resume")(resume.resume)
 app.add_typer(log.app, name="log")

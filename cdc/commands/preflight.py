@@ -12,10 +12,14 @@ from typing import Final
 
 import psycopg
 
-from cdc.commands.invocation import Invocation, unopened_sink
+from cdc.approvals import asked_topics
+from cdc.commands.invocation import Invocation, open_log, unopened_sink
 from cdc.commands.transport import check_transport
-from cdc.errors import HeadwaterError
+from cdc.contracts import check_contracts
+from cdc.errors import ConfigError, HeadwaterError, SourceError
+from cdc.model.selection import matches
 from cdc.settings import Settings
+from cdc.source.catalog import find_tables
 from cdc.source.checks import Finding, check_budget, check_source
 from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
@@ -49,6 +53,8 @@ def _source(settings: Settings, *, fix: bool) -> Iterator[Finding]:
                 yield from _fix(connection, settings, log_has_begun=log_has_begun)
             first = read_slot(connection, source.slot), time.monotonic()
             yield from check_source(connection, source, log_has_begun=log_has_begun)
+            if settings.contracts:
+                yield _contracts(connection, settings)
             if first[0].safe_wal_bytes is not None:
                 time.sleep(max(0.0, RATE_OVER_S - (time.monotonic() - first[1])))
                 now = read_slot(connection, source.slot)
@@ -71,6 +77,29 @@ def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: b
         yield Finding("ok", "fix", f"replication slot {settings.source.slot} stands")
     except HeadwaterError as error:
         yield Finding("fail", "fix", str(error), error.hint)
+
+
+def refuse_unknown_contracts(settings: Settings) -> None:
+    """Raises ConfigError when a data contract names what there is not. A source that does not answer now is capture's to tell."""
+    try:
+        with connect(settings.source.dsn.get_secret_value(), application="headwater-contracts") as connection:
+            _check_contracts(connection, settings)
+    except (SourceError, psycopg.Error):
+        return
+
+
+def _check_contracts(connection: psycopg.Connection, settings: Settings) -> None:
+    logged = [topic.table for topic in open_log(settings).topics()]
+    here = [table.table for table in find_tables(connection) if matches(settings.source.tables, table.name)]
+    check_contracts(settings.contracts, [*here, *logged], asked_topics(settings.run_dir))
+
+
+def _contracts(connection: psycopg.Connection, settings: Settings) -> Finding:
+    try:
+        _check_contracts(connection, settings)
+    except ConfigError as error:
+        return Finding("fail", "contracts", str(error), error.hint)
+    return Finding("ok", "contracts", f"{len(settings.contracts)} contracts name tables and columns that there are")
 
 
 def _store(settings: Settings, name: str) -> Finding:

@@ -29,6 +29,10 @@ def run(
     if parent is not None:
         die_with_parent(int(parent))
     settings = given.settings()
+    if settings.contracts and parent is None:
+        from cdc.commands.preflight import refuse_unknown_contracts
+
+        refuse_unknown_contracts(settings)
     with stop_on_signals() as stop:
         raise typer.Exit(_part(given, settings, only, stop))
 

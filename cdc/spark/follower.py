@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc import status, stops
+from cdc.approvals import approved, ask
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StopState, StoreError
 from cdc.log.contract import LogReader
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.settings import Contract, StoreOptions
 from cdc.spark.apply import Prepared, apply_range, on_workers, outcome_of
-from cdc.spark.rules import Pause, Rules, approved, ask
+from cdc.spark.rules import Pause, Rules
 from cdc.spark.survey import Survey, survey
 from cdc.status import FollowerStatus
 from sinks import make_sink
@@ -245,7 +246,7 @@ class Follower:
             if cut.position < pause.position:
                 return cut
         self.fail(pause.stopped)
-        ask(self._run_dir, self.store, pause)
+        ask(self._run_dir, self.store, pause.topic, pause.position)
         raise pause.stopped
 
     def _stay(self) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
 
 from cdc.errors import Stopped, StopState
 from cdc.model.evolution import SchemaChange
@@ -78,33 +74,3 @@ class Rules:
 
     def _let_through(self, topic: str, position: int) -> bool:
         return position <= self.approved.get(topic, 0)
-
-
-_FOLDER: Final = "schema"
-
-
-def ask(run_dir: Path, store: str, pause: Pause) -> None:
-    """Writes down which change the store waits for. Call it once the stop state is recorded: as long as that is held, the follower does
-    not run, and when it runs again the change has been let through."""
-    asked = {**approved(run_dir, store), pause.topic: int(pause.position)}
-    path = _path(run_dir, store)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "w") as file:
-        file.write(json.dumps(asked))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-
-
-def approved(run_dir: Path, store: str) -> Mapping[str, int]:
-    """Topic → position of the last change that the store has waited for and been resumed from."""
-    try:
-        found: Mapping[str, int] = json.loads(_path(run_dir, store).read_text())
-    except FileNotFoundError:
-        return {}
-    return found
-
-
-def _path(run_dir: Path, store: str) -> Path:
-    return run_dir / _FOLDER / f"{store}.json"

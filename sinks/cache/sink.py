@@ -94,6 +94,14 @@ class CacheSink:
         return self.applied()
 
     def prepare(self, table: Table) -> None:
+        keys = self.check(table)
+        self._ask(lambda: self._client.hset(self._tables, table.qualified, keys.prefix))
+        crashpoint("cache.prepared")
+        self._set_shape(table, 0)
+        self._bound[table] = keys
+
+    def check(self, table: Table) -> TableKeys:
+        """Raises ConfigError when the table's keys are not what they were, or could be another table's."""
         keys = bind(self._options.key, table)
         held: dict[bytes, bytes] = self._ask(lambda: self._client.hgetall(self._tables))
         mine = keys.prefix.encode()
@@ -105,10 +113,7 @@ class CacheSink:
             elif prefix.startswith(mine) or mine.startswith(prefix):
                 hint = 'put {schema} and {table} into `key`, each followed by ":"'
                 raise ConfigError(f"store {self.name}: keys of {table.qualified} and {other.decode()} could be the same", hint=hint)
-        self._ask(lambda: self._client.hset(self._tables, table.qualified, mine))
-        crashpoint("cache.prepared")
-        self._set_shape(table, 0)
-        self._bound[table] = keys
+        return keys
 
     def shape(self, topic: str) -> Shape | None:
         held: bytes | None = self._ask(lambda: self._client.hget(self._shapes, topic))

@@ -1,0 +1,45 @@
+"""Which schema changes an operator has let through: one small JSON file for each store under ``run_dir/schema``.
+
+A follower that waits before a change records its stop state, then writes down here what it waits for. While the stop state is held it does
+not run; so when it runs again, ``cdc resume`` has let that change through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cdc.model.position import Position
+
+
+def ask(run_dir: Path, store: str, topic: str, position: Position) -> None:
+    """Writes down which change the store waits for, once its stop state is recorded. Durable on return."""
+    asked = {**approved(run_dir, store), topic: int(position)}
+    path = _path(run_dir, store)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(aside, "w") as file:
+        file.write(json.dumps(asked))
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def approved(run_dir: Path, store: str) -> Mapping[str, int]:
+    """Topic → position of the last change that the store has waited for: it and those before it are let through."""
+    try:
+        found: Mapping[str, int] = json.loads(_path(run_dir, store).read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def asked_topics(run_dir: Path) -> set[str]:
+    """Topics of which any store has waited for a change."""
+    return {topic for path in (run_dir / "schema").glob("[!.]*.json") for topic in json.loads(path.read_text())}
+
+
+def _path(run_dir: Path, store: str) -> Path:
+    return run_dir / "schema" / f"{store}.json"

@@ -1,0 +1,217 @@
+"""`cdc plan` against a real catalog: what is told before is what capture and followers would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.commands.plan import lines
+from cdc.commands.preflight import refuse_unknown_contracts
+from cdc.errors import ConfigError, SourceError
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.position import Lsn
+from cdc.planning import JOINS, Plan, plan_catalog, plan_ddl
+from cdc.settings import Contract, Settings
+from cdc.source.connection import connect
+from cdc.source.facts import read_facts, save_facts
+from sinks import make_sink, options_model
+from tests.conftest import Cache, Database
+
+ITEMS = """
+create table items (id bigint primary key, name text, price numeric(12,2), note varchar(10));
+insert into items select g, 'n', 1.10 from generate_series(1, 500) g;
+create table others (id int primary key);
+create publication cdc for table items, others;
+analyze items;
+"""
+
+
+@pytest.fixture
+def shop(postgres: Database, tmp_path: Path) -> Settings:
+    """A source, and a log that knows its two tables."""
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(ITEMS)
+    with connect(postgres.dsn) as connection:
+        facts = read_facts(connection, "cdc", published=True)
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    for position, found in enumerate(facts, 1):
+        writer.append(schema_record(SchemaChange(found.table(), Kind.CREATED), position, 1, 0))
+    writer.commit(Lsn(1), 0)
+    writer.close()
+    save_facts(tmp_path / "log", {found.oid: found for found in facts})
+    stores = {
+        "follows": {"kind": "memory"},
+        "waits": {"kind": "memory", "schema": "pause"},
+        "ignores": {"kind": "memory", "schema": "ignore"},
+        "lake": {"kind": "iceberg", "path": tmp_path / "lake"},
+        "elsewhere": {"kind": "memory", "tables": ("public.others",)},
+    }
+    return Settings(
+        source={"dsn": postgres.dsn},
+        log={"dir": tmp_path / "log"},
+        stores={name: options_model(str(given["kind"])).model_validate(given) for name, given in stores.items()},
+        run_dir=tmp_path / "run",
+    )  # type: ignore[arg-type]
+
+
+def actions(plan: Plan, number: int = 0) -> dict[str, str]:
+    return {effect.store: str(effect.action) for effect in plan.changes[number].effects}
+
+
+def ddl(shop: Settings, statement: str) -> Plan:
+    return plan_ddl(shop, statement, timeout_ms=5000)
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "follows", "lake", "reread"),
+    [
+        ("alter table items drop column note", Kind.ALTERED, "rewrite rows", "evolve in place", None),
+        ("alter table items rename column name to title", Kind.ALTERED, "rewrite rows", "evolve in place", None),
+        ("ALTER TABLE items ADD COLUMN rank int", Kind.ALTERED, "evolve in place", "evolve in place", None),
+        ("alter table items alter note type varchar(20)", Kind.ALTERED, "evolve in place", "evolve in place", None),
+        ("alter table public.items alter price type text using price::text || '!'; ", Kind.REWRITTEN, "rewrite rows", None, 500),
+        ("/* why */ drop table items", Kind.DROPPED, "empty", "empty", None),
+    ],
+)
+def test_ddl_is_tried_and_rolled_back(
+    shop: Settings, statement: str, kind: Kind, follows: str, lake: str | None, reread: int | None
+) -> None:
+    plan = ddl(shop, statement)
+    change = next(change for change in plan.changes if change.kind is kind)
+    found = {effect.store: str(effect.action) for effect in plan.changes[0].effects}
+    assert (change.table, change.reread_rows) == ("public.items", reread)
+    assert (found["follows"], found["waits"]) == (follows, "pause")
+    assert lake in (None, found["lake"])
+    assert "elsewhere" not in found
+    assert not plan.ok
+    assert plan_catalog(shop).changes == (), "nothing of it has happened"
+
+
+def test_an_added_column_with_values_is_read_again(shop: Settings) -> None:
+    plan = ddl(shop, "alter table items add column made timestamptz default now()")
+    assert [change.reread_rows for change in plan.changes if change.kind is Kind.REWRITTEN] == [500]
+
+
+def test_what_no_definition_shows_is_no_change(shop: Settings) -> None:
+    for statement in ("create index on items (name)", "comment on table items is 'x'", "alter table items add check (id > 0)"):
+        plan = ddl(shop, statement)
+        assert (plan.changes, plan.ok) == ((), True)
+
+
+def test_a_new_table_joins(shop: Settings) -> None:
+    plan = ddl(shop, "create table fresh (id int primary key)")
+    assert plan.changes[0].table == "public.fresh"
+    assert set(actions(plan).values()) == {JOINS}
+    assert "elsewhere" not in actions(plan)
+
+
+def test_a_contract_that_would_break(shop: Settings) -> None:
+    contracts = {"public.items": Contract(require=("id", "price"))}
+    shop = shop.model_copy(update={"contracts": contracts})
+    plan = ddl(shop, "alter table items rename price to cost")
+    assert set(actions(plan).values()) == {"contract broken"}
+    told = "\n".join(lines(plan))
+    assert "public.items: renames price to cost" in told
+    assert "  lake: contract broken (public.items: renames price to cost; its contract requires price)" in told
+    stores = {name: options for name, options in shop.stores.items() if name != "waits"}
+    assert ddl(shop.model_copy(update={"stores": stores}), "alter table items drop note").ok
+
+
+def test_what_the_log_does_not_know_yet(shop: Settings, postgres: Database) -> None:
+    assert plan_catalog(shop).changes == ()
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("alter table items drop note; drop table others")
+    plan = plan_catalog(shop)
+    assert {(change.table, change.kind) for change in plan.changes} == {
+        ("public.items", Kind.ALTERED),
+        ("public.others", Kind.DROPPED),
+    }
+    assert "public.items: drops note" in "\n".join(lines(plan))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select 1",
+        "delete from items",
+        "alter system set work_mem = '1GB'",
+        "create index concurrently on items (name)",
+        "create table t as select * from items",
+        "drop database shop",
+        "",
+    ],
+)
+def test_only_ddl_that_can_be_rolled_back(shop: Settings, statement: str) -> None:
+    with pytest.raises(ConfigError):
+        ddl(shop, statement)
+
+
+def test_one_statement_only_and_its_errors_are_told(shop: Settings) -> None:
+    for statement in (
+        "alter table items drop note; drop table items",
+        "alter table nowhere drop note",
+        "alter table items drop nope",
+    ):
+        with pytest.raises(SourceError, match="the server refuses the DDL"):
+            ddl(shop, statement)
+    assert plan_catalog(shop).changes == ()
+
+
+def test_locks_are_not_waited_for(shop: Settings, postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.planning.LOCK_TIMEOUT_MS", 50)
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute("select from items")
+        with pytest.raises(SourceError, match="lock timeout") as failure:
+            ddl(shop, "alter table items drop note")
+    assert failure.value.hint
+
+
+def test_a_changed_configuration(shop: Settings, valkey: Cache) -> None:
+    def cache(**more: Any) -> Settings:
+        options = options_model("redis").model_validate({"kind": "redis", "url": valkey.url, **more})
+        return shop.model_copy(update={"stores": {"cache": options}})
+
+    before = cache(tables=("public.items",))
+    sink = make_sink("cache", before.stores["cache"])
+    sink.open()
+    with connect(shop.source.dsn.get_secret_value()) as connection:
+        tables = {facts.name: facts.table() for facts in read_facts(connection, "cdc", published=True)}
+    sink.prepare(tables["items"])
+    from tests.contract.test_sinks import cut
+
+    sink.commit(cut(2))
+    sink.close()
+    assert plan_catalog(before).remarks == ()
+    [added] = plan_catalog(cache()).remarks
+    assert "public.others was added" in added.what
+    assert added.stops
+    [out] = [remark for remark in plan_catalog(cache(tables=("public.others",))).remarks if "items" in remark.what]
+    assert "taken out" in out.what
+    plan = plan_catalog(cache(tables=("public.items",), key="item:{id}"))
+    assert "the key of public.items has changed" in plan.remarks[0].what
+    assert not plan.ok
+
+
+@pytest.mark.parametrize(
+    ("contracts", "hint"),
+    [
+        ({"public.item": ("id",)}, "did you mean public.items?"),
+        ({"public.items": ("id", "prise")}, "did you mean price?"),
+    ],
+)
+def test_contracts_name_what_there_is(shop: Settings, contracts: dict[str, tuple[str, ...]], hint: str) -> None:
+    given = {table: Contract(require=required) for table, required in contracts.items()}
+    with pytest.raises(ConfigError) as failure:
+        refuse_unknown_contracts(shop.model_copy(update={"contracts": given}))
+    assert failure.value.hint == hint
+
+
+def test_a_column_that_was_just_dropped_stops_a_store_not_the_start(shop: Settings, postgres: Database) -> None:
+    given = shop.model_copy(update={"contracts": {"public.items": Contract(require=("price",))}})
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("alter table items drop price")
+    refuse_unknown_contracts(given)
