@@ -12,7 +12,7 @@ from psycopg import sql
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
 from cdc.model.table import Table
-from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
+from cdc.source.catalog import PARTITIONED, SourceTable, find_tables, load_published, select_tables
 from cdc.source.connection import reason
 
 _FACTS: Final = (
@@ -77,6 +77,7 @@ def ensure_publication(connection: psycopg.Connection, source: Selection) -> lis
     connection: an ordinary one, outside a transaction. The tables carry exactly the columns that the stream sends. Raises
     SourceError naming the table and the SQL that mends it when one cannot be captured, or when the role may not change the publication.
     """
+    refuse_unknown_encoding(connection)
     selected = select_tables(find_tables(connection), source.tables)
     for table in selected:
         refuse_uncapturable(table)
@@ -86,6 +87,7 @@ def ensure_publication(connection: psycopg.Connection, source: Selection) -> lis
         crashpoint("publication.created")
     else:
         refuse_partial(publication)
+        refuse_leaves(publication, selected)
         missing = [table for table in selected if table.name not in publication.tables]
         if missing:
             add_tables(connection, source.publication, missing)
@@ -132,6 +134,15 @@ def _several(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
+def refuse_unknown_encoding(connection: psycopg.Connection) -> None:
+    """Raises SourceError for a database whose text has no known encoding: one byte that is not UTF-8 would stop the stream for good."""
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        raise SourceError(
+            f"database {connection.info.dbname!r} is SQL_ASCII: its text has no known encoding",
+            hint="move the data to a UTF8 database",
+        )
+
+
 def refuse_uncapturable(table: SourceTable) -> None:
     """Raises SourceError when updates and deletes of the table could not be published; publishing it would break them at the source."""
     problem = identity_problem(table)
@@ -164,6 +175,16 @@ def refuse_partial(publication: Publication) -> None:
         raise SourceError(
             f"publication {publication.name!r} does not publish {', '.join(sorted(missing))}",
             hint=f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string()} SET (publish = 'insert, update, delete, truncate')",
+        )
+
+
+def refuse_leaves(publication: Publication, selected: Sequence[SourceTable]) -> None:
+    """Raises SourceError when partitions would come under their own names although their root is what is selected."""
+    roots = [table for table in selected if table.kind == PARTITIONED]
+    if roots and not publication.via_root and not publication.tables >= {table.name for table in selected}:
+        raise SourceError(
+            f"publication {publication.name!r} publishes the partitions of {roots[0].name} under their own names",
+            hint=f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string()} SET (publish_via_partition_root = true)",
         )
 
 

@@ -119,12 +119,12 @@ def _settle(rig: Rig, cases: Sequence[Case], owner: psycopg.Connection, capture:
     deadline = time.monotonic() + rig.settle_s
     left = list(cases)
     while True:
-        published = _published(owner)
+        covered = published(owner)
         unequal = []
         for case in left:
             found = results[case.id]
             found.batches = batches(case, capture)
-            found.source = content(owner, case, published)
+            found.source = content(owner, case, covered)
             found.store = stored(case, found.batches)
             if not agree(found.source, found.store) and found.error is None:
                 unequal.append(case)
@@ -197,17 +197,18 @@ Published = tuple[str, str, str | None, bool, list[str]]
 """Schema, name, row filter, whether it is partitioned, columns."""
 
 
-def _published(owner: psycopg.Connection) -> list[Published]:
-    return [(row[0], row[1], row[2], row[3], row[4]) for row in owner.execute(_PUBLISHED, ("cdc",)).fetchall()]
+def published(owner: psycopg.Connection, publication: str = "cdc") -> list[Published]:
+    """What the publication covers now."""
+    return [(row[0], row[1], row[2], row[3], row[4]) for row in owner.execute(_PUBLISHED, (publication,)).fetchall()]
 
 
-def content(owner: psycopg.Connection, case: Case, published: Sequence[Published]) -> Content:
+def content(owner: psycopg.Connection, case: Case, covered: Sequence[Published]) -> Content:
     """What COPY gives of each published table, columns and rows as the publication has them."""
     found: dict[str, list[Row]] = {}
     with owner.transaction():
         for name, value in PINNED_SETTINGS.items():
             owner.execute("select set_config(%s, %s, true)", (name, value))
-        for schema, name, condition, partitioned, columns in published:
+        for schema, name, condition, partitioned, columns in covered:
             table = case.table_of(f"{schema}.{name}")
             if table is None:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import psycopg
 
@@ -49,7 +49,7 @@ class Sessions:
     def _connection(self, name: str) -> psycopg.Connection:
         if name not in self._connections:
             self._threads[name] = self._open.enter_context(ThreadPoolExecutor(1, thread_name_prefix=f"session-{name}"))
-            connection = self._open.enter_context(psycopg.connect(self._dsn, autocommit=True, client_encoding="utf8"))
+            connection = self._open.enter_context(closing(psycopg.connect(self._dsn, autocommit=True, client_encoding="utf8")))
             connection.execute(f"set search_path = {self._case.schema}, {EXTENSIONS}")
             self._connections[name] = connection
         return self._connections[name]

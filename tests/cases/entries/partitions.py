@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.cases.case import ALL, PLAIN, Case, Rig
+from tests.cases.case import ALL, Case, Rig
 
-LEAVES: Final = Rig("leaves", "create publication cdc with (publish_via_partition_root = false)")
-"""Partitions are published under their own names; each setup adds its tables."""
 EVERYTHING: Final = Rig("everything", "create publication cdc for all tables with (publish_via_partition_root = true)", settle_s=6)
 EVOLVING: Final = Rig("evolving", settle_s=12)
 """Tables whose definitions change; stored rows may have to be read again."""
@@ -16,7 +14,7 @@ _PAIR: Final = (
     "create table p (id int primary key, v text); create table c (id int primary key, p int references p); "
     "insert into p values (1, 'x'); insert into c values (10, 1)"
 )
-_LIST: Final = (
+LIST: Final = (
     "create table t (id int, r text, v int, primary key (id, r)) partition by list (r); "
     "create table t_a partition of t for values in ('a'); create table t_b partition of t for values in ('b'); "
     "insert into t values (1, 'a', 0), (2, 'b', 0)"
@@ -133,7 +131,7 @@ TRUNCATES: Final[tuple[Case, ...]] = (
     Case(
         "B44-truncate-root",
         "TRUNCATE of a partitioned table",
-        _LIST,
+        LIST,
         """
         1: truncate t
         1: insert into t values (3, 'a', 1)
@@ -147,7 +145,7 @@ TRUNCATES: Final[tuple[Case, ...]] = (
     Case(
         "B44-truncate-leaf",
         "TRUNCATE of one partition: the others' rows stay",
-        _LIST,
+        LIST,
         "1: truncate t_a",
         rows={"t": "2 | b | 0"},
         rig=EVOLVING,
@@ -168,7 +166,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     Case(
         "B48-move",
         "a row that moves to another partition is deleted and inserted under the root's name",
-        _LIST,
+        LIST,
         """
         1: update t set r = 'b', v = 1 where id = 1
         1: update t set v = 2
@@ -182,22 +180,9 @@ PARTITIONS: Final[tuple[Case, ...]] = (
         versions=ALL,
     ),
     Case(
-        "B48-move-leaves",
-        "the same where partitions are published as they are",
-        f"{_LIST}; alter publication cdc add table t",
-        "1: update t set r = 'b', v = 1 where id = 1",
-        log="""
-        d t_a 1 | a | ~
-        c t_b 1 | b | 1
-        """,
-        rows={"t_a": "", "t_b": "2 | b | 0\n1 | b | 1"},
-        rig=LEAVES,
-        versions=(15, 18),
-    ),
-    Case(
         "B48-direct",
         "rows written to a partition directly come under the root's name",
-        _LIST,
+        LIST,
         """
         1: insert into t_b values (5, 'b', 5)
         1: update t_a set v = 9
@@ -248,7 +233,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     Case(
         "B51-new-partition",
         "a partition made later holds rows of the root from its first on",
-        _LIST,
+        LIST,
         """
         1: create table t_c partition of t for values in ('c')
         1: insert into t values (7, 'c', 7)
@@ -270,7 +255,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     Case(
         "B49-detach",
         "DETACH PARTITION: the rows have left the root without a delete",
-        _LIST,
+        LIST,
         "1: alter table t detach partition t_a",
         rows={"t": "2 | b | 0"},
         rig=EVOLVING,
@@ -279,7 +264,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     Case(
         "B49-drop-partition",
         "DROP TABLE of a partition",
-        _LIST,
+        LIST,
         "1: drop table t_b",
         rows={"t": "1 | a | 0"},
         rig=EVOLVING,
@@ -288,7 +273,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     Case(
         "B49-attach",
         "ATTACH of a filled table brings its rows without an insert",
-        f"{_LIST}; create table extra (id int not null, r text not null, v int, primary key (id, r)); insert into extra values (7, 'c', 7)",
+        f"{LIST}; create table extra (id int not null, r text not null, v int, primary key (id, r)); insert into extra values (7, 'c', 7)",
         """
         1: alter table t attach partition extra for values in ('c')
         1: insert into t values (8, 'c', 8)
@@ -300,7 +285,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     Case(
         "B50-detached-under-all-tables",
         "a detached partition under FOR ALL TABLES is a table of its own, never mixed into the root",
-        _LIST,
+        LIST,
         """
         1: alter table t detach partition t_a
         1: insert into t_a values (9, 'a', 9)
@@ -357,4 +342,3 @@ PARTITIONS: Final[tuple[Case, ...]] = (
 )
 
 TABLES: Final[tuple[Case, ...]] = (*TRUNCATES, *PARTITIONS)
-assert PLAIN not in (LEAVES, EVERYTHING, EVOLVING)
