@@ -19,6 +19,8 @@ from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder, Hold
 from cdc.capture.endings import Poison, StreamEnded
 from cdc.capture.feedback import Feedback
+from cdc.capture.prepared import Prepared
+from cdc.capture.spool import Spools
 from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Flags
@@ -171,13 +173,22 @@ def _stream_once(
     with source.connect(dsn) as catalog:
         connection = Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))
         head = writer.head
-        stream = connection.start(settings.slot, settings.publication, now.since_lsn, Feedback(0))
-        with stream:
+        prepared = Prepared(folder)
+        prepared.settle(head.commit_lsn)
+        stream = connection.start(
+            settings.slot,
+            settings.publication,
+            now.since_lsn,
+            Feedback(0),
+            streaming=settings.streaming,
+            two_phase=settings.two_phase,
+        )
+        with stream, closing(Spools(folder)) as spools:
             _log.info("streaming", slot=settings.slot, lsn=format_lsn(head.commit_lsn), position=head.position)
             # Nothing is confirmed until the log's end has been recognised.
             continuity = _continuity(now, head, folder, source.read_slot(catalog, settings.slot))
             durable_lsn = head.commit_lsn if continuity.done else max(continuity.last.commit_lsn, continuity.start_lsn)
-            decoder = Decoder(lambda oid: source.primary_key(catalog, oid), memory, _hold(feed), durable_lsn)
+            decoder = Decoder(lambda oid: source.primary_key(catalog, oid), memory, _hold(feed), durable_lsn, spools, prepared)
             ingest = Ingest(stream, decoder, writer, memory, feed, meter, continuity)
             meter.say("streaming")
             ingest.run(stop)

@@ -149,6 +149,7 @@ class Ingest:
         crashpoint("ingest.commit.remembered")
         self._feed.on_durable(cut)
         crashpoint("ingest.commit.before_confirm")
+        self._decoder.settle(cut.commit_lsn)
         self._stream.confirm(cut.commit_lsn)
         crashpoint("ingest.commit.confirmed")
         self._recorded_at = time.monotonic()

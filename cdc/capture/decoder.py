@@ -2,22 +2,37 @@
 
 One block usually holds many small transactions, which become one group; a transaction larger than ``OPEN_BYTES`` comes out in
 several groups of which only the last is ``complete``. The caller appends each group to the log before it asks for the next.
+
+Transactions that the server sends before they have ended go to a spool as they come; their end brings them back through the same code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.capture import tuples, values
+from cdc.capture.control import (
+    BeginPrepare,
+    CommitPrepared,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+    parse_control,
+)
 from cdc.capture.group import Group, Transactions, Watermark
-from cdc.capture.messages import Index, Open, scan
+from cdc.capture.messages import SPAN, SPOOLING, Aborted, Commit, Index, Inside, Open, scan, scan_spooled
+from cdc.capture.prepared import Prepared
 from cdc.capture.relations import Keys, Relations, parse_message, parse_truncate
+from cdc.capture.spool import Piece, Spool, Spools
 from cdc.capture.values import Bytes, Flags
 from cdc.errors import ProtocolError
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
@@ -68,20 +83,53 @@ class _Piece:
 
 
 class Decoder:
-    """Decodes one connection's stream. ``durable_lsn``: transactions that end at or before it are in the log already."""
+    """Decodes one connection's stream. ``durable_lsn``: transactions that end at or before it are in the log already.
 
-    def __init__(self, primary_keys: Keys, memory: Memory, hold: Hold, durable_lsn: int) -> None:
+    spools, prepared: where transactions wait for their end; without them a server that sends such is refused (ProtocolError).
+    """
+
+    def __init__(
+        self,
+        primary_keys: Keys,
+        memory: Memory,
+        hold: Hold,
+        durable_lsn: int,
+        spools: Spools | None = None,
+        prepared: Prepared | None = None,
+    ) -> None:
         self._relations = Relations(primary_keys)
         self._memory = memory
         self._hold = hold
         self._durable_lsn = durable_lsn
+        self._spools = spools
+        self._prepared = prepared
         self._open: Open | None = None
+        self._inside = Inside.NOTHING
+        """STREAM or PREPARED between two blocks of bytes, with the spool that is being filled:"""
+        self._filling: Spool | None = None
+        self._ordinal = 0
+        """Odd within a streamed block, even between two: orders RELATION messages as they came, whenever their rows are decoded."""
+        self._said: dict[int, int] = {}
+        """Table OID → ordinal of the RELATION message in force."""
+        self._returning: dict[int, Table] = {}
+        """Definitions newer than those of the transaction that is being replayed, to be in force again after it."""
+        self._definitions: dict[tuple[str, int], bytes] = {}
+        """The newest RELATION and TYPE messages, by letter and OID; what a prepared transaction relies on is kept with it."""
+        self._used: set[int] = set()
+        """OIDs of the tables that the transaction being prepared has changed."""
+        self._watermark: Watermark | None = None
+        """Seen in a group that was not complete."""
         self.consumed = 0
         """Offset up to which the last block was used up; what follows must come again, with more bytes behind it."""
         self.lacks = 0
         """With fewer bytes than this behind what follows ``consumed``, coming again is in vain: a message is torn."""
         self.keepalive_lsn = 0
-        """Everything before this LSN has been sent, as far as keepalives told; 0 while a transaction is open."""
+        """Everything before this LSN has been sent, as far as keepalives told; 0 while a transaction is open.
+
+        A transaction that is only spooled does not hold it back: it has not committed before this LSN, or its end would have come before
+        (the server sends ends in commit order), and the server keeps the WAL of a running transaction (restart_lsn), whatever is
+        confirmed, and sends all of it again when it commits behind the confirmed LSN. A prepared one is durable here since its PREPARE.
+        """
         self.reply_requested = False
         self.notices: list[bytes] = []
         """The fields of each notice and warning that the last block brought, and no earlier one."""
@@ -96,10 +144,11 @@ class Decoder:
         What the decoder tells beside groups is known before the first of them, but for ``keepalive_lsn``, which is after the last.
         Raises ProtocolError, and nothing else, on bytes that the protocol does not allow.
         """
-        index = scan(block, start, stop, self._open)
+        index = scan(block, start, stop, self._open, self._inside)
         count = len(index.kind)
-        commits = np.flatnonzero(index.kind == _COMMIT)
-        whole = int(commits[-1]) + 1 if len(commits) else 0
+        ends = np.flatnonzero((index.kind == _COMMIT) | SPOOLING[index.kind] if index.spooling else index.kind == _COMMIT)
+        whole = int(ends[-1]) + 1 if len(ends) else 0
+        self._inside = index.inside if index.inside in (Inside.STREAM, Inside.PREPARED) else Inside.NOTHING
         self.reply_requested = index.reply_requested
         self.ended, self.lacks = index.ended, index.lacks
         self.notices = [_fields(block, int(at)) for at in index.notices if at >= start + self._heard]
@@ -109,34 +158,175 @@ class Decoder:
         self._heard = index.scanned - self.consumed
         return self._groups(block, index, whole, next_position, partial=partial)
 
+    def settle(self, durable_lsn: int) -> None:
+        """The log holds every commit that ends at or before this LSN: nothing of them need be kept."""
+        if self._prepared is not None:
+            self._prepared.settle(durable_lsn)
+
     def _groups(
         self, block: Bytes, index: Index, whole: int, next_position: Callable[[], int], *, partial: bool
     ) -> Iterator[Group]:
-        """Messages [0, whole) are whole transactions; ``partial``: what follows of the last one is a group, too."""
+        """Messages [0, whole) are whole transactions and what concerns spooled ones; ``partial``: what follows is a group, too."""
         count = len(index.kind)
         begin = 0
-        for end in (*self._cuts(block, index, whole), whole):
-            if end > begin:
-                yield self._group(block, index, begin, end, next_position(), complete=True)
-                self._open = None
-            begin = end
+        turns = np.flatnonzero(SPOOLING[index.kind[:whole]]).tolist() if index.spooling else []
+        for turn in (*turns, whole):
+            for end in (*self._cuts(block, index, begin, turn), turn):
+                if end > begin:
+                    yield self._group(block, index, begin, end, next_position(), complete=True)
+                    self._open = None
+                begin = end
+            if turn < whole:
+                yield from self._turn(block, index, turn, next_position)
+                begin = turn + 1
         if partial:
             last = len(index.xid) - 1
             yield self._group(block, index, whole, count, next_position(), complete=False)
             self._open = Open(int(index.xid[last]), int(index.commit_lsn[last]), int(index.commit_ts_us[last]))
-        self.keepalive_lsn = index.keepalive_lsn if self._open is None else 0
+        self.keepalive_lsn = index.keepalive_lsn if self._open is None and self._inside is Inside.NOTHING else 0
 
-    def _cuts(self, block: Bytes, index: Index, whole: int) -> list[int]:
+    def _cuts(self, block: Bytes, index: Index, begin: int, end: int) -> list[int]:
         """A group ends behind each transaction that carries one of our watermarks."""
         cuts = []
-        for at in np.flatnonzero(index.kind[:whole] == ord("M")):
+        for at in begin + np.flatnonzero(index.kind[begin:end] == ord("M")):
             message = parse_message(_body(block, index, at))
             if message.prefix == WATERMARK_PREFIX:
-                cuts.append(int(at) + int(np.argmax(index.kind[at:whole] == _COMMIT)) + 1)
+                cuts.append(int(at) + int(np.argmax(index.kind[at:end] == _COMMIT)) + 1)
         return cuts
 
-    def _group(self, block: Bytes, index: Index, begin: int, end: int, position: int, *, complete: bool) -> Group:
-        """Messages [begin, end) as one group; RELATION and TRUNCATE messages divide them into runs of plain rows."""
+    def _turn(self, block: Bytes, index: Index, at: int, next_position: Callable[[], int]) -> Iterator[Group]:
+        """One message of a ``SPOOLING`` kind, or a span of frames to be spooled."""
+        if self._spools is None or self._prepared is None:
+            raise ProtocolError("the server sends a transaction before its end, which was not asked for")
+        if index.kind[at] == SPAN:
+            assert self._filling is not None, "a span stands behind the message that begins it"
+            span = block[index.body[at] : index.end[at]]
+            self._filling.add(span, self._ordinal)
+            if not self._filling.prefixed:
+                self._define_now(span)
+            return
+        control = parse_control(chr(index.kind[at]), _body(block, index, at))
+        match control:
+            case StreamStart():
+                self._ordinal += 1
+                self._filling = self._spools.begin(control.xid, first=control.first)
+            case StreamStop():
+                self._ordinal += 1
+                self._filling = None
+            case StreamAbort():
+                self._spools.abort(control.xid, control.subxid)
+            case StreamCommit():
+                # Also when the log has it already: the server takes the definitions in it for known from here on.
+                spool = self._spools.ended(control.xid)
+                commit = Commit(control.xid, control.commit_lsn, control.commit_ts_us, control.end_lsn)
+                aborted = spool.aborted if spool.prefixed else None
+                yield from self._replay(spool.pieces(), commit, aborted, spool.ordinal_at, next_position)
+                self._spools.drop(control.xid)
+            case BeginPrepare():
+                self._used.clear()
+                self._filling = self._spools.begin(control.xid, first=True, prefixed=False)
+            case Prepare():
+                self._filling = None
+                definitions = b"" if control.streamed else self._definitions_used()
+                self._prepared.keep(self._spools.ended(control.xid), definitions, control.gid, control.end_lsn)
+                self._spools.drop(control.xid)
+            case CommitPrepared():
+                commit = Commit(control.xid, control.commit_lsn, control.commit_ts_us, control.end_lsn)
+                if control.end_lsn <= self._prepared.settled_lsn and not self._prepared.holds(control.xid):
+                    yield _passed(commit, next_position())
+                else:
+                    with self._prepared.ending(control.xid, control.gid, control.end_lsn) as kept:
+                        yield from self._replay(kept.pieces(), commit, kept.aborted, lambda _: -1, next_position)
+            case RollbackPrepared():
+                self._prepared.rolled_back(control.xid)
+            case _:
+                assert_never(control)
+
+    def _replay(
+        self,
+        pieces: Iterator[Piece],
+        commit: Commit,
+        aborted: Aborted | None,
+        ordinal_at: Callable[[int], int],
+        next_position: Callable[[], int],
+    ) -> Iterator[Group]:
+        """A spooled transaction that has committed. Only the last group is complete, and says where the commit ends.
+
+        Its RELATION messages hold for its own rows: the server sends what each streamed transaction needs within it, and again after one
+        of its subtransactions was rolled back. Afterwards the latest definition holds in the order in which they came, because the server
+        takes it for known once this transaction has committed.
+        """
+        unfinished = Commit(commit.xid, commit.commit_lsn, commit.commit_ts_us, 0)
+        for piece in pieces:
+            index = scan_spooled(piece.block, 0, piece.stop, unfinished, aborted)
+            if len(index.kind):
+                where = piece.at
+                yield self._group(
+                    piece.block,
+                    index,
+                    0,
+                    len(index.kind),
+                    next_position(),
+                    complete=False,
+                    ordinal_at=lambda at, where=where: ordinal_at(where + at),  # type: ignore[misc]
+                )
+        nothing = np.empty(0, np.uint8)
+        yield self._group(nothing, scan_spooled(nothing, 0, 0, commit, None), 0, 0, next_position(), complete=True)
+        for table in self._returning.values():
+            self._relations.put(table)
+        self._returning.clear()
+
+    def _define_now(self, span: Bytes) -> None:
+        """Of a transaction being prepared: the definitions in it hold for what follows, although its rows wait."""
+        index = scan_spooled(span, 0, len(span), Commit(0, 0, 0, 0), None)
+        self._used.update(np.unique(index.relation).tolist())
+        for at in map(int, np.flatnonzero(_RARE[index.kind])):
+            body = _body(span, index, at)
+            match chr(index.kind[at]):
+                case "Y":
+                    self._on_type(body)
+                case "R":
+                    self._define(self._relations.parse_relation(body), body, self._ordinal)
+                case "T":
+                    self._used.update(parse_truncate(body).relations)
+                case _:
+                    pass
+
+    def _definitions_used(self) -> bytes:
+        """Of the transaction being prepared, as frames."""
+        chosen = [(letter, body) for (letter, oid), body in self._definitions.items() if letter == "Y" or oid in self._used]
+        messages = [b"w" + bytes(24) + letter.encode() + body for letter, body in sorted(chosen, reverse=True)]
+        return b"".join(b"d" + (len(message) + 4).to_bytes(4, "big") + message for message in messages)
+
+    def _on_type(self, body: bytes) -> None:
+        self._relations.on_type(body)
+        self._definitions["Y", int.from_bytes(body[:4], "big")] = body
+
+    def _define(self, table: Table, body: bytes, ordinal: int) -> None:
+        """The table has this definition from here on, or while the replayed transaction lasts."""
+        if self._said.get(table.oid, -1) > ordinal:
+            self._returning.setdefault(table.oid, self._relations.table(table.oid))
+        else:
+            self._said[table.oid] = ordinal
+            self._returning.pop(table.oid, None)
+            self._definitions["R", table.oid] = body
+        self._relations.put(table)
+
+    def _group(
+        self,
+        block: Bytes,
+        index: Index,
+        begin: int,
+        end: int,
+        position: int,
+        *,
+        complete: bool,
+        ordinal_at: Callable[[int], int] | None = None,
+    ) -> Group:
+        """Messages [begin, end) as one group; RELATION and TRUNCATE messages divide them into runs of plain rows.
+
+        ordinal_at: of the RELATION message at an offset of the block, where it is not the one that is current.
+        """
         batches: list[pa.RecordBatch] = []
         changed = np.zeros(len(index.xid), np.int64)
         watermark = None
@@ -153,12 +343,12 @@ class Decoder:
             body = _body(block, index, at)
             match chr(index.kind[at]):
                 case "Y":
-                    self._relations.on_type(body)
+                    self._on_type(body)
                 case "R":
                     table = self._relations.parse_relation(body)
                     if not self._relations.known(table):
                         flush(at)
-                        self._relations.put(table)
+                    self._define(table, body, ordinal_at(int(index.body[at])) if ordinal_at else self._ordinal)
                 case "T":
                     flush(at)
                     transaction = int(index.transaction[at])
@@ -173,7 +363,11 @@ class Decoder:
                 case _:  # O: where a forwarded transaction came from; nothing of ours depends on it
                     pass
         flush(end)
-        first, last = int(index.transaction[begin]), int(index.transaction[end - 1]) + 1
+        if complete:
+            watermark, self._watermark = watermark or self._watermark, None
+        else:
+            self._watermark, watermark = watermark or self._watermark, None
+        first, last = (int(index.transaction[begin]), int(index.transaction[end - 1]) + 1) if end > begin else (0, 1)
         base = position - int(changed.sum()) - 1
         transactions = Transactions(
             index.xid[first:last].astype(np.uint32),
@@ -233,6 +427,17 @@ class Decoder:
         missing = {column.name: rows.lengths[c][partial] == tuples.UNCHANGED for c, column in enumerate(table.columns)}
         held.append((_select(piece, partial), missing))
         return _select(piece, ~partial)
+
+
+def _passed(commit: Commit, position: int) -> Group:
+    """A commit that the log has, and of which nothing else is known any more."""
+    transactions = Transactions(
+        np.array([commit.xid], np.uint32),
+        np.array([commit.end_lsn], np.int64),
+        np.array([commit.commit_ts_us], np.int64),
+        np.array([position - 1], np.int64),
+    )
+    return Group((), transactions)
 
 
 def _body(block: Bytes, index: Index, at: np.int64 | int) -> bytes:

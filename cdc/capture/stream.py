@@ -103,17 +103,32 @@ class Connection:
             raise SourceError(f"{self._name} refuses {command.decode()}: {_one_line(result.error_message)}", hint="cdc doctor")
         return [result.get_value(0, column) or b"" for column in range(result.nfields)]
 
-    def start(self, slot: str, publication: str, lsn: int, feedback: Feedback) -> Stream:
-        """START_REPLICATION from ``lsn``: transactions whose commit lies before it are not sent again. Raises SourceError."""
+    def start(
+        self, slot: str, publication: str, lsn: int, feedback: Feedback, *, streaming: bool | str = False, two_phase: bool = False
+    ) -> Stream:
+        """START_REPLICATION from ``lsn``: transactions whose commit lies before it are not sent again. Raises SourceError.
+
+        streaming: large transactions may come before they have ended (as text: pgoutput's own word for how). two_phase: prepared ones
+        come at PREPARE; a slot that was once started so stays so.
+        """
         names = '"' + publication.replace('"', '""') + '"'
-        command = (
-            f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} '
-            f"(proto_version '1', publication_names '{names.replace(chr(39), chr(39) * 2)}', messages 'true')"
-        ).encode()
+        options = {"proto_version": self._protocol, "publication_names": names, "messages": "true"}
+        if streaming:
+            options["streaming"] = streaming if isinstance(streaming, str) else "on"
+        if two_phase:
+            options["two_phase"] = "on"
+        said = ", ".join(f"{key} '{value.replace(chr(39), chr(39) * 2)}'" for key, value in options.items())
+        command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({said})'.encode()
         crashpoint("stream.before_start")
         wire = _Libpq(self._pg, command) if self._pg.ssl_in_use else _Socket(self._pg, command)
         crashpoint("stream.started")
         return Stream(wire, feedback)
+
+    @property
+    def _protocol(self) -> str:
+        """The newest version of pgoutput's protocol that both sides speak: 3 has prepared transactions, 4 tells more of an abort."""
+        version = self._pg.server_version
+        return "4" if version >= 160000 else "3" if version >= 150000 else "2" if version >= 140000 else "1"
 
     def close(self) -> None:
         self._pg.finish()

@@ -48,7 +48,7 @@ DEFAULT_OPTIONS: Final[Mapping[str, str]] = {
 }
 """What every server starts with unless the caller says otherwise. Shared memory in the data folder, as containers give /dev/shm 64 MB."""
 
-VOLATILE: Final[Mapping[str, str]] = {"fsync": "off", "full_page_writes": "off"}
+VOLATILE: Final[Mapping[str, str]] = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "20"}
 """For tests: survives every crash of the server's processes, not one of the machine."""
 
 # Linux allows 107 bytes for a Unix socket's path; the server adds ".s.PGSQL.65535".

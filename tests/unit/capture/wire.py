@@ -84,3 +84,54 @@ def message(prefix: str, content: bytes, *, transactional: bool = True, lsn: int
 
 def block(*pieces: bytes) -> Bytes:
     return np.frombuffer(bytearray(b"".join(pieces)), np.uint8)
+
+
+# Transactions in progress (protocol 2 and newer) and prepared ones
+
+
+def stream(xid: int, *messages: bytes, first: bool = True) -> bytes:
+    """One streamed block: the messages as they would stand in an ordinary transaction, each with the xid that ``by`` gave it."""
+    body = b"".join(piece if isinstance(piece, _Tagged) else by(xid, piece) for piece in messages)
+    return xlog(b"S" + struct.pack("!IB", xid, first)) + body + xlog(b"E")
+
+
+class _Tagged(bytes):
+    pass
+
+
+def by(subxid: int, *messages: bytes) -> bytes:
+    """The same frames inside a streamed block: the (sub)transaction's xid behind each letter."""
+    tagged = []
+    for data in messages:
+        at = 0
+        while at < len(data):
+            end = at + 1 + struct.unpack_from("!i", data, at + 1)[0]
+            body = data[at + 5 : end]
+            plain = data[at : at + 1] != b"d" or body[:1] != b"w" or body[25:26] == b"O"
+            tagged.append(data[at:end] if plain else frame(body[:26] + struct.pack("!I", subxid) + body[26:]))
+            at = end
+    return _Tagged(b"".join(tagged))
+
+
+def stream_abort(xid: int, subxid: int, *, parallel: bool = False) -> bytes:
+    return xlog(b"A" + struct.pack("!II", xid, subxid) + (struct.pack("!Qq", 7, 7) if parallel else b""))
+
+
+def stream_commit(xid: int, commit_lsn: int, end_lsn: int, ts_us: int = 1_700_000_000_000_000) -> bytes:
+    return xlog(b"c" + struct.pack("!IBQQq", xid, 0, commit_lsn, end_lsn, ts_us - POSTGRES_EPOCH_US))
+
+
+def begin_prepare(xid: int, lsn: int, end_lsn: int, gid: str) -> bytes:
+    return xlog(b"b" + struct.pack("!QQqI", lsn, end_lsn, 0, xid) + gid.encode() + b"\0")
+
+
+def prepare(xid: int, lsn: int, end_lsn: int, gid: str, *, streamed: bool = False) -> bytes:
+    return xlog((b"p" if streamed else b"P") + struct.pack("!BQQqI", 0, lsn, end_lsn, 0, xid) + gid.encode() + b"\0")
+
+
+def commit_prepared(xid: int, commit_lsn: int, end_lsn: int, gid: str, ts_us: int = 1_700_000_000_000_000) -> bytes:
+    return xlog(b"K" + struct.pack("!BQQqI", 0, commit_lsn, end_lsn, ts_us - POSTGRES_EPOCH_US, xid) + gid.encode() + b"\0")
+
+
+def rollback_prepared(xid: int, gid: str) -> bytes:
+    return xlog(b"r" + struct.pack("!BQQqqI", 0, 1, 2, 0, 0, xid) + gid.encode() + b"\0")
