@@ -30,7 +30,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from cdc.capture.feedback import Feedback, standby_status
 from cdc.capture.values import Bytes
 from cdc.crashpoint import crashpoint
-from cdc.errors import ProtocolError, SourceError
+from cdc.errors import ProtocolError, SourceError, presentable
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 
 BUFFER_BYTES: Final = 4 * 2**20
@@ -409,7 +409,9 @@ def _fields(result: PGresult) -> bytes:
 def error_text(body: bytes) -> str:
     """SQLSTATE and primary message of an ErrorResponse's fields; DETAIL and CONTEXT are left out, they may quote rows."""
     fields = {field[:1]: field[1:].decode(errors="replace") for field in body.split(b"\0") if field}
-    return f"{fields.get(b'M', 'unknown error')} (SQLSTATE {fields.get(b'C', '?????')})"
+    state = fields.get(b"C", "?????")
+    text = presentable(state, fields.get(b"M", "unknown error"))
+    return text if text.endswith(")") else f"{text} (SQLSTATE {state})"
 
 
 def _one_line(message: bytes | str) -> str:
