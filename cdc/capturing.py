@@ -15,6 +15,7 @@ import pyarrow as pa
 import structlog
 
 from cdc import source
+from cdc.alarms import Alarms
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder, Hold
 from cdc.capture.endings import Poison, StreamEnded
@@ -96,6 +97,8 @@ def _capture(
     coordinator: SnapshotCoordinator | None = None
     preparation = Preparation(settings.source, settings.log.dir, writer, memory, progress, protection)
     poison = Poison()
+    watch = Alarms(settings.source.dsn.get_secret_value(), settings.source.slot, stop)
+    meter.alarms = watch
     attempts = 0
     try:
         while not stop.is_set():
@@ -106,6 +109,7 @@ def _capture(
                     coordinator = SnapshotCoordinator(settings.source, feed, progress, Requests(settings.log.dir), stop)
                     meter.loaded = partial(_loaded, coordinator)
                     coordinator.start()
+                    watch.start()
                 _stream_once(settings.source, settings.log.dir, now, writer, memory, feed, meter, stop)
             except (ConnectionError, OSError, SourceError, ProtocolError, psycopg.OperationalError) as error:
                 if coordinator is None and not isinstance(error, SourceUnreachable | ConnectionError | psycopg.OperationalError):
@@ -129,6 +133,7 @@ def _capture(
         if coordinator is not None:
             stop.set()
             coordinator.join()
+            watch.join()
 
 
 def _protection(settings: Settings) -> Protection:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc import status
+from cdc.alarms import Alarms
 from snapshots.progress import SnapshotProgress
 
 STATUS_S: Final = 0.5
@@ -26,6 +27,7 @@ class Meter:
         self._told_lsn = 0
         self._counted = (time.monotonic(), 0)
         self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
+        self.alarms: Alarms | None = None
         self.loaded: Callable[[], bool] = lambda: False
         """Whether every selected table is in the log."""
 
@@ -40,6 +42,7 @@ class Meter:
             self.status.changes_per_s = (self.status.changes - changes) / (now - then)
             self._counted = (now, self.status.changes)
         self.status.snapshot = self._progress.tables()
+        self.status.alarms = list(self.alarms.current) if self.alarms else []
         if not self.loaded():
             self.status.complete_position = None
         elif self.status.complete_position is None:

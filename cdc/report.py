@@ -10,7 +10,9 @@
 ``source``     ``reachable``, ``error``, ``address`` (host:port/database), ``slot`` (or null): {``name``, ``exists``, ``active``,
                ``wal_status``, ``server_lsn``, ``confirmed_lsn``, ``lag_bytes`` (written and not confirmed), ``held_bytes`` (WAL kept
                because of the slot), ``max_keep_bytes``, ``safe_wal_bytes`` (the WAL budget that is left, null = no limit),
-               ``wal_bytes_per_s``, ``budget_eta_s`` (until the budget is used up at that rate; null = no limit, or not known yet)}
+               ``wal_bytes_per_s``, ``budget_eta_s`` (until the budget is used up at that rate; null = no limit, or not known yet)},
+               ``alarms`` (one line each: what endangers the slot → what helps), ``transactions`` that keep WAL from being freed:
+               [{``pid``, ``xid``, ``age_s``, ``application``, ``gid`` (of a prepared one)}]
 ``capture``    null before its first start, else {``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``,
                ``received_lsn``, ``confirmed_lsn``, ``changes``, ``changes_per_s``, ``wire_bytes``, ``snapshot``: [{``table``, ``done``,
                ``total``, ``finished``}], ``updated_at``}
@@ -43,13 +45,14 @@ from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.model.selection import matches
 from cdc.settings import Settings, StoreOptions
+from cdc.source.budget import alarms, budget_eta_s, wal_rate
 from cdc.source.connection import address, connect, reason
+from cdc.source.pins import Pin, read_pins
 from cdc.source.slot import SlotFacts, read_slot
 from cdc.version import VERSION
 
 RETRY_SOURCE_S: Final = 5.0
 """A source that was down is asked again no more often than this."""
-BUDGET_ALARM_S: Final = 3600.0
 STALE_S: Final = 10.0
 """A live part writes its status every second; after this long its last word no longer counts as alive."""
 _RATE_WINDOW_S: Final = 60.0
@@ -77,6 +80,8 @@ class SourceReport:
     error: str | None
     address: str
     slot: SlotReport | None
+    alarms: tuple[str, ...] = ()
+    transactions: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +210,16 @@ class SourceProbe:
     _failed_at: float = float("-inf")
     _error: str | None = None
     _samples: list[tuple[float, int]] = field(default_factory=list)
+    _pins: list[Pin] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> SourceReport:
         with self._lock:
             facts = self._facts()
-            slot = None if facts is None else self._slot(facts)
-            return SourceReport(facts is not None, self._error, address(self.dsn), slot)
+            if facts is None:
+                return SourceReport(False, self._error, address(self.dsn), None)
+            found = alarms(facts, wal_rate(self._samples), self._pins)
+            return SourceReport(True, None, address(self.dsn), self._slot(facts), tuple(found), tuple(self._pins))
 
     def close(self) -> None:
         with self._lock:
@@ -225,6 +233,7 @@ class SourceProbe:
             if self._connection is None:
                 self._connection = connect(self.dsn, application="headwater-status", connect_timeout_s=self.connect_timeout_s)
             facts = read_slot(self._connection, self.slot)
+            self._pins = read_pins(self._connection)
         except (HeadwaterError, psycopg.Error) as error:
             self._error = reason(error, self.dsn) if isinstance(error, psycopg.Error) else str(error)
             self._failed_at = now
@@ -255,20 +264,6 @@ class SourceProbe:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def wal_rate(samples: Sequence[tuple[float, int]]) -> float | None:
-    """Bytes of WAL a second over (monotonic seconds, LSN) samples; None when they span less than a second."""
-    if len(samples) < 2 or samples[-1][0] - samples[0][0] < 1.0:
-        return None
-    return max(0.0, (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0]))
-
-
-def budget_eta_s(safe_wal_bytes: int | None, wal_bytes_per_s: float | None) -> float | None:
-    """Seconds until the slot's WAL budget is used up, should nothing be confirmed meanwhile; None when it never is, or unknown."""
-    if safe_wal_bytes is None or not wal_bytes_per_s:
-        return None
-    return max(0, safe_wal_bytes) / wal_bytes_per_s
 
 
 def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
@@ -418,11 +413,7 @@ def _source_problems(source: SourceReport) -> list[str]:
     assert slot is not None
     if not slot.exists:
         return [f"replication slot {slot.name!r} does not exist → cdc doctor"]
-    if slot.wal_status in ("unreserved", "lost"):
-        return [f"replication slot {slot.name!r} is {slot.wal_status}: Postgres removes WAL that it still needs → cdc doctor"]
-    if slot.budget_eta_s is not None and slot.budget_eta_s < BUDGET_ALARM_S and not slot.active:
-        return [f"nothing reads replication slot {slot.name!r}; its WAL budget ends in {slot.budget_eta_s / 60:.0f} min → cdc run"]
-    return []
+    return list(source.alarms)
 
 
 def _part_problems(

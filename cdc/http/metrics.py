@@ -45,6 +45,15 @@ class ReportCollector(Collector):
             [((child.name,), child.restarts) for child in report.processes],
             "process",
         )
+        yield gauge(
+            "headwater_slot_problems", "Dangers to the slot's WAL, as cdc status names them.", [((), len(report.source.alarms))]
+        )
+        ages = [pin.age_s for pin in report.source.transactions if pin.age_s is not None]
+        yield gauge(
+            "headwater_source_open_transaction_seconds",
+            "Age of the oldest transaction that is open for long.",
+            [((), max(ages, default=0))],
+        )
         if report.source.slot is not None:
             yield from _slot(report.source.slot)
         if report.capture is not None:
@@ -81,6 +90,7 @@ def _slot(slot: SlotReport) -> Iterator[Metric]:
     yield gauge("headwater_slot_lag_bytes", "WAL written and not yet confirmed.", [((), slot.lag_bytes)])
     yield gauge("headwater_slot_retained_bytes", "WAL that Postgres keeps because of the slot.", [((), slot.held_bytes)])
     yield gauge("headwater_slot_safe_wal_bytes", "WAL budget left; no sample without a limit.", [((), slot.safe_wal_bytes)])
+    yield gauge("headwater_slot_max_keep_bytes", "max_slot_wal_keep_size; no sample without a limit.", [((), slot.max_keep_bytes)])
     yield gauge("headwater_slot_budget_eta_seconds", "Until the budget is used up at the present rate.", [((), slot.budget_eta_s)])
     yield gauge(
         "headwater_source_wal_lsn_bytes",

@@ -11,6 +11,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped, StopState
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 from cdc.source.connection import reason
+from cdc.source.pins import read_pins
 
 PLUGIN: Final = "pgoutput"
 FAILOVER_SINCE: Final = 170_000
@@ -267,8 +268,5 @@ def _create(connection: psycopg.Connection, name: str, timeout_s: float, *, two_
 
 
 def _oldest_transaction(connection: psycopg.Connection) -> str:
-    row = connection.execute(
-        "select pid, backend_xid::text, extract(epoch from now() - xact_start)::int from pg_stat_activity "
-        "where backend_xid is not null and pid <> pg_backend_pid() order by xact_start limit 1"
-    ).fetchone()
-    return f"; the oldest is pid {row[0]}, xid {row[1]}, {row[2]} s old" if row else ""
+    pins = read_pins(connection, least_s=0, most=1)
+    return f"; the oldest is {pins[0]}" if pins else ""

@@ -81,9 +81,10 @@ def test_before_the_first_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "problem"),
     [
-        ({"wal_status": "lost"}, "is lost"),
-        ({"wal_status": "unreserved"}, "is unreserved"),
-        ({"wal_status": "extended"}, None),
+        ({"wal_status": "lost"}, "has been invalidated"),
+        ({"wal_status": "unreserved"}, "is lost at the next checkpoint"),
+        ({"wal_status": "extended"}, "more than max_wal_size"),
+        ({}, None),
     ],
 )
 def test_the_slot(tmp_path: Path, facts: dict[str, object], problem: str | None) -> None:
@@ -98,7 +99,9 @@ def test_the_budget_of_a_slot_that_nobody_reads(tmp_path: Path) -> None:
     probe._samples += [(0.0, 0), (10.0, 10 * MB)]
     found = gather(settings(tmp_path), MemoryLog().reader(), probe)
     assert (found.source.slot and found.source.slot.budget_eta_s) == 60.0
-    assert found.problems == ("nothing reads replication slot 'cdc'; its WAL budget ends in 1 min → cdc run",)
+    assert found.problems == (
+        "replication slot 'cdc' is not read; its WAL budget ends in 1 min at the present rate → cdc run, or raise max_slot_wal_keep_size",
+    )
 
 
 def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""The capture process's eye on the slot's WAL: a thread that warns in the log, once for each danger, while it grows and not after."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+import psycopg
+import structlog
+
+from cdc.errors import HeadwaterError
+from cdc.source.budget import alarms, wal_rate
+from cdc.source.connection import connect
+from cdc.source.pins import read_pins
+from cdc.source.slot import read_slot
+
+INTERVAL_S: Final = 10.0
+_WINDOW_S: Final = 60.0
+
+_log = structlog.get_logger("capture")
+
+
+class Alarms:
+    """``current`` is what endangers the slot now, one line each; read by other threads. A source that does not answer is not its matter."""
+
+    def __init__(self, dsn: str, slot: str, stop: threading.Event, *, interval_s: float = INTERVAL_S) -> None:
+        self.current: tuple[str, ...] = ()
+        self._dsn = dsn
+        self._slot = slot
+        self._stop = stop
+        self._interval_s = interval_s
+        self._samples: list[tuple[float, int]] = []
+        self._thread = threading.Thread(target=self._run, name="alarms", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """After ``stop`` was set. It may be waiting for a server that has vanished, and holds nothing."""
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with connect(self._dsn, application="headwater alarms") as connection:
+                    while not self._stop.is_set():
+                        self._look(connection)
+                        self._stop.wait(self._interval_s)
+            except (HeadwaterError, psycopg.Error):
+                # The stream's own connection says what is wrong.
+                self._stop.wait(self._interval_s)
+
+    def _look(self, connection: psycopg.Connection) -> None:
+        now, facts = time.monotonic(), read_slot(connection, self._slot)
+        self._samples = [sample for sample in self._samples if now - sample[0] <= _WINDOW_S] + [(now, facts.server_lsn)]
+        found = tuple(alarms(facts, wal_rate(self._samples), read_pins(connection)))
+        known = {_kind(line) for line in self.current}
+        for line in found:
+            if _kind(line) not in known:
+                _log.warning("the slot's WAL is in danger", alarm=line)
+        self.current = found
+
+
+def _kind(line: str) -> str:
+    """The line without its figures, which change all the time."""
+    return "".join(letter for letter in line if not letter.isdigit())
