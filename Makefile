@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 ARGS ?=
 NAME ?= capture
 
-.PHONY: demo test lint fmt bench faults clean distclean lock setup
+.PHONY: reliability demo test lint fmt bench faults clean distclean lock setup
 
 setup: $(STAMP)
 
@@ -37,6 +37,9 @@ lint: $(STAMP)
 fmt: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+reliability: $(STAMP)
+	$(BIN)/python -m tests.cases.table
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(NAME) $(ARGS)

@@ -18,7 +18,7 @@ from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, Lsn, Position, parse_lsn
 from cdc.model.table import Table
-from sinks.contract import Sink
+from sinks.contract import DeadLetter, Sink
 from sinks.memory import STORES, MemorySink, Options
 from tests.cases.case import EXTENSIONS, Case, Record, Rig
 from tests.cases.sessions import Sessions
@@ -269,9 +269,17 @@ def stored(case: Case, found: Sequence[pa.RecordBatch]) -> Content:
 
 
 def applied(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> Content:
-    """Writes the batches to an opened store as a follower would, and reads the store back."""
+    """Writes the batches to an opened store as a follower would, and reads the store back. Nothing may be set aside."""
+    dead, content = kept(sink, case, found)
+    assert not dead, dead[0].reason
+    return content
+
+
+def kept(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> tuple[list[DeadLetter], Content]:
+    """As ``applied``, with what the store cannot hold."""
     tables: dict[str, Table] = {}
     prepared: set[Table] = set()
+    dead: list[DeadLetter] = []
     for batch in found:
         table = table_of(batch.schema)
         if schema_change_of(batch) is not None:
@@ -280,8 +288,7 @@ def applied(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> Content:
             prepared.add(table)
             sink.prepare(table)
         tables[table.qualified] = table
-        outcome = sink.apply(batch)
-        assert not outcome.dead, outcome.dead[0].reason
+        dead += sink.apply(batch).dead
     if found:
         sink.commit(Cut(Position(max(batch.column(POSITION)[-1].as_py() for batch in found)), Lsn(1)))
     sink.make_visible()
@@ -291,4 +298,4 @@ def applied(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> Content:
         assert name is not None
         rows = [tuple(row.values()) for batch in sink.scan(table) for row in batch.to_pylist()]
         content[name] = sorted(rows, key=repr)
-    return content
+    return dead, content

@@ -51,8 +51,10 @@ class Case:
     """The records that the steps lead to, in order, see ``record``; None: only the content counts."""
     rows: Mapping[str, str] = field(default_factory=dict)
     """Literal final content by table, one row a line, in any order."""
+    kind: str = ""
+    """For cases made by ``values``: the type, the values as SQL, and the canonical text of each."""
+    literals: tuple[str, ...] = ()
     texts: tuple[str | None, ...] = ()
-    """For cases made by ``values``: the canonical text of each value."""
     keyed: bool = False
     versions: tuple[int, ...] = (NEWEST,)
     rig: Rig = PLAIN
@@ -209,6 +211,8 @@ def values(
         title=title,
         setup=";\n".join(statement for statement in statements if statement),
         steps="\n".join(f"1: {step}" for step in steps),
+        kind=kind,
+        literals=tuple(everything),
         texts=(*(text for _, text in pairs), None),
         keyed=keyed,
         versions=versions,
