@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.commands import audit, doctor, follow, init, log, plan, resume, run, status, wait
+from cdc.commands import audit, doctor, follow, init, log, plan, resume, run, snapshot, status, wait
 from cdc.commands.invocation import Invocation
 from cdc.commands.logs import configure_logs
 from cdc.version import VERSION
@@ -42,6 +42,7 @@ app.command("init")(init.init)
 app.command("doctor")(doctor.doctor)
 app.command("run")(run.run)
 app.command("follow")(follow.follow)
+app.command("snapshot")(snapshot.snapshot)
 app.command("wait")(wait.wait)
 app.command("status")(status.status)
 app.command("audit")(audit.audit)

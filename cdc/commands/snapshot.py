@@ -1,0 +1,130 @@
+"""`cdc snapshot`: reads a table, some of its rows or certain keys once more while streaming goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc import status
+from cdc.commands.invocation import invocation
+from cdc.commands.printing import console, print_json
+from cdc.errors import ConfigError, HeadwaterError, WaitTimeout
+from cdc.settings import Settings
+
+if TYPE_CHECKING:
+    from snapshots.requests import Outcome, Requests
+
+_LOOK_S = 0.2
+
+
+def snapshot(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(help="schema.table, as the publication has it.")],
+    where: Annotated[str | None, typer.Option(help="Only the rows that meet this SQL condition.")] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only the rows with these keys, one a line; a JSON array for a key of several columns, in the index's order."
+        ),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Void everything that the log has of the table first.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the rows are in the log, or at once.")] = True,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait; exit 3 after that.", min=0.0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Read a table again into the log while streaming goes on.
+
+    Rows that are stale in the log are corrected. A row that the source has no more is removed with --replace (the whole table) and with
+    --keys (a key that no row has becomes a delete), not with --where. The request is durable: capture takes it up as soon as it runs.
+    """
+    from snapshots.asking import check_request
+    from snapshots.requests import Request, Requests
+    from snapshots.session import Unreachable, open_session
+
+    settings = invocation(context).settings()
+    if where is not None and keys is not None:
+        raise ConfigError("give either --where or --keys")
+    if replace and (where is not None or keys is not None):
+        raise ConfigError("--replace reads the whole table", hint="leave --where and --keys out")
+    request = Request(table, where, None if keys is None else read_keys(keys), replace)
+    try:
+        with closing(open_session(settings.source.dsn.get_secret_value())) as connection:
+            check_request(connection, request, settings.source)
+    except Unreachable as error:
+        raise HeadwaterError(str(error), hint="cdc doctor") from None
+    requests = Requests(settings.log.dir)
+    name = requests.queue(request)
+    running = _capture_runs(settings)
+    if not wait:
+        _print(name, request.table, requests.outcome(name), as_json, running)
+        return
+    if not running and not as_json:
+        typer.echo("capture does not run; the request waits until it does (cdc run)")
+    outcome = _wait(requests, name, table, timeout, quiet=as_json)
+    requests.forget(name)
+    if outcome.state == "failed":
+        raise HeadwaterError(f"the snapshot of {table} failed: {outcome.error}")
+    _print(name, table, outcome, as_json, running)
+
+
+def read_keys(path: Path) -> tuple[tuple[str, ...], ...]:
+    """The keys that the file lists: a line is a key, or a JSON array of its columns. Raises ConfigError naming the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {type(error).__name__}") from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        if not line.startswith("["):
+            keys.append((line,))
+            continue
+        try:
+            fields = json.loads(line, parse_int=str, parse_float=str)
+        except ValueError:
+            raise ConfigError(f"{path}, line {number}: is no JSON array") from None
+        if not fields or not all(isinstance(field, str) for field in fields):
+            raise ConfigError(f"{path}, line {number}: a key's columns are texts or numbers")
+        keys.append(tuple(fields))
+    if not keys:
+        raise ConfigError(f"{path} lists no key")
+    return tuple(keys)
+
+
+def _capture_runs(settings: Settings) -> bool:
+    capture = status.read_capture(settings.run_dir)
+    return capture is not None and capture.state not in ("exited", "stopped") and status.alive(capture.pid)
+
+
+def _wait(requests: Requests, name: str, table: str, timeout_s: float | None, *, quiet: bool) -> Outcome:
+    from snapshots.display import ProgressDisplay
+
+    display = ProgressDisplay(console())
+    began = time.monotonic()
+    try:
+        while (outcome := requests.outcome(name)).state not in ("done", "failed"):
+            if timeout_s is not None and time.monotonic() - began > timeout_s:
+                raise WaitTimeout(f"the snapshot of {table} is not done after {timeout_s:g} s; it goes on", hint="cdc status")
+            if not quiet and outcome.state == "running":
+                display.update([status.TableProgress(table, outcome.rows, outcome.total)])
+            time.sleep(_LOOK_S)
+        return outcome
+    finally:
+        display.close()
+
+
+def _print(name: str, table: str, outcome: Outcome, as_json: bool, running: bool) -> None:
+    if as_json:
+        facts = {"request": name, "table": table, "state": outcome.state, "rows": outcome.rows, "capture_runs": running}
+        print_json(facts)
+    elif outcome.state == "done":
+        typer.echo(f"{table}: {outcome.rows} rows are in the log")
+    else:
+        later = "" if running else "; capture does not run, it is taken up when it does (cdc run)"
+        typer.echo(f"{table}: queued as {name}{later}")

@@ -1,0 +1,140 @@
+"""`cdc snapshot`'s requests: what is stale in the log is corrected while the stream goes on."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.errors import ConfigError
+from snapshots.asking import check_request
+from snapshots.requests import Outcome, Request, Requests
+from snapshots.session import open_session
+from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
+
+ROWS = 1200
+
+
+@pytest.fixture
+def stale(postgres: Any, tmp_path: Path) -> Any:
+    """A pipeline whose log says 'old' of every row, and of rows that the source never had; the source changed behind its back."""
+    with postgres.connect() as sql:
+        sql.execute("create table t (a int, b text, v text, primary key (b, a))")
+        sql.execute(f"insert into t select i, 'k' || i % 3, 'old' from generate_series(1, {ROWS}) i")
+        with running(postgres.unix_dsn, tmp_path, snapshot_workers=2) as pipeline:
+            pipeline.wait_finished()
+            behind_the_back(sql, "update t set v = 'new'")
+            behind_the_back(sql, "delete from t where a in (7, 8)")
+            yield pipeline, sql
+
+
+def behind_the_back(sql: psycopg.Connection[Any], statement: str) -> None:
+    """Changes that the stream does not deliver."""
+    with sql.transaction():
+        sql.execute("alter publication cdc drop table t")
+    sql.execute(statement)
+    sql.execute("alter publication cdc add table t")
+
+
+def done(pipeline: Pipeline, name: str, timeout_s: float = 30) -> Outcome:
+    deadline = time.monotonic() + timeout_s
+    while (outcome := pipeline.requests.outcome(name)).state not in ("done", "failed"):
+        pipeline.check()
+        assert time.monotonic() < deadline, outcome
+        time.sleep(0.02)
+    return outcome
+
+
+def values(folder: Path) -> list[tuple[str | None, ...]]:
+    return sorted(fold(folder, "public.t").values(), key=repr)
+
+
+def test_the_whole_table_corrects_and_replacing_removes(stale: Any, tmp_path: Path) -> None:
+    pipeline, sql = stale
+    assert done(pipeline, pipeline.requests.queue(Request("public.t"))) == Outcome("done", ROWS - 2, ROWS - 2)
+    rows = values(tmp_path)
+    assert len(rows) == ROWS, "rows that are gone stay"
+    assert sum(row[2] == "new" for row in rows) == ROWS - 2
+    assert done(pipeline, pipeline.requests.queue(Request("public.t", replace=True))).state == "done"
+    settle(pipeline, sql)
+    assert values(tmp_path) == rows_of(sql, "public.t")
+    assert operations(tmp_path, "public.t")["SCHEMA"] == 1
+    assert not pipeline.requests.pending()
+
+
+def test_a_condition(stale: Any, tmp_path: Path) -> None:
+    pipeline, _ = stale
+    outcome = done(pipeline, pipeline.requests.queue(Request("public.t", where="a <= 10 and b <> 'it''s' -- ten of them")))
+    assert outcome == Outcome("done", 8, 8)
+    assert sum(row[2] == "new" for row in values(tmp_path)) == 8
+
+
+def test_keys_and_what_no_row_has(stale: Any, tmp_path: Path) -> None:
+    pipeline, _ = stale
+    keys = tuple((f"k{a % 3}", f"{a:03d}") for a in (5, 6, 7, 8, 5000))
+    assert done(pipeline, pipeline.requests.queue(Request("public.t", keys=keys))).state == "done"
+    state = fold(tmp_path, "public.t")
+    assert len(state) == ROWS - 2
+    assert operations(tmp_path, "public.t")["DELETE"] == 3
+    assert sum(row[2] == "new" for row in state.values()) == 2
+
+
+def test_what_fails_concerns_nobody_else(stale: Any, tmp_path: Path) -> None:
+    pipeline, sql = stale
+    assert done(pipeline, pipeline.requests.queue(Request("public.t", where="1 / (a - a) = 1"))).error == "a data exception (SQLSTATE 22012)"
+    assert "22P02" in (done(pipeline, pipeline.requests.queue(Request("public.t", keys=(("k1", "x"),)))).error or "")
+    assert done(pipeline, pipeline.requests.queue(Request("public.nothing"))).state == "failed"
+    sql.execute("insert into t values (-1, 'k', 'streamed')")
+    settle(pipeline, sql)
+    assert fold(tmp_path, "public.t")[("-1", "k")][2] == "streamed"
+
+
+def test_a_request_outlives_the_process(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text)")
+        sql.execute("insert into t select i, 'v' from generate_series(1, 100) i")
+        name = Requests(tmp_path).queue(Request("public.t", where="id > 90"))
+        with running(postgres.unix_dsn, tmp_path) as pipeline:
+            assert done(pipeline, name).rows == 10
+        assert operations(tmp_path, "public.t") == {"READ": 110}
+
+
+@pytest.mark.parametrize(
+    ("request_of", "says"),
+    [
+        (Request("public.no"), "not captured"),
+        (Request("public.t", where="v ="), "no condition"),
+        (Request("public.t", where="v"), "no condition"),
+        (Request("public.t", where="nothing = 1"), "no condition"),
+        (Request("public.t", where="true) or (true"), "no condition"),
+        (Request("public.t", where="true) to stdout; drop table t; copy (select 1 where (true"), "no condition"),
+        (Request("public.t", where="true]) or (array[true"), "no condition"),
+        (Request("public.t", where="true, true"), "no condition"),
+        (Request("public.t", keys=(("1", "2"),)), "has 1 columns: id"),
+    ],
+)
+def test_refused_before_it_is_queued(postgres: Any, request_of: Request, says: str) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); create publication cdc for table t")
+        with closing(open_session(postgres.unix_dsn)) as connection, pytest.raises(ConfigError, match=says):
+            check_request(connection, request_of, _SOURCE)
+
+
+def test_conditions_that_are_fine(postgres: Any) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); create publication cdc for table t")
+        with closing(open_session(postgres.unix_dsn)) as connection:
+            for condition in ("id > 5", "v in ('a)', 'b;c') -- so", "id = (select 1) or v is null"):
+                check_request(connection, Request("public.t", where=condition), _SOURCE)
+
+
+class _Source:
+    tables = ("public.*",)
+    publication = "cdc"
+
+
+_SOURCE = _Source()
