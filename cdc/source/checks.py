@@ -9,10 +9,11 @@ from typing import Any, Final, Literal, LiteralString, Protocol
 import psycopg
 from psycopg import sql
 
-from cdc.errors import HeadwaterError
+from cdc.errors import HeadwaterError, StopState
 from cdc.source.catalog import SourceTable, find_tables, select_tables
-from cdc.source.publication import Publication, identity_problem, quoted_name, read_publication, refuse_partial
-from cdc.source.slot import SlotFacts, read_slot, refuse_foreign
+from cdc.source.pins import read_pins
+from cdc.source.publication import Publication, identity_problem, quoted_name, read_publication, refuse_partial, refuse_unreadable
+from cdc.source.slot import SlotFacts, lost_message, read_slot, rebuild_hint, refuse_foreign
 
 MIN_VERSION: Final = 15
 BUDGET_WARN_BYTES: Final = 1 << 30
@@ -90,8 +91,20 @@ def check_source(connection: psycopg.Connection, source: Selected, *, log_has_be
         tables = []
     for table in tables:
         yield from check_table(table, role)
-    yield from check_publication(read_publication(connection, source.publication), source.publication, tables, role)
+    publication = read_publication(connection, source.publication)
+    yield from check_publication(publication, source.publication, tables, role)
+    if publication is not None and tables:
+        yield from _refusal("reading", lambda: refuse_unreadable(connection, source))
     yield from check_slot(slot, log_has_begun=log_has_begun, refuse=lambda: refuse_foreign(connection, slot))
+    for pin in read_pins(connection):
+        yield Finding("warn", "open transaction", f"{pin} keeps WAL from being freed, and a new slot from being made", pin.mend)
+
+
+def _refusal(check: str, refuse: Callable[[], None]) -> Iterator[Finding]:
+    try:
+        refuse()
+    except HeadwaterError as error:
+        yield Finding("fail", check, str(error), error.hint)
 
 
 def check_server(facts: ServerFacts, *, slot_exists: bool) -> Iterator[Finding]:
@@ -119,7 +132,8 @@ def check_server(facts: ServerFacts, *, slot_exists: bool) -> Iterator[Finding]:
 def check_role(role: RoleFacts) -> Iterator[Finding]:
     name = sql.Identifier(role.name).as_string()
     if role.superuser:
-        yield Finding("warn", "role", f"{role.name} is a superuser, more than capture needs", "use a role as in deploy/roles.sql")
+        why = "row-level security and missing grants do not show, and who takes the daemon over has the server"
+        yield Finding("warn", "role", f"{role.name} is a superuser: {why}", "use a role as in deploy/roles.sql")
     elif role.replication:
         yield Finding("ok", "role", f"{role.name} has REPLICATION")
     else:
@@ -202,7 +216,10 @@ def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], Non
     if not slot.exists:
         if log_has_begun:
             yield Finding(
-                "fail", "slot", f"{slot.name} is gone although the log has begun (SLOT_MISSING)", "deploy/runbook.md, SLOT_MISSING"
+                "fail",
+                "slot",
+                f"{slot.name} is gone although the log has begun (SLOT_MISSING)",
+                rebuild_hint(StopState.SLOT_MISSING),
             )
         else:
             yield Finding("warn", "slot", f"{slot.name} does not exist yet; the first run makes it", "cdc doctor --fix")
@@ -212,8 +229,8 @@ def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], Non
         except HeadwaterError as error:
             yield Finding("fail", "slot", str(error), error.hint)
             return
-        if slot.wal_status == "lost":
-            yield Finding("fail", "slot", f"{slot.name} has been invalidated (SLOT_LOST)", "deploy/runbook.md, SLOT_LOST")
+        if slot.lost:
+            yield Finding("fail", "slot", f"{lost_message(slot)} (SLOT_LOST)", rebuild_hint(StopState.SLOT_LOST))
         elif slot.wal_status == "unreserved":
             yield Finding(
                 "warn", "slot", f"{slot.name} is about to be lost: WAL that it needs may go any time", "start cdc run now"
@@ -222,6 +239,11 @@ def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], Non
             reader = f"read by pid {slot.active_pid}" if slot.active else "not read at present"
             yield Finding("ok", "slot", f"{slot.name} is {slot.wal_status}, {reader}")
     yield _keep_size(slot)
+    if slot.idle_timeout_s is not None:
+        message = f"idle_replication_slot_timeout is {slot.idle_timeout_s / 60:.0f} min: a longer pause of capture loses the slot"
+        yield Finding(
+            "warn", "idle timeout", message, "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()"
+        )
 
 
 def check_budget(slot: SlotFacts, wal_bytes_per_s: float | None) -> Finding | None:
