@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
 NAME ?= capture
+SEEDS ?= 2000
+START ?= 0
 
-.PHONY: reliability demo test lint fmt bench faults clean distclean lock setup
+.PHONY: reliability demo test lint fmt bench faults sim clean distclean lock setup
 
 setup: $(STAMP)
 
@@ -27,6 +29,9 @@ test: $(STAMP) lint
 faults: $(STAMP)
 	$(BIN)/python -m cdc.embedded fetch
 	HEADWATER_FAULTS=500 $(BIN)/python -m pytest -m faults -n 2 --dist loadgroup $(ARGS)
+
+sim: $(STAMP)
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --start $(START) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

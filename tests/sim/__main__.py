@@ -1,0 +1,79 @@
+"""``make sim SEEDS=10000 [START=0]``: any number of seeds on all cores; ``python -m tests.sim --trace SEED``: one, told step by step."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests import counters
+from tests.sim.running import Failure, grouped, run_seeds
+from tests.sim.world import simulate
+
+PIECE = 25
+"""Seeds that a process takes at a time."""
+LINE_EVERY_S = 10.0
+
+
+def _run_all(start: int, count: int, console: Console) -> int:
+    pieces = [range(at, min(at + PIECE, start + count)) for at in range(start, start + count, PIECE)]
+    counts: Counter[str] = Counter()
+    failures: list[Failure] = []
+    began = said_at = time.monotonic()
+    columns = (
+        TextColumn("simulator"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with (
+        multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, len(pieces))) as pool,
+        Progress(*columns, console=console, disable=not console.is_terminal) as bars,
+    ):
+        task = bars.add_task("seeds", total=count, failed=0)
+        for done, failed in pool.imap_unordered(run_seeds, pieces):
+            counts += done
+            failures += failed
+            for failure in failed:
+                console.print(str(failure), highlight=False, markup=False)
+            bars.update(task, completed=counts["runs"], failed=len(failures))
+            if not console.is_terminal and (time.monotonic() - said_at > LINE_EVERY_S or counts["runs"] == count):
+                said_at = time.monotonic()
+                rate = counts["runs"] / (said_at - began)
+                console.print(
+                    f"simulator: {counts['runs']} of {count} seeds, {rate:.1f}/s, {len(failures)} failed", highlight=False
+                )
+    console.print(counters.table(counters.grouped(grouped(counts))))
+    if failures:
+        console.print(f"failed: {' '.join(str(failure.seed) for failure in sorted(failures, key=lambda one: one.seed))}")
+    return 1 if failures else 0
+
+
+def _trace(seed: int, console: Console) -> int:
+    try:
+        simulate(seed, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+    except Exception:
+        traceback.print_exc()
+        return 1
+    console.print(f"seed {seed} is fine")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=2_000, help="how many")
+    parser.add_argument("--start", type=int, default=0, help="the first one")
+    parser.add_argument("--trace", type=int, metavar="SEED", help="run only this one and tell every step")
+    given = parser.parse_args()
+    console = Console()
+    if given.trace is not None:
+        return _trace(given.trace, console)
+    return _run_all(given.start, given.seeds, console)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""One capture process over the model's connection, disk and coordinator: ``cdc.capturing`` without its sockets and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from cdc import capturing
+from cdc.capture.continuity import Continuity
+from cdc.capture.decoder import Decoder
+from cdc.capture.feedback import Feedback
+from cdc.capture.toast import ToastMemory
+from cdc.ingest import Ingest
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.position import ZERO_CUT
+from cdc.status import CaptureStatus
+from snapshots.feed import SnapshotFeed
+from snapshots.progress import SnapshotProgress
+from tests.sim.disk import ModelDisk
+from tests.sim.reading import Reader
+from tests.sim.source import Source
+from tests.sim.walsender import Link, Walsender
+
+TOAST: str = "toast.db"
+
+
+class OneAfterTheOther:
+    """Stands in for the writer's pool of threads: the same calls, in this thread, in order."""
+
+    def map(self, call: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        return map(call, items)
+
+    def shutdown(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Silent:
+    """The meter, to nobody."""
+
+    status: CaptureStatus = field(default_factory=CaptureStatus)
+
+    def write(self, *, force: bool = False) -> None: ...
+
+
+class Once:
+    """A stop that comes after one round."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def is_set(self) -> bool:
+        self._rounds += 1
+        return self._rounds > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What differs between runs without being a fault."""
+
+    segment_bytes: int
+    chunk_rows: int
+    workers: int
+    empty_transactions: bool
+    """As servers before version 15 send them."""
+    eager_progress: bool
+
+
+class Capture:
+    """Alive from construction (which recovers the log) until ``die``. Construction may raise what the disk raises."""
+
+    def __init__(
+        self, folder: Path, disk: ModelDisk, source: Source, chance: Random, ways: Ways, log: EmbeddedLogReader, since_lsn: int
+    ) -> None:
+        """``since_lsn``: where the slot stood when the log began."""
+        self._folder = folder
+        self._source = source
+        self._chance = chance
+        self._ways = ways
+        self._log = log
+        self._since_lsn = since_lsn
+        self.link: Link | None = None
+        self.server: Walsender | None = None
+        self._ingest: Ingest | None = None
+        self._steps: Iterator[None] | None = None
+        with ExitStack() as unless_alive:
+            self.writer = EmbeddedLogWriter(folder, segment_bytes=ways.segment_bytes, seal=False, disk=disk)
+            self.writer._pool = OneAfterTheOther()  # type: ignore[assignment]
+            unless_alive.callback(self._lose_the_log)
+            self.progress = SnapshotProgress(folder, interval_s=0.0 if ways.eager_progress else float("inf"))
+            self._memory = ToastMemory(folder / TOAST)
+            unless_alive.callback(self._memory.close)
+            capturing._catch_up(self._memory, self.writer, folder)
+            unless_alive.pop_all()
+        self.feed = SnapshotFeed(self.progress)
+        self.reader = Reader(source, self.feed, self.progress, chance, ways.chunk_rows, ways.workers)
+
+    # --- the stream -----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        return self.link is not None
+
+    def connect(self) -> Link:
+        head, slot = self.writer.head, self._source.slot
+        self.link = Link(Feedback(0), self._chance)
+        self.server = Walsender(self._source, self._chance, self._since_lsn, empty_transactions=self._ways.empty_transactions)
+        timeline = self._log.timeline
+        last = timeline.last_commit() if timeline else ZERO_CUT
+        continuity = Continuity(last, head, max(self._since_lsn, slot.confirmed))
+        durable_lsn = head.commit_lsn if continuity.done else max(last.commit_lsn, continuity.start_lsn)
+        self._ingest = Ingest(
+            self.link,  # type: ignore[arg-type]
+            self._decoder(durable_lsn),
+            self.writer,
+            self._memory,
+            self.feed,
+            Silent(),  # type: ignore[arg-type]
+            continuity,
+        )
+        if self._steps is None:
+            self._steps = self.reader.session()
+        return self.link
+
+    def _decoder(self, durable_lsn: int) -> Decoder:
+        return Decoder(self._primary_key, self._memory, capturing._hold(self.feed), durable_lsn)
+
+    def take(self) -> None:
+        """One round of ingest. Raises ConnectionError when the stream has ended, and whatever the disk raises."""
+        assert self._ingest is not None
+        self._ingest.run(Once())  # type: ignore[arg-type]
+
+    def broken(self) -> None:
+        """After the stream has ended: what ``cdc.capturing`` does before it connects again. May raise: the process then ends."""
+        self.link = self.server = self._ingest = None
+        self.writer.rollback()
+        self._memory.rollback()
+        capturing._catch_up(self._memory, self.writer, self._folder)
+        self.feed.reset()
+        self.feed.check()
+
+    # --- the snapshot ---------------------------------------------------------------------------------------------------------------
+
+    def read_on(self) -> None:
+        if self._steps is not None:
+            next(self._steps)
+
+    def lose_sessions(self) -> None:
+        """The coordinator's connections broke; it makes new ones."""
+        if self._steps is not None:
+            self._steps.close()  # type: ignore[attr-defined]
+            self._steps = self.reader.session()
+
+    def complete(self, oid: int) -> bool:
+        return self.progress.finished(oid) and not self.feed.held(oid) and oid not in self.feed.to_read_again()
+
+    # --- the end --------------------------------------------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Gone at once: nothing is rolled back, nothing is written."""
+        self.link = self.server = None
+        if self._steps is not None:
+            self._steps.close()  # type: ignore[attr-defined]
+        self._lose_the_log()
+        self._memory.rollback()
+        self._memory.close()
+
+    def _lose_the_log(self) -> None:
+        self.writer._broken = "the process is gone"
+        self.writer.close()
+
+    def _primary_key(self, oid: int) -> tuple[str, ...]:
+        return tuple(column.name for column in self._source.tables[oid].key)

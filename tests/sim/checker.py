@@ -1,0 +1,370 @@
+"""Holds a run's history against what was promised. Every broken promise is a ``Violation`` naming its rule.
+
+====  ==================================================================================================================
+(a)   nothing committed and acknowledged is lost: what was confirmed to the server is in the log after every accident
+(b)   no phantom: every row in the log was committed at the source with exactly these values
+(c)   a position means one change for ever, over crashes and re-reads
+(d)   the log has the commits in their order, each commit's rows in order, once
+(e)   per key, a store never goes back to an older row
+(f)   a store at cut N is the fold of the log up to N; that fold is the source's state at that commit (while a table's
+      snapshot is under way: a part of it)
+(g)   cuts are atomic: no commit is spread over two, and stores that commit as a whole show whole cuts only
+(h)   only what is on the disk is confirmed
+(i)   after the faults have stopped, everything becomes equal within a bounded number of steps
+====  ==================================================================================================================
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.log.format import Damaged, decode_timeline_header
+from cdc.log.names import Places
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.timeline import Timeline
+from cdc.model.batch import LSN, OP, POSITION, Op, table_of
+from cdc.model.evolution import schema_change_of
+from cdc.model.position import Cut
+from cdc.model.table import Table
+from sinks.memory import Store
+from sinks.rowtext import row_text
+from tests.sim.disk import ModelDisk
+from tests.sim.source import Change, Commit, Source, State
+from tests.sim.tables import Key, Row, key_of
+
+_OPS: Final = {int(op): op.name.lower() for op in Op}
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"({rule}) {text}")
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One change as the log has it. ``row``: what is not NULL of a whole row; None for a delete or a TRUNCATE."""
+
+    position: int
+    op: int
+    oid: int
+    topic: str
+    key: Key
+    row: Row | None
+    lsn: int
+
+    def __str__(self) -> str:
+        return f"{_OPS[self.op]} {self.topic}{list(self.key)} tag {self.row and self.row.get('tag')} at position {self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One change as the source committed it."""
+
+    op: str
+    oid: int
+    key: Key
+    row: Row | None
+    commit: Commit
+    may_wait: bool
+    """An update that leaves values out: it may be held back until its row is known."""
+
+    def __str__(self) -> str:
+        return f"{self.op} of table {self.oid} {list(self.key)} tag {self.row and self.row.get('tag')} (commit {self.commit.end_lsn:X})"
+
+    def matches(self, entry: Entry) -> bool:
+        if self.op == "T":
+            return entry.op == Op.TRUNCATE and entry.oid == self.oid
+        ops = {"D": (Op.DELETE,), "I": (Op.INSERT,)}.get(self.op, (Op.UPDATE, Op.INSERT))
+        return (
+            entry.op in ops
+            and (entry.oid, entry.key, entry.row) == (self.oid, self.key, self.row)
+            and entry.lsn == self.commit.commit_lsn
+        )
+
+
+@dataclass(slots=True)
+class Checker:
+    source: Source
+    disk: ModelDisk
+    complete: set[int] = field(default_factory=set)
+    """Tables whose snapshot is in the log."""
+    last: Cut = field(default=Cut(0, 0))  # type: ignore[arg-type]
+    entries: list[Entry] = field(default_factory=list)
+    """entries[p - 1] is position p's."""
+    cuts: list[tuple[int, dict[int, dict[Key, Entry]]]] = field(default_factory=list)
+    """(position, what the log folds to there)."""
+    waiting: dict[int, set[Key]] = field(default_factory=dict)
+    """Held rows: the log has them in an older version, or not at all."""
+    waited: int = 0
+    confirmed: int = 0
+    _durable: tuple[bytes, Timeline | None] = (b"", None)
+    _cuts_seen: int = 0
+    _commits: int = 0
+    _state: State = field(default_factory=State)
+    _fold: dict[int, dict[Key, Entry]] = field(default_factory=dict)
+    _seen: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+
+    def begin(self, initial: State) -> None:
+        """The log begins after these rows."""
+        self._state = initial.copied()
+        self._commits = len(self.source.commits)
+        self._fold = {oid: {} for oid in self.source.tables}
+        self.waiting = {oid: set() for oid in self.source.tables}
+        self.cuts = [(0, self._copied())]
+
+    # --- the log ------------------------------------------------------------------------------------------------------------------
+
+    def log_grew(self, reader: EmbeddedLogReader) -> None:
+        """Takes in every cut that is new."""
+        head = reader.head()
+        if (head.position, head.commit_lsn) == (self.last.position, self.last.commit_lsn):
+            return
+        if head.position < self.last.position or head.commit_lsn < self.last.commit_lsn:
+            raise Violation("a", f"the log went back from {self.last} to {head}")
+        new = sorted(_entries(reader, self.last.position, head.position), key=lambda entry: entry.position)
+        if [entry.position for entry in new] != list(range(self.last.position + 1, head.position + 1)):
+            raise Violation("d", f"positions are not dense between {self.last.position} and {head.position}")
+        self.entries += new
+        timeline = reader.timeline
+        assert timeline is not None
+        at = self.last.position
+        for number in range(self._cuts_seen, len(timeline.cuts)):
+            cut = timeline.cut(number)
+            self._take(cut, self.entries[at : cut.position])
+            at = cut.position
+            self.last = cut
+        self._cuts_seen = len(timeline.cuts)
+
+    def reread(self, reader: EmbeddedLogReader) -> None:
+        """After an accident: everything that was durable is there, and is what it was."""
+        head = reader.head()
+        if head.position < self.last.position or head.commit_lsn < self.last.commit_lsn:
+            raise Violation("a", f"the log came back at {head}, it had been durable up to {self.last}")
+        if head.commit_lsn < self.confirmed:
+            raise Violation("a", f"confirmed up to {self.confirmed:X}, the log came back at {head}")
+        found = sorted(_entries(reader, 0, self.last.position), key=lambda entry: entry.position)
+        if found != self.entries[: self.last.position]:
+            different = next((a for a, b in zip(found, self.entries, strict=False) if a != b), None)
+            raise Violation("c", f"read again, {different or 'the number of changes'} is not what it was")
+        self.log_grew(reader)
+
+    def _take(self, cut: Cut, entries: list[Entry]) -> None:
+        expected: deque[Expected] = deque()
+        ends_at = 0
+        while self._commits < len(self.source.commits) and self.source.commits[self._commits].end_lsn <= cut.commit_lsn:
+            commit = self.source.commits[self._commits]
+            expected += _expected(commit)
+            ends_at = commit.end_lsn
+            for change in commit.changes:
+                self._state.apply(change)
+            self._commits += 1
+        reads = 0
+        for entry in entries:
+            if entry.op == Op.READ:
+                reads += 1
+                if entry.lsn != ends_at and entry.lsn != cut.commit_lsn:
+                    raise Violation("g", f"{entry} entered elsewhere than at its watermark")
+                self._skip_waiting(expected, None)
+                self._check_read(entry, cut)
+            elif entry.op == Op.SCHEMA:
+                continue
+            else:
+                if reads:
+                    raise Violation("g", f"{entry} stands behind rows of a chunk in one cut")
+                self._skip_waiting(expected, entry)
+                if not expected:
+                    raise Violation("b", f"{entry} was never committed, or not yet, or is there twice")
+                awaited = expected.popleft()
+                if not awaited.matches(entry):
+                    raise Violation("d", f"{entry}, but the source has {awaited}")
+            self._fold_in(entry)
+        self._skip_waiting(expected, None)
+        self._compare(cut)
+        self.cuts.append((cut.position, self._copied()))
+
+    def _skip_waiting(self, expected: deque[Expected], entry: Entry | None) -> None:
+        """Passes over updates that were held back."""
+        while expected and (entry is None or not expected[0].matches(entry)):
+            if not expected[0].may_wait:
+                if entry is None:
+                    raise Violation("a", f"{expected[0]} is missing in the log")
+                return
+            awaited = expected.popleft()
+            if awaited.oid in self.complete and awaited.key in self._fold[awaited.oid]:
+                raise Violation("f", f"{awaited} was held back, though the log knows its row")
+            self.waiting[awaited.oid].add(awaited.key)
+            self.waited += 1
+
+    def _check_read(self, entry: Entry, cut: Cut) -> None:
+        row = self._state[entry.oid].get(entry.key)
+        if row is None:
+            raise Violation("f", f"{entry}: no such row at commit {cut.commit_lsn:X}")
+        if _slim(row) != entry.row:
+            raise Violation("f", f"{entry} is not the row at commit {cut.commit_lsn:X}, which is tag {row.get('tag')}")
+
+    def _fold_in(self, entry: Entry) -> None:
+        rows = self._fold[entry.oid]
+        if entry.op == Op.TRUNCATE:
+            rows.clear()
+            self.waiting[entry.oid].clear()
+            return
+        if entry.op == Op.DELETE:
+            rows.pop(entry.key, None)
+        else:
+            rows[entry.key] = entry
+        self.waiting[entry.oid].discard(entry.key)
+
+    def _compare(self, cut: Cut) -> None:
+        for oid, rows in self._fold.items():
+            state, waiting = self._state.get(oid, {}), self.waiting[oid]
+            waiting &= state.keys()
+            for key, entry in rows.items():
+                if key not in waiting and (key not in state or _slim(state[key]) != entry.row):
+                    raise Violation("f", f"at {cut} the log says {entry}, the source has {state.get(key)!r:.200}")
+            if oid in self.complete and not waiting and len(rows) != len(state):
+                raise Violation("f", f"at {cut} table {oid} has {len(state)} rows, the log folds to {len(rows)}")
+
+    def _copied(self) -> dict[int, dict[Key, Entry]]:
+        return {oid: dict(rows) for oid, rows in self._fold.items()}
+
+    # --- what the server is told ----------------------------------------------------------------------------------------------------
+
+    def check_confirmed(self, lsn: int, root: Places) -> None:
+        """Rule h, against what the worst power loss at this moment would leave."""
+        self.confirmed = max(self.confirmed, lsn)
+        data = self.disk.durable(root.timeline)
+        if data is None:
+            raise Violation("h", f"confirmed {lsn:X} with no timeline on the disk")
+        try:
+            timeline = self._timeline_of(data)
+        except Damaged as damage:
+            raise Violation("h", f"confirmed {lsn:X} with a damaged timeline on the disk: {damage}") from None
+        if timeline.head.commit_lsn < lsn:
+            raise Violation("h", f"confirmed {lsn:X}, on the disk is {timeline.head}")
+        for index in timeline.topics.values():
+            run = index.segments()[-1]
+            path = root.segment(index.name, run.segment)
+            if path.exists() and len(self.disk.durable(path) or b"") < run.end:
+                raise Violation("h", f"confirmed {lsn:X}, but the disk lacks bytes of {path.name}")
+
+    def _timeline_of(self, data: bytes) -> Timeline:
+        """The durable timeline; only what came since the last time is decoded."""
+        known, timeline = self._durable
+        if timeline is None or not data.startswith(known):
+            log_id, crc = decode_timeline_header(data)
+            timeline = Timeline(log_id, crc)
+        timeline.extend(data[timeline.length :])
+        self._durable = (data[: timeline.length], timeline)
+        return timeline
+
+    # --- the stores -----------------------------------------------------------------------------------------------------------------
+
+    def check_store(self, name: str, store: Store, *, staged: bool, cut: Cut | None) -> None:
+        """After each write. ``cut``: what was just committed."""
+        seen = self._seen.setdefault(name, {})
+        tables = {table.qualified: table for table in self.source.tables.values()}
+        for topic, rows in store.rows.items():
+            before = seen.setdefault(topic, {})
+            for text, (position, row) in rows.items():
+                if position < before.get(text, 0):
+                    raise Violation("e", f"{name}: {topic} {text!r} went back from position {before[text]} to {position}")
+                before[text] = position
+                entry = self.entries[position - 1]
+                if entry.topic != topic or (None if row is None else _slim(row)) != entry.row:
+                    raise Violation("c", f"{name}: {topic} {text!r} at position {position} is not what the log has there")
+                if staged and position > store.applied.position:
+                    raise Violation("g", f"{name}: shows position {position}, committed is {store.applied.position}")
+        if cut is not None:
+            self._check_cut(name, store, tables)
+
+    def _check_cut(self, name: str, store: Store, tables: dict[str, Table]) -> None:
+        at = int(store.applied.position)
+        number = bisect_right(self.cuts, at, key=lambda cut: cut[0]) - 1
+        position, fold = self.cuts[number]
+        if position != at:
+            raise Violation("g", f"{name}: committed position {at}, which is no cut")
+        for topic, table in tables.items():
+            held: dict[Key, int] = {}
+            gone: dict[Key, int] = {}
+            for kept, row in store.rows.get(topic, {}).values():
+                (gone if row is None else held)[self.entries[kept - 1].key] = kept
+            floor = store.floors.get(topic, 0)
+            for key, entry in fold[table.oid].items():
+                newest = max(held.get(key, 0), gone.get(key, 0), floor if floor > at else 0)
+                if newest < entry.position or (newest > entry.position and newest <= at):
+                    raise Violation("f", f"{name} at cut {at}: {topic} {list(key)} is of position {newest}, not {entry.position}")
+            for key, kept in held.items():
+                if kept <= at and key not in fold[table.oid]:
+                    raise Violation("f", f"{name} at cut {at}: {topic} {list(key)} of position {kept} should be gone")
+
+    # --- the end --------------------------------------------------------------------------------------------------------------------
+
+    def differences(self, stores: Iterable[tuple[str, Store]], head: Cut) -> Iterator[str]:
+        """What is not equal yet, now that the source is at rest. Rule i says that this becomes empty."""
+        if self.last != head:
+            yield "the checker has not seen the whole log"
+        if self._commits < len(self.source.commits):
+            missing = self.source.commits[self._commits :]
+            if any(_expected(commit) for commit in missing):
+                yield f"{len(missing)} commits are not in the log"
+        for oid, rows in self._fold.items():
+            if oid not in self.complete:
+                yield f"the snapshot of table {oid} is not finished"
+            if {key: entry.row for key, entry in rows.items()} != {
+                key: _slim(row) for key, row in self.source.visible[oid].items()
+            }:
+                yield f"table {oid} in the log is not the source's"
+        for name, store in stores:
+            if store.applied != head:
+                yield f"{name} is at {store.applied.position} of {head.position}"
+
+
+def _entries(reader: EmbeddedLogReader, after: int, upto: int) -> Iterator[Entry]:
+    timeline = reader.timeline
+    for topic in timeline.numbers if timeline is not None else ():
+        for batch in reader.read(topic, after, upto):  # type: ignore[arg-type]
+            yield from _of_batch(batch, topic)
+
+
+def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
+    table = table_of(batch.schema)
+    positions, ops, lsns = (batch.column(name).to_pylist() for name in (POSITION, OP, LSN))
+    if schema_change_of(batch) is not None or ops == [Op.TRUNCATE]:
+        yield Entry(positions[0], ops[0], table.oid, topic, (), None, lsns[0])
+        return
+    for position, op, lsn, row in zip(positions, ops, lsns, row_text(batch, table).to_pylist(), strict=True):
+        yield Entry(position, op, table.oid, topic, key_of(table, row), None if op == Op.DELETE else _slim(row), lsn)
+
+
+def _expected(commit: Commit) -> list[Expected]:
+    found: list[Expected] = []
+    for change in commit.changes:
+        found += _of_change(change, commit)
+    return found
+
+
+def _of_change(change: Change, commit: Commit) -> Iterator[Expected]:
+    if change.kind == "T":
+        for table in change.tables:
+            yield Expected("T", table.oid, (), None, commit, may_wait=False)
+    elif change.table is not None:
+        table, oid = change.table, change.table.oid
+        if change.old is not None and (change.new is None or change.moves):
+            yield Expected("D", oid, key_of(table, change.old), None, commit, may_wait=False)
+        if change.new is not None:
+            may_wait = bool(change.unchanged) and table.identity != "f"
+            yield Expected(change.kind, oid, key_of(table, change.new), _slim(change.new), commit, may_wait)
+
+
+def _slim(row: Row) -> Row:
+    """Without NULLs: a column added later is NULL in rows from before."""
+    return {name: value for name, value in row.items() if value is not None}

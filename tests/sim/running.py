@@ -1,0 +1,48 @@
+"""Many seeds, one after the other, and what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.sim.world import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    seed: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.reason}\n    rerun it alone: {command(self.seed)}"
+
+
+def command(seed: int) -> str:
+    """What reruns one seed and tells every step."""
+    return f"python -m tests.sim --trace {seed}"
+
+
+def run_seeds(seeds: Sequence[int]) -> tuple[Counter[str], list[Failure]]:
+    """Runs them one after the other, whatever becomes of each."""
+    counts: Counter[str] = Counter()
+    failures = []
+    for seed in seeds:
+        counts["runs"] += 1
+        try:
+            counts += simulate(seed)
+        except Exception as error:
+            failures.append(Failure(seed, f"{type(error).__name__}: {str(error)[:400]}"))
+    return counts, failures
+
+
+def grouped(counts: Counter[str]) -> Iterator[tuple[str, str, int]]:
+    """(group, name, count) as ``tests.counters`` takes them."""
+    for name, n in counts.items():
+        _, colon, rest = name.partition(": ")
+        if not colon:
+            yield "simulator", name, n
+        elif rest.startswith("dies at "):
+            yield "simulator: dies at", rest.removeprefix("dies at "), n
+        else:
+            yield "simulator: faults", rest, n

@@ -1,0 +1,123 @@
+"""The tables of a run and values for them, as the text that Postgres gives: ordinary ones, odd ones, and ones wide enough to be TOASTed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from cdc.model import pgtypes
+from cdc.model.table import Column, Identity, Table
+
+Row = dict[str, str | None]
+"""Column → canonical text; a column that is not there is NULL."""
+Key = tuple[str, ...]
+
+FIRST_OID: Final = 16_400
+PAGES: Final = 6
+WIDE_CHARACTERS: Final = 2_100
+"""Longer than this, a value alone makes its tuple wide, so Postgres moves it out of line."""
+
+_NASTY: Final[dict[int, tuple[str, ...]]] = {
+    pgtypes.INT4: ("0", "-1", "2147483647", "-2147483648"),
+    pgtypes.INT8: ("0", "9223372036854775807", "-9223372036854775808"),
+    pgtypes.FLOAT8: ("NaN", "Infinity", "-0", "0.30000000000000004", "5e-324", "1e+300"),
+    pgtypes.BOOL: ("t", "f"),
+    pgtypes.TEXT: ("", "NULL", "\\N", "a\tb\nc\\", "tab\\t", "é😀", "a:b", "'\"{,}"),
+    pgtypes.NUMERIC: ("0.00", "NaN", "-99999999.99", "1.10"),
+    pgtypes.TIMESTAMPTZ: ("infinity", "-infinity", "0044-03-15 00:00:00+00 BC", "2024-02-29 12:00:00.000001+00"),
+    pgtypes.DATE: ("infinity", "4714-11-24 BC", "5874897-12-31", "2000-02-29"),
+    pgtypes.BYTEA: ("\\x", "\\x00ff"),
+    pgtypes.JSONB: ("null", '{"a": [1, 2.50]}', '"\\\\N"'),
+}
+
+_EXTRA: Final = (
+    Column("num", pgtypes.NUMERIC, (10 << 16 | 2) + 4),
+    Column("at", pgtypes.TIMESTAMPTZ),
+    Column("day", pgtypes.DATE),
+    Column("fl", pgtypes.FLOAT8),
+    Column("flag", pgtypes.BOOL),
+    Column("raw", pgtypes.BYTEA),
+    Column("doc", pgtypes.JSONB),
+    Column("small", pgtypes.INT4),
+)
+
+
+def make_tables(chance: Random) -> list[Table]:
+    """One to three tables of different identities."""
+    return [_make(chance, FIRST_OID + 7 * number, f"t{number}") for number in range(chance.choice((1, 1, 2, 3)))]
+
+
+def _make(chance: Random, oid: int, name: str) -> Table:
+    identity: Identity = chance.choice(("d", "d", "f", "i"))
+    keys = [Column("id", pgtypes.INT8)]
+    if identity == "i":
+        keys = [Column("code", pgtypes.TEXT)]
+    elif chance.random() < 0.3:
+        keys = [Column("part", pgtypes.TEXT), Column("id", pgtypes.INT8)]
+    others = [Column("tag", pgtypes.TEXT), Column("body", pgtypes.TEXT), *chance.sample(_EXTRA, chance.randrange(4))]
+    if identity == "i":
+        others.append(Column("id", pgtypes.INT8))
+    if chance.random() < 0.3:
+        others.append(Column("body2", pgtypes.TEXT))
+    chance.shuffle(others)
+    at = chance.randrange(len(others) + 1)
+    columns = [*others[:at], *(replace(key, key=True) for key in keys), *others[at:]]
+    return Table(oid, "public", name, tuple(replace(c, attnum=0) for c in columns), identity)
+
+
+def key_of(table: Table, row: Row) -> Key:
+    return tuple(row[column.name] or "" for column in table.key)
+
+
+def new_key(chance: Random, table: Table, keys: int) -> Row:
+    """One of so many keys, so that they are met again."""
+    row: Row = {}
+    for column in table.key:
+        number = chance.randrange(keys)
+        if column.type_oid == pgtypes.INT8:
+            row[column.name] = str(number - 1)
+        else:
+            row[column.name] = ("a", "a ", "A:b", "", "\\")[number % 5] if len(table.key) > 1 else f"k{number}"
+    return row
+
+
+def new_value(chance: Random, column: Column, tag: str, wide: float) -> str | None:
+    """``tag`` is unique in the run and becomes part of every text, so that no two versions of a row are equal."""
+    if column.name == "tag":
+        return tag
+    if chance.random() < 0.1:
+        return None
+    if column.type_oid == pgtypes.TEXT and chance.random() < wide:
+        return f"{tag}:" + chance.choice("xyé") * (WIDE_CHARACTERS + chance.randrange(200))
+    if chance.random() < 0.25:
+        return chance.choice(_NASTY[column.type_oid])
+    number = chance.randrange(1, 10_000)
+    match column.type_oid:
+        case pgtypes.NUMERIC:
+            return f"{number}.{chance.randrange(100):02d}"
+        case pgtypes.TIMESTAMPTZ:
+            return f"2024-03-{number % 28 + 1:02d} 01:02:{number % 60:02d}+00"
+        case pgtypes.DATE:
+            return f"19{number % 90 + 10}-05-{number % 30 + 1:02d}"
+        case pgtypes.FLOAT8:
+            return f"{number}.5"
+        case pgtypes.BOOL:
+            return chance.choice("tf")
+        case pgtypes.BYTEA:
+            return f"\\x{number:04x}"
+        case pgtypes.JSONB:
+            return f'{{"n": {number}}}'
+        case pgtypes.TEXT:
+            return f"{tag} {number}"
+        case _:
+            return str(number)
+
+
+def is_toasted(value: str | None) -> bool:
+    return value is not None and len(value) > WIDE_CHARACTERS
+
+
+def page_of(row: Row) -> int:
+    """Every version of a row stands on some page, wherever there was room."""
+    return int((row["tag"] or "v0")[1:]) * 7919 % 101 % PAGES

@@ -1,0 +1,255 @@
+"""The checker can fail: each of these bugs, put into the product, breaks a promise within so many seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc import capturing
+from cdc.capture import tuples
+from cdc.capture.decoder import Decoder
+from cdc.capture.toast import ToastMemory
+from cdc.errors import HeadwaterError
+from cdc.ingest import Ingest
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import OP, Op
+from sinks.memory import Store
+from snapshots.feed import SnapshotFeed
+from snapshots.fence import Barrier, Window
+from snapshots.holds import Holds
+from tests.sim.checker import Violation
+from tests.sim.disk import ModelDisk
+from tests.sim.world import simulate
+
+Patch = pytest.MonkeyPatch
+SEEDS = 250
+
+
+def _nothing(*_: object) -> None: ...
+
+
+def confirm_before_sync(patch: Patch) -> None:
+    original = Ingest._commit
+
+    def commit(self: Ingest, lsn: int, commit_ts_us: int) -> None:
+        self._stream.confirm(lsn)
+        original(self, lsn, commit_ts_us)
+
+    patch.setattr(Ingest, "_commit", commit)
+
+
+def sync_nothing(patch: Patch) -> None:
+    patch.setattr(ModelDisk, "sync", _nothing)
+
+
+def sync_no_segments(patch: Patch) -> None:
+    patch.setattr(EmbeddedLogWriter, "_sync_staged", _nothing)
+
+
+def sync_no_folders(patch: Patch) -> None:
+    patch.setattr(ModelDisk, "sync_folder", _nothing)
+
+
+def repeat_the_last_commit(patch: Patch) -> None:
+    """``<`` for ``<=`` where transactions that the log has are skipped."""
+    original = Decoder.__init__
+
+    def init(self: Decoder, keys: Any, memory: Any, hold: Any, durable_lsn: int, *rest: Any, **more: Any) -> None:
+        original(self, keys, memory, hold, durable_lsn - 1, *rest, **more)
+
+    patch.setattr(Decoder, "__init__", init)
+
+
+def skip_one_commit_too_many(patch: Patch) -> None:
+    original = Decoder.__init__
+
+    def init(self: Decoder, keys: Any, memory: Any, hold: Any, durable_lsn: int, *rest: Any, **more: Any) -> None:
+        original(self, keys, memory, hold, durable_lsn + 100, *rest, **more)
+
+    patch.setattr(Decoder, "__init__", init)
+
+
+def forget_the_toast_fill(patch: Patch) -> None:
+    original = ToastMemory.fill
+
+    def fill(self: ToastMemory, table: Any, block: Any, rows: tuples.Rows) -> Any:
+        rows.lengths[rows.lengths == tuples.UNCHANGED] = tuples.NULL
+        rows.partial[:] = False
+        return original(self, table, block, rows)
+
+    patch.setattr(ToastMemory, "fill", fill)
+
+
+def keep_toast_of_a_broken_stream(patch: Patch) -> None:
+    patch.setattr(ToastMemory, "rollback", _nothing)
+
+
+def never_catch_the_memory_up(patch: Patch) -> None:
+    patch.setattr(capturing, "_catch_up", _nothing)
+
+
+def drop_the_fence(patch: Patch) -> None:
+    patch.setattr(Window, "survivors", lambda _, chunk: list(chunk))
+
+
+def admit_every_snapshot(patch: Patch) -> None:
+    original = Window.admit
+
+    def admit(self: Window, snapshot: Any) -> bool:
+        original(self, snapshot)
+        return True
+
+    patch.setattr(Window, "admit", admit)
+
+
+def no_barrier_after_a_restart(patch: Patch) -> None:
+    patch.setattr(Barrier, "passed_by", lambda *_: True)
+
+
+def truncates_do_not_empty_a_window(patch: Patch) -> None:
+    original = Window.add
+
+    def add(self: Window, batch: pa.RecordBatch, *rest: Any) -> None:
+        if batch.column(OP)[0].as_py() != Op.TRUNCATE:
+            original(self, batch, *rest)
+
+    patch.setattr(Window, "add", add)
+
+
+def go_on_with_open_chunks_after_a_break(patch: Patch) -> None:
+    patch.setattr(SnapshotFeed, "reset", _nothing)
+
+
+def held_rows_are_forgotten(patch: Patch) -> None:
+    patch.setattr(Holds, "complete", lambda _, chunk: list(chunk))
+
+
+def held_rows_outlive_newer_ones(patch: Patch) -> None:
+    patch.setattr(Holds, "forget", _nothing)
+
+
+def keep_what_a_broken_stream_staged(patch: Patch) -> None:
+    patch.setattr(EmbeddedLogWriter, "rollback", _nothing)
+
+
+def go_on_after_a_failed_sync(patch: Patch) -> None:
+    patch.setattr("cdc.log.writer._Fatal.__exit__", _nothing)
+
+
+def no_truncates(patch: Patch) -> None:
+    patch.setattr(Decoder, "_wanted", lambda *_: False)
+
+
+def deletes_are_lost(patch: Patch) -> None:
+    original = tuples.rows
+
+    def rows(*given: Any) -> tuples.Rows:
+        found = original(*given)
+        keep = found.op != Op.DELETE
+        return tuples.Rows(
+            found.offsets[:, keep], found.lengths[:, keep], found.op[keep], found.order[keep], found.partial[keep], found.wide[keep]
+        )
+
+    patch.setattr(tuples, "rows", rows)
+
+
+def drop_the_stores_guard(patch: Patch) -> None:
+    def change(self: Store, table: str, position: int, op: int, key: str, row: Any) -> bool:
+        rows = self.rows.setdefault(table, {})
+        if op == Op.TRUNCATE:
+            rows.clear()
+        else:
+            rows[key] = (position, None if op == Op.DELETE else row)
+        return True
+
+    patch.setattr(Store, "_change", change)
+
+
+def no_floor_under_a_truncate(patch: Patch) -> None:
+    original = Store._change
+
+    def change(self: Store, *given: Any) -> bool:
+        self.floors.clear()
+        return original(self, *given)
+
+    patch.setattr(Store, "_change", change)
+
+
+def tombstones_go_at_once(patch: Patch) -> None:
+    original = Store.write
+
+    def write(self: Store, batch: pa.RecordBatch) -> Any:
+        outcome = original(self, batch)
+        for topic, rows in self.rows.items():
+            self.rows[topic] = {key: kept for key, kept in rows.items() if kept[1] is not None}
+        return outcome
+
+    patch.setattr(Store, "write", write)
+
+
+def commits_go_back(patch: Patch) -> None:
+    patch.setattr(Store, "commit", lambda self, cut: setattr(self, "applied", cut))
+
+
+def confirm_what_a_keepalive_says(patch: Patch) -> None:
+    """… at once, whatever is still on its way to the disk."""
+    original = Ingest._consume
+
+    def consume(self: Ingest, block: Any) -> None:
+        original(self, block)
+        if self._decoder.keepalive_lsn:
+            self._stream.confirm(self._decoder.keepalive_lsn)
+
+    patch.setattr(Ingest, "_consume", consume)
+
+
+BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
+    (confirm_before_sync, "h"),
+    (sync_nothing, "h"),
+    (sync_no_segments, "h"),
+    (sync_no_folders, "h"),
+    (repeat_the_last_commit, "bd"),
+    (skip_one_commit_too_many, "ad"),
+    (forget_the_toast_fill, "d"),
+    (keep_toast_of_a_broken_stream, "df"),
+    (never_catch_the_memory_up, "df"),
+    (drop_the_fence, "f"),
+    (admit_every_snapshot, "f"),
+    (no_barrier_after_a_restart, "f"),
+    (truncates_do_not_empty_a_window, "f"),
+    (go_on_with_open_chunks_after_a_break, "fi"),
+    (held_rows_are_forgotten, "f"),
+    (held_rows_outlive_newer_ones, "f"),
+    (keep_what_a_broken_stream_staged, "bdg"),
+    (go_on_after_a_failed_sync, "ah"),
+    (no_truncates, "ad"),
+    (deletes_are_lost, "ad"),
+    (drop_the_stores_guard, "efg"),
+    (no_floor_under_a_truncate, "ef"),
+    (tombstones_go_at_once, "ef"),
+    (commits_go_back, "efgi"),
+    (confirm_what_a_keepalive_says, "h"),
+]
+
+
+def first_failure(seeds: range) -> tuple[int, BaseException] | None:
+    for seed in seeds:
+        try:
+            simulate(seed)
+        except (AssertionError, HeadwaterError, ValueError) as failure:
+            return seed, failure
+    return None
+
+
+@pytest.mark.parametrize(("bug", "rules"), BUGS, ids=[bug.__name__ for bug, _ in BUGS])
+def test_the_bug_is_caught(bug: Callable[[Patch], None], rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    found = first_failure(range(SEEDS))
+    assert found is not None, f"{bug.__name__} went unnoticed in {SEEDS} seeds"
+    seed, failure = found
+    print(f"{bug.__name__}: seed {seed}: {failure}")
+    if isinstance(failure, Violation):
+        assert failure.rule in rules

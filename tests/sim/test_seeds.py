@@ -1,0 +1,29 @@
+"""The first seeds of the simulator, in parts that run side by side. ``make sim SEEDS=…`` runs any number."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import counters
+from tests.sim.running import grouped, run_seeds
+from tests.sim.world import simulate
+
+SEEDS = 2_000
+PARTS = 8
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_promise_is_broken(part: int) -> None:
+    size = SEEDS // PARTS
+    counts, failures = run_seeds(range(part * size, (part + 1) * size))
+    for group, name, n in grouped(counts):
+        counters.add(group, name, n)
+    assert not failures, "\n".join(map(str, failures))
+
+
+def test_a_seed_decides_everything() -> None:
+    told: list[list[str]] = [[], []]
+    for lines in told:
+        simulate(7, lines.append)
+    assert told[0] == told[1]
+    assert len(told[0]) > 20

@@ -1,0 +1,146 @@
+"""A model of one replication connection: the walsender's bytes, cut anywhere, and what the client says back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from cdc.capture.feedback import Feedback
+from cdc.capture.values import Bytes
+from cdc.model.table import Table
+from tests.sim.source import Change, Commit, Source
+from tests.sim.tables import Row
+from tests.unit.capture import wire
+
+PREFIX = "headwater"
+
+
+class Walsender:
+    """Server's side: emits commits in order, each table's RELATION before its first row and whenever it has changed."""
+
+    def __init__(self, source: Source, chance: Random, start_lsn: int, *, empty_transactions: bool) -> None:
+        self._source = source
+        self._chance = chance
+        self._empty_transactions = empty_transactions
+        self._relations: dict[int, Table] = {}
+        start = max(start_lsn, source.slot.confirmed)
+        self._next = next((n for n, commit in enumerate(source.commits) if commit.commit_lsn >= start), len(source.commits))
+        self.sent_lsn = start
+
+    @property
+    def caught_up(self) -> bool:
+        return self._next >= len(self._source.commits) or self._source.commits[self._next].end_lsn > self._source.flushed_lsn
+
+    def send(self) -> bytes:
+        """The next transaction."""
+        commit = self._source.commits[self._next]
+        self._next += 1
+        content = self._changes(commit)
+        self.sent_lsn = max(self.sent_lsn, commit.end_lsn)
+        if not content and not self._empty_transactions:
+            return wire.keepalive(self.sent_lsn) if self._chance.random() < 0.3 else b""
+        begin = wire.begin(commit.xid & 0xFFFFFFFF, commit.commit_lsn, commit.ts_us)
+        return begin + b"".join(content) + wire.commit(commit.commit_lsn, commit.end_lsn, commit.ts_us)
+
+    def keepalive(self, *, reply: bool) -> bytes:
+        if self.caught_up:
+            self.sent_lsn = max(self.sent_lsn, self._source.flushed_lsn)
+        return wire.keepalive(self.sent_lsn, reply=reply)
+
+    def relations_changed(self) -> None:
+        """Something invalidated the cache of relations (a GRANT, an index …): they are sent again."""
+        self._relations.clear()
+
+    def _changes(self, commit: Commit) -> list[bytes]:
+        pieces = []
+        for change in commit.changes:
+            pieces += [self._relation(table) for table in change.tables]
+            if change.table is not None:
+                pieces.append(self._relation(change.table))
+            pieces.append(_encoded(change))
+            if self._chance.random() < 0.02:
+                pieces.append(wire.keepalive(self.sent_lsn, reply=self._chance.random() < 0.5))
+        return pieces
+
+    def _relation(self, table: Table) -> bytes:
+        if self._relations.get(table.oid) == table:
+            return b""
+        self._relations[table.oid] = table
+        if table.identity == "f":
+            table = replace(table, columns=tuple(replace(column, key=True) for column in table.columns))
+        return wire.relation(table)
+
+
+def _encoded(change: Change) -> bytes:
+    if change.kind == "M":
+        return wire.message(PREFIX, change.content, lsn=change.lsn)
+    if change.kind == "T":
+        return wire.truncate(*(table.oid for table in change.tables))
+    table = change.table
+    assert table is not None
+    if change.kind == "I":
+        assert change.new is not None
+        return wire.insert(table.oid, _whole(table, change.new))
+    assert change.old is not None
+    full = _whole(table, change.old) if table.identity == "f" else None
+    key = [change.old.get(column.name) if column.key else None for column in table.columns]
+    if change.kind == "D":
+        return wire.delete(table.oid, old=full) if full else wire.delete(table.oid, key=key)
+    assert change.new is not None
+    new = [wire.UNCHANGED if column.name in change.unchanged else change.new.get(column.name) for column in table.columns]
+    return wire.update(table.oid, new, old=full, key=key if full is None and change.moves else None)
+
+
+def _whole(table: Table, row: Row) -> list[wire.Value]:
+    return [row.get(name) for name in table.names]
+
+
+class Link:
+    """What ``cdc.capture.stream.Stream`` is to ingest: bytes that have come, and an LSN that may be confirmed."""
+
+    def __init__(self, feedback: Feedback, chance: Random) -> None:
+        self.feedback = feedback
+        self.broken = False
+        self.received = 0
+        self.asked = 0
+        self._chance = chance
+        self._wire = bytearray()
+        self.on_confirm: Callable[[int], None] = lambda _: None
+        """Told what ingest allows to be said, at that moment."""
+
+    def send(self, data: bytes) -> None:
+        self._wire += data
+
+    @property
+    def waiting(self) -> int:
+        return len(self._wire)
+
+    def take(self, timeout_s: float) -> Bytes:  # noqa: ARG002
+        """Raises ConnectionError when the connection is gone and everything that came has been taken."""
+        if not self._wire:
+            if self.broken:
+                raise ConnectionError("the connection broke")
+            return np.empty(0, np.uint8)
+        length = len(self._wire)
+        if self._chance.random() < 0.5:
+            length = self._chance.randrange(1, length + 1)
+        taken = bytes(self._wire[:length])
+        del self._wire[:length]
+        self.received += length
+        return np.frombuffer(bytearray(taken), np.uint8)
+
+    def confirm(self, lsn: int) -> None:
+        self.on_confirm(lsn)
+        self.feedback.confirm(lsn)
+
+    def reply_now(self) -> None:
+        self.asked += 1
+
+    def cut(self, *, lose: bool) -> None:
+        """The connection is gone; what was under way comes, or does not."""
+        self.broken = True
+        if lose:
+            del self._wire[self._chance.randrange(len(self._wire) + 1) :]
