@@ -18,7 +18,11 @@ from tests.cases.test_cases import parameters, result_of, shown
 from tests.contract.labs import LABS
 
 TYPED: Final = [case for case in TOGETHER if case.texts and 18 in case.versions and case.rig.name == "plain"]
-POOL: Final = [case for case in TYPED if not case.needs and "create" not in case.setup and "$S" not in "".join(case.literals)]
+POOL: Final = [
+    case
+    for case in TYPED
+    if not case.needs and case.setup.startswith("create table t (id int") and "$S" not in "".join(case.literals)
+]
 """Types that every database has."""
 COLUMNS: Final = 40
 ROWS: Final = 150
@@ -99,6 +103,7 @@ def test_a_store_holds_the_matrix_or_names_what_it_cannot(store: str, benches: B
         dead, content = kept(lab.opened(**options), case, found.batches)
     finally:
         lab.close()
+    assert len(found.source["t"]) > 250
     where = dict(_rows_by_position(found))
     aside = {where[letter.position] for letter in dead}
     assert all(letter.reason for letter in dead)
