@@ -107,6 +107,9 @@ def send(
                 final.append(all_of(part, Fate.DEAD, "larger than http.max_content_length"))
             waiting += _halves(part) if len(part) > 1 else []
             continue
+        if answer.status == 429 and len(part) == 1 and (why := never_fits(answer, attempt)):
+            final.append(all_of(part, Fate.DEAD, why))
+            continue
         judged = judge(answer, part)
         if judged.count(Fate.REFUSED):
             raise cluster.error("a bulk request", _refusal(answer))
@@ -120,6 +123,27 @@ def send(
             sleep(backoff_s(attempt - 1, chance))
             waiting += _halves(again)
     return together(final)
+
+
+_PRESSURE: Final = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating_and_primary_bytes=(\d+)")
+_RESERVED: Final = re.compile(r"new bytes reserved: \[(\d+)/")
+BREAKER_TRIES: Final = 3
+
+
+def never_fits(answer: Answer, attempt: int) -> str | None:
+    """Why the one row of a request that was turned away (429) will be turned away for ever; None when the cluster is merely busy.
+
+    attempt: how often the cluster has turned something away before. The memory of a node comes and goes: only a row that takes more than a
+    third of it, several times, is at fault itself.
+    """
+    error = answer.body.get("error", {}) if isinstance(answer.body, dict) else {}
+    reason = str(error.get("reason", "")) if isinstance(error, dict) else ""
+    if (pressure := _PRESSURE.search(reason)) is not None and int(pressure[1]) > int(pressure[2]):
+        return "larger than the cluster's indexing pressure limit"
+    reserved, limit = _RESERVED.search(reason), error.get("bytes_limit") if isinstance(error, dict) else None
+    if attempt >= BREAKER_TRIES and reserved is not None and isinstance(limit, int) and 3 * int(reserved[1]) > limit:
+        return "larger than the cluster's memory allows"
+    return None
 
 
 _PARAMS: Final = {"require_alias": "true", "filter_path": _ANSWER_PARTS}

@@ -9,13 +9,13 @@ import pytest
 
 from cdc.errors import StoreError
 from cdc.model.batch import Op
-from cdc.model.pgtypes import INT4, TEXT
+from cdc.model.pgtypes import INT4, INTERVAL, JSON, NUMERIC, TEXT, TIMETZ
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from sinks.contract import Outcome, Sink, audit_schema
 from tests.contract.labs import Lab
 from tests.contract.lossy_proxy import LossyProxy
-from tests.contract.rows import ORDERS, PAIRS, TYPES, Row, batch, order, upserts
+from tests.contract.rows import ORDERS, PAIRS, TYPES, Row, batch, numeric, order, upserts
 
 
 def cut(position: int) -> Cut:
@@ -372,6 +372,48 @@ def test_every_type_comes_back_exactly(lab: Lab) -> None:
     sink.commit(cut(len(rows)))
     expect(lab, sink, TYPES, rows)
     assert_fetched(lab, sink, TYPES, rows, [{"id": "absent"}])
+
+
+WIDE = Table(
+    16404,
+    "public",
+    "wide",
+    (
+        Column("id", TEXT, -1, "", key=True),
+        Column("many", NUMERIC, numeric(60, 20), ""),
+        Column("small", NUMERIC, numeric(2, -3), ""),
+        Column("doc", JSON, -1, ""),
+        Column("at", TIMETZ, -1, ""),
+        Column("span", INTERVAL, -1, ""),
+        Column("bits", 1562, -1, ""),
+        Column("state", 90_001, -1, "public.state"),
+    ),
+)
+
+
+def test_wide_and_odd_values_are_held_or_named(lab: Lab) -> None:
+    """Digits beyond any decimal type, keywords beyond Lucene's terms, keys beyond a document's id: held as they are, all of them."""
+    sink = ready(lab, WIDE)
+    usual: Row = {
+        "id": "k" * 2500,
+        "many": "-" + "9" * 40 + "." + "1" * 20,
+        "small": "12000",
+        "doc": '{"a" : "' + "x" * 40_000 + '", "n": 1' + "0" * 400 + "}",
+        "at": "24:00:00-15:59:59",
+        "span": "-178000000 years 2 mons -3 days +04:05:06.789",
+        "bits": "",
+        "state": 'with "quotes", {braces}',
+    }
+    rows: list[Row] = [
+        usual,
+        {**usual, "id": "k" * 2499 + "l", "many": "NaN", "doc": '"\\ud83d"', "state": "\u00e4" * 20_000},
+        {**usual, "id": "abc ", "many": "-Infinity", "doc": "null"},
+        {**usual, "id": "abc", "many": "0." + "0" * 20, "doc": None},
+    ]
+    assert feed(sink, upserts(WIDE, 1, rows)) == Outcome(4)
+    sink.commit(cut(4))
+    expect(lab, sink, WIDE, rows)
+    assert_fetched(lab, sink, WIDE, rows, [{"id": "k" * 2498}])
 
 
 def assert_fetched(lab: Lab, sink: Sink, table: Table, present: list[Row], absent: list[Row]) -> None:

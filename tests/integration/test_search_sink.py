@@ -206,3 +206,11 @@ def test_a_field_that_changes_its_type_takes_a_new_index_behind_the_same_alias(o
     sink.commit(cut(5))
     sink.make_visible()
     assert count(opensearch, "public.orders") == 1
+
+
+@pytest.mark.parametrize("size_mb", [45, 80])
+def test_a_row_larger_than_the_cluster_can_take_does_not_hold_up_the_others(opened: Any, size_mb: int) -> None:
+    sink = opened()
+    outcome = sink.apply(upserts(ORDERS, 1, [order(1), order(2, note="x" * (size_mb << 20)), order(3)]))
+    assert (outcome.written, [letter.position for letter in outcome.dead]) == (2, [2])
+    assert "larger than" in outcome.dead[0].reason
