@@ -63,11 +63,13 @@ class Ingest:
         self._lacks = 0
         self._recorded_at = time.monotonic()
         self._unrecorded = 0
+        self._stop = threading.Event()
         self._continuity = continuity
         self._check_continuity(0)
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop``. Raises ConnectionError, OSError or ProtocolError when the stream ends, Stopped for a stop state."""
+        self._stop = stop
         while not stop.is_set():
             taken = self._stream.take(TAKE_S)
             if len(taken):
@@ -95,6 +97,10 @@ class Ingest:
             _log.warning("the server says", notice=notice(fields))  # before anything that came with it becomes durable
         for group in groups:
             self._append(group)
+            if not group.complete:
+                self._meter.write()
+                if self._stop.is_set():
+                    return  # nothing of the transaction is durable, all of it will be sent again
         self._torn = [block[decoder.consumed :].copy()] if decoder.consumed < len(block) else []
         self._lacks = decoder.lacks
         self._check_continuity(decoder.keepalive_lsn)

@@ -15,10 +15,10 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
@@ -73,6 +73,13 @@ class Source(Strict):
     """At most so many rows are read; as many as it takes when left out."""
     snapshot_pause_lag_mb: int = Field(1024, ge=1)
     """While the log is farther behind the server than this, nothing is read."""
+
+    @model_validator(mode="after")
+    def _nothing_unprotected_is_kept(self) -> Self:
+        if self.two_phase and self.columns:
+            # Prepared transactions are kept as they came, so before column policies apply.
+            raise ValueError("two_phase cannot stand together with source.columns")
+        return self
 
 
 class Log(Strict):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import Field, SecretStr
 
 from cdc.errors import ConfigError
-from cdc.settings import MAX_FILE_BYTES, SettingsError, StoreOptions, Strict, interpolate, load
+from cdc.settings import MAX_FILE_BYTES, SettingsError, Source, StoreOptions, Strict, interpolate, load
 
 CANARY = "s3cr3t-canary"
 DSN = f"postgresql://cdc:{CANARY}@db.internal/shop"
@@ -221,3 +222,10 @@ def test_files_that_are_no_configuration(file: Path, content: bytes, what: str) 
 def test_no_file(file: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load(file, options_model)
+
+
+def test_prepared_transactions_and_column_policies_exclude_each_other() -> None:
+    policies: Any = {"public.users": {"email": "mask"}}
+    Source(dsn=SecretStr("x"), columns=policies)
+    with pytest.raises(ValueError, match="two_phase cannot stand together"):
+        Source(dsn=SecretStr("x"), columns=policies, two_phase=True)

@@ -15,6 +15,7 @@ import pytest
 
 from cdc.capture import spool
 from cdc.capture import stream as streaming
+from cdc.capture.decoder import Decoder
 from cdc.capture.stream import Connection
 from tests.integration.capture.running import Capture
 from tests.integration.capture.test_capture import agree, lsn
@@ -128,6 +129,8 @@ def test_sessions_interleave(postgres: Any, tmp_path: Path, heard: Heard, seed: 
         connection.execute("insert into a select g, repeat('0', 50) from generate_series(1, 20000) g")
         capture = Capture(postgres.unix_dsn, tmp_path, snapshot_chunk_rows=2000)
         with capture.running():
+            active = "select 1 from pg_replication_slots where database = current_database() and active"
+            capture.until(lambda: connection.execute(active).fetchone() is not None, "for the stream")
             sessions = [threading.Thread(target=session, args=(who,)) for who in (1, 2, 3)]
             for thread in sessions:
                 thread.start()
@@ -274,6 +277,33 @@ def test_a_large_transaction_through_libpq(postgres: Any, tmp_path: Path, heard:
             agree(capture, connection, "public.a", ("id",))
             assert one_cut(capture, 0)
         assert heard.count("StreamCommit") == 1
+
+
+def test_capture_stops_in_the_middle_of_a_large_commit(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop does not wait for it; the next start brings it whole."""
+    monkeypatch.setattr(spool, "PIECE_BYTES", 1 << 12)
+    reached = threading.Event()
+    group = Decoder._group
+
+    def slow(self: Decoder, *args: Any, **kw: Any) -> Any:
+        if not kw["complete"]:
+            reached.set()
+            time.sleep(0.05)
+        return group(self, *args, **kw)
+
+    with table(postgres) as connection:
+        capture = Capture(postgres.dsn, tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(Decoder, "_group", slow)
+            with capture.running():
+                capture.until_snapshot_done()
+                connection.execute("insert into a select g, repeat('x', 100) from generate_series(1, 20000) g")
+                assert reached.wait(30)
+                began = time.monotonic()
+            assert time.monotonic() - began < 10
+            assert capture.changes("public.a") == []
+        with capture.running():
+            agree(capture, connection, "public.a", ("id",))
 
 
 # Prepared transactions
