@@ -45,16 +45,12 @@ class ReportCollector(Collector):
             [((child.name,), child.restarts) for child in report.processes],
             "process",
         )
-        yield gauge(
-            "headwater_slot_problems", "Dangers to the slot's WAL, as cdc status names them.", [((), len(report.source.alarms))]
-        )
-        ages = [pin.age_s for pin in report.source.transactions if pin.age_s is not None]
-        yield gauge(
-            "headwater_source_open_transaction_seconds",
-            "Age of the oldest transaction that is open for long.",
-            [((), max(ages, default=0))],
-        )
         if report.source.slot is not None:
+            ages = [pin.age_s for pin in report.source.transactions if pin.age_s is not None]
+            oldest = max(ages, default=0)
+            yield gauge("headwater_source_open_transaction_seconds", "Age of the oldest that is open for long.", [((), oldest)])
+            dangers = len(report.source.alarms)
+            yield gauge("headwater_slot_problems", "Dangers to the slot's WAL, as cdc status names them.", [((), dangers)])
             yield from _slot(report.source.slot)
         if report.capture is not None:
             yield from _capture(report.capture)
