@@ -89,7 +89,10 @@ class Preparation:
     def _begin(self, connection: psycopg.Connection, found: Identity, reload: reloading.Reload | None) -> Identity:
         """The slot's present place is where this log begins, or (after a stop state) begins again."""
         settings = self._settings
-        facts = source.ensure_slot(connection, settings, create=True) if reload is None else slot_from_now(connection, settings)
+        if reload is None:
+            facts = source.ensure_slot(connection, settings, create=True, two_phase=settings.two_phase)
+        else:
+            facts = slot_from_now(connection, settings, two_phase=settings.two_phase)
         crashpoint("capture.slot_ready")
         begin = facts.confirmed_lsn or Lsn(0)
         if reload is not None:
