@@ -3,6 +3,9 @@
 The limit is a *drain*: a socket reader that only receives and drops bytes, the better of one that reads eagerly and one that lets
 bytes gather for the same pause as ours between reads (longer ones were slower). Ours and the drains alternate over the same WAL: nothing is ever confirmed to the server,
 so each run gets the same changes.
+
+Parts: ``orders`` (small transactions, six columns), ``wide`` (40 columns, 1.6 kB a row), ``tables`` (1,000 tables, ten rows a transaction) and
+``large`` (one transaction of 10,000,000 rows, received while it runs: no drain, but memory, and that readers of the log see all or nothing).
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from bench.orders import PUBLICATION, create_orders, load_changes
+from bench.orders import PUBLICATION
 from bench.result import Result, faster, lower
+from bench.workloads import WORKLOADS
 from cdc.capture.stream import PAUSE_S
 from cdc.embedded.postgres import Postgres
 
@@ -35,7 +39,8 @@ SLOT = "bench"
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench capture", description=__doc__)
-    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--part", choices=sorted(WORKLOADS), default="orders")
+    parser.add_argument("--changes", type=int, help="as many as the part's own number otherwise")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--debezium", action="store_true", help="also Debezium's engine (installs requirements/bench.lock)")
     options = parser.parse_args(arguments)
@@ -43,25 +48,29 @@ def main(arguments: list[str]) -> int:
         server = Postgres(Path(folder) / "pg", options={"wal_sender_timeout": "0"})
         server.start()
         try:
-            result = measure(server, Path(folder), options.changes, options.runs)
+            changes = options.changes or WORKLOADS[options.part].changes
+            result = measure(server, Path(folder), changes, options.runs, options.part)
             if options.debezium:
                 from bench.debezium import measure_debezium
 
-                measure_debezium(server, options.changes, result)
+                measure_debezium(server, changes, result)
         finally:
             server.stop("immediate")
     print(result.line())
     return 0
 
 
-def measure(server: Postgres, folder: Path, changes: int, runs: int) -> Result:
+def measure(server: Postgres, folder: Path, changes: int, runs: int, part: str = "orders") -> Result:
+    workload = WORKLOADS[part]
     with psycopg.connect(server.unix_dsn(), autocommit=True) as connection:
-        create_orders(connection)
+        workload.create(connection)
         connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (SLOT,))
         print(f"writing {changes} changes …", file=sys.stderr, flush=True)
-        load_changes(connection, changes)
+        workload.load(connection, changes)
         connection.execute("checkpoint")
-    result = Result("capture")
+    result = Result("capture" if part == "orders" else f"capture-{part}")
+    if part == "large":
+        return _large(server, folder, changes, result)
     cpu: dict[str, list[float]] = {"unix": [], "tcp": []}
     rss: list[float] = []
     for transport, dsn in (("unix", server.unix_dsn()), ("tcp", server.dsn())):
@@ -82,13 +91,25 @@ def measure(server: Postgres, folder: Path, changes: int, runs: int) -> Result:
                 flush=True,
             )
         best = max(drains.values(), key=median)
-        result.figures[f"drain_{transport}"] = faster(ours, best, "changes/s", bar=0.7)
+        result.figures[f"drain_{transport}"] = faster(ours, best, "changes/s", bar=0.85)
         result.orientation[f"drains_{transport}"] = {how: round(median(figures)) for how, figures in drains.items()}
     for transport, used in cpu.items():
         result.figures[f"cpu_s_per_million_{transport}"] = lower(used, 2.0, "CPU s")
     result.figures["rss_mb"] = lower(rss, 400.0, "MB")
     result.cpu_s, result.rss_mb = round(median([*cpu["unix"], *cpu["tcp"]]), 3), round(max(rss))
-    result.orientation["pg_recvlogical"] = round(changes / _recvlogical(server))
+    if part == "orders":
+        result.orientation["pg_recvlogical"] = round(changes / _recvlogical(server))
+    return result
+
+
+def _large(server: Postgres, folder: Path, changes: int, result: Result) -> Result:
+    for transport, dsn in (("unix", server.unix_dsn()), ("tcp", server.dsn())):
+        run = _child("capture", dsn, changes, folder)
+        assert run["cuts"] == 2, "a reader has seen a part of the transaction"
+        print(f"{transport}: {changes / run['seconds']:.0f}/s, {run['rss_mb']:.0f} MB", file=sys.stderr, flush=True)
+        result.figures[f"rss_mb_{transport}"] = lower([run["rss_mb"]], 600.0, "MB")
+        result.orientation[f"changes_per_s_{transport}"] = round(changes / run["seconds"])
+        result.orientation[f"cpu_s_per_million_{transport}"] = round(run["cpu_s"] * 1e6 / changes, 3)
     return result
 
 
@@ -100,7 +121,7 @@ def _child(what: str, dsn: str, amount: int, folder: Path) -> dict[str, float]:
         [sys.executable, "-m", "bench.capture", "--child", what, dsn, str(amount), str(log)],
         stdout=subprocess.PIPE,
         check=True,
-        timeout=600,
+        timeout=1800,
     )
     answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -122,6 +143,8 @@ def _capture(dsn: str, changes: int, log: Path, *, segment_bytes: int) -> dict[s
     import structlog
 
     from cdc.capture.decoder import Decoder
+    from cdc.capture.prepared import Prepared
+    from cdc.capture.spool import Spools
     from cdc.capture.stream import Connection
     from cdc.capture.toast import ToastMemory
     from cdc.capture.warm import warm
@@ -144,17 +167,21 @@ def _capture(dsn: str, changes: int, log: Path, *, segment_bytes: int) -> dict[s
     meter = Meter(log / "run", SLOT, progress)
     connection = Connection(conninfo_to_dict(dsn), PINNED_SETTINGS, name="bench")
     before, began = _cpu_s(), time.perf_counter()
-    stream = connection.start(SLOT, PUBLICATION, 0, _silent())
-    decoder = Decoder(lambda _: (), memory, lambda _rows, _missing: None, 0)
+    stream = connection.start(SLOT, PUBLICATION, 0, _silent(), streaming=True)
+    spools = Spools(log)
+    decoder = Decoder(lambda _: (), memory, lambda _rows, _missing: None, 0, spools, Prepared(log))
     ingest = Ingest(stream, decoder, writer, memory, SnapshotFeed(progress), meter)
 
     def watch() -> None:
         while writer.head.position < changes and thread.is_alive():
+            cuts.add(writer.head.position)
             time.sleep(0.001)
+        cuts.add(writer.head.position)
         ended.append(time.perf_counter())
         stop.set()
 
     ended: list[float] = []
+    cuts: set[int] = set()
     thread = threading.current_thread()
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -163,10 +190,12 @@ def _capture(dsn: str, changes: int, log: Path, *, segment_bytes: int) -> dict[s
     cpu = _cpu_s() - before
     assert writer.head.position == changes, f"{writer.head.position} of {changes} changes"
     stream.close()
+    spools.close()
     writer.close()
     return {
         "seconds": ended[0] - began,
         "cpu_s": cpu,
+        "cuts": len(cuts),
         "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
