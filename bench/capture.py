@@ -143,6 +143,7 @@ def _capture(dsn: str, changes: int, log: Path, *, segment_bytes: int) -> dict[s
     import structlog
 
     from cdc.capture.decoder import Decoder
+    from cdc.capture.definitions import Definitions
     from cdc.capture.prepared import Prepared
     from cdc.capture.spool import Spools
     from cdc.capture.stream import Connection
@@ -169,7 +170,7 @@ def _capture(dsn: str, changes: int, log: Path, *, segment_bytes: int) -> dict[s
     before, began = _cpu_s(), time.perf_counter()
     stream = connection.start(SLOT, PUBLICATION, 0, _silent(), streaming=True)
     spools = Spools(log)
-    decoder = Decoder(lambda _: (), memory, lambda _rows, _missing: None, 0, spools, Prepared(log))
+    decoder = Decoder(Definitions(lambda _: None), memory, lambda _rows, _missing: None, 0, spools, Prepared(log))
     ingest = Ingest(stream, decoder, writer, memory, SnapshotFeed(progress), meter)
 
     def watch() -> None:

@@ -16,6 +16,7 @@ from bench.capture import SLOT, _drain
 from bench.orders import PUBLICATION, create_orders, load_changes
 from bench.result import Figure, Result
 from cdc.capture.decoder import Decoder
+from cdc.capture.definitions import Definitions
 from cdc.capture.stream import PAUSE_S, Connection, _Socket
 from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Bytes
@@ -84,7 +85,7 @@ def _stages(stream: Bytes, folder: Path, size: int) -> dict[str, float]:
     """CPU seconds of decode, append and commit (its waiting for the disk does not count)."""
     shutil.rmtree(folder, ignore_errors=True)
     writer = EmbeddedLogWriter(folder, seal=False)
-    decoder = Decoder(lambda _: (), ToastMemory(folder / "toast.db"), lambda _rows, _missing: None, 0)
+    decoder = Decoder(Definitions(lambda _: None), ToastMemory(folder / "toast.db"), lambda _rows, _missing: None, 0)
     spent = {"decode": 0.0, "append": 0.0, "commit": 0.0}
     tail = np.empty(0, np.uint8)
     for at in range(0, len(stream), size):

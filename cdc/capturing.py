@@ -28,6 +28,7 @@ from cdc.capture.values import Flags
 from cdc.capture.warm import warm
 from cdc.crashpoint import crashpoint
 from cdc.errors import ProtocolError, SourceError, SourceUnreachable, Stopped
+from cdc.evolving import Evolving
 from cdc.ingest import Ingest
 from cdc.log.contract import LogWriter
 from cdc.log.reader import EmbeddedLogReader
@@ -37,7 +38,7 @@ from cdc.model.batch import table_of
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import ZERO_CUT, Cut, Position, format_lsn
 from cdc.preparing import Preparation
-from cdc.privacy import ProtectedWriter, Protection
+from cdc.privacy import ProtectedWriter, Protection, protection_of
 from cdc.settings import Settings
 from cdc.settings import Source as SourceSettings
 from cdc.source.connection import address, parse
@@ -60,7 +61,7 @@ def run_capture(settings: Settings, stop: threading.Event) -> int:
     Raises SourceError or ConfigError when capture cannot begin, Stopped for a stop state. A connection that breaks later is opened again.
     """
     with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
-        protection = _protection(settings)
+        protection = protection_of(settings, EmbeddedLogReader(settings.log.dir))
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
         meter = Meter(settings.run_dir, settings.source.slot, progress)
@@ -94,6 +95,7 @@ def _capture(
 ) -> None:
     """Connects, streams, and connects again after a failure, until ``stop``."""
     feed = SnapshotFeed(progress)
+    evolving = Evolving(settings.source, settings.log.dir, protection.logged, feed.fail, stop)
     coordinator: SnapshotCoordinator | None = None
     preparation = Preparation(settings.source, settings.log.dir, writer, memory, progress, protection)
     poison = Poison()
@@ -106,11 +108,12 @@ def _capture(
             try:
                 now = preparation.run()
                 if coordinator is None:
+                    evolving.start()
                     coordinator = SnapshotCoordinator(settings.source, feed, progress, Requests(settings.log.dir), stop)
                     meter.loaded = partial(_loaded, coordinator)
                     coordinator.start()
                     watch.start()
-                _stream_once(settings.source, settings.log.dir, now, writer, memory, feed, meter, stop)
+                _stream_once(settings.source, settings.log.dir, now, writer, memory, feed, evolving, meter, stop)
             except (ConnectionError, OSError, SourceError, ProtocolError, psycopg.OperationalError) as error:
                 if coordinator is None and not isinstance(error, SourceUnreachable | ConnectionError | psycopg.OperationalError):
                     raise
@@ -132,17 +135,9 @@ def _capture(
     finally:
         if coordinator is not None:
             stop.set()
+            evolving.join()
             coordinator.join()
             watch.join()
-
-
-def _protection(settings: Settings) -> Protection:
-    """The column policies; what the log already has of each table is where they go on from."""
-    key = settings.privacy.key
-    known = [topic.table for topic in EmbeddedLogReader(settings.log.dir).topics()]
-    return Protection(
-        settings.source.columns, None if key is None else key.get_secret_value(), strict=settings.privacy.strict, known=known
-    )
 
 
 def _count(poison: Poison, error: Exception, durable_lsn: int) -> None:
@@ -171,6 +166,7 @@ def _stream_once(
     writer: LogWriter,
     memory: ToastMemory,
     feed: SnapshotFeed,
+    evolving: Evolving,
     meter: Meter,
     stop: threading.Event,
 ) -> None:
@@ -184,16 +180,15 @@ def _stream_once(
             settings.slot,
             settings.publication,
             now.since_lsn,
-            Feedback(0),
+            Feedback(0),  # until the log's end has been recognised
             streaming=settings.streaming,
             two_phase=settings.two_phase,
         )
         with stream, closing(Spools(folder)) as spools:
             _log.info("streaming", slot=settings.slot, lsn=format_lsn(head.commit_lsn), position=head.position)
-            # Nothing is confirmed until the log's end has been recognised.
             continuity = _continuity(now, head, folder, source.read_slot(catalog, settings.slot))
             durable_lsn = head.commit_lsn if continuity.done else max(continuity.last.commit_lsn, continuity.start_lsn)
-            decoder = Decoder(lambda oid: source.primary_key(catalog, oid), memory, _hold(feed), durable_lsn, spools, prepared)
+            decoder = Decoder(evolving.definitions(catalog), memory, _hold(feed), durable_lsn, spools, prepared)
             ingest = Ingest(stream, decoder, writer, memory, feed, meter, continuity)
             meter.say("streaming")
             ingest.run(stop)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 import structlog
 
 from cdc.capture.continuity import Continuity
@@ -24,6 +26,8 @@ from cdc.capture.values import Bytes
 from cdc.crashpoint import crashpoint
 from cdc.log.contract import LogWriter
 from cdc.meter import Meter
+from cdc.model.batch import table_of
+from cdc.model.evolution import schema_record
 from cdc.model.position import Lsn
 from snapshots.feed import SnapshotFeed, place
 
@@ -118,6 +122,8 @@ class Ingest:
         if self._continuity is not None:
             self._continuity.on_group(group)
         self._feed.on_group(group)
+        for oid in group.again:
+            self._feed.read_again(oid)
         for batch in group.batches:
             self._writer.append(batch)
         if not group.complete:
@@ -129,7 +135,7 @@ class Ingest:
             return  # the log's own end, sent again
         if group.watermark is not None:
             chunk = self._feed.chunk_at(group.watermark) or ()
-            for batch in place(chunk, self._writer.next_position, end_lsn, commit_ts_us):
+            for batch in place([*self._entering(chunk), *chunk], self._writer.next_position, end_lsn, commit_ts_us):
                 self._writer.append(batch)
                 self._memory.learn(batch)
         elif self._writer.next_position == self._writer.head.position + 1:
@@ -146,6 +152,16 @@ class Ingest:
         if self._continuity.done:
             self._continuity = None
             self._stream.confirm(self._writer.head.commit_lsn)
+
+    def _entering(self, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """SCHEMA records that have to come before the chunk: no row of the stream has told of the definition under which it was read."""
+        if not chunk:
+            return []
+        schema = self._decoder.schema
+        records = [schema_record(change, 0, 0, 0) for change in schema.enter(table_of(chunk[0].schema))]
+        for oid in schema.take_again():
+            self._feed.read_again(oid)
+        return records
 
     def _commit(self, lsn: int, commit_ts_us: int) -> None:
         before = self._writer.head.position

@@ -61,6 +61,7 @@ json_build_object(
   'schema', (select n.nspname from pg_namespace n where n.oid = c.relnamespace),
   'name', c.relname,
   'partitioned', c.relkind = 'p',
+  'attached', c.relispartition,
   'identity', c.relreplident,
   'columns', (
     select coalesce(json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod, (

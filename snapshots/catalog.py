@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
@@ -150,12 +150,14 @@ def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceE
     numbers = [int(number) for number in index.split()]
     names = {number: label for number, label, *_ in attributes or ()}
     columns = tuple(
-        Column(label, type_oid, typmod, "" if type_oid < FIRST_OWN_TYPE else type_name, identity == "f" or number in numbers)
+        Column(
+            label, type_oid, typmod, "" if type_oid < FIRST_OWN_TYPE else type_name, identity == "f" or number in numbers, number
+        )
         for number, label, type_oid, typmod, type_name in attributes or ()
     )
     key = tuple(names[number] for number in numbers if number in names)
     if identity == "n":
-        columns = tuple(Column(c.name, c.type_oid, c.typmod, c.type_name) for c in columns)
+        columns = tuple(replace(column, key=False) for column in columns)
     table = Table(oid, schema, name, identify(columns, identity, key), identity)
     facts = SourceTable(table, key, kind == "p", row_filter, estimate, size or 0, pages or 0)
     return facts, _problem(facts, len(numbers) == len(key), readable, row_security, role)

@@ -8,7 +8,7 @@ Transactions that the server sends before they have ended go to a spool as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
@@ -28,14 +28,16 @@ from cdc.capture.control import (
     StreamStop,
     parse_control,
 )
+from cdc.capture.definitions import DDL_PREFIX, Definitions
 from cdc.capture.group import Group, Transactions, Watermark
 from cdc.capture.messages import SPAN, SPOOLING, Aborted, Commit, Index, Inside, Open, scan, scan_spooled
 from cdc.capture.prepared import Prepared
-from cdc.capture.relations import Keys, Relations, parse_message, parse_truncate
+from cdc.capture.relations import Relations, parse_message, parse_truncate
 from cdc.capture.spool import Piece, Spool, Spools
 from cdc.capture.values import Bytes, Flags
 from cdc.errors import ProtocolError
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
+from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.table import Table
 
 OPEN_BYTES: Final = 8 * 2**20
@@ -65,6 +67,10 @@ class Memory(Protocol):
         """
         ...
 
+    def forget(self, relation: int) -> None:
+        """Every row of the table (OID) is gone, or no longer what it was."""
+        ...
+
 
 Hold = Callable[[pa.RecordBatch, Mapping[str, Flags]], None]
 """Takes updates that cannot be completed yet: the rows, each with the position that the next logged change after it gets, and per column
@@ -90,14 +96,16 @@ class Decoder:
 
     def __init__(
         self,
-        primary_keys: Keys,
+        definitions: Definitions,
         memory: Memory,
         hold: Hold,
         durable_lsn: int,
         spools: Spools | None = None,
         prepared: Prepared | None = None,
     ) -> None:
-        self._relations = Relations(primary_keys)
+        self.schema = definitions
+        """What the log says of each table."""
+        self._relations = Relations(definitions)
         self._memory = memory
         self._hold = hold
         self._durable_lsn = durable_lsn
@@ -113,6 +121,8 @@ class Decoder:
         """Table OID → ordinal of the RELATION message in force."""
         self._returning: dict[int, Table] = {}
         """Definitions newer than those of the transaction that is being replayed, to be in force again after it."""
+        self._returned: list[Table] = []
+        """Definitions that are in force again, which the log has not been told yet."""
         self._definitions: dict[tuple[str, int], bytes] = {}
         """The newest RELATION and TYPE messages, by letter and OID; what a prepared transaction relies on is kept with it."""
         self._used: set[int] = set()
@@ -162,6 +172,7 @@ class Decoder:
         """The log holds every commit that ends at or before this LSN: nothing of them need be kept."""
         if self._prepared is not None:
             self._prepared.settle(durable_lsn)
+        self.schema.settle()
 
     def _groups(
         self, block: Bytes, index: Index, whole: int, next_position: Callable[[], int], *, partial: bool
@@ -274,6 +285,7 @@ class Decoder:
         yield self._group(nothing, scan_spooled(nothing, 0, 0, commit, None), 0, 0, next_position(), complete=True)
         for table in self._returning.values():
             self._relations.put(table)
+        self._returned += self._returning.values()
         self._returning.clear()
 
     def _define_now(self, span: Bytes) -> None:
@@ -339,6 +351,21 @@ class Decoder:
                 position += len(batch)
             run = until + 1
 
+        def tell(altered: Sequence[SchemaChange], at: int) -> None:
+            nonlocal position
+            transaction = int(index.transaction[at])
+            for change in altered:
+                if change.kind is not Kind.ALTERED:
+                    self._memory.forget(change.table.oid)
+                lsn, ts_us = int(index.commit_lsn[transaction]), int(index.commit_ts_us[transaction])
+                batches.append(schema_record(change, position, lsn, ts_us))
+                position += 1
+                changed[transaction] += 1
+
+        if self._returned and end > begin and self._wanted(index, int(index.transaction[begin])):
+            for table in self._returned:
+                tell(self.schema.enter(table), begin)
+            self._returned.clear()
         for at in map(int, begin + np.flatnonzero(_RARE[index.kind[begin:end]])):
             body = _body(block, index, at)
             match chr(index.kind[at]):
@@ -346,13 +373,16 @@ class Decoder:
                     self._on_type(body)
                 case "R":
                     table = self._relations.parse_relation(body)
-                    if not self._relations.known(table):
+                    altered = self.schema.enter(table) if self._wanted(index, int(index.transaction[at])) else []
+                    if altered or not self._relations.known(table):
                         flush(at)
                     self._define(table, body, ordinal_at(int(index.body[at])) if ordinal_at else self._ordinal)
+                    tell(altered, at)
                 case "T":
                     flush(at)
                     transaction = int(index.transaction[at])
                     for oid in parse_truncate(body).relations if self._wanted(index, transaction) else ():
+                        self._memory.forget(oid)
                         batches.append(_truncate(self._relations.table(oid), position, index, transaction))
                         position += 1
                         changed[transaction] += 1
@@ -360,6 +390,12 @@ class Decoder:
                     message = parse_message(body)
                     if message.prefix == WATERMARK_PREFIX:
                         watermark = Watermark(message.content, message.lsn)
+                    elif message.prefix == DDL_PREFIX and message.transactional and self._wanted(index, int(index.transaction[at])):
+                        flush(at)
+                        altered, tables = self.schema.on_message(message.content)
+                        for table in tables:
+                            self._relations.relabel(table)
+                        tell(altered, at)
                 case _:  # O: where a forwarded transaction came from; nothing of ours depends on it
                     pass
         flush(end)
@@ -375,7 +411,7 @@ class Decoder:
             index.commit_ts_us[first:last],
             base + np.cumsum(changed[first:last]),
         )
-        return Group(tuple(batches), transactions, watermark, complete)
+        return Group(tuple(batches), transactions, watermark, complete, tuple(self.schema.take_again()))
 
     def _wanted(self, index: Index, transaction: int) -> bool:
         """Where the commit's end is not there yet, its beginning tells (known from BEGIN on): at or behind the durable end of another."""

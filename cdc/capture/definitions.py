@@ -96,7 +96,8 @@ class Definitions:
                 return found
         if live is None and before is None:
             return table
-        self._uncertain.add(table.oid)
+        if live is not None:  # else nothing is left to be read again
+            self._uncertain.add(table.oid)
         return _guessed(table, live, before)
 
     def enter(self, table: Table) -> list[SchemaChange]:
@@ -150,12 +151,13 @@ class Definitions:
     # --- decisions -----------------------------------------------------------------------------------------------------------
 
     def _altered(self, old: Table, new: Table, table: Table, *, certain: bool) -> SchemaChange:
-        if new.key and _key(old) != _key(new):
+        numbered, was_numbered = _numbered(new), _numbered(old)
+        by_number = numbered and was_numbered
+        if new.key and _key(old, by_number=by_number) != _key(new, by_number=by_number):
             # Rows under the old key would stay for ever beside those under the new one.
             self._again.append(table.oid)
             return SchemaChange(table, Kind.REWRITTEN, empties=True)
-        numbered = all(column.attnum for column in (*old.columns, *new.columns))
-        if not certain or (not numbered and old.names != new.names):
+        if not certain or (numbered and not was_numbered and old.names != new.names):
             self._again.append(table.oid)
             return SchemaChange(table, Kind.REWRITTEN)
         return SchemaChange(table, Kind.ALTERED)
@@ -170,7 +172,7 @@ class Definitions:
         old = self._tables.get(facts.oid)
         if not facts.publishing.published:
             self._facts.pop(facts.oid, None)
-            return [] if old is None else self._unpublished(old)
+            return [] if old is None else self._left(old, attached=facts.attached)
         self._facts[facts.oid] = facts
         table = facts.table()
         changes: list[SchemaChange] = []
@@ -204,12 +206,15 @@ class Definitions:
             return []
         return self._learn(root.without(oid))
 
-    def _unpublished(self, table: Table) -> list[SchemaChange]:
+    def _left(self, table: Table, *, attached: bool) -> list[SchemaChange]:
+        """The table has left the publication; ``attached``: as a partition, so that its rows belong to its root from now on."""
         del self._tables[table.oid]
         if self._topics.get(table.qualified) != table.oid:
             return []
         self._end(table)
         self._again.append(table.oid)
+        if attached:
+            return [SchemaChange(table, Kind.DROPPED, empties=True)]
         if self._unpublished_stop is not None and self._wanted(table.qualified):
             self._stopped = self._unpublished_stop(table.qualified)
         return [SchemaChange(table, Kind.UNPUBLISHED)]
@@ -219,9 +224,12 @@ class Definitions:
         self._ended.add(table.qualified)
 
 
-def _key(table: Table) -> list[tuple[int | str, int]]:
-    numbered = all(column.attnum for column in table.columns)
-    return [(column.attnum if numbered else column.name, column.type_oid) for column in table.key]
+def _numbered(table: Table) -> bool:
+    return all(column.attnum for column in table.columns)
+
+
+def _key(table: Table, *, by_number: bool) -> list[tuple[int | str, int]]:
+    return [(column.attnum if by_number else column.name, column.type_oid) for column in table.key]
 
 
 def _shape(table: Table) -> list[tuple[str, int, int]]:

@@ -44,3 +44,5 @@ class Group:
     watermark: Watermark | None = None
     complete: bool = True
     """False: the last transaction goes on in the next group (its ``end_lsn`` is 0 here); append, but do not commit."""
+    again: tuple[int, ...] = ()
+    """OIDs of the tables whose stored rows changed without events in these transactions, or that are gone: to be read again."""

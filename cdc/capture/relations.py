@@ -6,10 +6,10 @@ table's RELATION before its first row and again whenever it has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
+from cdc.capture.definitions import Definitions
 from cdc.errors import ProtocolError
 from cdc.model.batch import RESERVED_PREFIX
 from cdc.model.table import Column, Identity, Table
@@ -17,16 +17,12 @@ from cdc.model.table import Column, Identity, Table
 FIRST_OWN_TYPE: Final = 10_000
 """FirstGenbkiObjectId: pgoutput names every type from this OID on in a TYPE message before it is used."""
 
-Keys = Callable[[int], tuple[str, ...]]
-"""A table's OID → the columns of its primary key, or () when it has none. Asked only under replica identity FULL, where the
-stream flags every column and so does not tell which of them identify a row."""
-
 
 def identify(columns: tuple[Column, ...], identity: Identity, primary_key: tuple[str, ...]) -> tuple[Column, ...]:
     """Flags the columns that identify a row: the primary key's under FULL where there is one, else as the stream says."""
     if identity != "f" or not primary_key:
         return columns
-    return tuple(Column(c.name, c.type_oid, c.typmod, c.type_name, c.name in primary_key) for c in columns)
+    return tuple(replace(column, key=column.name in primary_key) for column in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +76,10 @@ class _Fields:
 
 
 class Relations:
-    """The tables and types that this connection's stream has described so far."""
+    """The tables and types that this connection's stream has described so far. ``definitions``: what the log says of them."""
 
-    def __init__(self, primary_keys: Keys) -> None:
-        self._primary_keys = primary_keys
+    def __init__(self, definitions: Definitions) -> None:
+        self._definitions = definitions
         self._tables: dict[int, Table] = {}
         self._types: dict[int, str] = {}
 
@@ -109,6 +105,13 @@ class Relations:
         """From here on the table's rows have this definition."""
         self._tables[table.oid] = table
 
+    def relabel(self, table: Table) -> None:
+        """The rows of a table that has been described have this definition from here on, unless their layout differs: then the server
+        describes the table again before its next row."""
+        known = self._tables.get(table.oid)
+        if known is not None and _layout(known) == _layout(table):
+            self._tables[table.oid] = table
+
     def parse_relation(self, body: bytes) -> Table:
         """The table that a RELATION message describes; it is not in force until ``put``."""
         fields = _Fields(body)
@@ -129,14 +132,16 @@ class Relations:
                 )
             columns.append(Column(label, type_oid, typmod, self._type_name(type_oid), key))
         fields.finish()
-        known = self._primary_keys(oid) if identity == "f" else ()
-        flagged = identify(tuple(columns), cast(Identity, identity), known)
-        return Table(oid, schema or "pg_catalog", name, flagged, cast(Identity, identity))
+        return self._definitions.number(Table(oid, schema or "pg_catalog", name, tuple(columns), cast(Identity, identity)))
 
     def _type_name(self, oid: int) -> str:
         if oid < FIRST_OWN_TYPE:
             return ""
         return self._types.get(oid, "")
+
+
+def _layout(table: Table) -> list[tuple[str, int, int]]:
+    return [(column.name, column.type_oid, column.typmod) for column in table.columns]
 
 
 def parse_truncate(body: bytes) -> Truncate:

@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 from cdc.capture import tuples
 from cdc.capture.values import Bytes, Flags
 from cdc.crashpoint import crashpoint
-from cdc.model.batch import EXACT, OP, Op, table_of
+from cdc.model.batch import ALONE, EXACT, OP, Op, table_of
+from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.pgtypes import canonical_text
-from cdc.model.table import Table
+from cdc.model.table import Column, Table
 
 MIN_TOAST_BYTES: Final = 8
 """A TOAST pointer takes 18 bytes on disk, so shorter values are never moved; half of it leaves room for denser types. Values of types whose
@@ -88,7 +89,7 @@ class ToastMemory:
                     if not kept_back.get(table.columns[column].name, True):
                         rows.lengths[column, row] = -1  # dropped before the log
                         continue
-                    value = known.get(table.columns[column].name)
+                    value = known.get(_label(table.columns[column]))
                     if value is None:
                         unresolved[row] = True
                         continue
@@ -103,7 +104,7 @@ class ToastMemory:
                 self._remember(
                     table.oid,
                     key,
-                    {table.columns[c].name: field(c, row) for c, least in shortest.items() if rows.lengths[c, row] >= least},
+                    {_label(table.columns[c]): field(c, row) for c, least in shortest.items() if rows.lengths[c, row] >= least},
                 )
         if added:
             block = np.concatenate([block, np.frombuffer(b"".join(added), np.uint8)])
@@ -112,6 +113,11 @@ class ToastMemory:
     def learn(self, batch: pa.RecordBatch) -> None:
         """Takes in a batch that did not come through ``fill``: a snapshot chunk, or the log's own past."""
         table = table_of(batch.schema)
+        if batch.column(OP)[0].as_py() in ALONE:
+            change = schema_change_of(batch)
+            if change is None or change.kind is not Kind.ALTERED:
+                self.forget(table.oid)
+            return
         kept_back = {*self._kept_back(table), *(column.name for column in table.columns if column.protected)}
         if any(column.name in kept_back for column in table.key):
             return
@@ -130,13 +136,14 @@ class ToastMemory:
             width[np.asarray(pc.is_valid(batch.column(EXACT)))] += tuples.TOAST_TUPLE_BYTES
         op = batch.column(OP).to_numpy()
         deleted = op == Op.DELETE
-        wide = (width >= tuples.TOAST_TUPLE_BYTES) & ~deleted & (op != Op.TRUNCATE)
+        wide = (width >= tuples.TOAST_TUPLE_BYTES) & ~deleted
         if not wide.any() and table.oid not in self._relations:
             return
         chosen = wide | deleted
         rows = batch.filter(pa.array(chosen))
         keys = [canonical_text(rows.column(column.name)).to_pylist() for column in table.key]
         values = {name: canonical_text(rows.column(name)).to_pylist() for name in shortest}
+        labels = {column.name: _label(column) for column in table.columns}
         exact = rows.column(EXACT).to_pylist()
         for row, gone in enumerate(deleted[chosen]):
             odd = dict(exact[row] or ())
@@ -146,7 +153,12 @@ class ToastMemory:
                 self._forget(table.oid, key)
                 continue
             found = {name: (odd.get(name) or column[row] or "").encode() for name, column in values.items()}
-            self._remember(table.oid, key, {name: value for name, value in found.items() if len(value) >= shortest[name]})
+            self._remember(table.oid, key, {labels[name]: value for name, value in found.items() if len(value) >= shortest[name]})
+
+    def forget(self, relation: int) -> None:
+        """Every row of the table (OID) is gone, or no longer what it was."""
+        if relation in self._relations:
+            self._db.execute("DELETE FROM wide WHERE relation = ?", (relation,))
 
     def commit(self, position: int) -> None:
         """Everything up to the log's ``position`` has been taken in and is durable in the log."""
@@ -220,6 +232,11 @@ def _connect(path: Path) -> sqlite3.Connection:
         db.close()
         raise sqlite3.DatabaseError(fine)
     return db
+
+
+def _label(column: Column) -> str:
+    """Under another name a column keeps its values; with another type it does not."""
+    return f"{column.attnum} {column.type_oid} {column.typmod}" if column.attnum else column.name
 
 
 def _key(fields: Iterable[bytes]) -> bytes:

@@ -9,6 +9,7 @@ import numpy as np
 
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
+from cdc.capture.definitions import Definitions
 from cdc.capture.values import Bytes, Flags
 from cdc.model import pgtypes
 from cdc.model.table import Table
@@ -44,7 +45,7 @@ def warm() -> None:
         b"D" + relation + b"K" + row,
         b"C" + struct.pack("!BQQq", 0, 1, 2, 0),
     )
-    decoder = Decoder(lambda _: (), _Forgetful(), lambda _rows, _missing: None, 0)
+    decoder = Decoder(Definitions(lambda _: None), _Forgetful(), lambda _rows, _missing: None, 0)
     for _ in decoder.groups(block, 0, len(block), lambda: 1):
         pass
 
@@ -57,6 +58,9 @@ class _Forgetful:
     def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
         del table, rows
         return block, None
+
+    def forget(self, relation: int) -> None:
+        del relation
 
 
 def _frames(*messages: bytes) -> Bytes:

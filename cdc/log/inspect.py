@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from cdc.errors import ConfigError
 from cdc.log.names import Places
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import EXACT, LSN, META_FIELDS, POSITION, TS, Op, table_of
+from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.position import START, Position
 from cdc.model.table import Table
@@ -139,6 +141,10 @@ def _envelopes(reader: EmbeddedLogReader, topic: str, after: Position, upto: Pos
 
 
 def _of_batch(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    change = schema_change_of(batch)
+    if change is not None:
+        yield _schema_envelope(change, batch)
+        return
     table = table_of(batch.schema)
     columns = [json_values(batch.column(len(META_FIELDS) + number)) for number in range(len(table.columns))]
     exact = batch.column(EXACT).to_pylist()
@@ -160,6 +166,15 @@ def _envelope(table: Table, op: Op, values: dict[str, Any], position: int, lsn: 
     after = None if op in (Op.DELETE, Op.TRUNCATE) else values
     source = {"schema": table.schema, "table": table.name, "lsn": lsn, "position": position, "ts_us": ts_us}
     return {"payload": {"before": before, "after": after, "source": source, "op": chr(op)}}
+
+
+def _schema_envelope(change: SchemaChange, batch: pa.RecordBatch) -> dict[str, Any]:
+    """A SCHEMA record: no row, but what happened (``kind``, ``empties``, ``now``) and the definition from here on."""
+    position, lsn, ts_us = (batch.column(name).cast(pa.int64())[0].as_py() for name in (POSITION, LSN, TS))
+    envelope = _envelope(change.table, Op.SCHEMA, {}, position, lsn, ts_us)
+    table = json.loads(change.table.to_json())
+    envelope["payload"] |= {"after": None, "kind": str(change.kind), "empties": change.empties, "now": change.now, "table": table}
+    return envelope
 
 
 def json_values(values: pa.Array) -> list[Any]:

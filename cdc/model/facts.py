@@ -70,6 +70,8 @@ class Facts:
     types: Mapping[str, str] = field(default_factory=dict)
     """Enum labels (``e<oid>``) and attributes of composite types (``a<relation>.<number>``) that the table's columns are made of."""
     publishing: Publishing | None = None
+    attached: bool = False
+    """It is a partition of another table."""
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
@@ -93,6 +95,7 @@ class Facts:
                 bool(publishing["stored"]),
                 publishing["row_filter"],
             ),
+            attached=bool(raw["attached"]),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -102,6 +105,7 @@ class Facts:
             "schema": self.schema,
             "name": self.name,
             "partitioned": self.partitioned,
+            "attached": self.attached,
             "identity": self.identity,
             "columns": [
                 [c.attnum, c.name, c.type_oid, c.typmod, c.type_name, c.generated, c.filled, c.version] for c in self.columns

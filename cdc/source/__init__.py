@@ -3,7 +3,7 @@
 Ordinary connections only; the replication stream is ``cdc.capture``'s.
 """
 
-from cdc.source.catalog import SourceTable, find_tables, load_published, primary_key, select_tables
+from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
 from cdc.source.connection import connect
 from cdc.source.publication import Publication, ensure_publication, read_publication
 from cdc.source.slot import Slot, SlotFacts, ensure_slot, read_slot
@@ -18,7 +18,6 @@ __all__ = [
     "ensure_slot",
     "find_tables",
     "load_published",
-    "primary_key",
     "read_publication",
     "read_slot",
     "select_tables",

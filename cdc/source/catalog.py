@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, cast
 
 import psycopg
@@ -11,6 +11,7 @@ import psycopg
 from cdc.errors import SourceError
 from cdc.model.selection import matches, named
 from cdc.model.table import Column, Identity, Table
+from cdc.source.facts import read_facts
 
 ORDINARY, PARTITIONED = "r", "p"
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
@@ -117,20 +118,9 @@ def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str]) -> lis
 
 def load_published(connection: psycopg.Connection, publication: str, patterns: Sequence[str] = ("*",)) -> list[Table]:
     """The selected tables that the publication publishes, each with exactly the columns that the stream sends, by name."""
-    published = connection.execute(
-        "select schemaname || '.' || tablename, attnames::text[] from pg_publication_tables where pubname = %s", (publication,)
-    ).fetchall()
-    columns = {name: set(attnames) for name, attnames in published}
-    return [
-        _restricted(table.table, columns[table.name])
-        for table in find_tables(connection)
-        if table.name in columns and matches(patterns, table.name)
-    ]
-
-
-def _restricted(table: Table, names: set[str]) -> Table:
-    kept = tuple(column for column in table.columns if column.name in names)
-    return table if len(kept) == len(table.columns) else replace(table, columns=kept)
+    tables = [facts.table() for facts in read_facts(connection, publication, published=True)]
+    chosen = [table for table in tables if matches(patterns, table.qualified)]
+    return sorted(chosen, key=lambda table: (table.schema, table.name))
 
 
 def _check_named(pattern: str, table: SourceTable | None) -> None:
@@ -174,13 +164,3 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
         rows_estimate=cast(int, rows),
         bytes=cast(int, size),
     )
-
-
-def primary_key(connection: psycopg.Connection, oid: int) -> tuple[str, ...]:
-    """The names of the table's primary key columns, () when it has none."""
-    rows = connection.execute(
-        "select a.attname from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.indkey) "
-        "where i.indrelid = %s and i.indisprimary",
-        (oid,),
-    ).fetchall()
-    return tuple(name for (name,) in rows)

@@ -164,7 +164,8 @@ def check_table(table: SourceTable, role: RoleFacts) -> Iterator[Finding]:
         yield Finding("fail", check, message, f"ALTER ROLE {grantee} BYPASSRLS")
     if table.table.identity == "f" and not table.has_primary_key:
         fine = False
-        yield Finding("warn", check, "has no primary key: equal rows cannot be told apart", "add a primary key")
+        message = "has no primary key: equal rows are one row in the stores"
+        yield Finding("warn", check, message, "add a primary key")
     if fine:
         yield Finding(
             "ok", check, f"{len(table.table.columns)} columns, about {table.rows_estimate} rows, identity {_identity(table)}"

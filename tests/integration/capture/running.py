@@ -104,6 +104,9 @@ class Capture:
         """One for all that the test reads: each holds file descriptors."""
         return EmbeddedLogReader(self.settings.log.dir)
 
+    def topics(self) -> list[str]:
+        return [topic.name for topic in self.reader.topics()]
+
     def batches(self, topic: str, after: int = 0) -> list[pa.RecordBatch]:
         reader = self.reader
         return list(reader.read(topic, Position(after), reader.head().position))

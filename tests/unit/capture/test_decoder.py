@@ -13,11 +13,14 @@ import pytest
 from cdc.capture import decoder as decoding
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
+from cdc.capture.definitions import Definitions
 from cdc.capture.group import Group
 from cdc.capture.values import Bytes, Flags
 from cdc.errors import ProtocolError
 from cdc.model import pgtypes
 from cdc.model.batch import Op, table_of
+from cdc.model.evolution import Kind, SchemaChange, schema_change_of
+from cdc.model.facts import FactColumn, Facts
 from cdc.model.table import Column, Table
 from tests.unit.capture import wire
 
@@ -41,6 +44,18 @@ class Forgetful:
         del table
         return block, rows.partial.copy() if rows.partial.any() else None
 
+    def forget(self, relation: int) -> None:
+        del relation
+
+
+def _facts(oid: int, primary_key: tuple[str, ...]) -> Facts | None:
+    """The catalog's word on ORDERS under replica identity FULL."""
+    if not primary_key:
+        return None
+    columns = tuple(FactColumn(n, c.name, c.type_oid, c.typmod, "", "", False, "1") for n, c in enumerate(ORDERS.columns, 1))
+    index = tuple(column.attnum for column in columns if column.name in primary_key)
+    return Facts(oid, ORDERS.schema, ORDERS.name, False, "f", columns, index, {})
+
 
 class Run:
     """Feeds a decoder as ingest does, and keeps what comes out as plain rows."""
@@ -48,7 +63,10 @@ class Run:
     def __init__(self, durable_lsn: int = 0, primary_key: tuple[str, ...] = ()) -> None:
         self.held: list[tuple[pa.RecordBatch, Mapping[str, Flags]]] = []
         self.decoder = Decoder(
-            lambda _: primary_key, Forgetful(), lambda rows, missing: self.held.append((rows, missing)), durable_lsn
+            Definitions(lambda oid: _facts(oid, primary_key)),
+            Forgetful(),
+            lambda rows, missing: self.held.append((rows, missing)),
+            durable_lsn,
         )
         self.groups: list[Group] = []
         self.notices: list[bytes] = []
@@ -204,8 +222,11 @@ def test_a_changed_relation_divides_the_rows() -> None:
         + wire.insert(ORDERS.oid, ["3", "b", "9"])
         + wire.commit(100, 110)
     )
-    assert [len(batch) for batch in run.groups[0].batches] == [2, 1]
-    assert [row[3] for row in run.rows] == [(1, "a"), (2, "a"), (3, "b", 9)]
+    assert [len(batch) for batch in run.groups[0].batches] == [2, 1, 1]
+    assert [row[2:4] for row in run.rows] == [
+        ("c", (1, "a")), ("c", (2, "a")), ("s", (None, None, None)), ("c", (3, "b", 9)),
+    ]  # fmt: skip
+    assert schema_change_of(run.groups[0].batches[1]) == SchemaChange(wider, Kind.ALTERED)
 
 
 def test_identity_full_takes_the_primary_key_and_fills_toast_from_the_old_row() -> None:

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 from cdc.capture.decoder import Decoder
+from cdc.capture.definitions import Definitions
 from cdc.capture.toast import ToastMemory
 from cdc.model import pgtypes
 from cdc.model.batch import Op, batch_schema
+from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.table import Column, Table
 from tests.unit.capture import wire
 
@@ -32,7 +34,7 @@ def memory(tmp_path: Path) -> ToastMemory:
 
 def decode(memory: ToastMemory, *messages: bytes, table: Table = DOCS) -> list[dict[str, object]]:
     held: list[object] = []
-    decoder = Decoder(lambda _: (), memory, lambda rows, _missing: held.extend(rows.to_pylist()), 0)
+    decoder = Decoder(Definitions(lambda _: None, known=[table]), memory, lambda rows, _missing: held.extend(rows.to_pylist()), 0)
     block = wire.block(wire.begin(1, 100), wire.relation(table), *messages, wire.commit(100, 110))
     rows = [
         row for group in decoder.groups(block, 0, len(block), lambda: 1) for batch in group.batches for row in batch.to_pylist()
@@ -99,6 +101,28 @@ def test_it_learns_from_the_log(memory: ToastMemory) -> None:
     (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "2"]))
     assert row["body"] == LONG
     assert "held" in decode(memory, wire.update(20, ["narrow", wire.UNCHANGED, None, "2"]))[0]
+
+
+def test_a_truncated_table_is_forgotten(memory: ToastMemory) -> None:
+    decode(memory, wire.insert(20, ["a", LONG, None, "1"]), wire.truncate(20))
+    assert "held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "2"]))[0]
+    decode(memory, wire.insert(20, ["b", LONG, None, "1"]))
+    for change in (SchemaChange(DOCS, Kind.ALTERED), SchemaChange(DOCS, Kind.REWRITTEN)):
+        memory.learn(schema_record(change, 2, 1, 1))
+        (row, *_) = decode(memory, wire.update(20, ["b", wire.UNCHANGED, None, "2"]))
+        assert ("held" in row) == (change.kind is Kind.REWRITTEN)
+
+
+def test_columns_that_swap_their_names_keep_their_values(memory: ToastMemory) -> None:
+    table = replace(
+        DOCS, columns=(replace(DOCS.columns[0], attnum=1), Column("x", pgtypes.TEXT, attnum=2), Column("y", pgtypes.TEXT, attnum=3))
+    )
+    swapped = replace(table, columns=(table.columns[0], replace(table.columns[1], name="y"), replace(table.columns[2], name="x")))
+    decode(memory, wire.insert(20, ["a", LONG, "y" * 3000]), table=table)
+    (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, wire.UNCHANGED]), table=swapped)
+    assert (row["y"], row["x"]) == (LONG, "y" * 3000)
+    retyped = replace(table, columns=(*table.columns[:2], replace(table.columns[2], type_oid=pgtypes.JSON)))
+    assert "held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, wire.UNCHANGED]), table=retyped)[0]
 
 
 def test_learning_deletes_forgets(memory: ToastMemory) -> None:

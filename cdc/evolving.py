@@ -1,0 +1,120 @@
+"""What capture knows of the source's definitions, wired: the log's topics, the facts kept beside them, the catalog and the thread that watches it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from cdc import source
+from cdc.capture.definitions import Definitions
+from cdc.errors import Stopped
+from cdc.log.reader import EmbeddedLogReader
+from cdc.model.evolution import Kind, schema_change_of
+from cdc.model.facts import Facts
+from cdc.model.position import Position
+from cdc.model.selection import matches
+from cdc.model.table import Table
+from cdc.settings import Source as SourceSettings
+from cdc.source.facts import load_facts, read_facts, save_facts
+from cdc.source.membership import table_unpublished
+from cdc.source.watch import CatalogWatch, trigger_password
+
+_ENDING: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
+
+
+class Evolving:
+    """One for the capture process; each connection gets its ``definitions``, which begin at the log's last durable cut."""
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        folder: Path,
+        logged: Callable[[Table], Table],
+        fail: Callable[[Exception], None],
+        stop: threading.Event,
+    ) -> None:
+        """``folder``: the log's. ``logged``: a table's definition as the log has it. ``fail``: takes what the watching thread ends with."""
+        self._settings = settings
+        self._folder = folder
+        self._logged = logged
+        self._fail = fail
+        self._stop = stop
+        self._password = secrets.token_hex(16)
+        self._watch: CatalogWatch | None = None
+
+    def start(self) -> None:
+        """Once publication and slot exist, before the snapshot reads its first row."""
+        dsn = self._settings.dsn.get_secret_value()
+        tables, _ = self._topics()
+        facts = load_facts(self._folder)
+        with source.connect(dsn) as connection:
+            self._remember_first(connection, tables, facts)
+        known = {*facts, *(table.oid for table in tables.values())}
+        self._watch = CatalogWatch(self._settings, known, self._password, self._stop, self._fail)
+        self._watch.start()
+
+    def join(self) -> None:
+        """After ``stop`` was set."""
+        if self._watch is not None:
+            self._watch.join()
+
+    def definitions(self, catalog: psycopg.Connection) -> Definitions:
+        """``catalog``: asked what the stream does not tell. The log is not being written."""
+        assert self._watch is not None, "start comes first"
+        tables, ended = self._topics()
+        trigger = trigger_password(catalog)
+        return Definitions(
+            partial(self._ask, catalog),
+            known=tables.values(),
+            ended=ended,
+            facts=load_facts(self._folder),
+            passwords=[password for password in (self._password, trigger) if password],
+            wanted=partial(matches, self._settings.tables),
+            logged=self._logged,
+            look=self._watch.look_soon,
+            unpublished=self._unpublished,
+            keep=partial(save_facts, self._folder),
+        )
+
+    def _remember_first(self, connection: psycopg.Connection, tables: dict[str, Table], facts: dict[int, Facts]) -> None:
+        """What holds when a table's first row is read. A table that has taken another's name is left for the stream to find."""
+        new = [
+            found
+            for found in read_facts(connection, self._settings.publication, published=True)
+            if found.oid not in facts and _free(tables.get(f"{found.schema}.{found.name}"), found.oid)
+        ]
+        if new:
+            facts.update((found.oid, found) for found in new)
+            save_facts(self._folder, facts)
+
+    def _ask(self, catalog: psycopg.Connection, oid: int) -> Facts | None:
+        found = read_facts(catalog, self._settings.publication, [oid])
+        return found[0] if found else None
+
+    def _unpublished(self, table: str) -> Stopped:
+        return table_unpublished(self._settings.publication, [table], again=False)
+
+    def _topics(self) -> tuple[dict[str, Table], list[str]]:
+        """The newest definition of each topic, and the topics whose table is gone."""
+        reader = EmbeddedLogReader(self._folder)
+        try:
+            tables, ended = {}, []
+            for topic in reader.topics():
+                tables[topic.name] = topic.table
+                for batch in reader.read(topic.name, Position(topic.last - 1), topic.last):
+                    change = schema_change_of(batch)
+                    if change is not None and change.kind in _ENDING:
+                        ended.append(topic.name)
+            return tables, ended
+        finally:
+            reader.close()
+
+
+def _free(holder: Table | None, oid: int) -> bool:
+    return holder is None or holder.oid == oid

@@ -1,0 +1,127 @@
+"""What changes while capture is away, and what a reconnect says: nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.source import watch
+from tests.conftest import Database
+from tests.integration.capture.running import Capture
+from tests.integration.schema.folding import Row, fold
+
+
+@pytest.fixture(autouse=True)
+def _prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "INTERVAL_S", 0.2)
+
+
+def records(capture: Capture, topic: str) -> list[str]:
+    return [f"{change.kind}{'!' * change.empties}" for _, change in fold(capture.batches(topic))[1]]
+
+
+def rows(capture: Capture, topic: str) -> list[Row]:
+    return fold(capture.batches(topic))[0]
+
+
+def test_what_changes_while_capture_is_away(postgres: Database, tmp_path: Path) -> None:
+    sql = postgres.connect()
+    sql.execute(
+        """
+        create table kept (id int primary key, v text); insert into kept values (1, 'a');
+        create table gone (id int primary key); insert into gone values (1);
+        create table again (id int primary key); insert into again values (1);
+        create table moved (id int primary key); insert into moved values (1);
+        create table retyped (id int primary key, v text); insert into retyped values (1, 'abc');
+        create table parted (id int primary key) partition by range (id);
+        create table p1 partition of parted for values from (0) to (10); create table p2 partition of parted for values from (10) to (20);
+        insert into parted values (1), (11);
+        create publication cdc for all tables with (publish_via_partition_root = true);
+        """
+    )
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+    with capture.running():
+        capture.until_snapshot_done()
+        sql.execute("insert into kept values (2, 'b')")
+        capture.until(lambda: len(rows(capture, "public.kept")) == 2)
+    sql.execute(
+        """
+        drop table gone;
+        drop table again; create table again (id bigint primary key);
+        alter table moved rename to elsewhere;
+        alter table retyped alter v type int using length(v);
+        alter table parted detach partition p1; drop table p1;
+        create table fresh (id int primary key); insert into fresh values (5);
+        """
+    )
+    sql.execute("insert into kept values (3, 'c')")
+    with capture.running():
+        expected = {
+            "public.kept": [],
+            "public.gone": ["dropped!"],
+            "public.moved": ["renamed!"],
+            "public.elsewhere": [],
+            "public.retyped": ["altered", "rewritten"],
+            "public.parted": ["rewritten!"],
+            "public.fresh": [],
+        }
+        content = {
+            "public.kept": 3,
+            "public.gone": 0,
+            "public.moved": 0,
+            "public.elsewhere": 1,
+            "public.parted": 1,
+            "public.fresh": 1,
+        }
+        capture.until(
+            lambda: set(content) <= set(capture.topics()) and all(len(rows(capture, t)) == n for t, n in content.items()),
+            "for rows",
+        )
+        capture.until(lambda: rows(capture, "public.retyped") == [("1", "3")], "for the retyped row")
+        capture.until(
+            lambda: rows(capture, "public.again") == [] and records(capture, "public.again")[-1:] == ["created!"],
+            "for the new table",
+        )
+        assert {topic: records(capture, topic) for topic in expected} == expected
+        capture.until_snapshot_done()
+    head = capture.reader.head().position
+    with capture.running():
+        sql.execute("insert into kept values (4, 'd')")
+        capture.until(lambda: len(rows(capture, "public.kept")) == 4)
+        sql.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", (f"s_{postgres.name}",)
+        )
+        sql.execute("insert into kept values (5, 'e')")
+        capture.until(lambda: len(rows(capture, "public.kept")) == 5)
+    said = {topic: changes for topic in capture.topics() if (changes := capture.changes(topic, head))}
+    assert {topic: [op for _, op, _ in changes] for topic, changes in said.items()} == {"public.kept": ["c", "c"]}
+
+
+def test_a_table_that_leaves_the_publication_stops_capture(postgres: Database, tmp_path: Path) -> None:
+    sql = postgres.connect()
+    sql.execute("create table t (id int primary key); insert into t values (1); create table u (id int primary key)")
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+    capture.start()
+    try:
+        capture.until_snapshot_done()
+        sql.execute("insert into t values (2); alter publication cdc drop table t")
+        assert "TABLE_UNPUBLISHED" in str(capture.failure())
+        assert records(capture, "public.t") == ["unpublished"]
+        assert rows(capture, "public.t") == [("1",), ("2",)]
+    finally:
+        capture.stop()
+
+
+def test_a_new_table_joins_a_publication_of_single_tables(postgres: Database, tmp_path: Path) -> None:
+    sql = postgres.connect()
+    sql.execute("create table t (id int primary key)")
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+    with capture.running():
+        capture.until_snapshot_done()
+        sql.execute("create table late (id int)")
+        sql.execute("insert into late select generate_series(1, 3)")
+        sql.execute("alter table late add primary key (id)")
+        capture.until(lambda: "public.late" in capture.topics() and len(rows(capture, "public.late")) == 3, "for the late table")
+        sql.execute("insert into late values (4)")
+        capture.until(lambda: len(rows(capture, "public.late")) == 4)

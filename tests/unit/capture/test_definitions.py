@@ -1,0 +1,202 @@
+"""Which SCHEMA records come of RELATION messages and of the catalog's facts, in which order, and what is read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from cdc.capture.definitions import Definitions
+from cdc.errors import Stopped, StopState
+from cdc.model.evolution import Kind, SchemaChange
+from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
+from cdc.model.table import Column, Table
+
+PASSWORD = "sesame"
+
+
+def facts(oid: int, name: str, *columns: tuple[int, str, int], index: tuple[int, ...] = (1,), **changes: object) -> Facts:
+    found = tuple(FactColumn(attnum, label, type_oid, -1, "", "", False, "1") for attnum, label, type_oid in columns)
+    return replace(Facts(oid, "s", name, False, "d", found, index, {oid: Leaf(oid, True)}, {}, Publishing(True)), **changes)  # type: ignore[arg-type]
+
+
+def sent(table: Table) -> Table:
+    """As a RELATION message has it: without numbers."""
+    return replace(table, columns=tuple(replace(column, attnum=0) for column in table.columns))
+
+
+ID, A, B = (1, "id", 23), (2, "a", 25), (3, "b", 25)
+OLD = facts(7, "t", ID, A, B)
+
+
+class Run:
+    def __init__(self, *before: Facts, live: Iterable[Facts] = (), ended: Sequence[str] = (), tables: Iterable[Table] = ()) -> None:
+        self.live = {one.oid: one for one in live}
+        self.kept: list[set[int]] = []
+        self.looks = 0
+        self.definitions = Definitions(
+            lambda oid: self.live.get(oid),
+            known=[*(one.table() for one in before), *tables],
+            ended=ended,
+            facts={one.oid: one for one in before},
+            passwords=[PASSWORD],
+            wanted=lambda name: not name.endswith("unwanted"),
+            look=self._look,
+            unpublished=lambda name: Stopped(StopState.TABLE_UNPUBLISHED, name),
+            keep=lambda found: self.kept.append(set(found)),
+        )
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    def relation(self, table: Table) -> list[str]:
+        return told(self.definitions.enter(self.definitions.number(sent(table))))
+
+    def message(self, *tables: Facts, dropped: Sequence[int] = (), password: str = PASSWORD) -> list[str]:
+        content = {"password": password, "tables": [one.to_json() for one in tables], "dropped": list(dropped)}
+        return told(self.definitions.on_message(json.dumps(content).encode())[0])
+
+    @property
+    def again(self) -> list[int]:
+        return self.definitions.take_again()
+
+
+def told(changes: Sequence[SchemaChange]) -> list[str]:
+    return [
+        f"{change.table.name} {change.kind}{'!' * change.empties}" + (f" {change.now}" if change.now else "") for change in changes
+    ]
+
+
+def test_a_reconnect_with_equal_definitions_says_nothing() -> None:
+    run = Run(OLD)
+    assert run.relation(OLD.table()) == []
+    assert run.relation(OLD.table()) == []
+    assert run.again == []
+
+
+def test_swapped_names_keep_their_numbers() -> None:
+    swapped = facts(7, "t", ID, (2, "b", 25), (3, "a", 25))
+    run = Run(OLD, live=[swapped])
+    (change,) = run.definitions.enter(run.definitions.number(sent(swapped.table())))
+    assert change == SchemaChange(swapped.table(), Kind.ALTERED)
+
+
+def test_facts_of_this_place_in_the_stream_go_before_the_live_catalog() -> None:
+    run = Run(OLD, live=[facts(7, "t", ID, (2, "a", 25), (4, "b", 25))])
+    assert run.definitions.number(sent(OLD.table())) == OLD.table()
+
+
+def test_where_the_catalog_has_moved_on_the_table_is_read_again() -> None:
+    """c was added, and has another name by now."""
+    middle = Table(7, "s", "t", (*OLD.table().columns, Column("c", 25)))
+    run = Run(OLD, live=[facts(7, "t", ID, A, B, (4, "d", 25))])
+    numbered = run.definitions.number(middle)
+    assert [column.attnum for column in numbered.columns] == [1, 2, 3, 0]
+    assert told(run.definitions.enter(numbered)) == ["t rewritten"]
+    assert run.again == [7]
+
+
+def test_numbers_that_do_not_rise_are_not_guessed() -> None:
+    sources = facts(7, "t", ID, (2, "b", 25), (3, "a", 25), (4, "x", 23))
+    run = Run(live=[sources])
+    numbered = run.definitions.number(Table(7, "s", "t", (Column("id", 23), Column("a", 25), Column("b", 25))))
+    assert [column.attnum for column in numbered.columns] == [0, 0, 0]
+
+
+def test_a_table_that_is_gone_keeps_the_definition_before() -> None:
+    run = Run(tables=[OLD.table()])
+    assert run.relation(OLD.table()) == []
+
+
+def test_a_changed_key_empties_the_topic() -> None:
+    other = replace(OLD, index=(1, 2))
+    run = Run(OLD, live=[other])
+    assert run.message(other) == ["t rewritten!"]
+    assert run.again == [7]
+    assert run.relation(other.table()) == []
+
+
+def test_a_renamed_table_goes_on_in_another_topic() -> None:
+    run = Run(OLD)
+    assert run.relation(replace(OLD.table(), name="u")) == ["t renamed! s.u"]
+    assert run.again == [7]
+    assert run.message(replace(OLD, name="u")) == []
+    assert run.relation(replace(OLD.table(), name="t")) == ["u renamed! s.t", "t created!"]
+
+
+def test_two_tables_swap_their_names() -> None:
+    other = facts(8, "u", ID, A)
+    run = Run(OLD, other)
+    assert run.message(replace(OLD, name="u"), replace(other, name="t")) == ["t renamed! s.u", "u created!", "t created!"]
+    assert sorted(run.again) == [7, 8]
+
+
+@pytest.mark.parametrize("drop_first", [True, False])
+def test_another_table_of_the_same_name(drop_first: bool) -> None:
+    run, new = Run(OLD), facts(9, "t", ID)
+    if drop_first:
+        assert run.message(dropped=[7]) == ["t dropped!"]
+    assert run.message(new) == ["t created!"]
+    assert run.message(dropped=[7]) == []
+    assert set(run.again) == {7, 9}
+
+
+def test_a_name_that_ended_before_the_start_is_taken_anew() -> None:
+    run = Run(tables=[OLD.table()], ended=["s.t"])
+    assert run.relation(facts(9, "t", ID).table()) == ["t created!"]
+
+
+def test_a_table_that_joins_is_read_without_a_record() -> None:
+    run = Run()
+    assert run.message(OLD) == []
+    assert run.again == [7]
+
+
+def test_a_dropped_partition_takes_rows_of_its_root_away() -> None:
+    root = replace(OLD, partitioned=True, leaves={20: Leaf(20, True), 21: Leaf(21, True)})
+    run = Run(root)
+    assert run.message(dropped=[20]) == ["t rewritten!"]
+    assert run.again == [7]
+    assert run.message(dropped=[7, 21]) == ["t dropped!"]
+
+
+def test_facts_are_kept_when_they_are_durable() -> None:
+    run = Run(OLD)
+    run.definitions.settle()
+    run.message(OLD)
+    run.definitions.settle()
+    assert run.kept == []
+    run.message(facts(7, "t", ID, A))
+    run.definitions.settle()
+    assert run.kept == [{7}]
+
+
+def test_a_trigger_does_not_know_of_the_publication() -> None:
+    run = Run(replace(OLD, publishing=Publishing(True, (1, 2))))
+    assert run.message(replace(OLD, columns=(*OLD.columns, FactColumn(4, "c", 25, -1, "", "", True, "1")), publishing=None)) == []
+    assert run.message(facts(9, "new", ID, publishing=None)) == []
+    assert (run.again, run.looks) == ([], 1)
+
+
+def test_who_leaves_the_publication_stops_capture_after_the_record() -> None:
+    run = Run(OLD)
+    assert run.message(replace(OLD, publishing=Publishing(False))) == ["t unpublished"]
+    with pytest.raises(Stopped, match="TABLE_UNPUBLISHED"):
+        run.definitions.settle()
+    attached = Run(OLD)
+    assert attached.message(replace(OLD, publishing=Publishing(False), attached=True)) == ["t dropped!"]
+    attached.definitions.settle()
+    other = Run(facts(8, "unwanted", ID))
+    assert other.message(facts(8, "unwanted", ID, publishing=Publishing(False))) == ["unwanted unpublished"]
+    other.definitions.settle()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[]", b"{}", b'{"password": "sesame", "tables": [{}]}', b'{"password": "sesame", "tables": 1}']
+)
+def test_what_is_not_ours_is_passed_over(content: bytes) -> None:
+    run = Run(OLD)
+    assert run.definitions.on_message(content) == ([], [])
+    assert run.message(dropped=[7], password="guess") == []

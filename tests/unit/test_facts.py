@@ -1,0 +1,92 @@
+"""What a difference of two looks at the catalog means; the real catalog's side is in tests/integration/schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc.model.facts import FactColumn, Facts, Leaf, Publishing, Verdict, hidden
+from cdc.model.table import Column
+from cdc.source.facts import FACTS
+
+ID = FactColumn(1, "id", 23, -1, "", "", True, "10")
+V = FactColumn(2, "v", 25, -1, "", "", False, "10")
+G = FactColumn(3, "g", 23, -1, "", "s", True, "10")
+PLAIN = Facts(
+    7, "public", "t", False, "d", (ID, V), (1,), {7: Leaf(70, True)}, {"e1": "a", "a5.1": "23 -1 false"}, Publishing(True)
+)
+PARTED = replace(PLAIN, partitioned=True, leaves={8: Leaf(80, True), 9: Leaf(90, True)})
+OVERLAY, VANISHED = Verdict(False), Verdict(True)
+
+
+def _moved(facts: Facts) -> Facts:
+    return replace(facts, leaves={oid: replace(leaf, filenode=leaf.filenode + 1000) for oid, leaf in facts.leaves.items()})
+
+
+def _with(*columns: FactColumn) -> Callable[[Facts], Facts]:
+    return lambda facts: replace(facts, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "verdict"),
+    [
+        (PLAIN, lambda facts: facts, None),
+        (PLAIN, _moved, None),  # VACUUM FULL; a TRUNCATE is in the stream
+        (PARTED, _moved, VANISHED),
+        (PLAIN, _with(ID, replace(V, version="11")), None),
+        (PLAIN, lambda facts: _moved(_with(ID, replace(V, version="11"))(facts)), OVERLAY),
+        (PLAIN, lambda facts: _moved(_with(replace(ID, version="11"), V)(facts)), VANISHED),
+        (PLAIN, _with(ID, replace(V, type_oid=1043, version="11")), OVERLAY),
+        (PLAIN, _with(replace(ID, type_oid=20, version="11"), V), VANISHED),
+        (PLAIN, _with(ID, V, FactColumn(3, "w", 25, -1, "", "", False, "11")), None),
+        (PLAIN, _with(ID, V, FactColumn(3, "w", 25, -1, "", "", True, "11")), OVERLAY),
+        (PLAIN, lambda facts: _moved(_with(ID, V, FactColumn(3, "w", 25, -1, "", "", False, "11"))(facts)), OVERLAY),
+        (PLAIN, _with(ID, FactColumn(3, "v", 25, -1, "", "", False, "11")), OVERLAY),
+        (PLAIN, _with(ID), None),
+        (PARTED, lambda facts: facts.without(8), VANISHED),
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(110, True)}), None),
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(110, False)}), OVERLAY),
+        (PLAIN, lambda facts: replace(facts, types={**facts.types, "e2": "b"}), None),
+        (PLAIN, lambda facts: replace(facts, types={**facts.types, "e1": "z"}), OVERLAY),
+        (PLAIN, lambda facts: replace(facts, types={**facts.types, "a5.2": "25 -1 false"}), OVERLAY),
+        (PLAIN, lambda facts: replace(facts, types={**facts.types, "a6.1": "25 -1 false"}), None),
+        (PLAIN, lambda facts: replace(facts, publishing=Publishing(True, row_filter="x")), VANISHED),
+        (
+            replace(PLAIN, publishing=Publishing(True, (1,))),
+            lambda facts: replace(facts, publishing=Publishing(True, (1, 2))),
+            OVERLAY,
+        ),
+        (PLAIN, lambda facts: replace(facts, name="u", identity="f"), None),
+    ],
+)
+def test_what_the_stream_does_not_tell(before: Facts, change: Callable[[Facts], Facts], verdict: Verdict | None) -> None:
+    assert hidden(before, change(before)) == verdict
+
+
+def test_facts_come_back_from_json() -> None:
+    for facts in (PLAIN, PARTED, replace(PLAIN, publishing=None), replace(PLAIN, publishing=Publishing(True, (1,), True, "f"))):
+        assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+def test_the_definition_has_what_is_published() -> None:
+    generated = replace(PLAIN, columns=(ID, V, G))
+    assert generated.table().names == ("id", "v")
+    assert replace(generated, publishing=Publishing(True, stored=True)).table().names == ("id", "v", "g")
+    assert replace(generated, publishing=Publishing(True, (1, 3))).table().names == ("id", "g")
+
+
+@pytest.mark.parametrize(
+    ("identity", "index", "key"), [("d", (1,), ["id"]), ("n", (1,), []), ("f", (), ["id", "v"]), ("f", (1,), ["id"]), ("d", (), [])]
+)
+def test_the_definition_has_the_key_of_its_identity(identity: str, index: tuple[int, ...], key: list[str]) -> None:
+    table = replace(PLAIN, identity=identity, index=index).table()
+    assert [column.name for column in table.key] == key
+    assert table.columns[0] == Column("id", 23, -1, "", key="id" in key, attnum=1)
+
+
+def test_the_event_trigger_tells_the_same_facts() -> None:
+    assert FACTS in (Path(__file__).parents[2] / "deploy/roles.sql").read_text()
