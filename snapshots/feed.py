@@ -90,7 +90,7 @@ class SnapshotFeed:
                 for window in self._windows:
                     if window.table.oid == table.oid:
                         window.add(batch, table, group.transactions)
-                if table.oid in self._holds and self._same_shape(table):
+                if table.oid in self._holds and self._holds[table.oid].concerned(batch) and self._same_shape(table):
                     self._forget(table.oid, batch)
 
     def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:

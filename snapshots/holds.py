@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.model.batch import EXACT, OP, POSITION, Op
+from cdc.model.batch import EXACT, OP, POSITION, Op, last_position
 from cdc.model.table import Table
 from snapshots.fence import Keys, Mask, keys_of, number_keys, same_types
 
@@ -58,6 +58,12 @@ class Holds:
             first[np.unique(numbers, return_index=True)[1]] = True
             self._pieces.append(piece if first.all() else piece.keep(first))
             piece = piece.keep(~first)
+
+    def concerned(self, changes: pa.RecordBatch) -> bool:
+        """Whether any of the changes comes behind a held row. Rows are handed over before the group that they belong to, whose earlier
+        changes may even have other columns."""
+        first = min(int(piece.rows.column(POSITION)[0].as_py()) for piece in self._pieces)
+        return last_position(changes) >= first
 
     def forget(self, changes: pa.RecordBatch) -> None:
         """Whole rows and deletes of held keys, as logged: whatever was held of those keys before them is void."""

@@ -85,7 +85,10 @@ def test_keys_and_what_no_row_has(stale: Any, tmp_path: Path) -> None:
 
 def test_what_fails_concerns_nobody_else(stale: Any, tmp_path: Path) -> None:
     pipeline, sql = stale
-    assert done(pipeline, pipeline.requests.queue(Request("public.t", where="1 / (a - a) = 1"))).error == "a data exception (SQLSTATE 22012)"
+    assert (
+        done(pipeline, pipeline.requests.queue(Request("public.t", where="1 / (a - a) = 1"))).error
+        == "a data exception (SQLSTATE 22012)"
+    )
     assert "22P02" in (done(pipeline, pipeline.requests.queue(Request("public.t", keys=(("k1", "x"),)))).error or "")
     assert done(pipeline, pipeline.requests.queue(Request("public.nothing"))).state == "failed"
     sql.execute("insert into t values (-1, 'k', 'streamed')")

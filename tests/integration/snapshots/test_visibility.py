@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from cdc.embedded.postgres import Postgres
 from cdc.source import connect
 from snapshots.catalog import load_tables
+from snapshots.fence import Snapshot, Window
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, settle
 
 ROWS = 500
@@ -77,12 +79,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["update", "delete", "key"])
+@pytest.mark.parametrize(("kind", "workers"), [("update", 1), ("update", 3), ("delete", 2), ("key", 2)])
 def test_delivered_before_the_window_opened(
-    postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path, kind: str
+    postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path, kind: str, workers: int
 ) -> None:
     """The chunk is read again until the commit is visible; LSNs alone would let the old row win."""
-    with closing(Pipeline(postgres_server.dsn(), tmp_path)) as pipeline:
+    with closing(Pipeline(postgres_server.dsn(), tmp_path, chunk_rows=10, snapshot_workers=workers)) as pipeline:
         pipeline.start(snapshot=False)
         with held_commit(postgres_server, CHANGES[kind]):
             until(lambda: pipeline.writer.head.position >= 1)
@@ -110,6 +112,41 @@ def test_delivered_inside_the_window(postgres_server: Postgres, table: psycopg.C
             assert operations(tmp_path, "public.t")["READ"] == ROWS - 1
         settle(pipeline, table)
         assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(table, "public.t")
+
+
+def _admit_all(window: Window, snapshot: Snapshot) -> bool:
+    window.snapshot = snapshot
+    return True
+
+
+def _keep_all(_: Window, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return list(chunk)
+
+
+@pytest.mark.parametrize("rule", ["admit", "survivors"])
+def test_the_race_is_lost_without_either_rule(
+    postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    """So the tests above would notice."""
+    monkeypatch.setattr(Window, rule, {"admit": _admit_all, "survivors": _keep_all}[rule])
+    with closing(Pipeline(postgres_server.dsn(), tmp_path, chunk_rows=1000)) as pipeline:
+        if rule == "survivors":
+            pipeline.pause.set()
+        pipeline.start(snapshot=False)
+        with held_commit(postgres_server, CHANGES["update"]):
+            if rule == "survivors":
+                pipeline.coordinator.start()
+                until(lambda: pipeline.feed._ready)
+                pipeline.pause.clear()
+            else:
+                until(lambda: pipeline.writer.head.position >= 1)
+                # As in a log that begins here: otherwise the barrier would wait for this commit too.
+                pipeline.coordinator._needs_barrier = False
+                pipeline.coordinator.start()
+            pipeline.wait_finished()
+        settle(pipeline, table)
+        assert fold(tmp_path, "public.t")[("7",)] == ("7", "old")
+        assert table.execute("select v from public.t where id = 7").fetchone() == ("new",)
 
 
 def test_delivered_to_an_earlier_process(postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path) -> None:

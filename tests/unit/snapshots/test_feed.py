@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -174,3 +175,14 @@ def test_an_emptying_mark_enters_as_a_schema_record(feed: SnapshotFeed) -> None:
     feed.ready(Chunk(b"chunk:1", feed.open(T), empties=True), ())
     (record,) = feed.chunk_at(Watermark(b"chunk:1", 50)) or ()
     assert schema_change_of(place([record], Position(9), 50, 0)[0]) == SchemaChange(T, Kind.REWRITTEN, empties=True)
+
+
+def test_changes_of_another_shape_before_a_held_row_do_not_let_it_go(feed: SnapshotFeed) -> None:
+    """A rename and the first update after it in one group: the table was read from its beginning."""
+    renamed = replace(T, columns=(*T.columns[:3], replace(T.columns[3], name="renamed")))
+    feed.hold(batch(renamed, [{"a": 1, "b": "x"}], first=4), {"renamed": np.array([True])})
+    feed.on_group(group([batch(T, [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}, {"a": 3, "b": "x"}])], (100, 3)))
+    assert feed.held(T.oid)
+    assert not feed.to_read_again()
+    feed.on_group(group([batch(T, [{"a": 1, "b": "x"}], first=4)], (101, 4)))
+    assert feed.to_read_again() == {T.oid}
