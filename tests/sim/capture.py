@@ -12,6 +12,7 @@ from typing import Any
 from cdc import capturing
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
+from cdc.capture.definitions import Definitions
 from cdc.capture.feedback import Feedback
 from cdc.capture.toast import ToastMemory
 from cdc.ingest import Ingest
@@ -127,7 +128,8 @@ class Capture:
         return self.link
 
     def _decoder(self, durable_lsn: int) -> Decoder:
-        return Decoder(self._primary_key, self._memory, capturing._hold(self.feed), durable_lsn)
+        definitions = Definitions(lambda _: None, known=self._source.tables.values())
+        return Decoder(definitions, self._memory, capturing._hold(self.feed), durable_lsn)
 
     def take(self) -> None:
         """One round of ingest. Raises ConnectionError when the stream has ended, and whatever the disk raises."""
@@ -172,6 +174,3 @@ class Capture:
     def _lose_the_log(self) -> None:
         self.writer._broken = "the process is gone"
         self.writer.close()
-
-    def _primary_key(self, oid: int) -> tuple[str, ...]:
-        return tuple(column.name for column in self._source.tables[oid].key)
