@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import psycopg
 import pyarrow as pa
@@ -28,7 +29,10 @@ Row = tuple[str | None, ...]
 Content = Mapping[str, Sequence[Row]]
 """Table → its rows as canonical text, sorted."""
 
-_PUBLISHED = """
+SNAPSHOT_S: Final = 240.0
+"""Hundreds of tables, on a machine that may be busy."""
+
+_PUBLISHED: Final = """
 select p.schemaname, p.tablename, p.rowfilter, c.relkind = 'p',
        array(select a.attname::text from pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attname = any (p.attnames)
@@ -93,7 +97,7 @@ def _observe(
 ) -> None:
     capture = Capture(dsn, folder / "first", tables=("*",))
     with capture.running():
-        capture.until_snapshot_done()
+        capture.until_snapshot_done(deadline_s=SNAPSHOT_S)
         begun = capture.reader.head().position
         for case in cases:
             with Sessions(dsn, case) as sessions:
@@ -108,7 +112,7 @@ def _observe(
             found.records = [one for one in records(case, found.batches) if one.position > begun]
     again = Capture(dsn, folder / "again", tables=("*",), slot="again")
     with again.running():
-        again.until_snapshot_done()
+        again.until_snapshot_done(deadline_s=SNAPSHOT_S)
     for case in cases:
         results[case.id].again = stored(case, batches(case, again))
     again.reader.close()

@@ -73,20 +73,20 @@ class Capture:
         assert found is not None
         return found
 
-    def until(self, condition: Callable[[], bool], what: str = "") -> None:
-        deadline = time.monotonic() + DEADLINE_S
+    def until(self, condition: Callable[[], bool], what: str = "", *, deadline_s: float = DEADLINE_S) -> None:
+        deadline = time.monotonic() + deadline_s
         while not condition():
             if self.error is not None:
                 raise self.error
             assert time.monotonic() < deadline, f"waited in vain {what}: {status.read_capture(self.settings.run_dir)}"
             time.sleep(0.01)
 
-    def until_snapshot_done(self) -> None:
+    def until_snapshot_done(self, *, deadline_s: float = DEADLINE_S) -> None:
         def done() -> bool:
             found = status.read_capture(self.settings.run_dir)
             return found is not None and found.state == "streaming" and all(table.finished for table in found.snapshot)
 
-        self.until(done, "for the snapshot")
+        self.until(done, "for the snapshot", deadline_s=deadline_s)
 
     def until_lsn(self, lsn: int) -> None:
         """Until everything up to the LSN is durable in the log."""
