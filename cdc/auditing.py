@@ -43,7 +43,9 @@ import pyarrow.compute as pc
 
 from cdc.errors import ConfigError, SourceError, WaitTimeout
 from cdc.log.contract import LogReader
+from cdc.log.ended import ended_topics
 from cdc.log.reader import open_reader
+from cdc.model.evolution import Kind
 from cdc.model.position import Cut, Lsn, format_lsn
 from cdc.model.selection import matches
 from cdc.model.table import Table
@@ -190,7 +192,9 @@ def targets(settings: Settings, reader: LogReader, database: Database, store: st
     Raises ConfigError when ``table`` selects none.
     """
     patterns = settings.stores[store].tables
-    found = {topic.name: Target(topic.table, topic.rows) for topic in reader.topics()}
+    # Of a table that was dropped or renamed there is nothing to compare: its rows went from the stores with it.
+    gone = {name for name, kind in ended_topics(reader).items() if kind in (Kind.DROPPED, Kind.RENAMED)}
+    found = {topic.name: Target(topic.table, topic.rows) for topic in reader.topics() if topic.name not in gone}
     for published in load_published(database.connection, settings.source.publication, settings.source.tables):
         if published.qualified not in found:
             found[published.qualified] = Target(database.protection.logged(published), captured=False)

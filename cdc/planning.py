@@ -20,10 +20,10 @@ from cdc.approvals import approved
 from cdc.capture.definitions import Definitions
 from cdc.errors import ConfigError, HeadwaterError, SourceError
 from cdc.log.contract import LogReader
+from cdc.log.ended import ended_topics
 from cdc.log.reader import open_reader
-from cdc.model.evolution import Kind, SchemaChange, schema_change_of
+from cdc.model.evolution import Kind, SchemaChange
 from cdc.model.facts import Facts, Publishing
-from cdc.model.position import Position
 from cdc.model.selection import matches, named
 from cdc.model.table import Table
 from cdc.privacy import protection_of
@@ -173,14 +173,8 @@ def _ddl_hint(error: psycopg.Error) -> str | None:
 
 
 def _known(settings: Settings, reader: LogReader) -> _Known:
-    tables, ended = {}, set()
-    for topic in reader.topics():
-        tables[topic.name] = topic.table
-        for batch in reader.read(topic.name, Position(topic.last - 1), topic.last):
-            change = schema_change_of(batch)
-            if change is not None and change.kind in (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED):
-                ended.add(topic.name)
-    return _Known(tables, frozenset(ended), load_facts(settings.log.dir))
+    tables = {topic.name: topic.table for topic in reader.topics()}
+    return _Known(tables, frozenset(ended_topics(reader)), load_facts(settings.log.dir))
 
 
 def _facts(connection: psycopg.Connection, settings: Settings, known: _Known, oids: Sequence[int] = ()) -> dict[int, Facts]:

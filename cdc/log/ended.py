@@ -1,0 +1,22 @@
+"""Topics whose table is no longer there under that name: dropped, renamed, or out of the publication."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cdc.log.contract import LogReader
+from cdc.model.evolution import Kind, schema_change_of
+from cdc.model.position import Position
+
+ENDING: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
+
+
+def ended_topics(reader: LogReader) -> dict[str, Kind]:
+    """Topic → how it ended, by its last record."""
+    found: dict[str, Kind] = {}
+    for topic in reader.topics():
+        for batch in reader.read(topic.name, Position(topic.last - 1), topic.last):
+            change = schema_change_of(batch)
+            if change is not None and change.kind in ENDING:
+                found[topic.name] = change.kind
+    return found
