@@ -110,7 +110,7 @@ def _capture(
                 if coordinator is None:
                     evolving.start()
                     coordinator = SnapshotCoordinator(settings.source, feed, progress, Requests(settings.log.dir), stop)
-                    meter.loaded = partial(_loaded, coordinator)
+                    meter.loaded, meter.paused = partial(_loaded, coordinator), partial(_paused, coordinator)
                     coordinator.start()
                     watch.start()
                 _stream_once(settings.source, settings.log.dir, now, writer, memory, feed, evolving, meter, stop)
@@ -157,6 +157,10 @@ def _pause(seconds: float, meter: Meter, stop: threading.Event) -> None:
 
 def _loaded(coordinator: SnapshotCoordinator) -> bool:
     return coordinator.finished
+
+
+def _paused(coordinator: SnapshotCoordinator) -> str | None:
+    return coordinator.paused
 
 
 def _stream_once(

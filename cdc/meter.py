@@ -30,6 +30,8 @@ class Meter:
         self.alarms: Alarms | None = None
         self.loaded: Callable[[], bool] = lambda: False
         """Whether every selected table is in the log."""
+        self.paused: Callable[[], str | None] = lambda: None
+        """Why the snapshot stands still, if it does."""
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -42,6 +44,7 @@ class Meter:
             self.status.changes_per_s = (self.status.changes - changes) / (now - then)
             self._counted = (now, self.status.changes)
         self.status.snapshot = self._progress.tables()
+        self.status.snapshot_paused = self.paused()
         self.status.alarms = list(self.alarms.current) if self.alarms else []
         if not self.loaded():
             self.status.complete_position = None

@@ -108,6 +108,8 @@ class CaptureReport:
     wire_bytes: int
     snapshot: tuple[SnapshotReport, ...]
     updated_at: float
+    snapshot_paused: str | None = None
+    """Why reading tables stands still now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +343,7 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
         wire_bytes=told.wire_bytes,
         snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in told.snapshot),
         updated_at=told.updated_at,
+        snapshot_paused=told.snapshot_paused,
     )
 
 

@@ -48,6 +48,8 @@ class CaptureStatus:
     changes_per_s: float = 0.0
     slot: str = ""
     snapshot: list[TableProgress] = field(default_factory=list)
+    snapshot_paused: str | None = None
+    """Why reading tables stands still now."""
     alarms: list[str] = field(default_factory=list)
     """What endangers the slot's WAL, one line each with what helps, as capture saw it last."""
     updated_at: float = 0.0

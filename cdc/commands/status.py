@@ -129,6 +129,8 @@ def _snapshot_lines(capture: CaptureReport | None) -> Iterator[str]:
     for entry in capture.snapshot if capture else ():
         if not entry.finished:
             yield f"snapshot {entry.table}: {entry.done} of about {entry.total} rows"
+    if capture and capture.snapshot_paused:
+        yield f"snapshot pauses: {capture.snapshot_paused}"
 
 
 def _log_line(report: Report) -> str:
