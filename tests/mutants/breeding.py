@@ -1,0 +1,107 @@
+"""Runs tests against a product with one planted bug: a process that has imported the libraries, but nothing of ours, forks a child per
+bug; the child's import system changes the source text of the one module as it is read. No file is touched.
+
+``python -m tests.mutants.breeding``: one JSON line in (``{"file", "old", "new", "tests", "jit"}``), one JSON line out
+(``{"code", "told"}``: pytest's exit code, None after a timeout).
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 90.0
+_LIBRARIES = (
+    "hypothesis", "numba", "numpy", "pandas", "psutil", "psycopg", "pyarrow.compute", "pyarrow.parquet", "pydantic", "pydantic_settings",
+    "pytest", "redis", "rich.console", "rich.progress", "structlog", "typer",
+)  # fmt: skip
+
+
+class Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds one module and gives it another text."""
+
+    def __init__(self, file: str, old: str, new: str) -> None:
+        self._name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        self._path = ROOT / file
+        self._text = self._path.read_text(encoding="utf-8").replace(old, new)
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name:
+            return None
+        return importlib.util.spec_from_file_location(name, self._path, loader=self)
+
+    def get_filename(self, name: str) -> str:  # noqa: ARG002
+        return str(self._path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._text, str(self._path), "exec"), module.__dict__)
+
+
+def _child(bug: dict[str, Any]) -> int:
+    if bug["old"]:
+        sys.meta_path.insert(0, Planter(bug["file"], bug["old"], bug["new"]))
+    if not bug["jit"]:
+        # Compiled code is kept on disk under the module's name, and callers carry what they call: neither may meet a planted bug.
+        import_module("numba").config.DISABLE_JIT = True
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS"):
+        os.environ.pop(name, None)
+    pytest = import_module("pytest")
+    options = ["-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
+    return int(pytest.main([*options, *bug["tests"]]))
+
+
+def _run(bug: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as out:
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+            code = 70
+            try:
+                code = _child(bug)
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        pidfd = os.pidfd_open(pid)
+        ended = bool(select.select([pidfd], [], [], TIMEOUT_S)[0])
+        os.close(pidfd)
+        if not ended:
+            os.killpg(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        out.seek(0)
+        return {"code": code if ended else None, "told": out.read().decode(errors="replace")[-1500:]}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    for name in _LIBRARIES:
+        import_module(name)
+    ours = [name for name in sys.modules if name.partition(".")[0] in ("cdc", "sinks", "snapshots") or name == "tests.conftest"]
+    assert not ours, ours
+    for line in sys.stdin:
+        answers.write(json.dumps(_run(json.loads(line))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The planted bugs: where, what, and the quick tests that have to notice. Each is one that somebody could really write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``old`` stands exactly once in ``file``. ``jit`` False: the file holds compiled code, so the tests run interpreted."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    jit: bool = True
+
+
+DECODER = "tests/unit/capture/test_decoder.py"
+TOAST = "tests/unit/capture/test_toast.py"
+VALUES = "tests/unit/capture/test_values.py"
+CRASH = "tests/unit/log/test_crash.py::test_power_loss_at_every_operation[lost-0]"
+WRITER = "tests/unit/log/test_writer.py"
+FENCE = "tests/unit/snapshots/test_fence.py"
+TWIN = ("-k", "memory", "tests/contract/test_sinks.py")
+RECOVER = "tests/unit/log/test_recover.py"
+
+MUTANTS = (
+    Mutant(
+        "confirmed before the log's fsync", "cdc/ingest.py",
+        "        cut = self._writer.commit(Lsn(lsn), commit_ts_us)\n", "        self._stream.confirm(Lsn(lsn))\n        cut = self._writer.commit(Lsn(lsn), commit_ts_us)\n",
+        ("tests/unit/test_ingest.py",),
+    ),
+    Mutant(
+        "a transaction that ends at the durable LSN is taken twice", "cdc/capture/decoder.py",
+        "ends > self._durable_lsn, index.commit_lsn", "ends >= self._durable_lsn, index.commit_lsn", (DECODER,),
+    ),
+    Mutant(
+        "unchanged TOAST values are not filled in", "cdc/capture/toast.py",
+        "value = known.get(table.columns[column].name)", "value = b''", (TOAST,),
+    ),
+    Mutant(
+        "a deleted row's wide values live on in the memory", "cdc/capture/toast.py",
+        "                if not moved:\n                    self._forget(table.oid, key)\n", "", (TOAST,),
+    ),
+    Mutant(
+        "columns go by their names", "cdc/model/evolution.py",
+        "numbered = (old.oid, old.epoch) == (new.oid, new.epoch) and", "numbered = False and", ("tests/unit/test_evolution.py",),
+    ),
+    Mutant("the fence admits every snapshot", "snapshots/fence.py", "return bool(snapshot.sees(self.before).all())", "return True", (FENCE,)),
+    Mutant(
+        "keys changed by invisible transactions stay in the chunk", "snapshots/fence.py",
+        "keep = ~np.isin(numbers, hidden)", "keep = np.ones(len(numbers), np.bool_)", (FENCE,),
+    ),
+    Mutant(
+        "a TRUNCATE that the snapshot did not see leaves the chunk alone", "snapshots/fence.py",
+        "        if self._emptied:\n            return []\n", "", (FENCE,),
+    ),
+    Mutant(
+        "an earlier process's transactions need not be visible", "snapshots/fence.py",
+        "        return not len(self._suspects)\n", "        return True\n", (FENCE,),
+    ),
+    Mutant(
+        "a chunk of another definition enters the stream", "snapshots/feed.py",
+        "            if chunk.window.mixed:\n", "            if False:\n", ("tests/unit/snapshots/test_feed.py",),
+    ),
+    Mutant(
+        "held rows outlive a later change of their key", "snapshots/holds.py",
+        "keep &= last[held] < held_at", "pass", ("tests/unit/snapshots/test_holds.py",),
+    ),
+    Mutant("a key's update keeps the old key's row", "cdc/capture/tuples.py", "        if moved:\n", "        if False:\n", (DECODER,), jit=False),
+    Mutant(
+        "a value that was not sent is NULL", "cdc/capture/tuples.py",
+        "            lengths[c, row] = np.int32(-2)\n", "            lengths[c, row] = np.int32(-1)\n", (DECODER, TOAST), jit=False,
+    ),
+    Mutant(
+        "the old tuple's value is not taken for one that was not sent", "cdc/capture/tuples.py",
+        "if lengths[c, count] == -2 and old_lengths[c, 0] >= 0:", "if False:", (DECODER, TOAST), jit=False,
+    ),
+    Mutant(
+        "a delete of FULL identity carries what is not key", "cdc/capture/tuples.py",
+        "                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(-1)\n            op[count] = 100\n            placed[count] = order[m] * 2\n            count += 1\n            continue\n",
+        "                lengths[c, count] = np.int32(-1)\n            op[count] = 100\n            placed[count] = order[m] * 2\n            count += 1\n            continue\n",
+        (DECODER,), jit=False,
+    ),
+    Mutant("frames are not checked", "cdc/log/format.py", "    if crc32c(data.slice(at + FRAME_HEADER_BYTES, length), crc32c(head)) != crc:\n", "    if False:\n", ("tests/unit/log/test_format.py",)),
+    Mutant(
+        "a torn timeline is not cut", "cdc/log/recover.py",
+        "        repairs.cut.append((path, timeline.length))\n", "        pass\n", (f"{RECOVER}::test_bytes_behind_the_last_entry_are_cut",),
+    ),
+    Mutant(
+        "damage in the middle is cut as if it were the tail", "cdc/log/recover.py",
+        "return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT", "return TimelineVerdict.CUT",
+        (f"{RECOVER}::test_the_timelines_decision_table_is_whole", f"{RECOVER}::test_a_reader_alone_meets_every_flip"),
+    ),
+    Mutant("the timeline is not synced", "cdc/log/writer.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
+    Mutant(
+        "the segments are not synced", "cdc/log/writer.py",
+        "            if len(fds) == 1:\n                self._disk.sync(fds[0])\n            elif fds:\n", "            if len(fds) > 1:\n", (CRASH,),
+    ),
+    Mutant(
+        "a new segment's name is not synced", "cdc/log/writer.py",
+        "                    self._disk.sync_folder(folder)\n", "                    pass\n", (CRASH,),
+    ),
+    Mutant(
+        "a failed sync is tried again", "cdc/log/writer.py",
+        "            self._writer._broken = f\"the disk failed before ({code})\"", "            code = code", (WRITER,),
+    ),
+    Mutant(
+        "a rollback leaves what was staged", "cdc/log/writer.py",
+        "                    self._disk.truncate(self._file(topic, topic.durable.segment), topic.durable.end)\n", "                    pass\n", (WRITER,),
+    ),
+    Mutant(
+        "a second writer is not noticed", "cdc/log/writer.py",
+        "if standing is None or standing.epoch != before.epoch:", "if False:", (WRITER,),
+    ),
+    Mutant(
+        "a commit takes positions with a gap", "cdc/log/writer.py", "if not staged.density.dense:", "if False:",
+        ("-k", "dense and embedded", "tests/contract/test_log.py"),
+    ),
+    Mutant(
+        "the segment goes before its Parquet files have their names", "cdc/log/seal.py",
+        "        for aside, final in written:\n            disk.rename", "        disk.remove(segment.path)\n        disk.create(segment.path)\n        for aside, final in written:\n            disk.rename",
+        (CRASH,),
+    ),
+    Mutant("the confirmed LSN goes back", "cdc/capture/feedback.py", "max(self.durable_lsn, lsn)", "lsn", ("tests/unit/capture/test_feedback.py",)),
+    Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "            self.floors[table] = position\n", "", TWIN),
+    Mutant("an equal position wins", "sinks/memory.py", "if key in rows and rows[key][0] >= position:", "if key in rows and rows[key][0] > position:", TWIN),
+    Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.applied.position or position <= self.floors", "if position <= self.floors", TWIN),
+    Mutant("applied is told before the rows are written", "sinks/memory.py",
+        "        for batch in self._staged or ():\n            self._store.write(batch)\n", "        self._store.commit(cut)\n        for batch in self._staged or ():\n            self._store.write(batch)\n", TWIN),
+    Mutant("a stopped part is started again", "cdc/supervise.py", "if exit_code == Stopped.exit_code and held:", "if False:", ("-k", "step or stopped", "tests/unit/test_supervise.py")),
+    Mutant("resume clears every stop state", "cdc/stops.py", "if wanted in (stop.state.casefold(), stop.name.casefold())", "if True", ("tests/unit/test_stops.py",)),
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""Every planted bug is caught by the quick tests that are named beside it, and those tests pass without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import counters
+from tests.mutants.breeding import ROOT
+from tests.mutants.seeded import MUTANTS, Mutant
+
+PASSED, FAILED = 0, 1
+
+
+class Breeder:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.mutants.breeding"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._healthy: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def run(self, tests: tuple[str, ...], jit: bool, mutant: Mutant | None = None) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        file, old, new = (mutant.file, mutant.old, mutant.new) if mutant else ("", "", "")
+        bug = {"file": file, "old": old, "new": new, "tests": tests, "jit": jit}
+        self._process.stdin.write(json.dumps(bug).encode() + b"\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def healthy(self, tests: tuple[str, ...]) -> dict[str, Any]:
+        """What these tests, interpreted, say of the product as it is."""
+        if tests not in self._healthy:
+            self._healthy[tests] = self.run(tests, jit=False)
+        return self._healthy[tests]
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def breeder() -> Iterator[Breeder]:
+    one = Breeder()
+    yield one
+    one.close()
+
+
+def test_there_are_thirty() -> None:
+    assert len(MUTANTS) >= 30
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.xdist_group("mutants")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_is_caught(breeder: Breeder, mutant: Mutant) -> None:
+    text = (ROOT / mutant.file).read_text(encoding="utf-8")
+    assert text.count(mutant.old) == 1, f"{mutant.file} has changed: the bug's place was found {text.count(mutant.old)} times"
+    answer = breeder.run(mutant.tests, mutant.jit, mutant)
+    assert answer["code"] in (FAILED, None), f"the bug lives (pytest ended with {answer['code']})\n{answer['told']}"
+    if not mutant.jit:
+        # Interpreted, the tests run nowhere else; all others are part of every run.
+        healthy = breeder.healthy(mutant.tests)
+        assert healthy["code"] == PASSED, healthy["told"]
+    counters.add("mutants", "caught")
