@@ -58,6 +58,10 @@ class Armed:
             raise ValueError(f"{VARIABLE} looks like name=kill, name=error:2 or name=hang@file")
         return cls(name, Kind(kind), int(nth or 1), Path(mark) if mark else None)
 
+    @property
+    def hit(self) -> bool:
+        return self._reached >= self.nth
+
     def reach(self, name: str) -> None:
         if name != self.name:
             return
