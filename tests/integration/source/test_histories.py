@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,30 @@ def test_promotions(clusters: Clusters, tmp_path: Path) -> None:
     # The old primary comes back on the timeline that was left.
     primary.start()
     stopped(at(capture, primary), StopState.DIVERGED)
+
+
+def test_a_failover_to_a_standby_that_keeps_the_slot(clusters: Clusters, tmp_path: Path) -> None:
+    primary = clusters.empty()
+    fill(primary)
+    capture = Capture(primary.dsn(), tmp_path)
+    captured(capture, primary)
+    standby = clusters.standby(primary, keeps_slots=True)
+    with connect(primary) as sql, connect(standby) as other:
+        deadline = time.monotonic() + 60
+        # The slot is copied once the standby has what the slot still needs, so both have to move on.
+        with capture.running():
+            while other.execute("select not temporary from pg_replication_slots where slot_name = 'cdc'").fetchone() != (True,):
+                assert time.monotonic() < deadline, other.execute("select * from pg_replication_slots").fetchall()
+                sql.execute("select pg_log_standby_snapshot()")
+                sql.execute("update t set v = v || '.' where id = 1")
+                time.sleep(0.1)
+            agrees(capture, sql)
+        row = sql.execute("select pg_current_wal_lsn()::text").fetchone()
+        assert row is not None
+        while other.execute("select pg_last_wal_replay_lsn() < %s::pg_lsn", row).fetchone() == (True,):
+            pass
+    read = len(capture.changes("public.t"))
+    primary.stop("fast")
+    promote(standby)
+    captured(at(capture, standby), standby, "insert into t values (300, 'on the new primary')")
+    assert len(capture.changes("public.t")) == read + 1, "nothing was read again"

@@ -73,7 +73,9 @@ def fold(capture: Capture, topic: str) -> dict[tuple[str | None, ...], dict[str,
 @pytest.fixture
 def sql(postgres: Database) -> Connection:
     connection = postgres.connect()
-    connection.execute("create table t (id int primary key, v text); insert into t select n, 'row ' || n from generate_series(1, 20) n")
+    connection.execute(
+        "create table t (id int primary key, v text); insert into t select n, 'row ' || n from generate_series(1, 20) n"
+    )
     return connection
 
 
@@ -152,6 +154,18 @@ def test_a_table_that_left_the_publication(capture: Capture, sql: Connection, pu
     stopped(capture, StopState.TABLE_UNPUBLISHED)
     rebuilt(capture, StopState.TABLE_UNPUBLISHED, sql)
     assert len(capture.changes("public.other")) == read, "the other table was not read again"
+
+
+def test_a_table_that_leaves_the_publication_while_capture_runs(capture: Capture, sql: Connection) -> None:
+    capture.start()
+    capture.until_snapshot_done()
+    sql.execute("alter publication cdc drop table t")
+    unseen(sql)
+    error = capture.failure()
+    capture.stop()
+    assert isinstance(error, Stopped)
+    assert error.state is StopState.TABLE_UNPUBLISHED
+    rebuilt(capture, StopState.TABLE_UNPUBLISHED, sql)
 
 
 def test_a_table_that_is_no_longer_wanted_may_leave(capture: Capture, sql: Connection, postgres: Database, tmp_path: Path) -> None:
