@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,55 @@ def test_a_table_joins_while_streaming(postgres: Any, tmp_path: Path) -> None:
                 other.execute("update late set v = 'open' where id = 8")
             settle(pipeline, sql)
             assert sorted(fold(tmp_path, "public.late").values(), key=repr) == rows_of(sql, "public.late")
+
+
+def test_a_rewritten_table_begins_from_the_beginning(postgres: Any, tmp_path: Path) -> None:
+    """VACUUM FULL moves rows to pages that had been read, and no event tells."""
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text)")
+        sql.execute("insert into t select i, repeat('v', 50) from generate_series(1, 8000) i")
+        sql.execute("vacuum analyze t")
+        with running(postgres.unix_dsn, tmp_path, chunk_rows=20, snapshot_workers=1) as pipeline:
+            while not pipeline.progress.tables() or not pipeline.progress.tables()[0].done > 0:
+                pipeline.check()
+            # What is left moves to the front.
+            sql.execute("delete from t where id <= 4000")
+            sql.execute("vacuum full t")
+            settle(pipeline, sql)
+            assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(sql, "public.t")
+
+
+def test_partitions_and_inheritance(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table p (id int, at date, v text, primary key (id, at)) partition by range (at)")
+        for year in (2024, 2025):
+            sql.execute(f"create table p{year} partition of p for values from ('{year}-01-01') to ('{year + 1}-01-01')")
+        sql.execute("insert into p select i, date '2024-01-01' + i % 700, 'v' || i from generate_series(1, 2000) i")
+        sql.execute("create table parent (id int primary key); create table child (primary key (id)) inherits (parent)")
+        sql.execute("insert into parent select generate_series(1, 50); insert into child select generate_series(51, 120)")
+        with running(postgres.unix_dsn, tmp_path, chunk_rows=100) as pipeline:
+            settle(pipeline, sql)
+            assert operations(tmp_path, "public.p") == {"READ": 2000}
+            assert sorted(fold(tmp_path, "public.p").values(), key=repr) == rows_of(sql, "public.p")
+            assert operations(tmp_path, "public.parent") == {"READ": 50}
+            assert operations(tmp_path, "public.child") == {"READ": 70}
+
+
+def test_only_dead_rows(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key) with (autovacuum_enabled = off)")
+        sql.execute("insert into t select generate_series(1, 5000); delete from t")
+        with running(postgres.unix_dsn, tmp_path) as pipeline:
+            pipeline.wait_finished()
+            assert fold(tmp_path, "public.t") == {}
+            assert pipeline.entered == 0
+
+
+def test_rows_per_second(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key)")
+        sql.execute("insert into t select generate_series(1, 3000)")
+        began = time.monotonic()
+        with running(postgres.unix_dsn, tmp_path, snapshot_rows_per_s=1000) as pipeline:
+            pipeline.wait_finished()
+            assert time.monotonic() - began > 1.5
