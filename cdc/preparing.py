@@ -109,7 +109,7 @@ class Preparation:
 
     def _go_on(self, connection: psycopg.Connection, known: Identity, found: Identity, history: Sequence[Branch]) -> Identity:
         facts = source.ensure_slot(connection, self._settings, create=False)
-        crashpoint("capture.slot_ready")
+        crashpoint("capture.slot_known")
         identity.check_history(known, found, history, self._writer.head, facts)
         now = replace(found, since_lsn=known.since_lsn, membership=self._membership(connection))
         if now != known:
