@@ -54,7 +54,7 @@ def _create_tables(connection: psycopg.Connection) -> None:
 
 def _load_tables(connection: psycopg.Connection, changes: int) -> None:
     """Transactions of 10 rows, in 5 tables each; which, goes round."""
-    one = "execute format('insert into t%s select k * 10 + g, ''new'', g * 0.25, now() from generate_series(1, 2) g', (k * 5 + {n}) % {tables})"
+    one = "execute format('insert into t%s select $1 * 10 + g, ''new'', g * 0.25, now() from generate_series(1, 2) g', (k * 5 + {n}) % {tables}) using k"
     _run(connection, changes // TABLES_TRANSACTION, "; ".join(one.format(n=n, tables=TABLES) for n in range(5)))
 
 

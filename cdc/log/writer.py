@@ -99,6 +99,8 @@ class _Staged:
     """Every topic that the group touches."""
     named: list[_Topic] = field(default_factory=list)
     parts: list[_OpenPart] = field(default_factory=list)
+    newest: dict[int, _OpenPart] = field(default_factory=dict)
+    """Each topic's last part, by its number: a search would cost as much as there are topics."""
     created: list[tuple[_Topic, int]] = field(default_factory=list)
     closed: list[tuple[_Topic, Run]] = field(default_factory=list)
 
@@ -295,13 +297,10 @@ class EmbeddedLogWriter:
         )
 
     def _part(self, topic: _Topic, tip: _Tip) -> _OpenPart:
-        for part in reversed(self._staged.parts):
-            if part.topic is topic:
-                if part.segment == tip.segment:
-                    return part
-                break
-        part = _OpenPart(topic, tip.segment, tip.end, tip.chain)
-        self._staged.parts.append(part)
+        part = self._staged.newest.get(topic.number)
+        if part is None or part.segment != tip.segment:
+            part = self._staged.newest[topic.number] = _OpenPart(topic, tip.segment, tip.end, tip.chain)
+            self._staged.parts.append(part)
         return part
 
     def _begin_segment(self, topic: _Topic, first: int) -> _Tip:
