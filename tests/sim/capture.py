@@ -14,6 +14,7 @@ from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.feedback import Feedback
+from cdc.capture.spool import Spools
 from cdc.capture.toast import ToastMemory
 from cdc.ingest import Ingest
 from cdc.log.reader import EmbeddedLogReader
@@ -68,6 +69,8 @@ class Ways:
     workers: int
     empty_transactions: bool
     """As servers before version 15 send them."""
+    streams: bool
+    """Transactions are sent before they have ended (protocol 2)."""
     eager_progress: bool
 
 
@@ -87,6 +90,7 @@ class Capture:
         self.link: Link | None = None
         self.server: Walsender | None = None
         self._ingest: Ingest | None = None
+        self._spools: Spools | None = None
         self._steps: Iterator[None] | None = None
         with ExitStack() as unless_alive:
             self.writer = EmbeddedLogWriter(folder, segment_bytes=ways.segment_bytes, seal=False, disk=disk)
@@ -107,13 +111,16 @@ class Capture:
         return self.link is not None
 
     def connect(self) -> Link:
-        head, slot = self.writer.head, self._source.slot
+        head, slot, ways = self.writer.head, self._source.slot, self._ways
         self.link = Link(Feedback(0), self._chance)
-        self.server = Walsender(self._source, self._chance, self._since_lsn, empty_transactions=self._ways.empty_transactions)
+        self.server = Walsender(
+            self._source, self._chance, self._since_lsn, empty_transactions=ways.empty_transactions, streams=ways.streams
+        )
         timeline = self._log.timeline
         last = timeline.last_commit() if timeline else ZERO_CUT
         continuity = Continuity(last, head, max(self._since_lsn, slot.confirmed))
         durable_lsn = head.commit_lsn if continuity.done else max(last.commit_lsn, continuity.start_lsn)
+        self._spools = Spools(self._folder)
         self._ingest = Ingest(
             self.link,  # type: ignore[arg-type]
             self._decoder(durable_lsn),
@@ -129,7 +136,7 @@ class Capture:
 
     def _decoder(self, durable_lsn: int) -> Decoder:
         definitions = Definitions(lambda _: None, known=self._source.tables.values())
-        return Decoder(definitions, self._memory, capturing._hold(self.feed), durable_lsn)
+        return Decoder(definitions, self._memory, capturing._hold(self.feed), durable_lsn, self._spools)
 
     def take(self) -> None:
         """One round of ingest. Raises ConnectionError when the stream has ended, and whatever the disk raises."""
@@ -139,6 +146,7 @@ class Capture:
     def broken(self) -> None:
         """After the stream has ended: what ``cdc.capturing`` does before it connects again. May raise: the process then ends."""
         self.link = self.server = self._ingest = None
+        self._close_spools()
         self.writer.rollback()
         self._memory.rollback()
         capturing._catch_up(self._memory, self.writer, self._folder)
@@ -165,11 +173,17 @@ class Capture:
     def die(self) -> None:
         """Gone at once: nothing is rolled back, nothing is written."""
         self.link = self.server = None
+        self._close_spools()
         if self._steps is not None:
             self._steps.close()  # type: ignore[attr-defined]
         self._lose_the_log()
         self._memory.rollback()
         self._memory.close()
+
+    def _close_spools(self) -> None:
+        if self._spools is not None:
+            self._spools.close()
+            self._spools = None
 
     def _lose_the_log(self) -> None:
         self.writer._broken = "the process is gone"

@@ -114,6 +114,8 @@ class Source:
         """Table → how many readers hold ACCESS SHARE."""
         self.files: Counter[int] = Counter()
         """Table → how often it got new files."""
+        self.aborts: list[tuple[int, int]] = []
+        """(transaction, what of it was rolled back), in WAL order."""
         self._locks: Locks = {}
         self._next_xid = first_xid
         self._latest_completed = first_xid - 1
@@ -192,6 +194,8 @@ class Source:
         dropped = session.changes[count:]
         del session.changes[count:]
         if xid is not None:
+            assert session.xid is not None
+            self.aborts += [(session.xid, gone) for gone in sorted({xid, *(change.xid for change in dropped)})]
             self._complete(xid)
             self._record()
         return dropped
@@ -203,6 +207,7 @@ class Source:
         self.sessions.remove(session)
         self._release_locks(session)
         if session.xid is not None:
+            self.aborts.append((session.xid, session.xid))
             self._record()
             self._complete(session.xid)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Final
 
 import numpy as np
 
@@ -15,17 +16,36 @@ from tests.sim.source import Change, Commit, Source
 from tests.sim.tables import Row
 from tests.unit.capture import wire
 
-PREFIX = "headwater"
+PREFIX: Final = "headwater"
+_XID: Final = 0xFFFFFFFF
+
+Sent = dict[int, Table]
+"""Table → its definition as it was last sent."""
+
+
+@dataclass(slots=True)
+class _Streamed:
+    """What of a transaction in progress has been sent."""
+
+    relations: Sent = field(default_factory=dict)
+    begun: bool = False
+    known: set[int] = field(default_factory=set)
+    changes: list[Change] = field(default_factory=list)
+    """Kept, so that no other change takes the identity of a sent one."""
 
 
 class Walsender:
     """Server's side: emits commits in order, each table's RELATION before its first row and whenever it has changed."""
 
-    def __init__(self, source: Source, chance: Random, start_lsn: int, *, empty_transactions: bool) -> None:
+    def __init__(self, source: Source, chance: Random, start_lsn: int, *, empty_transactions: bool, streams: bool) -> None:
         self._source = source
         self._chance = chance
         self._empty_transactions = empty_transactions
-        self._relations: dict[int, Table] = {}
+        self._streams = streams
+        self._relations: Sent = {}
+        self._streamed: dict[int, _Streamed] = {}
+        """By xid: transactions of which a part has been sent before their end (protocol 2)."""
+        self._aborts_told = len(source.aborts)
         start = max(start_lsn, source.slot.confirmed)
         self._next = next((n for n, commit in enumerate(source.commits) if commit.commit_lsn >= start), len(source.commits))
         self.sent_lsn = start
@@ -36,10 +56,58 @@ class Walsender:
 
     def send(self) -> bytes:
         """The next transaction."""
+        aborts = self._tell_aborts()
         commit = self._source.commits[self._next]
         self._next += 1
-        content = self._changes(commit)
         self.sent_lsn = max(self.sent_lsn, commit.end_lsn)
+        watermark = any(change.kind == "M" for change in commit.changes)
+        if commit.xid in self._streamed or (self._streams and not watermark and self._chance.random() < 0.1):
+            rest = self._block(commit.xid, commit.changes)
+            streamed = self._streamed.pop(commit.xid, None)
+            if streamed is not None:
+                self._relations.update(streamed.relations)
+                return aborts + rest + wire.stream_commit(commit.xid & _XID, commit.commit_lsn, commit.end_lsn, commit.ts_us)
+        return aborts + self._whole(commit)
+
+    def stream(self) -> bytes:
+        """Part of a transaction in progress, once everything that was committed before has been sent."""
+        if not self._streams or not self.caught_up:
+            return b""
+        aborts = self._tell_aborts()
+        running = [session for session in self._source.sessions if session.xid is not None and session.changes]
+        if not running:
+            return aborts
+        session = self._chance.choice(running)
+        assert session.xid is not None
+        return aborts + self._block(session.xid, session.changes)
+
+    def _tell_aborts(self) -> bytes:
+        told = self._source.aborts[self._aborts_told :]
+        self._aborts_told = len(self._source.aborts)
+        out = b""
+        for xid, gone in told:
+            if xid in self._streamed:
+                out += wire.stream_abort(xid & _XID, gone & _XID)
+                if xid == gone:
+                    del self._streamed[xid]
+        return out
+
+    def _block(self, xid: int, changes: Sequence[Change]) -> bytes:
+        """What of the changes has not been sent, and is safe in the WAL, as one block."""
+        known = self._streamed.get(xid)
+        sent = known.known if known is not None else set()
+        fresh = [change for change in changes if change.lsn < self._source.flushed_lsn and id(change) not in sent]
+        if not fresh:
+            return b""
+        streamed = self._streamed.setdefault(xid, _Streamed())
+        pieces = [wire.by(change.xid & _XID, *self._relations_of(change, streamed.relations), _encoded(change)) for change in fresh]
+        first, streamed.begun = not streamed.begun, True
+        streamed.known.update(id(change) for change in fresh)
+        streamed.changes += fresh
+        return wire.stream(xid & _XID, *pieces, first=first)
+
+    def _whole(self, commit: Commit) -> bytes:
+        content = self._changes(commit)
         if not content and not self._empty_transactions:
             return wire.keepalive(self.sent_lsn) if self._chance.random() < 0.3 else b""
         begin = wire.begin(commit.xid & 0xFFFFFFFF, commit.commit_lsn, commit.ts_us)
@@ -57,18 +125,18 @@ class Walsender:
     def _changes(self, commit: Commit) -> list[bytes]:
         pieces = []
         for change in commit.changes:
-            pieces += [self._relation(table) for table in change.tables]
-            if change.table is not None:
-                pieces.append(self._relation(change.table))
-            pieces.append(_encoded(change))
+            pieces += [*self._relations_of(change, self._relations), _encoded(change)]
             if self._chance.random() < 0.02:
                 pieces.append(wire.keepalive(self.sent_lsn, reply=self._chance.random() < 0.5))
         return pieces
 
-    def _relation(self, table: Table) -> bytes:
-        if self._relations.get(table.oid) == table:
-            return b""
-        self._relations[table.oid] = table
+    def _relations_of(self, change: Change, sent: Sent) -> list[bytes]:
+        """What has to be sent before the change."""
+        tables = change.tables if change.table is None else (change.table,)
+        return [self._relation(table, sent) for table in tables if sent.get(table.oid) != table]
+
+    def _relation(self, table: Table, sent: Sent) -> bytes:
+        sent[table.oid] = table
         if table.identity == "f":
             table = replace(table, columns=tuple(replace(column, key=True) for column in table.columns))
         return wire.relation(table)

@@ -155,6 +155,7 @@ class World:
             chunk_rows=chance.choice((1, 2, 5, 20)),
             workers=chance.choice((1, 1, 2, 3)),
             empty_transactions=chance.random() < 0.3,
+            streams=chance.random() < 0.5,
             eager_progress=chance.random() < 0.5,
         )
         self._seals = self._ways.segment_bytes == 4_000 and chance.random() < 0.3
@@ -396,7 +397,11 @@ class World:
             for _ in range(chance.choice((1, 1, 2, 6))):
                 if not server.caught_up:
                     link.send(server.send())
-        elif roll < 0.93:
+        elif roll < 0.75:
+            block = server.stream()
+            self.counts["blocks of open transactions"] += bool(block)
+            link.send(block)
+        elif roll < 0.8:
             server.relations_changed()
         else:
             link.send(server.keepalive(reply=chance.random() < 0.5))
