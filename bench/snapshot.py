@@ -1,7 +1,7 @@
 """The initial load: rows of a table through the snapshot into the log (with fsync), against psql's COPY TO STDOUT thrown away.
 
-Both read the same table of the same server over the same Unix socket, in COPY's text format, on one connection that reads; runs
-alternate. Ours is timed from the first chunk's beginning until the log holds the last one durably and the progress file says so.
+Both read the same table of the same server over the same Unix socket, in COPY's text format; runs alternate. ``copy``: one connection
+that reads; ``workers_2``: two of ours against psql's one; ``wide``: one, rows of 40 columns and 1.6 kB. Ours is timed from the first chunk's beginning until the log holds the last one durably and the progress file says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -28,9 +29,9 @@ from cdc.embedded.postgres import Postgres
 from cdc.settings import Log, Settings, Source
 from snapshots.progress import FILE
 
-BAR = 0.55
+BAR = 0.75
+WIDE_COLUMNS = 40
 POLL_S = 0.002
-COLUMNS = "id, customer_id, status, amount, note, created_at"
 
 
 def main(arguments: list[str]) -> int:
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
         with psycopg.connect(dsn, autocommit=True) as connection:
             create_orders(connection)
             fill_orders(connection, options.rows)
+            fill_wide(connection, options.rows // 10)
         result = measure(server, dsn, folder, options.rows, options.runs)
         print(result.line())
         return 0
@@ -56,41 +58,71 @@ def main(arguments: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def fill_wide(connection: psycopg.Connection, rows: int) -> None:
+    columns = [f"c{number} {kind}" for number, kind in enumerate(("bigint", "text", "numeric(12,2)", "timestamptz") * 10)][:-1]
+    values = [
+        ("g", "repeat(md5((g + {0})::text), 4)", "(g % 100000) * 0.25", "timestamptz '2026-01-01' + g * interval '1 second'")[
+            n % 4
+        ].format(n)
+        for n in range(WIDE_COLUMNS - 1)
+    ]
+    connection.execute(f"create table wide (id bigint primary key, {', '.join(columns)})")
+    connection.execute(f"insert into wide select g, {', '.join(values)} from generate_series(1, {int(rows)}) g")
+    connection.execute("create publication wide for table wide")
+    connection.execute("vacuum (freeze, analyze) wide")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is read, by how many connections of ours."""
+
+    table: str
+    publication: str
+    rows: int
+    workers: int = 1
+
+
 def measure(server: Postgres, dsn: str, folder: Path, rows: int, runs: int) -> Result:
-    ours: list[float] = []
-    limit: list[float] = []
+    cases = {
+        "copy": Case("orders", PUBLICATION, rows),
+        "workers_2": Case("orders", PUBLICATION, rows, workers=2),
+        "wide": Case("wide", "wide", rows // 10),
+    }
+    ours: dict[str, list[float]] = {name: [] for name in cases}
+    limit: dict[str, list[float]] = {name: [] for name in cases}
     usage: list[tuple[float, float]] = []
-    load(dsn, folder / "warm", rows)
-    copy(server, dsn)
+    load(dsn, folder / "warm", cases["copy"])
     for run in range(runs):
-        limit.append(rows / copy(server, dsn))
-        seconds, cpu_s, rss_mb = load(dsn, folder / f"log-{run}", rows)
-        ours.append(rows / seconds)
-        usage.append((cpu_s, rss_mb))
+        for name, case in cases.items():
+            limit[name].append(case.rows / copy(server, dsn, case.table))
+            seconds, cpu_s, rss_mb = load(dsn, folder / f"log-{name}-{run}", case)
+            ours[name].append(case.rows / seconds)
+            usage.append((cpu_s, rss_mb))
+    bars = {"copy": BAR, "workers_2": None, "wide": BAR}
     return Result(
         "snapshot",
-        {"copy": faster(ours, limit, "rows/s", BAR)},
+        {name: faster(ours[name], limit[name], "rows/s", bars[name]) for name in cases},
         cpu_s=round(sorted(cpu for cpu, _ in usage)[len(usage) // 2], 2),
         rss_mb=round(max(rss for _, rss in usage)),
-        orientation={"rows": rows, "cpu_s_is": "of the whole capture process, its start included"},
+        orientation={"rows": rows, "wide_rows": rows // 10, "cpu_s_is": "of the whole capture process, its start included"},
     )
 
 
-def copy(server: Postgres, dsn: str) -> float:
+def copy(server: Postgres, dsn: str, table: str) -> float:
     """Seconds that psql takes to read the table and drop it."""
     began = time.perf_counter()
     with open(os.devnull, "wb") as nowhere:
-        subprocess.run([server.binary("psql"), dsn, "-qc", f"COPY orders ({COLUMNS}) TO STDOUT"], stdout=nowhere, check=True)
+        subprocess.run([server.binary("psql"), dsn, "-qc", f"COPY {table} TO STDOUT"], stdout=nowhere, check=True)
     return time.perf_counter() - began
 
 
-def load(dsn: str, folder: Path, rows: int, workers: int = 1) -> tuple[float, float, float]:
+def load(dsn: str, folder: Path, case: Case) -> tuple[float, float, float]:
     """(seconds of the snapshot, CPU seconds and peak MB of the capture process) for a log made anew."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_capture, args=(dsn, str(folder), workers, sender))
+    process = context.Process(target=_capture, args=(dsn, str(folder), case, sender))
     process.start()
-    seconds = _timed(folder / FILE, process, rows)
+    seconds = _timed(folder / FILE, process, case.rows)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGTERM)
     cpu_s, rss_mb = receiver.recv()
@@ -115,10 +147,12 @@ def _timed(path: Path, process: multiprocessing.process.BaseProcess, rows: int) 
     raise RuntimeError("capture ended before its snapshot")
 
 
-def _capture(dsn: str, folder: str, workers: int, sender: object) -> None:
+def _capture(dsn: str, folder: str, case: Case, sender: object) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    source = Source(dsn=dsn, tables=("public.orders",), slot="bench", publication=PUBLICATION, snapshot_workers=workers)
+    source = Source(
+        dsn=dsn, tables=(f"public.{case.table}",), slot="bench", publication=case.publication, snapshot_workers=case.workers
+    )
     run_capture(Settings(source=source, log=Log(dir=Path(folder)), run_dir=Path(folder) / "run"), stop)
     used = resource.getrusage(resource.RUSAGE_SELF)
     sender.send((used.ru_utime + used.ru_stime, used.ru_maxrss / 1024))  # type: ignore[attr-defined]
