@@ -18,6 +18,7 @@ from cdc.capturing import run_capture
 from cdc.errors import HeadwaterError
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import EXACT, OP, POSITION, table_of
+from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Position
 from cdc.settings import Log, Settings, Source
@@ -120,6 +121,11 @@ class Capture:
         table: dict[tuple[str | None, ...], dict[str, str | None]] = {}
         for batch in self.batches(topic):
             key = [column.name for column in table_of(batch.schema).key]
+            change = schema_change_of(batch)
+            if change is not None:
+                if change.empties:
+                    table.clear()
+                continue
             for _, op, values in changes_of(batch):
                 if op == "t":
                     table.clear()
