@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
-from cdc.crashpoint import KILLED, Armed, Kind
+from cdc import stops
+from cdc.crashpoint import KILLED, Armed, Fault, Kind, armed
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
+from cdc.errors import Stopped, StopState
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import LSN, OP, POSITION, Op, batch_schema
@@ -26,6 +30,7 @@ from cdc.model.evolution import SchemaChange, schema_record
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import Lsn
 from cdc.model.table import Column
+from cdc.spark.follower import Follower
 from sinks import make_sink, options_model
 from sinks.contract import Sink
 from tests import counters
@@ -269,3 +274,100 @@ def test_search(point: str, kind: Kind, written: Written, nursery: Nursery, open
     table = "public.accounts" if point == "search.schema.rewritten" else table
     store = {"kind": "opensearch", "url": opensearch.url, "batch_rows": 400, "tables": [table]}
     follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
+
+
+@pytest.mark.faults
+@pytest.mark.spark
+@pytest.mark.parametrize("point", points.of("warehouse"))
+def test_warehouse(point: str, written: Written, spark: Any, tmp_path: Path) -> None:  # noqa: ARG001
+    """In this process, because Spark's JVM takes seconds to start: what an error leaves behind, a new sink meets."""
+    options = options_model("iceberg").model_validate({"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400})
+    with closing(EmbeddedLogReader(written.folder / "log")) as reader:
+        with armed(f"{point}=error") as fault, suppress(Fault):
+            apply_all(options, reader, written, tmp_path)
+        assert fault.hit, f"{point} was not reached"
+        apply_all(options, reader, written, tmp_path)
+        sink = make_sink("store", options)
+        assert sink.open().position == reader.head().position
+    assert difference(written.tables, held_by(sink, written.folder)) is None
+    sink.close()
+    counters.add("crash points", "error")
+
+
+def apply_all(options: Any, reader: EmbeddedLogReader, written: Written, folder: Path) -> None:
+    """The log in ranges of some hundred changes, each with a commit."""
+    follower = Follower("store", options, written.folder / "log", reader, folder / "run", threading.Event())
+    assert follower.start()
+    follower.follow_to(reader.head())
+    assert follower.applied.position == reader.head().position, follower.status
+    follower.close()
+
+
+# The parts around them
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("point", points.of("stops"))
+def test_stop_states(
+    point: str, kind: Kind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
+) -> None:
+    """A slot that is gone stays a stop state, whatever happens to the process that records it."""
+    with lab(fault_server, nursery, server_folder / f"{point}-{kind}", template=filled_database) as one:
+        one.start()
+        one.converge()
+        one.end()
+        one.drop_slot()
+        mark = one.folder / "reached"
+        one.start(crash=f"{point}={kind}@{mark}")
+        one.until(mark.exists, f"{point} to be reached")
+        fall(one, kind)
+        assert one.process is not None
+        if kind is Kind.ERROR:
+            assert one.process.wait(10) not in (0, None)
+        assert one.start().wait(20) == Stopped.exit_code, one.told
+        assert [stop.state for stop in stops.held(one.folder / "run")] == [StopState.SLOT_MISSING]
+    counters.add("crash points", str(kind))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", list(Kind) if EVERYTHING else [Kind.KILL])
+@pytest.mark.parametrize("point", points.of("supervise"))
+def test_supervisor(
+    point: str, kind: Kind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
+) -> None:
+    """The capture process ends with its supervisor or lives on under no other; the next supervisor goes on with the log."""
+    with lab(fault_server, nursery, server_folder / f"{point}-{kind}", template=filled_database) as one:
+        one.folder.mkdir()
+        config = one.folder / "cdc.toml"
+        config.write_text(
+            f'run_dir = "run"\n[source]\ndsn = "{one.dsn}"\nslot = "{one.slot}"\ntables = ["public.*"]\n[log]\ndir = "log"\nsegment_bytes = 16384\n'
+        )
+        mark = one.folder / "reached"
+        supervisor = one.start(run="supervise", config=str(config), crash=f"{point}={kind}@{mark}")
+        one.until(lambda: mark.exists() or child_of(one) is not None, "a child")
+        if not mark.exists() and point == "supervise.child_ended":
+            one.until(one.has_slot, "the child to work")
+            os.kill(child_of(one) or 0, signal.SIGKILL)
+        elif not mark.exists():
+            supervisor.signal(signal.SIGTERM)
+        one.until(mark.exists, f"{point} to be reached")
+        fall(one, kind)
+        one.until(lambda: kind is Kind.ERROR or child_of(one) is None, "the child to end with its supervisor")
+        if kind is Kind.ERROR:
+            one.end()
+            one.until(lambda: child_of(one) is None, "the child to end with its supervisor")
+        one.connection.execute("insert into events values (-1, 'behind the fault', null)")
+        again = one.start(run="supervise", config=str(config))
+        one.converge(restart=False)
+        again.signal(signal.SIGTERM)
+        assert again.wait(30) == 0
+    counters.add("crash points", str(kind))
+
+
+def child_of(one: Lab) -> int | None:
+    """The capture process that works in the lab's folder."""
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        if str(one.folder / "cdc.toml") in (process.info["cmdline"] or ()) and process.status() != psutil.STATUS_ZOMBIE:
+            return int(process.info["pid"])
+    return None
