@@ -23,6 +23,7 @@ import structlog
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, SourceError
 from cdc.source.connection import reason
+from cdc.source.pins import read_pins
 from snapshots.asked import Asked
 from snapshots.catalog import SourceTable, load_tables, look, reload_table
 from snapshots.copy import Abandoned
@@ -308,7 +309,12 @@ class _Session:
             self._joining[oid] = self.barrier()
         if not self._joining[oid].passed_by(self._snapshot()):
             if oid not in self._not_before:
-                log.info("waits for transactions that were open when the table was published", table=source.name)
+                oldest = read_pins(self._looking, least_s=0, most=1)
+                log.info(
+                    "waits for transactions that were open when the table was published",
+                    table=source.name,
+                    oldest=[str(p) for p in oldest],
+                )
             self._not_before[oid] = time.monotonic() + _LOOK_S
             return False
         del self._joining[oid]

@@ -27,6 +27,7 @@ from psycopg import pq
 from cdc.crashpoint import crashpoint
 from cdc.model.batch import EXACT, Op
 from cdc.model.pgtypes import canonical_text
+from cdc.source.pins import read_pins
 from snapshots.catalog import SourceTable, look
 from snapshots.copy import Abandoned, Block, copy_blocks, read_rows
 from snapshots.feed import PREFIX, Chunk, SnapshotFeed, State
@@ -179,7 +180,12 @@ class Reader:
                 raise
             self._stop.wait(wait_s)
             if wait_s < _RETRY_S[1] <= wait_s * 2:
-                log.info("a chunk waits until what the stream has delivered is visible", table=source.name)
+                oldest = read_pins(self._connection, least_s=0, most=1)
+                log.info(
+                    "a chunk waits until what the stream has delivered is visible",
+                    table=source.name,
+                    oldest=[str(p) for p in oldest],
+                )
             wait_s = min(wait_s * 2, _RETRY_S[1])
 
     def _leave(self, error: BaseException) -> None:
