@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc import capturing
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.toast import ToastMemory
@@ -17,7 +16,6 @@ from cdc.ingest import Ingest
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
 from sinks.memory import Store
-from snapshots.feed import SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
 from tests.sim.checker import Violation
@@ -83,14 +81,6 @@ def forget_the_toast_fill(patch: Patch) -> None:
     patch.setattr(ToastMemory, "fill", fill)
 
 
-def keep_toast_of_a_broken_stream(patch: Patch) -> None:
-    patch.setattr(ToastMemory, "rollback", _nothing)
-
-
-def never_catch_the_memory_up(patch: Patch) -> None:
-    patch.setattr(capturing, "_catch_up", _nothing)
-
-
 def drop_the_fence(patch: Patch) -> None:
     patch.setattr(Window, "survivors", lambda _, chunk: list(chunk))
 
@@ -119,24 +109,12 @@ def truncates_do_not_empty_a_window(patch: Patch) -> None:
     patch.setattr(Window, "add", add)
 
 
-def go_on_with_open_chunks_after_a_break(patch: Patch) -> None:
-    patch.setattr(SnapshotFeed, "reset", _nothing)
-
-
 def held_rows_are_forgotten(patch: Patch) -> None:
     patch.setattr(Holds, "complete", lambda _, chunk: list(chunk))
 
 
-def held_rows_outlive_newer_ones(patch: Patch) -> None:
-    patch.setattr(Holds, "forget", _nothing)
-
-
 def keep_what_a_broken_stream_staged(patch: Patch) -> None:
     patch.setattr(EmbeddedLogWriter, "rollback", _nothing)
-
-
-def go_on_after_a_failed_sync(patch: Patch) -> None:
-    patch.setattr("cdc.log.writer._Fatal.__exit__", _nothing)
 
 
 def no_truncates(patch: Patch) -> None:
@@ -168,32 +146,6 @@ def drop_the_stores_guard(patch: Patch) -> None:
     patch.setattr(Store, "_change", change)
 
 
-def no_floor_under_a_truncate(patch: Patch) -> None:
-    original = Store._change
-
-    def change(self: Store, *given: Any) -> bool:
-        self.floors.clear()
-        return original(self, *given)
-
-    patch.setattr(Store, "_change", change)
-
-
-def tombstones_go_at_once(patch: Patch) -> None:
-    original = Store.write
-
-    def write(self: Store, batch: pa.RecordBatch) -> Any:
-        outcome = original(self, batch)
-        for topic, rows in self.rows.items():
-            self.rows[topic] = {key: kept for key, kept in rows.items() if kept[1] is not None}
-        return outcome
-
-    patch.setattr(Store, "write", write)
-
-
-def commits_go_back(patch: Patch) -> None:
-    patch.setattr(Store, "commit", lambda self, cut: setattr(self, "applied", cut))
-
-
 def confirm_what_a_keepalive_says(patch: Patch) -> None:
     """… at once, whatever is still on its way to the disk."""
     original = Ingest._consume
@@ -214,23 +166,15 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (repeat_the_last_commit, "bd"),
     (skip_one_commit_too_many, "ad"),
     (forget_the_toast_fill, "d"),
-    (keep_toast_of_a_broken_stream, "df"),
-    (never_catch_the_memory_up, "df"),
     (drop_the_fence, "f"),
     (admit_every_snapshot, "f"),
     (no_barrier_after_a_restart, "f"),
     (truncates_do_not_empty_a_window, "f"),
-    (go_on_with_open_chunks_after_a_break, "fi"),
     (held_rows_are_forgotten, "f"),
-    (held_rows_outlive_newer_ones, "f"),
     (keep_what_a_broken_stream_staged, "bdg"),
-    (go_on_after_a_failed_sync, "ah"),
     (no_truncates, "ad"),
     (deletes_are_lost, "ad"),
     (drop_the_stores_guard, "efg"),
-    (no_floor_under_a_truncate, "ef"),
-    (tombstones_go_at_once, "ef"),
-    (commits_go_back, "efgi"),
     (confirm_what_a_keepalive_says, "h"),
 ]
 

@@ -9,7 +9,7 @@ from tests.sim.running import grouped, run_seeds
 from tests.sim.world import simulate
 
 SEEDS = 2_000
-PARTS = 8
+PARTS = 16
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -231,7 +231,8 @@ class World:
         left = list(self.checker.differences(stores, self.capture.writer.head))
         if not self.capture.reader.finished:
             left.append("the reader is not idle")
-        if self.source.slot.confirmed < self.source.commits[-1].end_lsn:
+        commits = self.source.commits
+        if commits and self.source.slot.confirmed < commits[-1].end_lsn:
             left.append("the last commit is not confirmed")
         return left
 
