@@ -21,12 +21,11 @@ FIRST_ROWS: Final = 40
 class Workload:
     """``step`` runs one random transaction (some are rolled back). ``ddl``: columns come, go and change their names as well."""
 
-    def __init__(self, chance: random.Random, *, ddl: bool = False, renames: bool = False) -> None:
+    def __init__(self, chance: random.Random, *, ddl: bool = False) -> None:
         self.chance = chance
         self._next = FIRST_ROWS + 1
         self._columns: list[str] = []
         self._ddl = ddl
-        self._renames = renames
         self.calm = False
         """No TRUNCATE and no DDL: a slot that is made in the middle of one may never be able to decode it."""
         self.done = 0
@@ -96,7 +95,7 @@ class Workload:
                 self._next += 1
                 connection.execute(sql.SQL("alter table accounts add column {} text").format(sql.Identifier(name)))
                 self._columns.append(name)
-            elif not self._renames or self.chance.random() < 0.5:
+            elif self.chance.random() < 0.5:
                 name = self._columns.pop(self.chance.randrange(len(self._columns)))
                 connection.execute(sql.SQL("alter table accounts drop column {}").format(sql.Identifier(name)))
             else:

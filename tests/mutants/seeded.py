@@ -38,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         "unchanged TOAST values are not filled in", "cdc/capture/toast.py",
-        "value = known.get(table.columns[column].name)", "value = b''", (TOAST,),
+        "value = known.get(_label(table.columns[column]))", "value = b''", (TOAST,),
     ),
     Mutant(
         "a deleted row's wide values live on in the memory", "cdc/capture/toast.py",
@@ -130,6 +130,10 @@ MUTANTS = (
     Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.applied.position or position <= self.floors", "if position <= self.floors", TWIN),
     Mutant("applied is told before the rows are written", "sinks/memory.py",
         "        for batch in self._staged or ():\n            self._store.write(batch)\n", "        self._store.commit(cut)\n        for batch in self._staged or ():\n            self._store.write(batch)\n", TWIN),
+    Mutant(
+        "an aborted subtransaction's rows are committed", "cdc/capture/spool.py",
+        "        self._aborted.append(subxid)\n", "", ("-k", "abort or subtransaction or savepoint", "tests/unit/capture/test_spool.py"),
+    ),
     Mutant("a stopped part is started again", "cdc/supervise.py", "if exit_code == Stopped.exit_code and held:", "if False:", ("-k", "step or stopped", "tests/unit/test_supervise.py")),
     Mutant("resume clears every stop state", "cdc/stops.py", "if wanted in (stop.state.casefold(), stop.name.casefold())", "if True", ("tests/unit/test_stops.py",)),
 )  # fmt: skip
