@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from cdc.capture import tuples
@@ -14,7 +13,7 @@ from cdc.capture.toast import ToastMemory
 from cdc.errors import HeadwaterError
 from cdc.ingest import Ingest
 from cdc.log.writer import EmbeddedLogWriter
-from cdc.model.batch import OP, Op
+from cdc.model.batch import Op
 from sinks.memory import Store
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
@@ -99,16 +98,6 @@ def no_barrier_after_a_restart(patch: Patch) -> None:
     patch.setattr(Barrier, "passed_by", lambda *_: True)
 
 
-def truncates_do_not_empty_a_window(patch: Patch) -> None:
-    original = Window.add
-
-    def add(self: Window, batch: pa.RecordBatch, *rest: Any) -> None:
-        if batch.column(OP)[0].as_py() != Op.TRUNCATE:
-            original(self, batch, *rest)
-
-    patch.setattr(Window, "add", add)
-
-
 def held_rows_are_forgotten(patch: Patch) -> None:
     patch.setattr(Holds, "complete", lambda _, chunk: list(chunk))
 
@@ -169,8 +158,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (drop_the_fence, "f"),
     (admit_every_snapshot, "f"),
     (no_barrier_after_a_restart, "f"),
-    (truncates_do_not_empty_a_window, "f"),
-    (held_rows_are_forgotten, "f"),
+    (held_rows_are_forgotten, "fi"),
     (keep_what_a_broken_stream_staged, "bdg"),
     (no_truncates, "ad"),
     (deletes_are_lost, "ad"),
