@@ -8,8 +8,6 @@ from tests.cases.case import ALL, Case
 from tests.cases.entries.partitions import EVOLVING
 
 _TABLE: Final = "create table t (id int primary key, v text); insert into t values (1, 'a'), (2, 'b')"
-_REWRITTEN: Final = "stored rows that a schema change rewrites without events are not read again yet"
-_RENAMED: Final = "tables that get another name or go away are not noticed yet"
 
 EVOLUTION: Final[tuple[Case, ...]] = tuple(
     Case(id, title, setup, steps, rows=rows, versions=versions, rig=EVOLVING, wrong=wrong)
@@ -25,7 +23,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | c | 7\n2 | b | 7\n3 | d | 8"},
             ALL,
-            _REWRITTEN,
+            "",
         ),
         (
             "B53-add-column-default-full",
@@ -37,7 +35,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | c | 7\n2 | b | 7"},
             (15, 18),
-            _REWRITTEN,
+            "",
         ),
         (
             "B53-add-column-null",
@@ -61,7 +59,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {},
             (18,),
-            _REWRITTEN,
+            "",
         ),
         (
             "B54-add-column-not-null",
@@ -70,7 +68,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             "1: alter table t add column n text not null default 'x'",
             {"t": "1 | a | x\n2 | b | x"},
             (18,),
-            _REWRITTEN,
+            "",
         ),
         (
             "B54-add-identity-column",
@@ -82,7 +80,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | a | 1\n2 | b | 2\n3 | c | 3"},
             (18,),
-            _REWRITTEN,
+            "",
         ),
         (
             "B55-type-using",
@@ -94,7 +92,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | 20\n2 | 40\n3 | 5"},
             ALL,
-            _REWRITTEN,
+            "",
         ),
         (
             "B55-type-widened",
@@ -132,7 +130,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | 1.1000\n2 | 2.0000\n3 | 3.1235"},
             (18,),
-            _REWRITTEN,
+            "",
         ),
         (
             "B55-timestamp-to-timestamptz",
@@ -145,7 +143,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | 2024-01-01 00:00:00+00\n2 | infinity\n3 | 2024-06-01 10:00:00+00"},
             (18,),
-            _REWRITTEN,
+            "",
         ),
         (
             "B56-varchar-longer",
@@ -170,7 +168,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "2 | new | 1"},
             (15, 18),
-            _RENAMED,
+            "",
         ),
         (
             "B57-drop-create-in-one-transaction",
@@ -186,7 +184,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "2 | new"},
             (18,),
-            _RENAMED,
+            "",
         ),
         (
             "B58-insert-then-drop",
@@ -201,7 +199,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | a\n2 | b\n3 | c", "u": ""},
             (18,),
-            _RENAMED,
+            "",
         ),
         (
             "B58-drop",
@@ -210,7 +208,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             "1: drop table u",
             {"u": ""},
             (18,),
-            _RENAMED,
+            "",
         ),
         (
             "B59-rename",
@@ -223,7 +221,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "", "u": "2 | b\n3 | c"},
             (15, 18),
-            _RENAMED,
+            "",
         ),
         (
             "B59-rename-swap",
@@ -240,7 +238,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | was u!\n2 | was u", "u": "1 | was t\n3 | in u"},
             (18,),
-            _RENAMED,
+            "",
         ),
         (
             "B59-set-schema",
@@ -252,7 +250,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "", "b.t": "1 | a\n2 | b\n3 | c"},
             (18,),
-            _RENAMED,
+            "",
         ),
         (
             "B59-rename-schema",
@@ -264,7 +262,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"b.t": "", "c.t": "1\n2"},
             (18,),
-            _RENAMED,
+            "",
         ),
         (
             "B59-rename-column",
@@ -277,7 +275,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | a!\n2 | b\n3 | c"},
             (15, 18),
-            "without column numbers from the source a rename is a drop and an add",
+            "",
         ),
         (
             "B59-swap-columns",
@@ -293,7 +291,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | was a | was b\n2 | in b | in a"},
             (18,),
-            "without column numbers from the source a rename is a drop and an add",
+            "",
         ),
         (
             "B59-drop-column",
@@ -319,7 +317,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | ~\n2 | new"},
             (18,),
-            "without column numbers from the source a column that came back keeps the old one's values",
+            "",
         ),
         (
             "B59-key-changed",
@@ -333,7 +331,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | a | 9\n2 | c | 2\n1 | d | 4"},
             (15, 18),
-            "rows that are stored under the old key are not read again yet",
+            "",
         ),
         (
             "B61-vacuum-full",
@@ -380,7 +378,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | ~\n2 | (1,y)"},
             (18,),
-            "without column numbers from the source a column that came back keeps the old one's values",
+            "",
         ),
         (
             "B20-enum-add-value",
@@ -404,7 +402,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | blue\n2 | happy\n3 | blue"},
             (15, 18),
-            _REWRITTEN,
+            "",
         ),
         (
             "B22-composite-add-attribute",
@@ -416,7 +414,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"t": "1 | (1,x,)\n2 | (2,y,3)"},
             (18,),
-            _REWRITTEN,
+            "",
         ),
         (
             "B96-added-to-publication",
@@ -430,7 +428,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"fresh": "1 | before\n2 | after"},
             (15, 18),
-            "tables that join the publication are not noticed while capture runs",
+            "rows that a table held when it joined the publication are read at the next start only",
         ),
     )
 )
