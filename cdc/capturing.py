@@ -17,10 +17,11 @@ import structlog
 from cdc import source
 from cdc.alarms import Alarms
 from cdc.capture.continuity import Continuity
-from cdc.capture.decoder import Decoder, Hold
+from cdc.capture.decoder import Decoder
 from cdc.capture.endings import Poison, StreamEnded
 from cdc.capture.feedback import Feedback
 from cdc.capture.prepared import Prepared
+from cdc.capture.rows import Hold
 from cdc.capture.spool import Spools
 from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory

@@ -8,15 +8,11 @@ Transactions that the server sends before they have ended go to a spool as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol, assert_never
+from collections.abc import Callable, Iterator
+from typing import Final, assert_never
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from cdc.capture import tuples, values
 from cdc.capture.control import (
     BeginPrepare,
     CommitPrepared,
@@ -30,14 +26,14 @@ from cdc.capture.control import (
 )
 from cdc.capture.definitions import DDL_PREFIX, Definitions
 from cdc.capture.group import Group, Transactions, Watermark
+from cdc.capture.grouping import Grouping
 from cdc.capture.messages import SPAN, SPOOLING, Aborted, Commit, Index, Inside, Open, scan, scan_spooled
 from cdc.capture.prepared import Prepared
 from cdc.capture.relations import Relations, parse_message, parse_truncate
+from cdc.capture.rows import Hold, Memory, Rows
 from cdc.capture.spool import Piece, Spool, Spools
-from cdc.capture.values import Bytes, Flags
+from cdc.capture.values import Bytes
 from cdc.errors import ProtocolError
-from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
-from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.table import Table
 
 OPEN_BYTES: Final = 8 * 2**20
@@ -45,47 +41,9 @@ OPEN_BYTES: Final = 8 * 2**20
 
 WATERMARK_PREFIX: Final = "headwater"
 
-_INSERT, _UPDATE, _DELETE = ord("I"), ord("U"), ord("D")
-_BEGIN, _COMMIT = ord("B"), ord("C")
-_ROWS: Final = np.zeros(256, np.bool_)
-_ROWS[[_INSERT, _UPDATE, _DELETE]] = True
+_COMMIT = ord("C")
 _RARE: Final = np.ones(256, np.bool_)
-_RARE[[_INSERT, _UPDATE, _DELETE, _BEGIN, _COMMIT]] = False
-
-
-class Memory(Protocol):
-    """What fills unchanged TOAST values in: it remembers the latest wide rows."""
-
-    def knows(self, table: Table) -> bool:
-        """Whether it remembers any row of the table."""
-        ...
-
-    def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
-        """Completes ``rows`` in place and remembers the wide ones.
-
-        Returns the block, longer by the bytes that were filled in, and the flags of rows that stay partial (None: none do).
-        """
-        ...
-
-    def forget(self, relation: int) -> None:
-        """Every row of the table (OID) is gone, or no longer what it was."""
-        ...
-
-
-Hold = Callable[[pa.RecordBatch, Mapping[str, Flags]], None]
-"""Takes updates that cannot be completed yet: the rows, each with the position that the next logged change after it gets, and per column
-the flags of the missing values."""
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Rows of one table, before they have positions."""
-
-    table: Table
-    arrays: list[pa.Array]
-    exact: pa.Array
-    op: npt.NDArray[np.int8]
-    order: npt.NDArray[np.int64]
+_RARE[[ord("I"), ord("U"), ord("D"), ord("B"), _COMMIT]] = False
 
 
 class Decoder:
@@ -107,8 +65,7 @@ class Decoder:
         """What the log says of each table."""
         self._relations = Relations(definitions)
         self._memory = memory
-        self._hold = hold
-        self._durable_lsn = durable_lsn
+        self._rows = Rows(self._relations, memory, hold, durable_lsn)
         self._spools = spools
         self._prepared = prepared
         self._open: Open | None = None
@@ -339,130 +296,46 @@ class Decoder:
 
         ordinal_at: of the RELATION message at an offset of the block, where it is not the one that is current.
         """
-        batches: list[pa.RecordBatch] = []
-        changed = np.zeros(len(index.xid), np.int64)
+        group = Grouping(self._rows, self._memory, block, index, begin, end, position)
         watermark = None
-        run = begin
-
-        def flush(until: int) -> None:
-            nonlocal run, position
-            for batch in self._run(block, index, run, until, position, changed):
-                batches.append(batch)
-                position += len(batch)
-            run = until + 1
-
-        def tell(altered: Sequence[SchemaChange], at: int) -> None:
-            nonlocal position
-            transaction = int(index.transaction[at])
-            for change in altered:
-                if change.kind is not Kind.ALTERED:
-                    self._memory.forget(change.table.oid)
-                lsn, ts_us = int(index.commit_lsn[transaction]), int(index.commit_ts_us[transaction])
-                batches.append(schema_record(change, position, lsn, ts_us))
-                position += 1
-                changed[transaction] += 1
-
-        if self._returned and end > begin and self._wanted(index, int(index.transaction[begin])):
+        if self._returned and end > begin and self._rows.wanted(index, int(index.transaction[begin])):
             for table in self._returned:
-                tell(self.schema.enter(table), begin)
+                group.tell(self.schema.enter(table), begin)
             self._returned.clear()
         for at in map(int, begin + np.flatnonzero(_RARE[index.kind[begin:end]])):
             body = _body(block, index, at)
+            wanted = self._rows.wanted(index, int(index.transaction[at]))
             match chr(index.kind[at]):
                 case "Y":
                     self._on_type(body)
                 case "R":
                     table = self._relations.parse_relation(body)
-                    altered = self.schema.enter(table) if self._wanted(index, int(index.transaction[at])) else []
-                    if altered or not self._relations.known(table):
-                        flush(at)
+                    changes = self.schema.enter(table) if wanted else []
+                    if changes or not self._relations.known(table):
+                        group.flush(at)
                     self._define(table, body, ordinal_at(int(index.body[at])) if ordinal_at else self._ordinal)
-                    tell(altered, at)
+                    group.tell(changes, at)
                 case "T":
-                    flush(at)
-                    transaction = int(index.transaction[at])
-                    for oid in parse_truncate(body).relations if self._wanted(index, transaction) else ():
-                        self._memory.forget(oid)
-                        batches.append(_truncate(self._relations.table(oid), position, index, transaction))
-                        position += 1
-                        changed[transaction] += 1
+                    group.flush(at)
+                    relations = parse_truncate(body).relations
+                    group.truncate([self._relations.table(oid) for oid in relations] if wanted else (), at)
                 case "M":
                     message = parse_message(body)
                     if message.prefix == WATERMARK_PREFIX:
                         watermark = Watermark(message.content, message.lsn)
-                    elif message.prefix == DDL_PREFIX and message.transactional and self._wanted(index, int(index.transaction[at])):
-                        flush(at)
-                        altered, tables = self.schema.on_message(message.content)
+                    elif message.prefix == DDL_PREFIX and message.transactional and wanted:
+                        group.flush(at)
+                        changes, tables = self.schema.on_message(message.content)
                         for table in tables:
                             self._relations.relabel(table)
-                        tell(altered, at)
+                        group.tell(changes, at)
                 case _:  # O: where a forwarded transaction came from; nothing of ours depends on it
                     pass
-        flush(end)
         if complete:
             watermark, self._watermark = watermark or self._watermark, None
         else:
             self._watermark, watermark = watermark or self._watermark, None
-        first, last = (int(index.transaction[begin]), int(index.transaction[end - 1]) + 1) if end > begin else (0, 1)
-        base = position - int(changed.sum()) - 1
-        transactions = Transactions(
-            index.xid[first:last].astype(np.uint32),
-            index.end_lsn[first:last],
-            index.commit_ts_us[first:last],
-            base + np.cumsum(changed[first:last]),
-        )
-        return Group(tuple(batches), transactions, watermark, complete, tuple(self.schema.take_again()))
-
-    def _wanted(self, index: Index, transaction: int) -> bool:
-        """Where the commit's end is not there yet, its beginning tells (known from BEGIN on): at or behind the durable end of another."""
-        end, begin = int(index.end_lsn[transaction]), int(index.commit_lsn[transaction])
-        return end > self._durable_lsn if end else begin >= self._durable_lsn
-
-    def _run(
-        self, block: Bytes, index: Index, begin: int, end: int, position: int, changed: npt.NDArray[np.int64]
-    ) -> list[pa.RecordBatch]:
-        """Rows of messages [begin, end), a batch per table; no table changes its definition in between."""
-        mask = _ROWS[index.kind[begin:end]]
-        if len(index.commit_lsn) and index.commit_lsn[0] < self._durable_lsn:
-            transaction = index.transaction[begin:end]
-            ends = index.end_lsn[transaction]
-            mask &= np.where(ends > 0, ends > self._durable_lsn, index.commit_lsn[transaction] >= self._durable_lsn)
-        at = begin + np.flatnonzero(mask)
-        if not len(at):
-            return []
-        relations = index.relation[at]
-        present = relations[:1] if (relations == relations[0]).all() else np.unique(relations)
-        pieces: list[_Piece] = []
-        held: list[tuple[_Piece, Mapping[str, Flags]]] = []
-        for oid in present:
-            mine = at if len(present) == 1 else at[relations == oid]
-            pieces.append(self._piece(block, index, mine, self._relations.table(int(oid)), held))
-        orders = pieces[0].order if len(pieces) == 1 else np.sort(np.concatenate([piece.order for piece in pieces]))
-        for piece, missing in held:
-            self._hold(_batch(piece, position + np.searchsorted(orders, piece.order), index), missing)
-        changed += np.bincount(index.transaction[orders >> 1], minlength=len(changed))
-        return [_batch(piece, position + np.searchsorted(orders, piece.order), index) for piece in pieces if len(piece.op)]
-
-    def _piece(
-        self,
-        block: Bytes,
-        index: Index,
-        at: npt.NDArray[np.int64],
-        table: Table,
-        held: list[tuple[_Piece, Mapping[str, Flags]]],
-    ) -> _Piece:
-        """One table's rows; those that stay partial go to ``held``."""
-        rows = tuples.rows(block, index.kind[at], index.body[at], index.end[at], at, tuples.shape_of(table))
-        partial: Flags | None = None
-        if rows.wide.any() or rows.partial.any() or self._memory.knows(table):
-            block, partial = self._memory.fill(table, block, rows)
-        arrays, exact = values.columns(block, rows.offsets, rows.lengths, table)
-        piece = _Piece(table, arrays, exact, rows.op, rows.order)
-        if partial is None:
-            return piece
-        missing = {column.name: rows.lengths[c][partial] == tuples.UNCHANGED for c, column in enumerate(table.columns)}
-        held.append((_select(piece, partial), missing))
-        return _select(piece, ~partial)
+        return group.finish(watermark, self.schema, complete=complete)
 
 
 def _passed(commit: Commit, position: int) -> Group:
@@ -484,43 +357,3 @@ def _fields(block: Bytes, at: int) -> bytes:
     """The body of the frame at this offset."""
     length = int.from_bytes(block[at + 1 : at + 5].tobytes(), "big")
     return block[at + 5 : at + 1 + length].tobytes()
-
-
-def _select(piece: _Piece, flags: Flags) -> _Piece:
-    mask = pa.array(flags)
-    return _Piece(
-        piece.table,
-        [array.filter(mask) for array in piece.arrays],
-        piece.exact.filter(mask),
-        piece.op[flags],
-        piece.order[flags],
-    )
-
-
-def _batch(piece: _Piece, positions: npt.NDArray[np.int64], index: Index) -> pa.RecordBatch:
-    transactions = index.transaction[piece.order >> 1]
-    arrays = [
-        pa.array(positions),
-        pa.array(piece.op),
-        pa.array(index.commit_lsn[transactions]),
-        pa.array(index.commit_ts_us[transactions]).view(META_FIELDS[3].type),
-        piece.exact,
-        *piece.arrays,
-    ]
-    try:
-        return pa.RecordBatch.from_arrays(arrays, schema=batch_schema(piece.table))
-    except pa.ArrowInvalid as error:  # pragma: no cover - the columns were made from the same table
-        raise ProtocolError(f"rows of {piece.table.qualified} do not fit its RELATION message") from error
-
-
-def _truncate(table: Table, position: int, index: Index, transaction: int) -> pa.RecordBatch:
-    schema = batch_schema(table)
-    arrays = [
-        pa.array([position], pa.int64()),
-        pa.array([Op.TRUNCATE], pa.int8()),
-        pa.array([int(index.commit_lsn[transaction])], pa.int64()),
-        pa.array([int(index.commit_ts_us[transaction])], pa.int64()).view(META_FIELDS[3].type),
-        pa.nulls(1, EXACT_TYPE),
-        *(pa.nulls(1, field.type) for field in list(schema)[len(META_FIELDS) :]),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

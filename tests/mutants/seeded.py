@@ -33,7 +33,7 @@ MUTANTS = (
         ("tests/unit/test_ingest.py",),
     ),
     Mutant(
-        "a transaction that ends at the durable LSN is taken twice", "cdc/capture/decoder.py",
+        "a transaction that ends at the durable LSN is taken twice", "cdc/capture/rows.py",
         "ends > self._durable_lsn, index.commit_lsn", "ends >= self._durable_lsn, index.commit_lsn", (DECODER,),
     ),
     Mutant(

@@ -1,0 +1,88 @@
+"""One group in the making: runs of plain rows, and between them what concerns tables as a whole, in positions without a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.capture.definitions import Definitions
+from cdc.capture.group import Group, Transactions, Watermark
+from cdc.capture.messages import Index
+from cdc.capture.rows import Memory, Rows
+from cdc.capture.values import Bytes
+from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
+from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.table import Table
+
+
+class Grouping:
+    """Messages [begin, end) of an indexed block as one group whose first change gets ``position``."""
+
+    def __init__(self, rows: Rows, memory: Memory, block: Bytes, index: Index, begin: int, end: int, position: int) -> None:
+        self._rows = rows
+        self._memory = memory
+        self._block = block
+        self._index = index
+        self._begin = begin
+        self._end = end
+        self._run = begin
+        self._position = position
+        self._changed: npt.NDArray[np.int64] = np.zeros(len(index.xid), np.int64)
+        self._batches: list[pa.RecordBatch] = []
+
+    def flush(self, until: int) -> None:
+        """Takes in the rows before message ``until``, under the definitions that are in force now; that message itself is no row."""
+        for batch in self._rows.run(self._block, self._index, self._run, until, self._position, self._changed):
+            self._batches.append(batch)
+            self._position += len(batch)
+        self._run = until + 1
+
+    def tell(self, changes: Sequence[SchemaChange], at: int) -> None:
+        """What became of tables, said by message ``at``."""
+        transaction = int(self._index.transaction[at])
+        for change in changes:
+            if change.kind is not Kind.ALTERED:
+                self._memory.forget(change.table.oid)
+            lsn, ts_us = int(self._index.commit_lsn[transaction]), int(self._index.commit_ts_us[transaction])
+            self._add(schema_record(change, self._position, lsn, ts_us), transaction)
+
+    def truncate(self, tables: Sequence[Table], at: int) -> None:
+        transaction = int(self._index.transaction[at])
+        for table in tables:
+            self._memory.forget(table.oid)
+            self._add(_truncate(table, self._position, self._index, transaction), transaction)
+
+    def finish(self, watermark: Watermark | None, definitions: Definitions, *, complete: bool) -> Group:
+        self.flush(self._end)
+        index = self._index
+        whole = self._end > self._begin
+        first, last = (int(index.transaction[self._begin]), int(index.transaction[self._end - 1]) + 1) if whole else (0, 1)
+        base = self._position - int(self._changed.sum()) - 1
+        transactions = Transactions(
+            index.xid[first:last].astype(np.uint32),
+            index.end_lsn[first:last],
+            index.commit_ts_us[first:last],
+            base + np.cumsum(self._changed[first:last]),
+        )
+        return Group(tuple(self._batches), transactions, watermark, complete, tuple(definitions.take_again()))
+
+    def _add(self, record: pa.RecordBatch, transaction: int) -> None:
+        self._batches.append(record)
+        self._position += 1
+        self._changed[transaction] += 1
+
+
+def _truncate(table: Table, position: int, index: Index, transaction: int) -> pa.RecordBatch:
+    schema = batch_schema(table)
+    arrays = [
+        pa.array([position], pa.int64()),
+        pa.array([Op.TRUNCATE], pa.int8()),
+        pa.array([int(index.commit_lsn[transaction])], pa.int64()),
+        pa.array([int(index.commit_ts_us[transaction])], pa.int64()).view(META_FIELDS[3].type),
+        pa.nulls(1, EXACT_TYPE),
+        *(pa.nulls(1, field.type) for field in list(schema)[len(META_FIELDS) :]),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
