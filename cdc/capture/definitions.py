@@ -60,6 +60,8 @@ class Definitions:
         self._tables = {table.oid: table for table in known if table.qualified not in self._ended}
         self._topics = {table.qualified: oid for oid, table in self._tables.items()}
         self._again: list[int] = []
+        self._taken_in: set[int] = set()
+        """Tables (OIDs) that are to be read because they have come in another's place, whether or not their facts have come yet."""
         self._facts_changed = False
         self._stopped: Stopped | None = None
 
@@ -120,10 +122,15 @@ class Definitions:
             self._ended.discard(topic)
             changes.append(SchemaChange(table, Kind.CREATED, empties=True))
             self._again.append(table.oid)
+            self._taken_in.add(table.oid)
         elif moved:
             self._again.append(table.oid)
         elif old is not None:
             changes.append(self._altered(old, new, table, certain=certain))
+        elif table.oid not in self._facts:
+            self._again.append(
+                table.oid
+            )  # it has joined while the stream goes on; the look at the catalog comes after its first row
         return changes
 
     def on_message(self, content: bytes) -> tuple[list[SchemaChange], list[Table]]:
@@ -179,8 +186,9 @@ class Definitions:
         if old is not None or table.qualified in self._topics or table.qualified in self._ended:
             changes = self.enter(table)
         if before is None:
-            if old is None:
-                self._again.append(facts.oid)  # it has joined while the stream goes on
+            # It has joined while the stream goes on. A row of it may have come before this, but none that it had already.
+            if facts.oid not in self._taken_in:
+                self._again.append(facts.oid)
             return changes
         verdict = hidden(before, facts)
         if verdict is not None:

@@ -125,3 +125,19 @@ def test_a_new_table_joins_a_publication_of_single_tables(postgres: Database, tm
         capture.until(lambda: "public.late" in capture.topics() and len(rows(capture, "public.late")) == 3, "for the late table")
         sql.execute("insert into late values (4)")
         capture.until(lambda: len(rows(capture, "public.late")) == 4)
+
+
+def test_a_row_of_a_filled_table_comes_before_the_look_that_sees_it_join(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "INTERVAL_S", 1.0)
+    sql = postgres.connect()
+    sql.execute("create table t (id int primary key); create publication cdc for table t with (publish_via_partition_root = true)")
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=("public.*",))
+    with capture.running():
+        capture.until_snapshot_done()
+        sql.execute(
+            "create table late (id int primary key); insert into late values (1), (2); alter publication cdc add table late"
+        )
+        sql.execute("insert into late values (3)")
+        capture.until(lambda: "public.late" in capture.topics() and len(rows(capture, "public.late")) == 3, "for the late table")

@@ -154,6 +154,22 @@ def test_a_table_that_joins_is_read_without_a_record() -> None:
     assert run.again == [7]
 
 
+def test_a_table_that_joins_is_read_although_one_of_its_rows_came_before_its_facts() -> None:
+    run = Run(live=[OLD])
+    assert run.relation(OLD.table()) == []
+    assert run.message(OLD) == []
+    assert run.again == [7]
+
+
+def test_a_table_that_takes_anothers_name_is_read_once() -> None:
+    new = facts(9, "t", ID)
+    run = Run(OLD, live=[new])
+    assert run.relation(new.table()) == ["t created!"]
+    assert run.again == [9]
+    assert run.message(new) == []
+    assert run.again == []
+
+
 def test_a_dropped_partition_takes_rows_of_its_root_away() -> None:
     root = replace(OLD, partitioned=True, leaves={20: Leaf(20, True), 21: Leaf(21, True)})
     run = Run(root)
