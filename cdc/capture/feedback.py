@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from enum import Enum, auto
 from typing import Final
 
 from cdc.capture.messages import POSTGRES_EPOCH_US
@@ -10,12 +11,12 @@ from cdc.capture.messages import POSTGRES_EPOCH_US
 _STATUS: Final = struct.Struct("!cQQQqB")
 
 
-def standby_status(durable_lsn: int, now_us: int) -> bytes:
+def standby_status(durable_lsn: int, now_us: int, *, inquires: bool = False) -> bytes:
     """A Standby Status Update (manual, "Streaming Replication Protocol"): written, flushed and applied are the same here.
 
-    now_us: microseconds since 1970-01-01 UTC.
+    now_us: microseconds since 1970-01-01 UTC. inquires: the server is to answer at once.
     """
-    return _STATUS.pack(b"r", durable_lsn, durable_lsn, durable_lsn, now_us - POSTGRES_EPOCH_US, 0)
+    return _STATUS.pack(b"r", durable_lsn, durable_lsn, durable_lsn, now_us - POSTGRES_EPOCH_US, inquires)
 
 
 class Feedback:
@@ -28,6 +29,8 @@ class Feedback:
         self._said = -1
         self._said_at = float("-inf")
         self._asked = False
+        self.inquires = False
+        """The next status asks the server for an answer."""
 
     def confirm(self, lsn: int) -> None:
         """Everything that ends at or before ``lsn`` is durable."""
@@ -37,6 +40,10 @@ class Feedback:
         """The server wants an answer now."""
         self._asked = True
 
+    def inquire(self) -> None:
+        """We want an answer now."""
+        self._asked = self.inquires = True
+
     def wait_s(self, now_s: float) -> float:
         """Seconds until the next status is due (0: now). ``now_s`` is a monotonic clock."""
         if self._asked:
@@ -45,4 +52,30 @@ class Feedback:
         return max(0.0, self._said_at + interval - now_s)
 
     def said(self, lsn: int, now_s: float) -> None:
-        self._said, self._said_at, self._asked = lsn, now_s, False
+        self._said, self._said_at = lsn, now_s
+        self._asked = self.inquires = False
+
+
+class Quiet(Enum):
+    """What to do about a server that says nothing."""
+
+    WAIT = auto()
+    ASK = auto()
+    DEAD = auto()
+
+
+class Silence:
+    """One silence, from the moment at which the server was last heard. ``now_s`` is a monotonic clock."""
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._asked_at_s: float | None = None
+
+    def step(self, now_s: float, limit_s: float) -> Quiet:
+        """Asks once after half the limit. Dead is only who has been asked, half the limit ago: we ourselves may have been stopped."""
+        if self._asked_at_s is not None:
+            return Quiet.DEAD if now_s - self._asked_at_s >= limit_s / 2 else Quiet.WAIT
+        if now_s - self._since_s < limit_s / 2:
+            return Quiet.WAIT
+        self._asked_at_s = now_s
+        return Quiet.ASK

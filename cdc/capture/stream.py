@@ -24,10 +24,12 @@ from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
+import psycopg
 from psycopg import pq
+from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGconn, PGresult
 
-from cdc.capture.feedback import Feedback, standby_status
+from cdc.capture.feedback import Feedback, Quiet, Silence, standby_status
 from cdc.capture.values import Bytes
 from cdc.crashpoint import crashpoint
 from cdc.errors import ProtocolError, SourceError, presentable
@@ -55,6 +57,10 @@ BLOCK_S: Final = 0.03
 
 IDLE_MS: Final = 100
 """An idle receiver looks this often whether it shall stop."""
+
+SILENCE_S: Final = 60.0
+"""A server that says nothing for half of this is asked whether it lives, and given up for dead after the other half. TCP alone cannot tell
+when something in between (a proxy, a tunnel) acknowledges for it. As long as Postgres's own subscribers wait (wal_receiver_timeout)."""
 
 
 _DEFAULTS: Final = {
@@ -84,13 +90,14 @@ class Connection:
         options = [parameters.get("options", ""), *(f"-c {key}={_escaped(value)}" for key, value in settings.items())]
         merged = {**_DEFAULTS, **parameters}
         merged |= {"replication": "database", "options": " ".join(filter(None, options))}
-        text = " ".join(f"{key}='{_quoted(value)}'" for key, value in merged.items())
-        self._pg = pq.PGconn.connect(text.encode())
         self._name = name
-        if self._pg.status != pq.ConnStatus.OK:
-            problem = _one_line(self._pg.error_message)
-            self._pg.finish()
-            raise SourceError(f"cannot open a replication connection to {name}: {problem}", hint="cdc doctor")
+        try:
+            # psycopg's own way to connect, because PGconn.connect keeps every other thread of the process from running meanwhile.
+            self._session = psycopg.connect(make_conninfo(**merged), autocommit=True)
+        except psycopg.Error as error:
+            problem = _one_line(str(error))
+            raise SourceError(f"cannot open a replication connection to {name}: {problem}", hint="cdc doctor") from None
+        self._pg: PGconn = self._session.pgconn
 
     def identify(self) -> System:
         row = self.query(b"IDENTIFY_SYSTEM")
@@ -330,10 +337,12 @@ class Stream:
     def _receive(self) -> None:
         staging = memoryview(bytearray(STAGING_BYTES))
         view = np.frombuffer(staging, np.uint8)
+        silence = Silence(time.monotonic())
         try:
             while not self._closing:
                 got = self._wire.receive(staging)
                 if not got:
+                    self._heed(silence)
                     continue
                 crashpoint("stream.received")
                 with self._changed:
@@ -346,10 +355,22 @@ class Stream:
                     self.received += got
                     if self._filled >= self._wanted or not self._wire.backlog:
                         self._changed.notify_all()
+                silence = Silence(time.monotonic())
         except Exception as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+
+    def _heed(self, silence: Silence) -> None:
+        match silence.step(time.monotonic(), SILENCE_S):
+            case Quiet.ASK:
+                with self._due:
+                    self._feedback.inquire()
+                    self._due.notify_all()
+            case Quiet.DEAD:
+                raise ConnectionError(f"the server has said nothing for {SILENCE_S:g} s, not even when asked")
+            case Quiet.WAIT:
+                pass
 
     def _answer(self) -> None:
         try:
@@ -359,10 +380,10 @@ class Stream:
                     if wait > 0:
                         self._due.wait(wait)
                         continue
-                    lsn = self._feedback.durable_lsn
+                    lsn, inquires = self._feedback.durable_lsn, self._feedback.inquires
                     self._feedback.said(lsn, time.monotonic())
                     crashpoint("stream.feedback.due")
-                self._wire.send(standby_status(lsn, time.time_ns() // 1000))
+                self._wire.send(standby_status(lsn, time.time_ns() // 1000, inquires=inquires))
                 crashpoint("stream.feedback.sent")
         except Exception as error:
             with self._changed:
@@ -418,10 +439,6 @@ def _one_line(message: bytes | str) -> str:
     text = message.decode(errors="replace") if isinstance(message, bytes) else message
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("DETAIL", "CONTEXT"))]
     return lines[-1] if lines else ""
-
-
-def _quoted(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _escaped(value: str) -> str:

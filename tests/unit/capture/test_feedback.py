@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from cdc.capture.feedback import Feedback, standby_status
+from cdc.capture.feedback import Feedback, Quiet, Silence, standby_status
 from cdc.capture.messages import POSTGRES_EPOCH_US
 
 
@@ -34,3 +34,25 @@ def test_news_are_told_soon_and_silence_is_bounded() -> None:
     assert feedback.wait_s(10.25) == 0
     feedback.said(200, 10.25)
     assert feedback.wait_s(10.25) == 1.0
+
+
+def test_an_inquiry_goes_out_once_and_at_once() -> None:
+    feedback = Feedback(100)
+    feedback.said(100, 10.0)
+    feedback.inquire()
+    assert feedback.wait_s(10.0) == 0
+    assert standby_status(100, 0, inquires=feedback.inquires)[-1] == 1
+    feedback.said(100, 10.0)
+    assert standby_status(100, 0, inquires=feedback.inquires)[-1] == 0
+
+
+def test_only_who_was_asked_and_did_not_answer_is_dead() -> None:
+    silence = Silence(100.0)
+    assert silence.step(129.9, 60.0) is Quiet.WAIT
+    assert silence.step(130.0, 60.0) is Quiet.ASK
+    assert silence.step(159.9, 60.0) is Quiet.WAIT
+    assert silence.step(160.0, 60.0) is Quiet.DEAD
+    # Stopped ourselves for an hour: the server is asked first.
+    silence = Silence(100.0)
+    assert silence.step(3700.0, 60.0) is Quiet.ASK
+    assert silence.step(3729.0, 60.0) is Quiet.WAIT
