@@ -7,25 +7,21 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import psycopg
 
 from cdc import source
 from cdc.capture.definitions import Definitions
 from cdc.errors import Stopped
+from cdc.log.ended import ended_topics
 from cdc.log.reader import EmbeddedLogReader
-from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.facts import Facts
-from cdc.model.position import Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import Source as SourceSettings
 from cdc.source.facts import load_facts, read_facts, save_facts
 from cdc.source.membership import table_unpublished
 from cdc.source.watch import CatalogWatch, trigger_password
-
-_ENDING: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
 
 
 class Evolving:
@@ -104,14 +100,7 @@ class Evolving:
         """The newest definition of each topic, and the topics whose table is gone."""
         reader = EmbeddedLogReader(self._folder)
         try:
-            tables, ended = {}, []
-            for topic in reader.topics():
-                tables[topic.name] = topic.table
-                for batch in reader.read(topic.name, Position(topic.last - 1), topic.last):
-                    change = schema_change_of(batch)
-                    if change is not None and change.kind in _ENDING:
-                        ended.append(topic.name)
-            return tables, ended
+            return {topic.name: topic.table for topic in reader.topics()}, list(ended_topics(reader))
         finally:
             reader.close()
 

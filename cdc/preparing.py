@@ -135,7 +135,7 @@ class Preparation:
             # As one that has just joined: what was changed in transactions that were open then is not streamed.
             self._progress.forget(oid)
             self._progress.restart(oid, empties=True)
-            self._memory.drop(oid)
+            self._memory.forget(oid)
         self._memory.commit(self._writer.head.position)
 
     # --- what is there -------------------------------------------------------------------------------------------------------
