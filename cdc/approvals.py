@@ -6,11 +6,12 @@ not run; so when it runs again, ``cdc resume`` has let that change through.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from cdc import jsonfile
+from cdc.errors import HeadwaterError, StopState
 from cdc.model.position import Position
 
 
@@ -21,7 +22,7 @@ def ask(run_dir: Path, store: str, topic: str, position: Position) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with open(aside, "w") as file:
-        file.write(json.dumps(asked))
+        file.write(jsonfile.encode(asked))
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
@@ -29,16 +30,22 @@ def ask(run_dir: Path, store: str, topic: str, position: Position) -> None:
 
 def approved(run_dir: Path, store: str) -> Mapping[str, int]:
     """Topic → position of the last change that the store has waited for: it and those before it are let through."""
-    try:
-        found: Mapping[str, int] = json.loads(_path(run_dir, store).read_text())
-    except FileNotFoundError:
-        return {}
-    return found
+    return _read(_path(run_dir, store))
 
 
 def asked_topics(run_dir: Path) -> set[str]:
     """Topics of which any store has waited for a change."""
-    return {topic for path in (run_dir / "schema").glob("[!.]*.json") for topic in json.loads(path.read_text())}
+    return {topic for path in (run_dir / "schema").glob("[!.]*.json") for topic in _read(path)}
+
+
+def _read(path: Path) -> Mapping[str, int]:
+    try:
+        return jsonfile.decode(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        hint = f"remove it: the store then stops once more before its next schema change that waits, for cdc resume {StopState.SCHEMA_PAUSED}"
+        raise HeadwaterError(f"{path} is damaged: which schema changes were let through is not known any more", hint=hint) from None
 
 
 def _path(run_dir: Path, store: str) -> Path:

@@ -7,13 +7,13 @@ topic says "every earlier row is gone" before its rows come, so that stores lose
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cdc import jsonfile
 from cdc.errors import LogCorrupt, StopState
 
 FILE: Final = "reload.json"
@@ -53,7 +53,7 @@ def request(folder: Path, state: StopState) -> Reload:
     reload = Reload(state, time.time())
     aside = folder / f".{FILE}.{os.getpid()}"
     with open(aside, "w") as file:
-        json.dump({"format": _FORMAT, **asdict(reload)}, file)
+        file.write(jsonfile.encode({"format": _FORMAT, **asdict(reload)}))
         file.flush()
         os.fsync(file.fileno())
     aside.replace(folder / FILE)
@@ -65,7 +65,7 @@ def requested(folder: Path) -> Reload | None:
     """The request that has not been carried out yet. Raises LogCorrupt when the file is not ours."""
     path = folder / FILE
     try:
-        raw: dict[str, Any] = json.loads(path.read_text())
+        raw: dict[str, Any] = jsonfile.decode(path.read_bytes())
         if raw["format"] != _FORMAT:
             raise LogCorrupt(f"{path} has a format that this version does not read")
         return Reload(StopState(raw["state"]), raw["asked_at"])

@@ -15,7 +15,7 @@
                [{``pid``, ``xid``, ``age_s``, ``application``, ``gid`` (of a prepared one)}]
 ``capture``    null before its first start, else {``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``,
                ``received_lsn``, ``confirmed_lsn``, ``changes``, ``changes_per_s``, ``wire_bytes``, ``snapshot``: [{``table``, ``done``,
-               ``total``, ``finished``}], ``updated_at``}
+               ``total``, ``finished``}], ``snapshot_paused`` (why reading tables stands still, or null), ``updated_at``}
 ``log``        {``dir``, ``position``, ``commit_lsn``, ``commit_ts``, ``rows``, ``bytes`` (on disk), ``disk_free_bytes``, ``tables``: [{``name``,
                ``rows``, ``bytes``, ``first``, ``last``}]}
 ``followers``  [{``store``, ``kind``, ``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``, ``lag``:

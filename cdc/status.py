@@ -5,12 +5,12 @@ A reader never waits for a writer and a dead writer's last word stays readable (
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cdc import jsonfile
 from cdc.crashpoint import crashpoint
 
 
@@ -110,7 +110,7 @@ def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | Sup
     folder = run_dir / "status"
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{name}.{os.getpid()}"
-    aside.write_text(json.dumps(asdict(status)))
+    aside.write_text(jsonfile.encode(asdict(status)))
     crashpoint("status.written_aside")
     aside.replace(folder / f"{name}.json")
 
@@ -155,8 +155,9 @@ def alive(pid: int) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """A damaged file is one that its part has not written yet: they are not synced, so a power loss may leave them empty or torn, and a
+    part that runs writes its own anew within a second."""
     try:
-        raw: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
+        return jsonfile.decode(path.read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
-    return raw

@@ -6,14 +6,14 @@ does not restart such a part. ``cdc resume STOP`` clears the record, and with th
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cdc import jsonfile
 from cdc.crashpoint import crashpoint
-from cdc.errors import Stopped, StopState
+from cdc.errors import HeadwaterError, Stopped, StopState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def record(run_dir: Path, part: str, stopped: Stopped) -> Stop:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with open(aside, "w") as file:
-        file.write(json.dumps(asdict(stop)))
+        file.write(jsonfile.encode(asdict(stop)))
         file.flush()
         os.fsync(file.fileno())
     crashpoint("stops.written_aside")
@@ -96,11 +96,20 @@ def _path(run_dir: Path, part: str, state: StopState) -> Path:
 
 
 def _read(path: Path) -> Stop | None:
+    """A damaged record still stops its part, and still can be resumed: the file's name says which part and why."""
     try:
-        raw = json.loads(path.read_text())
+        data, written_at = path.read_bytes(), path.stat().st_mtime
     except FileNotFoundError:
         return None
-    return Stop(**{**raw, "state": StopState(raw["state"])})
+    try:
+        raw = jsonfile.decode(data)
+        return Stop(**{**raw, "state": StopState(raw["state"])})
+    except (ValueError, KeyError, TypeError):
+        part, _, state = path.stem.rpartition(".")
+        if state not in StopState.__members__:
+            raise HeadwaterError(f"{path} is no record of a stop state", hint="remove it") from None
+        stopped = Stopped(StopState(state), f"what stopped {part} is not known any more: {path} is damaged")
+        return Stop(stopped.state, part, str(stopped).removeprefix(f"{state}: "), stopped.hint or "", written_at)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -11,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
+from cdc import jsonfile
 from cdc.errors import LogCorrupt
 from cdc.status import TableProgress
 from snapshots.catalog import SourceTable
@@ -213,7 +213,7 @@ class SnapshotProgress:
         content = {"format": _FORMAT, "tables": {str(oid): asdict(record) for oid, record in self._records.items()}}
         aside = self._path.with_suffix(".aside")
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False)
+            file.write(jsonfile.encode(content))
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self._path)
@@ -226,11 +226,11 @@ class SnapshotProgress:
 
 def _read(path: Path) -> dict[int, Record]:
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except FileNotFoundError:
         return {}
     try:
-        content = json.loads(text)
+        content = jsonfile.decode(data)
         known = content["format"] == _FORMAT
         records = {int(oid): _record(entry) for oid, entry in content["tables"].items()} if known else {}
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -6,7 +6,6 @@ hold keys, so only the owner reads them, and a finished one is removed.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -14,7 +13,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
-from cdc.errors import LogCorrupt
+from cdc import jsonfile
+from cdc.errors import HeadwaterError, LogCorrupt
 from snapshots.plan import Key
 
 FOLDER: Final = "requests"
@@ -65,7 +65,7 @@ class Requests:
         found = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
-                content = json.loads(path.read_text(encoding="utf-8"))
+                content = jsonfile.decode(path.read_bytes())
                 if content.pop("format") != _FORMAT:
                     raise ValueError
                 keys = content.pop("keys")
@@ -84,10 +84,14 @@ class Requests:
             self._sync_folder()
 
     def outcome(self, name: str) -> Outcome:
+        """Raises HeadwaterError when the file that says so is damaged."""
+        path = self._folder / f"{name}.state"
         try:
-            return Outcome(**json.loads((self._folder / f"{name}.state").read_text(encoding="utf-8")))
+            return Outcome(**jsonfile.decode(path.read_bytes()))
         except FileNotFoundError:
             return Outcome()
+        except (ValueError, TypeError):
+            raise HeadwaterError(f"{path} is damaged: nobody knows how far this snapshot has come", hint="cdc status") from None
 
     def forget(self, name: str) -> None:
         """Nobody asks for its outcome any more."""
@@ -96,7 +100,7 @@ class Requests:
     def _write(self, name: str, content: dict[str, Any]) -> None:
         aside = self._folder / f".{name}.{token_hex(4)}"
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False)
+            file.write(jsonfile.encode(content))
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self._folder / name)

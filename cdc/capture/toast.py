@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,10 +32,10 @@ text says little about their size on disk (an int[] of one element: 3 and 28 byt
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS wide (
-    relation INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (relation, key, name)
+    relation INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL, crc INTEGER NOT NULL,
+    PRIMARY KEY (relation, key, name)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS done (one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL);
-INSERT OR IGNORE INTO done VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS done (one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL, crc INTEGER NOT NULL);
 """
 
 
@@ -163,13 +164,13 @@ class ToastMemory:
     def commit(self, position: int) -> None:
         """Everything up to the log's ``position`` has been taken in and is durable in the log."""
         if self._db.in_transaction:
-            self._db.execute("UPDATE done SET position = ?", (position,))
+            _set_position(self._db, position)
             crashpoint("toast.commit.begun")
             self._db.commit()
             crashpoint("toast.commit.done")
         elif position - self.position >= 100_000:
             # Nothing wide for a while: move on anyway, so that a restart has little to read again.
-            self._db.execute("UPDATE done SET position = ?", (position,))
+            _set_position(self._db, position)
             self._db.commit()
 
     def rollback(self) -> None:
@@ -178,7 +179,7 @@ class ToastMemory:
     def clear(self) -> None:
         """Forgets everything; position 0."""
         self._db.execute("DELETE FROM wide")
-        self._db.execute("UPDATE done SET position = 0")
+        _set_position(self._db, 0)
         self._db.commit()
         self._relations.clear()
 
@@ -189,21 +190,19 @@ class ToastMemory:
         self._db.commit()
         self._relations.clear()
 
-    def drop(self, relation: int) -> None:
-        """Forgets one table. ``commit`` makes that durable."""
-        self._db.execute("DELETE FROM wide WHERE relation = ?", (relation,))
-        self._relations.discard(relation)
-
     def close(self) -> None:
         self._db.close()
 
     def _latest(self, relation: int, key: bytes) -> Mapping[str, bytes]:
-        return dict(self._db.execute("SELECT name, value FROM wide WHERE relation = ? AND key = ?", (relation, key)))
+        """SQLite's pages carry no checksum, so each value does: a damaged one is not known, and the database is asked for it."""
+        found = self._db.execute("SELECT name, value, crc FROM wide WHERE relation = ? AND key = ?", (relation, key))
+        return {name: value for name, value, crc in found if crc == _crc(relation, key, name, value)}
 
     def _remember(self, relation: int, key: bytes, found: Mapping[str, bytes]) -> None:
         self._forget(relation, key)
         self._relations.add(relation)
-        self._db.executemany("INSERT INTO wide VALUES (?, ?, ?, ?)", ((relation, key, n, v) for n, v in found.items()))
+        rows = ((relation, key, name, value, _crc(relation, key, name, value)) for name, value in found.items())
+        self._db.executemany("INSERT INTO wide VALUES (?, ?, ?, ?, ?)", rows)
 
     def _forget(self, relation: int, key: bytes) -> None:
         self._db.execute("DELETE FROM wide WHERE relation = ? AND key = ?", (relation, key))
@@ -225,13 +224,39 @@ def _connect(path: Path) -> sqlite3.Connection:
     # The ingest thread owns it after the start; it may be closed by another.
     db = sqlite3.connect(path, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = OFF")
+    # Of a power loss nothing is left but an earlier commit, from where the log goes on; without any sync pages of several ages would be.
+    db.execute("PRAGMA synchronous = NORMAL")
+    try:
+        _check(db)
+    except sqlite3.DatabaseError:
+        db.close()
+        raise
+    return db
+
+
+def _check(db: sqlite3.Connection) -> None:
     db.executescript(_SCHEMA)
     (fine,) = db.execute("PRAGMA quick_check").fetchone()
     if fine != "ok":
-        db.close()
         raise sqlite3.DatabaseError(fine)
-    return db
+    done = db.execute("SELECT position, crc FROM done").fetchone()
+    if done is None:
+        _set_position(db, 0)
+        db.commit()
+    elif done[1] != _crc(0, b"", "position", str(done[0]).encode()):
+        raise sqlite3.DatabaseError("the position's checksum differs")
+
+
+def _set_position(db: sqlite3.Connection, position: int) -> None:
+    db.execute("INSERT OR REPLACE INTO done VALUES (1, ?, ?)", (position, _crc(0, b"", "position", str(position).encode())))
+
+
+def _crc(relation: int, key: bytes, name: str, value: bytes) -> int:
+    """Over the lengths, too: bytes cannot wander from one to the other."""
+    if not isinstance(name, str) or not isinstance(value, bytes):
+        return -1  # SQLite's types are per value, so damage may change them
+    head = b"%d %d %d %s" % (relation, len(key), len(name), name.encode())
+    return int(google_crc32c.extend(google_crc32c.extend(google_crc32c.value(head), key), value))
 
 
 def _label(column: Column) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
+from cdc import jsonfile
 from cdc.errors import LogCorrupt
 from cdc.model.facts import Facts
 
@@ -103,7 +103,7 @@ def load_facts(folder: Path) -> dict[int, Facts]:
     """What ``save_facts`` kept in the log's folder; nothing when there is no such file. Raises LogCorrupt when it is not ours."""
     path = folder / FILE
     try:
-        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        raw: Any = jsonfile.decode(path.read_bytes())
         if raw["format"] != _FORMAT:
             raise LogCorrupt(f"{path} has format {raw['format']}, this version reads {_FORMAT}")
         tables = [Facts.from_json(table) for table in raw["tables"]]
@@ -119,7 +119,7 @@ def save_facts(folder: Path, tables: Mapping[int, Facts]) -> None:
     path = folder / FILE
     aside = path.with_suffix(".aside")
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump({"format": _FORMAT, "tables": [facts.to_json() for facts in tables.values()]}, file, ensure_ascii=False)
+        file.write(jsonfile.encode({"format": _FORMAT, "tables": [facts.to_json() for facts in tables.values()]}))
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)

@@ -6,13 +6,13 @@ What LSNs and catalogs cannot tell (a copy of the cluster that has gone its own 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cdc import jsonfile
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, LogCorrupt, Stopped, StopState
 from cdc.model.position import Cut, Lsn, format_lsn, parse_lsn
@@ -50,7 +50,7 @@ def recorded(folder: Path) -> Identity | None:
     """The source that this log belongs to; None before its first start. Raises LogCorrupt when the file is not ours."""
     path = folder / FILE
     try:
-        raw: dict[str, Any] = json.loads(path.read_text())
+        raw: dict[str, Any] = jsonfile.decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError:
@@ -69,7 +69,7 @@ def record(folder: Path, identity: Identity) -> None:
     """Durable when it returns."""
     aside = folder / f".{FILE}.{os.getpid()}"
     with open(aside, "w") as file:
-        json.dump({"format": _FORMAT, **asdict(identity)}, file)
+        file.write(jsonfile.encode({"format": _FORMAT, **asdict(identity)}))
         file.flush()
         crashpoint("identity.before_fsync")
         os.fsync(file.fileno())
