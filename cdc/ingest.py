@@ -121,7 +121,7 @@ class Ingest:
         crashpoint("ingest.group.decoded")
         if self._continuity is not None:
             self._continuity.on_group(group)
-        self._feed.on_group(group)
+        self._feed.on_group(group, self._writer.head.commit_lsn)
         for oid in group.again:
             self._feed.read_again(oid)
         for batch in group.batches:

@@ -22,7 +22,7 @@ from cdc.model.batch import LSN, POSITION, TS, table_of
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
-from snapshots.fence import Barrier, Delivered, Mask, Snapshot, Window
+from snapshots.fence import Barrier, Delivered, Keys, Mask, Snapshot, Window
 from snapshots.holds import Holds
 from snapshots.progress import SnapshotProgress
 
@@ -72,14 +72,17 @@ class SnapshotFeed:
 
     # --- ingest's side -----------------------------------------------------------------------------------------------------
 
-    def on_group(self, group: Group) -> None:
-        """Each group of whole transactions, in stream order, before it is appended."""
+    def on_group(self, group: Group, durable_lsn: int = 0) -> None:
+        """Each group of whole transactions, in stream order, before it is appended.
+
+        durable_lsn: transactions that end at or before it are in the log, so that the group tells nothing of their changes."""
         with self._changed:
             self._check()
             if self._delivered is not None:
                 self._delivered.add(group.transactions.xid)
             if self._barrier is not None:
-                self._barrier.deliver(group.transactions.xid)
+                # One that the log has comes without its changes, so no window can hold it against a snapshot that does not see it.
+                self._barrier.deliver(group.transactions.xid[group.transactions.end_lsn > durable_lsn])
             if not self._windows and not self._holds:
                 return
             for batch in group.batches:
@@ -113,7 +116,8 @@ class SnapshotFeed:
             else:
                 survivors = chunk.window.survivors(chunk.batches)
             if not chunk.empties and table.oid in self._holds and self._same_shape(table):
-                survivors = self._holds[table.oid].complete(survivors)
+                survivors, completed = self._holds[table.oid].complete(survivors)
+                self._cover(table, completed)
                 self._drop_if_empty(table.oid)
             chunk.batches = ()
             chunk.lsn = watermark.lsn
@@ -340,6 +344,13 @@ class SnapshotFeed:
         for window in self._windows:
             if window.table.oid == oid:
                 window.mixed = True
+
+    def _cover(self, table: Table, completed: Sequence[Keys]) -> None:
+        """Another chunk may have been read earlier than these rows' held changes, and enter later."""
+        for keys in completed:
+            for window in self._windows:
+                if window.table.oid == table.oid:
+                    window.cover(keys, table)
 
     def _forget(self, oid: int, batch: pa.RecordBatch) -> None:
         self._holds[oid].forget(batch)

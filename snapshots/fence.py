@@ -173,6 +173,14 @@ class Window:
         slim = batch.select([POSITION, OP, EXACT, *(column.name for column in table.key)])
         self._changes.append((slim, transactions))
 
+    def cover(self, keys: Keys, table: Table) -> None:
+        """These rows have just become whole in the log, with changes that were held back and so never came through ``add``: what this
+        window's snapshot has of them may be older, and is not needed."""
+        if table.columns != self.table.columns:
+            self.mixed = True
+            return
+        self._hidden = keys if self._hidden is None else join_keys([self._hidden, keys])
+
     def admit(self, snapshot: Snapshot) -> bool:
         """Rule 1. The snapshot was taken after the window had opened."""
         self.snapshot = snapshot

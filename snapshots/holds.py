@@ -84,13 +84,14 @@ class Holds:
                 kept.append(piece if keep.all() else piece.keep(keep))
         self._pieces = kept
 
-    def complete(self, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """The chunk's rows overlaid with what is held of them; those rows are held no longer."""
-        if not self._pieces or not chunk:
-            return list(chunk)
-        return [self._complete(batch) for batch in chunk]
+    def complete(self, chunk: Sequence[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], list[Keys]]:
+        """The chunk's rows overlaid with what is held of them; those rows are held no longer. And the keys of those that were."""
+        completed: list[Keys] = []
+        return [self._complete(batch, completed) for batch in chunk], completed
 
-    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _complete(self, batch: pa.RecordBatch, completed: list[Keys]) -> pa.RecordBatch:
+        if not self._pieces:
+            return batch
         keys = keys_of(batch, self.table)
         kept = []
         for piece in self._pieces:
@@ -101,6 +102,8 @@ class Holds:
             if (source >= 0).any():
                 batch = _overlay(batch, piece, source)
             found = np.isin(held, numbers)
+            if found.any():
+                completed.append([column.filter(pa.array(found)) for column in piece.keys])
             if not found.all():
                 kept.append(piece.keep(~found) if found.any() else piece)
         self._pieces = kept

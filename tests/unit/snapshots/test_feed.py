@@ -124,6 +124,27 @@ def test_held_rows_overlay_the_chunk_and_outlive_no_reset(feed: SnapshotFeed) ->
     assert feed.finish(T.oid, feed._progress.begin(SOURCE, "files").number)
 
 
+def test_a_row_that_was_completed_does_not_come_again_from_another_chunk(feed: SnapshotFeed) -> None:
+    """The row moved to another page between two workers' snapshots, neither of which sees the update that is held."""
+    ready(feed)
+    ready(feed, b"chunk:2")
+    feed.hold(batch(T, [{"a": 1, "b": "x", "v": "sent"}]), {"w": np.array([True])})
+    first, second = (feed.chunk_at(Watermark(content, 50)) for content in (b"chunk:1", b"chunk:2"))
+    assert first is not None
+    assert first[0].column("v").to_pylist() == ["sent", None]
+    assert second is not None
+    assert [row["a"] for one in second for row in one.to_pylist()] == [2]
+
+
+def test_what_the_log_has_comes_without_its_changes_and_lets_no_barrier_pass(feed: SnapshotFeed) -> None:
+    """After a restart the server sends transactions again, even such as are not visible yet."""
+    feed.set_barrier(Barrier(Snapshot.parse("100:101:100"), 101))
+    window = feed.open(T)
+    feed.on_group(group([], (100, 0)), durable_lsn=1)
+    assert not feed.admit(window, Snapshot.parse("100:110:100"))
+    assert feed.admit(feed.open(T), Snapshot.parse("110:110:"))
+
+
 def test_a_crash_while_rows_are_held_begins_the_table_anew(feed: SnapshotFeed, tmp_path: Path) -> None:
     feed._progress.advance(T.oid, 0, (0, 5), 2, waiting=False)
     assert SnapshotProgress(tmp_path).begin(SOURCE, "files").pages == ((0, 5),)
