@@ -127,10 +127,6 @@ class Definitions:
             self._again.append(table.oid)
         elif old is not None:
             changes.append(self._altered(old, new, table, certain=certain))
-        elif table.oid not in self._facts:
-            self._again.append(
-                table.oid
-            )  # it has joined while the stream goes on; the look at the catalog comes after its first row
         return changes
 
     def on_message(self, content: bytes) -> tuple[list[SchemaChange], list[Table]]:
@@ -158,16 +154,27 @@ class Definitions:
     # --- decisions -----------------------------------------------------------------------------------------------------------
 
     def _altered(self, old: Table, new: Table, table: Table, *, certain: bool) -> SchemaChange:
+        """``old`` and ``new``: as they are logged; ``table``: as the source has the new one."""
         numbered, was_numbered = _numbered(new), _numbered(old)
         by_number = numbered and was_numbered
         if new.key and _key(old, by_number=by_number) != _key(new, by_number=by_number):
             # Rows under the old key would stay for ever beside those under the new one.
             self._again.append(table.oid)
             return SchemaChange(table, Kind.REWRITTEN, empties=True)
-        if not certain or (numbered and not was_numbered and old.names != new.names):
+        if not certain or (numbered and not was_numbered and old.names != new.names) or self._otherwise_logged(old, new):
             self._again.append(table.oid)
             return SchemaChange(table, Kind.REWRITTEN)
         return SchemaChange(table, Kind.ALTERED)
+
+    def _otherwise_logged(self, old: Table, new: Table) -> bool:
+        """Whether a column that the stream brought all the time is logged in another way now, so that logged rows have what nobody would log."""
+        facts, logged = self._facts.get(new.oid), {column.attnum: column.protected for column in old.columns}
+        sent = {column.attnum for column in facts.published} if facts is not None else set()
+        return any(
+            column.protected != logged[column.attnum] if column.attnum in logged else column.attnum in sent
+            for column in new.columns
+            if column.attnum
+        )
 
     def _learn(self, told: Facts) -> list[SchemaChange]:
         before = self._facts.get(told.oid)
@@ -180,11 +187,11 @@ class Definitions:
         if not facts.publishing.published:
             self._facts.pop(facts.oid, None)
             return [] if old is None else self._left(old, attached=facts.attached)
-        self._facts[facts.oid] = facts
         table = facts.table()
         changes: list[SchemaChange] = []
         if old is not None or table.qualified in self._topics or table.qualified in self._ended:
             changes = self.enter(table)
+        self._facts[facts.oid] = facts
         if before is None:
             # It has joined while the stream goes on. A row of it may have come before this, but none that it had already.
             if facts.oid not in self._taken_in:
@@ -236,8 +243,8 @@ def _numbered(table: Table) -> bool:
     return all(column.attnum for column in table.columns)
 
 
-def _key(table: Table, *, by_number: bool) -> list[tuple[int | str, int]]:
-    return [(column.attnum if by_number else column.name, column.type_oid) for column in table.key]
+def _key(table: Table, *, by_number: bool) -> list[tuple[int | str, int, str]]:
+    return [(column.attnum if by_number else column.name, column.type_oid, column.protected) for column in table.key]
 
 
 def _shape(table: Table) -> list[tuple[str, int, int]]:

@@ -17,6 +17,7 @@ from psycopg import sql
 from cdc.errors import SourceError
 from cdc.model.position import Lsn, parse_lsn
 from cdc.model.table import Table
+from cdc.source.catalog import PARTITIONED
 from cdc.source.connection import reason
 from cdc.source.copytext import parse
 
@@ -70,16 +71,18 @@ class SourceRows:
         self._protect = protect
         self._connection = connection
         self._table = table
-        self._from = sql.Identifier(table.schema, table.name)
+        self._name = sql.Identifier(table.schema, table.name)
         self._schema = pa.schema([pa.field(name, pa.utf8()) for name in table.names])
         found = connection.execute(
-            "select to_regclass(%s) is not null, (select to_jsonb(p) ->> 'rowfilter' from pg_publication_tables p "
+            "select (select relkind::text from pg_class where oid = to_regclass(%s)), (select to_jsonb(p) ->> 'rowfilter' from pg_publication_tables p "
             "where pubname = %s and schemaname = %s and tablename = %s)",
-            (self._from.as_string(connection), publication, table.schema, table.name),
+            (self._name.as_string(connection), publication, table.schema, table.name),
         ).fetchone()
         assert found is not None
         if not found[0]:
             raise SourceError(f"the source has no table {table.qualified}", hint="remove it from the stores, or create it again")
+        # A partitioned table's rows lie in its partitions; those of children by INHERITS are the children's own.
+        self._from = self._name if found[0] == PARTITIONED else sql.SQL("only {}").format(self._name)
         # Deparsed by the server itself from its catalog, with qualified names.
         self._filter = sql.SQL(found[1]) if found[1] else sql.SQL("true")
 
@@ -130,7 +133,7 @@ class SourceRows:
         types: dict[str, LiteralString] = dict(
             self._connection.execute(
                 "select attname, format_type(atttypid, null) from pg_attribute where attrelid = to_regclass(%s) and attname = any(%s)",
-                (self._from.as_string(self._connection), keys.schema.names),
+                (self._name.as_string(self._connection), keys.schema.names),
             ).fetchall()
         )
         names = keys.schema.names

@@ -43,6 +43,13 @@ join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
 where p.pubname = %s
 """
 
+_UNPUBLISHED: Final = """
+select n.nspname || '.' || c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and not c.relispartition
+  and not exists (select from pg_publication_tables p where p.pubname = 'cdc' and p.schemaname = n.nspname and p.tablename = c.relname)
+"""
+"""A table that took the name of a captured one joins the publication at capture's next look."""
+
 
 @dataclass(slots=True)
 class Result:
@@ -124,13 +131,15 @@ def _settle(rig: Rig, cases: Sequence[Case], owner: psycopg.Connection, capture:
     left = list(cases)
     while True:
         covered = published(owner)
+        awaited = [row[0] for row in owner.execute(_UNPUBLISHED).fetchall()]
         unequal = []
         for case in left:
             found = results[case.id]
             found.batches = batches(case, capture)
             found.source = content(owner, case, covered)
             found.store = stored(case, found.batches)
-            if not agree(found.source, found.store) and found.error is None:
+            joining = {case.table_of(name) for name in awaited} & found.store.keys()
+            if (joining or not agree(found.source, found.store)) and found.error is None:
                 unequal.append(case)
         if not any(not case.wrong for case in unequal) and (not unequal or time.monotonic() > deadline - rig.settle_s / 2):
             return

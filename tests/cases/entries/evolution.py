@@ -428,7 +428,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             """,
             {"fresh": "1 | before\n2 | after"},
             (15, 18),
-            "rows that a table held when it joined the publication are read at the next start only",
+            "",
         ),
     )
 )
