@@ -107,3 +107,27 @@ def test_strict_refuses_a_table_that_is_not_named(postgres: Any, tmp_path: Path)
     with pytest.raises(ConfigError, match=r"column id of public\.users"):
         raise capture.failure()
     capture.stop()
+
+
+@pytest.mark.parametrize("former", [{"id": "keep", "email": "drop"}, {"id": "encrypt", "email": "hmac"}])
+def test_what_was_logged_under_another_policy_is_read_again(postgres: Any, tmp_path: Path, former: Any) -> None:
+    keys = Keys(SECRET)
+    with postgres.connect() as connection:
+        connection.execute("create table users (id int primary key, email text); insert into users values (1, 'a'), (2, 'b')")
+        with protected(postgres.dsn, tmp_path, {"public.users": former}).running() as capture:
+            capture.until_snapshot_done()
+        again = protected(postgres.dsn, tmp_path, {"public.users": {"id": "hmac", "email": "keep"}})
+        expected = {keys.hmac(str(number)): email for number, email in ((1, "a"), (2, "b"), (3, "c"))}
+        with again.running():
+            connection.execute("insert into users values (3, 'c')")
+            again.until(lambda: len(again.rows("public.users")) == 3, "for all rows")
+            again.until_snapshot_done()
+            again.until(
+                lambda: {row["id"]: row["email"] for row in again.rows("public.users").values()} == expected, "for the new policy"
+            )
+            head = again.reader.head().position
+        with again.running():
+            connection.execute("insert into users values (4, 'd')")
+            again.until(lambda: again.reader.head().position > head, "for the row")
+            again.until_snapshot_done()
+            assert [op for _, op, _ in again.changes("public.users", head)] == ["c"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -32,13 +32,21 @@ OLD = facts(7, "t", ID, A, B)
 
 
 class Run:
-    def __init__(self, *before: Facts, live: Iterable[Facts] = (), ended: Sequence[str] = (), tables: Iterable[Table] = ()) -> None:
+    def __init__(
+        self,
+        *before: Facts,
+        live: Iterable[Facts] = (),
+        ended: Sequence[str] = (),
+        tables: Iterable[Table] = (),
+        logged: Callable[[Table], Table] = lambda table: table,
+    ) -> None:
         self.live = {one.oid: one for one in live}
         self.kept: list[set[int]] = []
         self.looks = 0
         self.definitions = Definitions(
             lambda oid: self.live.get(oid),
             known=[*(one.table() for one in before), *tables],
+            logged=logged,
             ended=ended,
             facts={one.oid: one for one in before},
             passwords=[PASSWORD],
@@ -216,3 +224,41 @@ def test_what_is_not_ours_is_passed_over(content: bytes) -> None:
     run = Run(OLD)
     assert run.definitions.on_message(content) == ([], [])
     assert run.message(dropped=[7], password="guess") == []
+
+
+def protecting(**policies: str | None) -> Callable[[Table], Table]:
+    """None: the column is dropped."""
+
+    def logged(table: Table) -> Table:
+        kept = [column for column in table.columns if policies.get(column.name, "") is not None]
+        return replace(table, columns=tuple(replace(column, protected=policies.get(column.name) or "") for column in kept))
+
+    return logged
+
+
+@pytest.mark.parametrize(
+    ("former", "present", "expected"),
+    [
+        (protecting(a="hmac:1"), protecting(a="hmac:2"), ["t rewritten"]),
+        (protecting(a=None), protecting(), ["t rewritten"]),
+        (protecting(), protecting(a="mask"), ["t rewritten"]),
+        (protecting(), protecting(a=None), ["t altered"]),
+        (protecting(id="hmac:1"), protecting(id="hmac:2"), ["t rewritten!"]),
+    ],
+)
+@pytest.mark.parametrize("by_message", [False, True])
+def test_another_policy_for_a_column(
+    former: Callable[[Table], Table], present: Callable[[Table], Table], expected: list[str], by_message: bool
+) -> None:
+    """What was logged under the former policy would stand in the stores beside what is logged from now on."""
+    run = Run(OLD, tables=[former(OLD.table())], logged=present)
+    assert (run.message(OLD) if by_message else run.relation(OLD.table())) == expected
+    assert run.again == ([7] if expected != ["t altered"] else [])
+    assert (run.message(OLD), run.relation(OLD.table()), run.again) == ([], [], [])
+
+
+def test_a_column_that_is_added_is_no_other_policy() -> None:
+    wider = facts(7, "t", ID, A, B, (4, "c", 25))
+    run = Run(OLD, live=[wider], tables=[protecting(a=None)(OLD.table())], logged=protecting(a=None))
+    assert run.relation(wider.table()) == ["t altered"]
+    assert (run.message(wider), run.again) == ([], [])
