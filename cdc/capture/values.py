@@ -171,10 +171,13 @@ def _measure(lengths: Lengths, ends: npt.NDArray[np.int32], valid: Bytes) -> tup
 @kernel
 def _gather(data: Bytes, offsets: Offsets, lengths: Lengths, ends: npt.NDArray[np.int32], out: Bytes) -> None:
     for i in range(lengths.shape[0]):
-        start = offsets[i]
-        to = ends[i]
-        for k in range(lengths[i]):
-            out[to + k] = data[start + k]
+        if lengths[i] > 0:
+            # Unsigned, and the length in a variable of its own: an index that may count from the end, or a bound that ``out`` may lie over,
+            # forbids the compiler to copy more than a byte at a time.
+            start = np.uint64(offsets[i])
+            to = np.uint64(ends[i])
+            for k in range(np.uint64(lengths[i])):
+                out[to + k] = data[start + k]
 
 
 @kernel

@@ -49,6 +49,14 @@ def test_any_text_comes_back(seed: int, framed: bool) -> None:
         assert set(batch.column(OP).to_pylist()) == {int(Op.READ)}
 
 
+@pytest.mark.parametrize("special", ["\t", "\\", "\n", "\x8a\x89", ""])
+def test_a_long_text_ends_where_it_ends_wherever_it_lies(special: str) -> None:
+    """Long texts are passed over in words of eight bytes: each length at each place in a word, and each place of an escape in it."""
+    rows = [["a" * before, "b" * length + special + "c" * (length % 11)] for before in range(9) for length in range(40)]
+    batch = read_rows(block(rows, framed=True), table(2))
+    assert [list(row) for row in zip(*(batch.column(f"c{i}").to_pylist() for i in range(2)), strict=True)] == rows
+
+
 def test_text_that_looks_like_the_null_mark_is_text() -> None:
     assert read_rows(block([[r"\N"], [None], ["N"], [""]], framed=True), table(1)).column("c0").to_pylist() == [
         r"\N",
