@@ -79,6 +79,11 @@ class LogReader(Protocol):
         """The last durable cut (``ZERO_CUT`` when the log is empty or does not exist yet)."""
         ...
 
+    def written(self) -> Cut:
+        """The last whole cut that stands in the log, whether or not a reader may see it yet. Beyond the head while a group is being written,
+        and after a power loss until a writer has opened the log: then the head may be older than what was durable."""
+        ...
+
     def wait(self, after: Position, timeout_s: float) -> Cut:
         """Returns the head as soon as its position is > ``after``, or after the timeout (long poll)."""
         ...

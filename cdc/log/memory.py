@@ -89,6 +89,9 @@ class MemoryReader:
     def head(self) -> Cut:
         return self._log.head
 
+    def written(self) -> Cut:
+        return self._log.head
+
     def wait(self, after: Position, timeout_s: float) -> Cut:
         deadline = time.monotonic() + timeout_s
         with self._log.changed:

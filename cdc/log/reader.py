@@ -61,6 +61,18 @@ class EmbeddedLogReader:
         timeline = self._refreshed()
         return timeline.head if timeline else ZERO_CUT
 
+    def written(self) -> Cut:
+        path = self._places.timeline
+        try:
+            data = path.read_bytes()
+            timeline = Timeline(*decode_timeline_header(data))
+            timeline.extend(data[RECORD_BYTES:])
+        except FileNotFoundError:
+            return ZERO_CUT
+        except Damaged as damage:
+            raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
+        return timeline.head
+
     def wait(self, after: Position, timeout_s: float) -> Cut:
         deadline = time.monotonic() + timeout_s
         # One thread watches; others that wait on the same reader look again and again.

@@ -181,8 +181,9 @@ class Follower:
     def _ensure_open(self) -> None:
         if not self._open:
             self._prepared = Prepared()
-            self._believe(self._sink.open())
+            applied = self._sink.open()
             self._open = True
+            self._believe(applied)
             crashpoint("follower.opened")
         if self.status.state != "following":
             self.status.state, self.status.error = "following", None
@@ -204,6 +205,12 @@ class Follower:
     def _believe(self, applied: Cut) -> None:
         head = self._reader.head()
         if applied.position > head.position:
+            if applied.position <= self._reader.written().position:
+                raise StoreError(
+                    f"it holds position {applied.position}; the log has that, but has not been opened for writing since the power was lost",
+                    retryable=True,
+                    hint="start capture, which recovers the log",
+                )
             raise Stopped(
                 StopState.DIVERGED,
                 f"store {self.store} holds position {applied.position}, the log ends at {head.position}",
