@@ -186,7 +186,7 @@ class ToastMemory:
     def begin_at(self, position: int) -> None:
         """Forgets everything; what stands in the log up to this position is not to be learnt again, for rows may have changed unseen."""
         self._db.execute("DELETE FROM wide")
-        self._db.execute("UPDATE done SET position = ?", (position,))
+        _set_position(self._db, position)
         self._db.commit()
         self._relations.clear()
 

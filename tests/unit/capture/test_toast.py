@@ -181,6 +181,12 @@ def test_it_learns_rows_whose_key_is_null(memory: ToastMemory) -> None:
     assert (found["body"], found["n"]) == (LONG, 1)
 
 
+def test_where_it_was_told_to_begin_is_where_it_begins_again(memory: ToastMemory, tmp_path: Path) -> None:
+    memory.begin_at(41)
+    memory.close()
+    assert ToastMemory(tmp_path / "toast.db").position == 41
+
+
 def test_a_damaged_file_is_made_anew(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "toast.db"
     memory = ToastMemory(path)
