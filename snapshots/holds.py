@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.model.batch import EXACT, OP, POSITION, Op, last_position
+from cdc.model.batch import EXACT, META_FIELDS, OP, POSITION, Op, last_position
 from cdc.model.table import Table
 from snapshots.fence import Keys, Mask, keys_of, number_keys, same_types
+
+_META = frozenset(field.name for field in META_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def _overlay(batch: pa.RecordBatch, piece: _Held, source: npt.NDArray[np.int64])
     columns = {name: batch.column(name) for name in batch.schema.names}
     sent: dict[str, Mask] = {}
     for name in batch.schema.names:
-        if name.startswith("_cdc_"):
+        if name in _META:
             continue
         take = source >= 0
         if name in piece.missing:

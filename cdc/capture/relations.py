@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from cdc.capture.definitions import Definitions
 from cdc.errors import ProtocolError
-from cdc.model.batch import RESERVED_PREFIX
+from cdc.model.batch import RESERVED
 from cdc.model.table import Column, Identity, Table
 
 FIRST_OWN_TYPE: Final = 10_000
@@ -125,9 +125,9 @@ class Relations:
             key = bool(fields.number(1) & 1)
             label = fields.string()
             type_oid, typmod = fields.number(4), fields.number(4, signed=True)
-            if label.startswith(RESERVED_PREFIX):
+            if label.casefold() in RESERVED:
                 raise ProtocolError(
-                    f"column {label} of table {schema}.{name}: names beginning with {RESERVED_PREFIX} are ours",
+                    f"column {label} of table {schema}.{name} has a name that Headwater uses itself",
                     hint="rename the column or take it out of the publication with a column list",
                 )
             columns.append(Column(label, type_oid, typmod, self._type_name(type_oid), key))

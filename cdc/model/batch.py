@@ -35,7 +35,6 @@ OP: Final = "_cdc_op"
 LSN: Final = "_cdc_lsn"
 TS: Final = "_cdc_ts"
 EXACT: Final = "_cdc_exact"
-RESERVED_PREFIX: Final = "_cdc_"
 TABLE_METADATA: Final = b"cdc.table"
 
 EXACT_TYPE: Final = pa.map_(pa.utf8(), pa.utf8())
@@ -47,6 +46,10 @@ META_FIELDS: Final = (
     pa.field(TS, pa.timestamp("us", tz="UTC")),
     pa.field(EXACT, EXACT_TYPE),
 )
+
+
+RESERVED: Final = frozenset({POSITION, OP, LSN, TS, EXACT, "_cdc_deleted", "_cdc_truncated", "_cdc_schema", "_cdc_xmin"})
+"""Names that a column of a captured table cannot have: batches, and the documents and rows of stores, use them beside its own."""
 
 
 class Op(IntEnum):

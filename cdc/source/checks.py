@@ -10,9 +10,18 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import HeadwaterError, StopState
-from cdc.source.catalog import SourceTable, find_tables, select_tables
+from cdc.model.table import Table
+from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
 from cdc.source.pins import read_pins
-from cdc.source.publication import Publication, identity_problem, quoted_name, read_publication, refuse_partial, refuse_unreadable
+from cdc.source.publication import (
+    Publication,
+    identity_problem,
+    quoted_name,
+    read_publication,
+    refuse_partial,
+    refuse_unreadable,
+    reserved_problem,
+)
 from cdc.source.slot import SlotFacts, lost_message, read_slot, rebuild_hint, refuse_foreign
 
 MIN_VERSION: Final = 15
@@ -92,6 +101,7 @@ def check_source(connection: psycopg.Connection, source: Selected, *, log_has_be
     for table in tables:
         yield from check_table(table, role)
     publication = read_publication(connection, source.publication)
+    yield from check_names(tables, load_published(connection, source.publication) if publication is not None else [])
     yield from check_publication(publication, source.publication, tables, role)
     if publication is not None and tables:
         yield from _refusal("reading", lambda: refuse_unreadable(connection, source))
@@ -170,6 +180,15 @@ def check_table(table: SourceTable, role: RoleFacts) -> Iterator[Finding]:
         yield Finding(
             "ok", check, f"{len(table.table.columns)} columns, about {table.rows_estimate} rows, identity {_identity(table)}"
         )
+
+
+def check_names(tables: Sequence[SourceTable], published: Sequence[Table]) -> Iterator[Finding]:
+    """Columns that have a name of ours, in the tables as they are published, or would be."""
+    as_published = {table.qualified: table for table in published}
+    for table in tables:
+        problem = reserved_problem(as_published.get(table.name, table.table))
+        if problem is not None:
+            yield Finding("fail", f"table {table.name}", problem[0], problem[1])
 
 
 def check_publication(

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
+from cdc.model.batch import RESERVED
 from cdc.model.table import Table
 from cdc.source.catalog import PARTITIONED, SourceTable, find_tables, load_published, select_tables
 from cdc.source.connection import reason
@@ -79,9 +80,11 @@ def ensure_publication(connection: psycopg.Connection, source: Selection) -> lis
     """
     refuse_unknown_encoding(connection)
     selected = select_tables(find_tables(connection), source.tables)
+    publication = read_publication(connection, source.publication)
     for table in selected:
         refuse_uncapturable(table)
-    publication = read_publication(connection, source.publication)
+        if publication is None or table.name not in publication.tables:
+            refuse_reserved(table.table)
     if publication is None:
         create_publication(connection, source.publication, selected)
         crashpoint("publication.created")
@@ -92,7 +95,10 @@ def ensure_publication(connection: psycopg.Connection, source: Selection) -> lis
         if missing:
             add_tables(connection, source.publication, missing)
     wanted = {table.name for table in selected}
-    return [table for table in load_published(connection, source.publication) if table.qualified in wanted]
+    published = [table for table in load_published(connection, source.publication) if table.qualified in wanted]
+    for covered in published:
+        refuse_reserved(covered)
+    return published
 
 
 _UNREADABLE: Final = """
@@ -150,6 +156,26 @@ def refuse_uncapturable(table: SourceTable) -> None:
         raise SourceError(f"table {table.name} {problem[0]}", hint=problem[1])
 
 
+def reserved_problem(table: Table) -> tuple[str, str] | None:
+    """(what is wrong, the SQL that mends it) with the names of the table's columns, or None."""
+    for column in table.columns:
+        if column.name.casefold() in RESERVED:
+            quoted, name = sql.Identifier(table.schema, table.name).as_string(), sql.Identifier(column.name).as_string()
+            rename = f'ALTER TABLE {quoted} RENAME COLUMN {name} TO "{column.name.lstrip("_")}"'
+            return (
+                f"has a column {column.name}, a name that Headwater uses itself",
+                f"{rename}; or leave the column out of the publication with a column list",
+            )
+    return None
+
+
+def refuse_reserved(table: Table) -> None:
+    """Raises SourceError when a column's name is one of ours; ``table`` as it is published, or as it would be."""
+    problem = reserved_problem(table)
+    if problem is not None:
+        raise SourceError(f"table {table.qualified} {problem[0]}", hint=problem[1])
+
+
 def identity_problem(table: SourceTable) -> tuple[str, str] | None:
     """(what is wrong, the SQL that mends it) with the table's replica identity, or None."""
     if table.identified:
@@ -170,12 +196,17 @@ def identity_problem(table: SourceTable) -> tuple[str, str] | None:
 
 def refuse_partial(publication: Publication) -> None:
     """Raises SourceError when the publication leaves out kinds of changes without which a store cannot stay equal."""
-    missing = {"insert", "update", "delete"} - publication.publishes
-    if missing:
+    kinds = unpublished_kinds(publication)
+    if kinds:
         raise SourceError(
-            f"publication {publication.name!r} does not publish {', '.join(sorted(missing))}",
+            f"publication {publication.name!r} does not publish {kinds}",
             hint=f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string()} SET (publish = 'insert, update, delete, truncate')",
         )
+
+
+def unpublished_kinds(publication: Publication) -> str:
+    """The kinds of changes that are left out and must not be, as a list for people."""
+    return ", ".join(sorted({"insert", "update", "delete"} - publication.publishes))
 
 
 def refuse_leaves(publication: Publication, selected: Sequence[SourceTable]) -> None:

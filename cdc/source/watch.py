@@ -23,7 +23,8 @@ from cdc.model.selection import matches
 from cdc.source.catalog import find_tables, select_tables
 from cdc.source.connection import connect, reason
 from cdc.source.facts import read_facts
-from cdc.source.publication import add_tables, refuse_uncapturable
+from cdc.source.membership import check_publishes
+from cdc.source.publication import add_tables, read_publication, refuse_reserved, refuse_uncapturable
 
 PREFIX: Final = "headwater.ddl"
 INTERVAL_S: Final = 3.0
@@ -121,6 +122,7 @@ class CatalogWatch:
 
     def _look(self, connection: psycopg.Connection) -> None:
         publication = self._source.publication
+        check_publishes(read_publication(connection, publication))
         found = {facts.oid: facts for facts in read_facts(connection, publication, list(self._told), published=True)}
         dropped = [oid for oid in self._told if oid not in found]
         changed = [oid for oid, facts in found.items() if self._told.get(oid) != facts]
@@ -158,6 +160,7 @@ class CatalogWatch:
                 continue
             try:
                 refuse_uncapturable(table)
+                refuse_reserved(table.table)
                 add_tables(connection, self._source.publication, [table])
                 self._wake.set()
             except SourceError as error:

@@ -82,6 +82,13 @@ REFUSALS: Final[tuple[Case, ...]] = (
         "under their own names",
         "publish_via_partition_root",
     ),
+    _refused(
+        "B18-reserved-name",
+        "a column with a name that Headwater uses itself",
+        "create table t (id int primary key, _cdc_op text)",
+        "_cdc_op",
+        "RENAME COLUMN",
+    ),
     _refused("B98-sql-ascii", "a database whose text has no known encoding", _TABLE, "SQL_ASCII", rig=ASCII),
 )
 

@@ -559,6 +559,22 @@ KEYS: Final[tuple[Case, ...]] = (
         """,
     ),
     Case(
+        "B18-names-like-ours",
+        "columns that are called almost as ours are",
+        "create table t (\"_cdc_x\" int primary key, \"_cdc_\" text, key text, value text, position int, op text); insert into t values (1, 'a', 'b', 'c', 2, 'd')",
+        """
+        1: update t set _cdc_ = 'e', op = 'u'
+        1: insert into t values (2, 'x', 'y', 'z', 3, 'o')
+        1: update t set _cdc_x = 3 where _cdc_x = 2
+        """,
+        log="""
+        u t 1 | e | b | c | 2 | u
+        c t 2 | x | y | z | 3 | o
+        d t 2 | ~ | ~ | ~ | ~ | ~
+        u t 3 | x | y | z | 3 | o
+        """,
+    ),
+    Case(
         "B18-1600-columns",
         "a table of 1,500 columns",
         "do $$ begin execute 'create table t (id int primary key, ' || (select string_agg('c' || i || ' int', ', ') from generate_series(1, 1499) i) || ')'; end $$; "
