@@ -68,6 +68,8 @@ class SnapshotProgress:
         self._path = folder / FILE
         self._interval_s = interval_s
         self._written_at = float("-inf")
+        self._unwritten = False
+        """The file is older than the records, or may be."""
         self._lock = Lock()
         self._runs: Counter[int] = Counter()
         self._parts: Counter[int] = Counter()
@@ -82,8 +84,10 @@ class SnapshotProgress:
             if not record.finished and (record.shape, record.files) != (source.shape, files):
                 record = self._anew(oid, record)
             total = record.done if record.finished else max(source.rows_estimate, record.done)
-            self._records[oid] = replace(record, table=source.name, shape=source.shape, files=files, total=total)
-            self._write()
+            begun = replace(record, table=source.name, shape=source.shape, files=files, total=total)
+            if self._records.get(oid) != begun or self._unwritten:
+                self._records[oid] = begun
+                self._write()
             return Run(self._runs[oid], record.pages, record.finished)
 
     def known(self, oid: int) -> bool:
@@ -116,6 +120,7 @@ class SnapshotProgress:
             self._records[oid] = replace(
                 record, done=done, total=max(record.total, done), pages=merged((*record.pages, pages)), waiting=waiting
             )
+            self._unwritten = True
             if waiting or time.monotonic() - self._written_at >= self._interval_s:
                 self._write()
 
@@ -209,6 +214,7 @@ class SnapshotProgress:
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
+        self._unwritten = True
         self._path.parent.mkdir(parents=True, exist_ok=True)
         content = {"format": _FORMAT, "tables": {str(oid): asdict(record) for oid, record in self._records.items()}}
         aside = self._path.with_suffix(".aside")
@@ -222,6 +228,7 @@ class SnapshotProgress:
             os.fsync(folder)
         finally:
             os.close(folder)
+        self._unwritten = False
 
 
 def _read(path: Path) -> dict[int, Record]:

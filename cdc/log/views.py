@@ -27,7 +27,8 @@ def clip(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
 
 def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Splits the batch so that a change of the table as a whole stands alone, as sinks are promised."""
-    found = np.flatnonzero(np.isin(batch.column(1).to_numpy(), ALONE))
+    ops = batch.column(1).to_numpy()
+    found = np.flatnonzero((ops == ALONE[0]) | (ops == ALONE[1]))
     start = 0
     for at in found:
         if at > start:
@@ -41,22 +42,29 @@ def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same changes in fewer batches: neighbours of one schema version are joined while they are small."""
     waiting: list[pa.RecordBatch] = []
-    rows = size = 0
+    rows = size = measured = 0
     for batch in batches:
         small = batch.num_rows < SMALL_ROWS
-        if waiting and not (small and waiting[0].schema.equals(batch.schema, check_metadata=True)):
+        if waiting and not (small and _same_version(waiting[0], batch)):
             yield _join(waiting)
-            waiting, rows, size = [], 0, 0
+            waiting, rows, size, measured = [], 0, 0, 0
         if not small:
             yield batch
             continue
         waiting.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
+        rows += batch.num_rows
+        if len(waiting) > 1:
+            # Measuring costs as much as reading a tiny batch, and most reads of a log that is followed closely find one.
+            size, measured = size + sum(one.nbytes for one in waiting[measured:]), len(waiting)
         if rows >= JOINED_ROWS or size >= JOINED_BYTES:
             yield _join(waiting)
-            waiting, rows, size = [], 0, 0
+            waiting, rows, size, measured = [], 0, 0, 0
     if waiting:
         yield _join(waiting)
+
+
+def _same_version(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
+    return one.schema is other.schema or one.schema.equals(other.schema, check_metadata=True)
 
 
 def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal, Self
 
@@ -58,10 +58,21 @@ class Table:
         return tuple(column.name for column in self.columns)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
+        # Asked for with every small batch, and asdict copies every value on its way.
+        facts = {field: getattr(self, field) for field in _TABLE_FIELDS}
+        facts["columns"] = [{field: getattr(column, field) for field in _COLUMN_FIELDS} for column in self.columns]
+        return json.dumps(facts, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         raw = json.loads(text)
         raw["columns"] = tuple(Column(**column) for column in raw["columns"])
         return cls(**raw)
+
+
+_TABLE_FIELDS = tuple(field.name for field in fields(Table))
+_COLUMN_FIELDS = tuple(field.name for field in fields(Column))

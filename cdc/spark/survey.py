@@ -61,13 +61,14 @@ def survey(reader: LogReader, topics: Sequence[str], after: Position, upto: Posi
     """Looks at (after, upto] of these topics. ``kept_bytes``: so much of it is kept."""
     found = []
     for topic in topics:
-        looked = _look(TopicRange(topic, after, upto), reader, kept_bytes)
-        kept_bytes -= sum(batch.nbytes for batch in looked.kept or ())
+        looked, size = _look(TopicRange(topic, after, upto), reader, kept_bytes)
+        kept_bytes -= size
         found.append(looked)
     return Survey(tuple(found))
 
 
-def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> TopicRange:
+def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicRange, int]:
+    """The range and how many bytes of it are kept."""
     schemas: list[pa.RecordBatch] = []
     size = 0
     for batch in reader.read(found.topic, found.after, found.upto):
@@ -91,4 +92,4 @@ def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> TopicRange:
             size += batch.nbytes
             if size > kept_bytes:
                 found.kept = None
-    return found
+    return found, 0 if found.kept is None else size
