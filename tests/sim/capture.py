@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 from cdc import capturing
@@ -14,6 +15,7 @@ from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.feedback import Feedback
+from cdc.capture.prepared import Prepared
 from cdc.capture.spool import Spools
 from cdc.capture.toast import ToastMemory
 from cdc.ingest import Ingest
@@ -26,7 +28,7 @@ from snapshots.progress import SnapshotProgress
 from tests.sim.disk import ModelDisk
 from tests.sim.reading import Reader
 from tests.sim.source import Source
-from tests.sim.walsender import Link, Walsender
+from tests.sim.walsender import Link, RoundOver, Walsender
 
 TOAST: str = "toast.db"
 
@@ -47,17 +49,6 @@ class Silent:
     status: CaptureStatus = field(default_factory=CaptureStatus)
 
     def write(self, *, force: bool = False) -> None: ...
-
-
-class Once:
-    """A stop that comes after one round."""
-
-    def __init__(self) -> None:
-        self._rounds = 0
-
-    def is_set(self) -> bool:
-        self._rounds += 1
-        return self._rounds > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +83,7 @@ class Capture:
         self._ingest: Ingest | None = None
         self._spools: Spools | None = None
         self._steps: Iterator[None] | None = None
+        self._stop = Event()
         with ExitStack() as unless_alive:
             self.writer = EmbeddedLogWriter(folder, segment_bytes=ways.segment_bytes, seal=False, disk=disk)
             self.writer._pool = OneAfterTheOther()  # type: ignore[assignment]
@@ -112,6 +104,8 @@ class Capture:
 
     def connect(self) -> Link:
         head, slot, ways = self.writer.head, self._source.slot, self._ways
+        prepared = Prepared(self._folder)
+        prepared.settle(head.commit_lsn)
         self.link = Link(Feedback(0), self._chance)
         self.server = Walsender(
             self._source, self._chance, self._since_lsn, empty_transactions=ways.empty_transactions, streams=ways.streams
@@ -123,7 +117,7 @@ class Capture:
         self._spools = Spools(self._folder)
         self._ingest = Ingest(
             self.link,  # type: ignore[arg-type]
-            self._decoder(durable_lsn),
+            self._decoder(durable_lsn, prepared),
             self.writer,
             self._memory,
             self.feed,
@@ -134,14 +128,17 @@ class Capture:
             self._steps = self.reader.session()
         return self.link
 
-    def _decoder(self, durable_lsn: int) -> Decoder:
+    def _decoder(self, durable_lsn: int, prepared: Prepared) -> Decoder:
         definitions = Definitions(lambda _: None, known=self._source.tables.values())
-        return Decoder(definitions, self._memory, capturing._hold(self.feed), durable_lsn, self._spools)
+        return Decoder(definitions, self._memory, capturing._hold(self.feed), durable_lsn, self._spools, prepared)
 
     def take(self) -> None:
         """One round of ingest. Raises ConnectionError when the stream has ended, and whatever the disk raises."""
         assert self._ingest is not None
-        self._ingest.run(Once())  # type: ignore[arg-type]
+        assert self.link is not None
+        self.link.may_take = True
+        with suppress(RoundOver):
+            self._ingest.run(self._stop)
 
     def broken(self) -> None:
         """After the stream has ended: what ``cdc.capturing`` does before it connects again. May raise: the process then ends."""

@@ -20,17 +20,15 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 import pyarrow as pa
 
-from cdc.log.format import Damaged, decode_timeline_header
 from cdc.log.names import Places
 from cdc.log.reader import EmbeddedLogReader
-from cdc.log.timeline import Timeline
-from cdc.model.batch import LSN, OP, POSITION, Op, table_of
-from cdc.model.evolution import schema_change_of
-from cdc.model.position import Cut
+from cdc.model.batch import ALONE, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
+from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from sinks.memory import Store
 from sinks.rowtext import row_text
@@ -95,8 +93,11 @@ class Expected:
 class Checker:
     source: Source
     disk: ModelDisk
-    complete: set[int] = field(default_factory=set)
-    """Tables whose snapshot is in the log."""
+    complete: dict[int, int] = field(default_factory=dict)
+    """Tables whose snapshot is finished → where the WAL stood then: from that commit on all their rows are in the log (an empty table is
+    finished at once, though the log may still be where it had rows)."""
+    _whole: set[int] = field(default_factory=set)
+    """Those of them that the log has reached."""
     last: Cut = field(default=Cut(0, 0))  # type: ignore[arg-type]
     entries: list[Entry] = field(default_factory=list)
     """entries[p - 1] is position p's."""
@@ -106,7 +107,8 @@ class Checker:
     """Held rows: the log has them in an older version, or not at all."""
     waited: int = 0
     confirmed: int = 0
-    _durable: tuple[bytes, Timeline | None] = (b"", None)
+    _batches: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
+    """The log as it was first read, by topic."""
     _cuts_seen: int = 0
     _commits: int = 0
     _state: State = field(default_factory=State)
@@ -130,7 +132,7 @@ class Checker:
             return
         if head.position < self.last.position or head.commit_lsn < self.last.commit_lsn:
             raise Violation("a", f"the log went back from {self.last} to {head}")
-        new = sorted(_entries(reader, self.last.position, head.position), key=lambda entry: entry.position)
+        new = self._read(reader, head.position)
         if [entry.position for entry in new] != list(range(self.last.position + 1, head.position + 1)):
             raise Violation("d", f"positions are not dense between {self.last.position} and {head.position}")
         self.entries += new
@@ -151,13 +153,29 @@ class Checker:
             raise Violation("a", f"the log came back at {head}, it had been durable up to {self.last}")
         if head.commit_lsn < self.confirmed:
             raise Violation("a", f"confirmed up to {self.confirmed:X}, the log came back at {head}")
-        found = sorted(_entries(reader, 0, self.last.position), key=lambda entry: entry.position)
-        if found != self.entries[: self.last.position]:
-            different = next((a for a, b in zip(found, self.entries, strict=False) if a != b), None)
-            raise Violation("c", f"read again, {different or 'the number of changes'} is not what it was")
+        for topic, known in self._batches.items():
+            known[:] = _merged(known)
+            found = _merged(reader.read(topic, Position(0), self.last.position))
+            # Arrow's equality first: it is quick. It takes no NaN for another, so what differs is looked at value by value.
+            if found != known and [*_of_batches(found, topic)] != [*_of_batches(known, topic)]:
+                both = zip(_of_batches(found, topic), _of_batches(known, topic), strict=False)
+                different = next((a for a, b in both if a != b), None)
+                raise Violation("c", f"read again, {different or 'the number of changes'} is not what it was")
         self.log_grew(reader)
 
+    def _read(self, reader: EmbeddedLogReader, upto: Position) -> list[Entry]:
+        timeline = reader.timeline
+        assert timeline is not None
+        found: list[Entry] = []
+        for topic, number in timeline.numbers.items():
+            if timeline.topics[number].last > self.last.position:
+                batches = list(reader.read(topic, self.last.position, upto))
+                self._batches.setdefault(topic, []).extend(batches)
+                found += _of_batches(batches, topic)
+        return sorted(found, key=lambda entry: entry.position)
+
     def _take(self, cut: Cut, entries: list[Entry]) -> None:
+        self._whole = {oid for oid, lsn in self.complete.items() if lsn <= cut.commit_lsn}
         expected: deque[Expected] = deque()
         ends_at = 0
         while self._commits < len(self.source.commits) and self.source.commits[self._commits].end_lsn <= cut.commit_lsn:
@@ -199,7 +217,7 @@ class Checker:
                     raise Violation("a", f"{expected[0]} is missing in the log")
                 return
             awaited = expected.popleft()
-            if awaited.oid in self.complete and awaited.key in self._fold[awaited.oid]:
+            if awaited.oid in self._whole and awaited.key in self._fold[awaited.oid]:
                 raise Violation("f", f"{awaited} was held back, though the log knows its row")
             self.waiting[awaited.oid].add(awaited.key)
             self.waited += 1
@@ -230,7 +248,7 @@ class Checker:
             for key, entry in rows.items():
                 if key not in waiting and (key not in state or _slim(state[key]) != entry.row):
                     raise Violation("f", f"at {cut} the log says {entry}, the source has {state.get(key)!r:.200}")
-            if oid in self.complete and not waiting and len(rows) != len(state):
+            if oid in self._whole and not waiting and len(rows) != len(state):
                 raise Violation("f", f"at {cut} table {oid} has {len(state)} rows, the log folds to {len(rows)}")
 
     def _copied(self) -> dict[int, dict[Key, Entry]]:
@@ -238,33 +256,19 @@ class Checker:
 
     # --- what the server is told ----------------------------------------------------------------------------------------------------
 
-    def check_confirmed(self, lsn: int, root: Places) -> None:
+    def check_confirmed(self, lsn: int, root: Places, log: EmbeddedLogReader) -> None:
         """Rule h, against what the worst power loss at this moment would leave."""
         self.confirmed = max(self.confirmed, lsn)
-        data = self.disk.durable(root.timeline)
-        if data is None:
-            raise Violation("h", f"confirmed {lsn:X} with no timeline on the disk")
-        try:
-            timeline = self._timeline_of(data)
-        except Damaged as damage:
-            raise Violation("h", f"confirmed {lsn:X} with a damaged timeline on the disk: {damage}") from None
-        if timeline.head.commit_lsn < lsn:
-            raise Violation("h", f"confirmed {lsn:X}, on the disk is {timeline.head}")
+        timeline = log.timeline
+        if timeline is None or timeline.head.commit_lsn < lsn:
+            raise Violation("h", f"confirmed {lsn:X}, published is {timeline and timeline.head}")
+        if (self.disk.durable(root.timeline) or b"")[: timeline.length] != root.timeline.read_bytes()[: timeline.length]:
+            raise Violation("h", f"confirmed {lsn:X}, but the disk lacks entries of the timeline")
         for index in timeline.topics.values():
             run = index.segments()[-1]
             path = root.segment(index.name, run.segment)
             if path.exists() and len(self.disk.durable(path) or b"") < run.end:
                 raise Violation("h", f"confirmed {lsn:X}, but the disk lacks bytes of {path.name}")
-
-    def _timeline_of(self, data: bytes) -> Timeline:
-        """The durable timeline; only what came since the last time is decoded."""
-        known, timeline = self._durable
-        if timeline is None or not data.startswith(known):
-            log_id, crc = decode_timeline_header(data)
-            timeline = Timeline(log_id, crc)
-        timeline.extend(data[timeline.length :])
-        self._durable = (data[: timeline.length], timeline)
-        return timeline
 
     # --- the stores -----------------------------------------------------------------------------------------------------------------
 
@@ -328,21 +332,25 @@ class Checker:
                 yield f"{name} is at {store.applied.position} of {head.position}"
 
 
-def _entries(reader: EmbeddedLogReader, after: int, upto: int) -> Iterator[Entry]:
-    timeline = reader.timeline
-    for topic in timeline.numbers if timeline is not None else ():
-        for batch in reader.read(topic, after, upto):  # type: ignore[arg-type]
-            yield from _of_batch(batch, topic)
+def _merged(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The same changes in as few batches as there are versions, so that it does not matter where a read began and ended."""
+    versions = groupby(batches, key=lambda batch: batch.schema.metadata[TABLE_METADATA])
+    return [pa.concat_batches(list(version)) for _, version in versions]
+
+
+def _of_batches(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[Entry]:
+    for batch in batches:
+        yield from _of_batch(batch, topic)
 
 
 def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
     table = table_of(batch.schema)
     positions, ops, lsns = (batch.column(name).to_pylist() for name in (POSITION, OP, LSN))
-    if schema_change_of(batch) is not None or ops == [Op.TRUNCATE]:
-        yield Entry(positions[0], ops[0], table.oid, topic, (), None, lsns[0])
-        return
     for position, op, lsn, row in zip(positions, ops, lsns, row_text(batch, table).to_pylist(), strict=True):
-        yield Entry(position, op, table.oid, topic, key_of(table, row), None if op == Op.DELETE else _slim(row), lsn)
+        if op in ALONE:
+            yield Entry(position, op, table.oid, topic, (), None, lsn)
+        else:
+            yield Entry(position, op, table.oid, topic, key_of(table, row), None if op == Op.DELETE else _slim(row), lsn)
 
 
 def _expected(commit: Commit) -> list[Expected]:

@@ -99,7 +99,7 @@ def no_barrier_after_a_restart(patch: Patch) -> None:
 
 
 def held_rows_are_forgotten(patch: Patch) -> None:
-    patch.setattr(Holds, "complete", lambda _, chunk: list(chunk))
+    patch.setattr(Holds, "complete", lambda _, chunk: (list(chunk), []))
 
 
 def keep_what_a_broken_stream_staged(patch: Patch) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 from unittest import mock
 
 from cdc import crashpoint, ingest
-from cdc.errors import HeadwaterError
+from cdc.errors import HeadwaterError, ProtocolError, Stopped
 from cdc.log.names import Places
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.seal import seal
@@ -178,7 +178,8 @@ class World:
         self._tags = 0
         self._actions: list[Callable[[], None]] = []
         self._weights: list[float] = []
-        self._before: set[int] = set()
+        self._before: dict[int, int] = {}
+        self._completed: dict[int, int] = {}
         self._follows = [self._store(number) for number in range(chance.choice((1, 1, 2)))]
 
     # --- the run --------------------------------------------------------------------------------------------------------------------
@@ -442,7 +443,7 @@ class World:
             if self.capture is None:
                 self._start()
             elif not self.capture.connected:
-                self.capture.connect().on_confirm = lambda lsn: self.checker.check_confirmed(lsn, self._places)
+                self.capture.connect().on_confirm = lambda lsn: self.checker.check_confirmed(lsn, self._places, self._log)
                 self._say("connected")
             else:
                 self._take(self.capture)
@@ -450,6 +451,8 @@ class World:
             self._say("the process died")
             self._end()
         except (OSError, HeadwaterError) as error:
+            if isinstance(error, ProtocolError | Stopped):
+                raise  # nothing that happens here makes the server's bytes wrong, or needs an operator
             self._say(f"the process ended: {error}")
             self.counts["processes ended by an error"] += 1
             self._end()
@@ -506,7 +509,8 @@ class World:
         if self.capture is not None:
             self.capture.die()
         self.capture = None
-        self._before = set()
+        self._before = {}
+        self._completed = {}
 
     def _process_dies(self) -> None:
         if self.capture is not None:
@@ -615,12 +619,18 @@ class World:
     def _check_log(self) -> None:
         if self._unrecovered or (self.capture is not None and self.capture.writer.head == self.checker.last):
             return
-        self.checker.complete = self._before & self._complete()
+        after = self._complete()
+        self.checker.complete = {oid: lsn for oid, lsn in self._before.items() if after.get(oid) == lsn}
         self.checker.log_grew(self._log)
 
-    def _complete(self) -> set[int]:
-        capture = self.capture
-        return set() if capture is None else {oid for oid in self.source.tables if capture.complete(oid)}
+    def _complete(self) -> dict[int, int]:
+        """Table → where the WAL stood when its snapshot was seen to be finished."""
+        capture, known = self.capture, self._completed
+        tables = self.source.tables if capture is not None else ()
+        self._completed = {
+            oid: known.get(oid, self.source.wal_lsn) for oid in tables if capture is not None and capture.complete(oid)
+        }
+        return self._completed
 
     def _fault(self, name: str) -> None:
         self.counts[f"fault: {name}"] += 1
