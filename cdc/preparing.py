@@ -29,6 +29,7 @@ from cdc.settings import Source as SourceSettings
 from cdc.source import identity
 from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
 from cdc.source.connection import address, parse
+from cdc.source.facts import load_facts
 from cdc.source.identity import Branch, Identity
 from cdc.source.membership import Membership, check_membership, read_membership
 from cdc.source.publication import refuse_unreadable
@@ -158,10 +159,13 @@ class Preparation:
             return ()
         found = read_membership(connection, self._settings.publication)
         wanted = {table.table.oid for table in self._selected(connection)}
+        # What was seen while capture ran has been read again since.
+        seen = {oid: facts.publishing.ways for oid, facts in load_facts(self._folder).items() if facts.publishing}
+        membership = known.membership.seen(seen)
         if reload is None:
-            check_membership(self._settings.publication, known.membership, found, wanted)
+            check_membership(self._settings.publication, membership, found, wanted)
             return ()
-        return known.membership.interrupted(found, wanted)
+        return membership.interrupted(found, wanted)
 
     def _publish(self, connection: psycopg.Connection) -> None:
         source.ensure_publication(connection, self._settings)

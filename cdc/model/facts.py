@@ -52,6 +52,10 @@ class Publishing:
     """Stored generated columns are published without being listed (from 18 on, where the publication says so)."""
     row_filter: str | None = None
     """Changes whenever the row filter does; None: there is none."""
+    ways: tuple[int, ...] = ()
+    """The catalog rows by which the table is in the publication: others after it was taken out and put back."""
+    version: str = ""
+    """Changes whenever the publication's own options do, such as which kinds of changes it publishes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,8 @@ class Facts:
                 None if publishing["listed"] is None else tuple(publishing["listed"]),
                 bool(publishing["stored"]),
                 publishing["row_filter"],
+                tuple(publishing["ways"]),
+                str(publishing["version"]),
             ),
             attached=bool(raw["attached"]),
         )
@@ -120,6 +126,8 @@ class Facts:
                 "listed": None if publishing.listed is None else list(publishing.listed),
                 "stored": publishing.stored,
                 "row_filter": publishing.row_filter,
+                "ways": list(publishing.ways),
+                "version": publishing.version,
             },
         }
 
@@ -170,7 +178,9 @@ def hidden(before: Facts, after: Facts) -> Verdict | None:
     }
     moved = {oid for oid in before.leaves.keys() & after.leaves.keys() if before.leaves[oid].filenode != after.leaves[oid].filenode}
     emptied = after.partitioned and bool(moved)
-    vanished = bool(before.leaves.keys() - after.leaves.keys()) or emptied or _filter(before) != _filter(after)
+    vanished = (
+        bool(before.leaves.keys() - after.leaves.keys()) or emptied or _filter(before) != _filter(after) or _was_out(before, after)
+    )
     rewritten = (
         touched if moved else touched & {c.attnum for c in after.columns if c.attnum in columns and _retyped(columns[c.attnum], c)}
     )
@@ -186,6 +196,14 @@ def hidden(before: Facts, after: Facts) -> Verdict | None:
 
 def _filter(facts: Facts) -> str | None:
     return facts.publishing.row_filter if facts.publishing else None
+
+
+def _was_out(before: Facts, after: Facts) -> bool:
+    """Changes may have been made in between that were not published."""
+    if before.publishing is None or after.publishing is None:
+        return False
+    kept = set(before.publishing.ways) & set(after.publishing.ways)
+    return before.publishing.version != after.publishing.version or not (kept or before.publishing.ways == after.publishing.ways)
 
 
 def _retyped(before: FactColumn, after: FactColumn) -> bool:

@@ -14,7 +14,7 @@ from cdc.errors import LogCorrupt
 from cdc.model.facts import Facts
 
 FILE: Final = "catalog.json"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 # deploy/roles.sql holds the same expression for the event trigger. ``c`` is the table's row of pg_class. A partition that was created as one
 # has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again.
@@ -82,7 +82,16 @@ select """
              where p.pubname = %(publication)s and r.prrelid = c.oid),
   'stored', coalesce((select to_jsonb(p) ->> 'pubgencols' = 's' from pg_publication p where p.pubname = %(publication)s), false),
   'row_filter', (select md5(r.prqual::text) from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
-                 where p.pubname = %(publication)s and r.prrelid = c.oid))
+                 where p.pubname = %(publication)s and r.prrelid = c.oid),
+  'ways', (select coalesce(json_agg(w.way order by w.way), '[]') from pg_publication p cross join lateral (
+             select p.oid::int8 where p.puballtables
+             union all
+             select s.oid::int8 from pg_publication_namespace s where s.pnpubid = p.oid and s.pnnspid = c.relnamespace
+             union all
+             select r.oid::int8 from pg_publication_rel r where r.prpubid = p.oid
+               and (r.prrelid = c.oid or c.relispartition and r.prrelid in (select relid from pg_partition_ancestors(c.oid)))) w(way)
+           where p.pubname = %(publication)s),
+  'version', coalesce((select p.xmin::text from pg_publication p where p.pubname = %(publication)s), ''))
 from pg_class c
 where c.relkind in ('r', 'p') and (c.oid = any (%(oids)s::oid[]) or (%(all)s and c.oid in (select oid from published)))
 order by c.oid

@@ -7,12 +7,13 @@ TABLES, the publication itself). A table that was taken out and put back has the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import psycopg
 
 from cdc.errors import Stopped, StopState
+from cdc.source.publication import Publication, unpublished_kinds
 from cdc.source.slot import rebuild_hint
 
 # A partition's changes come under its root's name, so the root's ways in are what counts.
@@ -39,6 +40,10 @@ class Membership:
     """The publication's OID; 0 when there is none."""
     tables: Mapping[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Table OID → (``schema.name``, its ways in)."""
+
+    def seen(self, ways: Mapping[int, Collection[int]]) -> Membership:
+        """With further ways in by table OID: what happened until they were seen has been seen to."""
+        return replace(self, tables={oid: (name, (*known, *ways.get(oid, ()))) for oid, (name, known) in self.tables.items()})
 
     def interrupted(self, now: Membership, wanted: Collection[int]) -> tuple[int, ...]:
         """The wanted tables (OIDs) that were published and are not, or are by other catalog rows only."""
@@ -72,6 +77,12 @@ def check_membership(publication: str, known: Membership, found: Membership, wan
     out = [oid for oid in interrupted if oid not in found.tables]
     if interrupted:
         raise table_unpublished(publication, [known.tables[oid][0] for oid in out or interrupted], again=not out)
+
+
+def check_publishes(publication: Publication | None) -> None:
+    """Raises Stopped (PUBLICATION_LOST) when kinds of changes are no longer sent without which a store cannot stay equal."""
+    if publication is not None and (kinds := unpublished_kinds(publication)):
+        raise publication_lost(f"publication {publication.name!r} does not publish {kinds} any more")
 
 
 def publication_lost(message: str) -> Stopped:

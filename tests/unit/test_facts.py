@@ -55,6 +55,17 @@ def _with(*columns: FactColumn) -> Callable[[Facts], Facts]:
         (PLAIN, lambda facts: replace(facts, types={**facts.types, "a5.2": "25 -1 false"}), OVERLAY),
         (PLAIN, lambda facts: replace(facts, types={**facts.types, "a6.1": "25 -1 false"}), None),
         (PLAIN, lambda facts: replace(facts, publishing=Publishing(True, row_filter="x")), VANISHED),
+        (PLAIN, lambda facts: replace(facts, publishing=Publishing(True, version="12")), VANISHED),
+        (
+            replace(PLAIN, publishing=Publishing(True, ways=(1, 2))),
+            lambda facts: replace(facts, publishing=Publishing(True, ways=(2, 3))),
+            None,
+        ),
+        (
+            replace(PLAIN, publishing=Publishing(True, ways=(1, 2))),
+            lambda facts: replace(facts, publishing=Publishing(True, ways=(3,))),
+            VANISHED,
+        ),
         (
             replace(PLAIN, publishing=Publishing(True, (1,))),
             lambda facts: replace(facts, publishing=Publishing(True, (1, 2))),

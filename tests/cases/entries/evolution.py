@@ -430,5 +430,36 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             (15, 18),
             "",
         ),
+        (
+            "B96-column-list-while-running",
+            "a column list that comes while capture runs: the columns left out are gone from every row",
+            "create table t (id int primary key, v text, secret text); insert into t values (1, 'a', 'canary'), (2, 'b', 'canary')",
+            """
+            1: update t set v = 'c' where id = 1
+            1: begin
+            1: alter publication cdc drop table t
+            1: alter publication cdc add table t (id, v)
+            1: commit
+            1: insert into t values (3, 'd', 'canary')
+            """,
+            {"t": "1 | c\n2 | b\n3 | d"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B96-row-filter-while-running",
+            "a row filter that comes while capture runs: rows outside it leave the stores",
+            _TABLE,
+            """
+            1: begin
+            1: alter publication cdc drop table t
+            1: alter publication cdc add table t where (id > 1)
+            1: commit
+            1: insert into t values (0, 'hidden'), (3, 'c')
+            """,
+            {"t": "2 | b\n3 | c"},
+            (15, 18),
+            "",
+        ),
     )
 )
