@@ -142,7 +142,11 @@ def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str,
 
 def _load(connection: psycopg.Connection, publication: str, oid: int | None) -> list[tuple[SourceTable, SourceError | None]]:
     rows = connection.execute(_TABLES, {"publication": publication, "oid": oid}).fetchall()
-    return [_source_table(row, connection.info.user) for row in rows]
+    return [_source_table(row, connection.info.user) for row in rows if row[_READABLE] is not None]
+
+
+_READABLE: Final = 7
+"""Place in the row. NULL when the table was dropped while the query ran: privileges are looked up outside its snapshot."""
 
 
 def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceError | None]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import pytest
 from cdc.embedded.postgres import Postgres
 from cdc.errors import SourceError
 from cdc.source import connect
+from snapshots import catalog
 from snapshots.catalog import load_tables
 from snapshots.plan import RANGE_PARTS
 from snapshots.progress import FILE
 from snapshots.reading import IN_FLIGHT
+from tests.conftest import Database
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
 
 ROWS, CHUNK = 5000, 50
@@ -28,6 +31,7 @@ ROWS, CHUNK = 5000, 50
 CHILD = """
 import sys, time
 from pathlib import Path
+from tests.conftest import Database
 from tests.integration.snapshots.pipeline import Pipeline
 pipeline = Pipeline(sys.argv[1], Path(sys.argv[2]), chunk_rows=int(sys.argv[3]), snapshot_workers=int(sys.argv[4]))
 pipeline.start()
@@ -177,3 +181,17 @@ def test_refusals(postgres_server: Postgres, prepare: str, says: str, hint: str)
     with connect(postgres_server.dsn(user="poor")) as connection, pytest.raises(SourceError, match=says) as refused:
         load_tables(connection, ("public.*",), "cdc")
     assert hint in (refused.value.hint or "")
+
+
+def test_a_table_that_is_dropped_while_it_is_looked_at_is_not_there(pg_versions: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Privileges are looked up as of now, where the table is gone, which is not a missing right."""
+    sql = pg_versions.connect()
+    sql.execute("create table t (id int primary key); create table u (id int primary key); create publication cdc for table t, u")
+    # Looking a name up lets the session hear of the drop.
+    slow = "pg_sleep(0.7)::text || coalesce(to_regclass('public.nobody')::text, '') = '' and has_schema_privilege("
+    monkeypatch.setattr(catalog, "_TABLES", catalog._TABLES.replace("has_schema_privilege(", slow, 1))
+    with connect(pg_versions.dsn) as connection, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(load_tables, connection, ("public.*",), "cdc")
+        time.sleep(0.3)
+        sql.execute("drop table u")
+        assert [one.name for one in found.result()] == ["public.t"]
