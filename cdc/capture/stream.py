@@ -1,4 +1,4 @@
-"""The replication connection: the only file of this room that waits.
+"""The replication connection: with ``wire`` the only file of this room that waits.
 
 libpq connects, authenticates and, with TLS or GSS, carries the stream (psycopg's ``pq`` layer). Without them it hands its socket over
 while the connection is idle between two queries, when libpq holds no bytes of its own: from then on we read the socket in large blocks,
@@ -31,6 +31,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from cdc.capture.feedback import Feedback, Quiet, Silence, standby_status
 from cdc.capture.values import Bytes
+from cdc.capture.wire import gather
 from cdc.crashpoint import crashpoint
 from cdc.errors import ProtocolError, SourceError, presentable
 from cdc.model.position import Lsn, format_lsn, parse_lsn
@@ -48,6 +49,9 @@ one lets the kernel's receive queue fill with small segments, which it then has 
 
 BACKLOG_BYTES: Final = 4 * 2**10
 """A read at least this large means that there is a backlog."""
+
+READS: Final = 16
+"""So many reads in a row need no GIL, which the decoding thread may hold for longer than a pause."""
 
 BLOCK_BYTES: Final = 2**20
 """Under a backlog the decoder waits for blocks of this size: the cost of a group (and the fsync behind it) is shared by more rows."""
@@ -182,11 +186,13 @@ class _Socket:
     def receive(self, into: memoryview) -> int:
         """Bytes read (0: nothing within IDLE_MS). Raises ConnectionError when the server is gone."""
         if self.backlog:
-            time.sleep(PAUSE_S[self._tcp])
+            pause_us = round(PAUSE_S[self._tcp] * 1e6)
+            got, last = gather(self._socket.fileno(), np.frombuffer(into, np.uint8), pause_us, BACKLOG_BYTES, READS)
+            self.backlog = last >= BACKLOG_BYTES
+            return got  # what ended it, if anything did, is met again by the next read
         try:
-            got = self._socket.recv_into(into, 0, socket.MSG_DONTWAIT if self.backlog else 0)
+            got = self._socket.recv_into(into)
         except BlockingIOError:
-            self.backlog = False
             return 0
         if got == 0:
             raise ConnectionError("the server closed the connection")

@@ -11,6 +11,7 @@ from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.values import Bytes, Flags
+from cdc.capture.wire import gather
 from cdc.model import pgtypes
 from cdc.model.table import Table
 
@@ -48,6 +49,7 @@ def warm() -> None:
     decoder = Decoder(Definitions(lambda _: None), _Forgetful(), lambda _rows, _missing: None, 0)
     for _ in decoder.groups(block, 0, len(block), lambda: 1):
         pass
+    gather(-1, block, 0, 1, 1)  # no descriptor: nothing is read
 
 
 class _Forgetful:
