@@ -6,6 +6,7 @@ STAMP := $(VENV)/.ready
 ARGS ?=
 NAME ?= capture
 SEEDS ?= 2000
+HEADWATER_FAULTS ?= 500
 START ?= 0
 
 .PHONY: reliability demo test lint fmt bench faults sim clean distclean lock setup
@@ -28,7 +29,7 @@ test: $(STAMP) lint
 
 faults: $(STAMP)
 	$(BIN)/python -m cdc.embedded fetch
-	HEADWATER_FAULTS=500 $(BIN)/python -m pytest -m faults -n 2 --dist loadgroup $(ARGS)
+	HEADWATER_FAULTS=$(HEADWATER_FAULTS) $(BIN)/python -m pytest -m faults -n 2 --dist loadgroup $(ARGS)
 
 sim: $(STAMP)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --start $(START) $(ARGS)

@@ -25,6 +25,8 @@ _HEADS: Final = {
 }
 _NAMED: Final = "bPpKr"
 """These end with the transaction's identifier (GID)."""
+_FAR: Final = 2**62
+"""No LSN and no time comes near: WAL of so many bytes, microseconds of so many years. What is below fits int64 with any epoch added."""
 _PARALLEL_ABORT_BYTES: Final = 8 + 8 + 8
 """Under streaming 'parallel' a STREAM ABORT tells its LSN and time as well, which say nothing to one who spools."""
 
@@ -91,11 +93,13 @@ Control = StreamStart | StreamStop | StreamAbort | StreamCommit | BeginPrepare |
 
 
 def parse_control(letter: str, body: bytes) -> Control:
-    """Raises ProtocolError when the message is too short, too long, or its GID is no text."""
+    """Raises ProtocolError when the message is too short, too long, a number in it is out of bounds, or its GID is no text."""
     head = _HEADS[letter]
     if len(body) < head.size:
         raise ProtocolError(f"a message of kind {letter!r} is too short")
     fields, rest = head.unpack(body[: head.size]), body[head.size :]
+    if not all(-_FAR < field < _FAR for field in fields):
+        raise ProtocolError(f"a message of kind {letter!r} names an LSN or a time out of bounds")
     gid = _gid(letter, rest) if letter in _NAMED else ""
     if letter not in _NAMED and rest and not (letter == "A" and len(body) == _PARALLEL_ABORT_BYTES):
         raise ProtocolError(f"a message of kind {letter!r} is too long")

@@ -223,6 +223,7 @@ def _open(path: Path) -> sqlite3.Connection:
 def _connect(path: Path) -> sqlite3.Connection:
     # The ingest thread owns it after the start; it may be closed by another.
     db = sqlite3.connect(path, check_same_thread=False)
+    db.text_factory = lambda raw: raw.decode(errors="replace")  # damage is found by checksum, it need not be text
     db.execute("PRAGMA journal_mode = WAL")
     # Of a power loss nothing is left but an earlier commit, from where the log goes on; without any sync pages of several ages would be.
     db.execute("PRAGMA synchronous = NORMAL")

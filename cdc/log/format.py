@@ -103,7 +103,10 @@ def decode_segment_header(data: bytes) -> tuple[SegmentHeader, int, int]:
     if crc32c(data[_SEGMENT.size : length], crc32c(data[: _SEGMENT.size - 4])) != crc:
         raise Damaged(_SEGMENT.size - 4, "the segment header's checksum differs")
     check_version(version, "a segment")
-    name = data[_SEGMENT.size : _SEGMENT.size + name_length].decode()
+    try:
+        name = data[_SEGMENT.size : _SEGMENT.size + name_length].decode()
+    except UnicodeDecodeError:
+        raise Damaged(_SEGMENT.size, "the topic's name is no text") from None
     return SegmentHeader(log_id, topic, name, first, previous, previous_last, previous_chain), length, crc
 
 
@@ -344,6 +347,7 @@ HEAD_MAGIC: Final = b"HWHEAD\r\n"
 _HEAD: Final = struct.Struct("<8sHHIQqqqQII")
 # magic, version, 0, epoch, log id, position, commit LSN, commit ts, timeline length, the timeline's last checksum, checksum
 HEAD_BYTES: Final = _HEAD.size
+MAX_EPOCH: Final = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,6 +258,7 @@ class EmbeddedLogReader:
 def _read_range(fd: int, start: int, end: int) -> bytes:
     """Bytes [start, end), or as many of them as there are."""
     pieces = []
+    end = min(end, os.fstat(fd).st_size)  # never room for more than there is, whatever the head says
     while start < end and (piece := os.pread(fd, end - start, start)):
         pieces.append(piece)
         start += len(piece)

@@ -19,6 +19,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.disk import Disk
 from cdc.log.format import (
     HEAD_BYTES,
+    MAX_EPOCH,
     RECORD_BYTES,
     Damaged,
     Head,
@@ -155,8 +156,11 @@ def recover(places: Places, disk: Disk, segment_bytes: int) -> Recovered:
     repairs = _Repairs()
     timeline = _read_timeline(places, head, repairs)
     unsealed = _judge_topics(places, timeline, head, segment_bytes, repairs)
+    epoch = max(timeline.epoch, head.epoch if head else 0) + 1
+    if epoch > MAX_EPOCH:
+        raise LogCorrupt(f"{places.head} at byte 12: no writer has had so high an epoch")
     _repair(repairs, disk)
-    recovered = Recovered(timeline, max(timeline.epoch, head.epoch if head else 0) + 1, unsealed)
+    recovered = Recovered(timeline, epoch, unsealed)
     crashpoint("recover.repaired")
     publish_first(places, disk, head_of(recovered))
     crashpoint("recover.published")

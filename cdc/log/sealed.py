@@ -114,14 +114,20 @@ class SealedFile:
             metadata = self._file.metadata.metadata
             origin = json.loads(metadata[ORIGIN])
             self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata[b"ARROW:schema"])))
-        except (pa.ArrowException, KeyError, ValueError) as error:
+        except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
             raise LogCorrupt(f"{path}: not a sealed segment ({type(error).__name__})") from None
         check_version(origin.get("format"), str(path))
         if metadata[ORIGIN] != _origin(place):
             raise LogCorrupt(f"{path}: belongs elsewhere (renamed, swapped or of another log)")
 
     def batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
-        """The file's changes in (after, upto]."""
+        """The file's changes in (after, upto]. Raises LogCorrupt for what Arrow cannot read under a checksum that is right."""
+        try:
+            yield from self._batches(after, upto)
+        except (pa.ArrowException, OSError) as error:
+            raise LogCorrupt(f"{self.path}: not a sealed segment ({type(error).__name__})") from None
+
+    def _batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
         wanted = [number for number in range(self._file.num_row_groups) if self._overlaps(number, after, upto)]
         if not wanted:
             return

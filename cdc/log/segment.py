@@ -130,7 +130,7 @@ class Segment:
                 raise Damaged(run.start, "whole frames, but not those that were committed here")
         except Damaged as damage:
             raise self.corrupt(damage) from None
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, OSError) as error:
             raise self.corrupt(Damaged(at, f"Arrow cannot read it: {type(error).__name__}")) from None
 
     def _whole_frames(self, start: int, end: int, chunk_bytes: int) -> pa.Buffer:
@@ -147,6 +147,8 @@ class Segment:
         return self._read(start, start + length)
 
     def _read(self, start: int, end: int) -> pa.Buffer:
+        if end - start > COPY_BELOW_BYTES and end > (length := self.length):
+            raise Damaged(length, "the segment is cut short")
         data = os.pread(self._fd, end - start, start)
         if len(data) < end - start:
             raise Damaged(start + len(data), "the segment is cut short")

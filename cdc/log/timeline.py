@@ -162,6 +162,7 @@ class Timeline:
         self.topics: dict[int, TopicIndex] = {}
         self.numbers: dict[str, int] = {}
         self._cuts = Column(_CUTS)
+        self._head = ZERO_CUT
         self._lsns_rise_from = 0
         """The first cut of the source's present history: an LSN of an earlier one (the database was restored, or is another) says nothing."""
 
@@ -172,7 +173,7 @@ class Timeline:
 
     @property
     def head(self) -> Cut:
-        return self.cut(self._cuts.size - 1) if self._cuts.size else ZERO_CUT
+        return self._head
 
     def cut(self, number: int) -> Cut:
         row = self.cuts[number]
@@ -200,6 +201,7 @@ class Timeline:
         self._take_names(data, name_at)
         self._take_parts(parts, cuts["first"][group_of], part_at)
         self._take_cuts(cuts, parts, group_of)
+        self._head = self.cut(self._cuts.size - 1)
         self.crc = int(cuts["crc"][-1])
         self.epoch = int(cuts["epoch"][-1])
         self.length += whole * RECORD_BYTES
@@ -228,6 +230,8 @@ class Timeline:
             raise Damaged(0, "a record of unknown kind")
         if np.any(parts["end"] <= parts["start"]) or np.any(parts["last"] < parts["segment"]):
             raise Damaged(0, "a part without bytes")
+        if np.any(parts["last"] < cuts["first"][group_of]) or np.any(parts["last"] > cuts["last"][group_of]):
+            raise Damaged(0, "a part that ends outside its group")
 
     def _take_names(self, data: bytes, name_at: npt.NDArray[np.intp]) -> None:
         name = b""
@@ -235,7 +239,10 @@ class Timeline:
             topic, piece, follow = name_piece(data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES])
             name += piece
             if follow == 0:
-                text = name.decode()
+                try:
+                    text = name.decode()
+                except UnicodeDecodeError:
+                    raise Damaged(int(at) * RECORD_BYTES, "a topic's name is no text") from None
                 if topic in self.topics or text in self.numbers:
                     raise Damaged(int(at) * RECORD_BYTES, "a topic is named twice")
                 self.topics[topic] = TopicIndex(topic, text)
@@ -252,7 +259,12 @@ class Timeline:
             number = int(parts["topic"][chosen[0]])
             if number not in self.topics:
                 raise Damaged(int(part_at[chosen[0]]) * RECORD_BYTES, "a topic without a name")
-            self.topics[number].extend(parts[chosen], bases[chosen])
+            topic = self.topics[number]
+            lasts = np.diff(parts["last"][chosen], prepend=topic.last)
+            segments = np.diff(parts["segment"][chosen], prepend=topic.parts["segment"][-1] if topic.rows else 1)
+            if np.any(lasts <= 0) or np.any(segments < 0):
+                raise Damaged(int(part_at[chosen[0]]) * RECORD_BYTES, "a topic's parts do not rise")
+            topic.extend(parts[chosen], bases[chosen])
 
     def _take_cuts(self, cuts: npt.NDArray[np.void], parts: npt.NDArray[np.void], group_of: npt.NDArray[np.intp]) -> None:
         rows = np.empty(len(cuts), _CUTS)

@@ -25,6 +25,7 @@ from cdc.log.recover import (
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
+from tests import counters
 from tests.unit.log.changes import changes, everything
 from tests.unit.log.disks import QuickDisk
 
@@ -127,6 +128,7 @@ def test_truncated_at_every_byte(log: Path) -> None:
             else:
                 assert found is None, f"{path.name} cut at {length}: the head says that more was durable"
             restore(log, whole)
+    counters.add("fuzz", "segments, timeline and head", sum(map(len, whole.values())))
 
 
 def test_a_torn_tail_that_no_head_vouches_for_is_cut(log: Path) -> None:
@@ -175,6 +177,7 @@ def test_flipped_at_every_byte(log: Path) -> None:
                 assert number % RECORD_BYTES >= RECORD_BYTES - 4
                 assert found == rows
             restore(log, whole)
+    counters.add("fuzz", "segments, timeline and head", sum(map(len, whole.values())))
 
 
 def test_a_reader_alone_meets_every_flip(log: Path) -> None:
@@ -190,6 +193,7 @@ def test_a_reader_alone_meets_every_flip(log: Path) -> None:
             except LogCorrupt as corrupt:
                 named(corrupt, path)
         path.write_bytes(data)
+    counters.add("fuzz", "segments, timeline and head", sum(map(len, whole.values())))
 
 
 def test_a_sealed_file_flipped_or_cut_anywhere(quick_folder: Path) -> None:
