@@ -130,7 +130,7 @@ class Segment:
                 raise Damaged(run.start, "whole frames, but not those that were committed here")
         except Damaged as damage:
             raise self.corrupt(damage) from None
-        except (pa.ArrowInvalid, OSError) as error:
+        except pa.ArrowInvalid as error:
             raise self.corrupt(Damaged(at, f"Arrow cannot read it: {type(error).__name__}")) from None
 
     def _whole_frames(self, start: int, end: int, chunk_bytes: int) -> pa.Buffer:
