@@ -5,7 +5,7 @@
 (b)   no phantom: every row in the log was committed at the source with exactly these values
 (c)   a position means one change for ever, over crashes and re-reads
 (d)   the log has the commits in their order, each commit's rows in order, once
-(e)   per key, a store never goes back to an older row
+(e)   per key, a store never goes back to an older row, nor to an older cut
 (f)   a store at cut N is the fold of the log up to N; that fold is the source's state at that commit (while a table's
       snapshot is under way: a part of it)
 (g)   cuts are atomic: no commit is spread over two, and stores that commit as a whole show whole cuts only
@@ -96,6 +96,10 @@ class Checker:
     complete: dict[int, int] = field(default_factory=dict)
     """Tables whose snapshot is finished → where the WAL stood then: from that commit on all their rows are in the log (an empty table is
     finished at once, though the log may still be where it had rows)."""
+    finished: dict[int, int] = field(default_factory=dict)
+    """The same, of before the bytes were taken that led to the cuts that come now: holding a row back makes a table unfinished."""
+    _remembered: set[int] = field(default_factory=set)
+    """Those of them whose rows are known, so that none need be held back."""
     _whole: set[int] = field(default_factory=set)
     """Those of them that the log has reached."""
     last: Cut = field(default=Cut(0, 0))  # type: ignore[arg-type]
@@ -113,6 +117,7 @@ class Checker:
     _commits: int = 0
     _state: State = field(default_factory=State)
     _fold: dict[int, dict[Key, Entry]] = field(default_factory=dict)
+    _applied: dict[str, int] = field(default_factory=dict)
     _seen: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
 
     def begin(self, initial: State) -> None:
@@ -176,6 +181,7 @@ class Checker:
 
     def _take(self, cut: Cut, entries: list[Entry]) -> None:
         self._whole = {oid for oid, lsn in self.complete.items() if lsn <= cut.commit_lsn}
+        self._remembered = {oid for oid, lsn in self.finished.items() if lsn <= self.last.commit_lsn}
         expected: deque[Expected] = deque()
         ends_at = 0
         while self._commits < len(self.source.commits) and self.source.commits[self._commits].end_lsn <= cut.commit_lsn:
@@ -217,7 +223,7 @@ class Checker:
                     raise Violation("a", f"{expected[0]} is missing in the log")
                 return
             awaited = expected.popleft()
-            if awaited.oid in self._whole and awaited.key in self._fold[awaited.oid]:
+            if awaited.oid in self._remembered and awaited.key in self._fold[awaited.oid]:
                 raise Violation("f", f"{awaited} was held back, though the log knows its row")
             self.waiting[awaited.oid].add(awaited.key)
             self.waited += 1
@@ -267,7 +273,7 @@ class Checker:
         for index in timeline.topics.values():
             run = index.segments()[-1]
             path = root.segment(index.name, run.segment)
-            if path.exists() and len(self.disk.durable(path) or b"") < run.end:
+            if path.exists() and (self.disk.durable(path) or b"")[: run.end] != path.read_bytes()[: run.end]:
                 raise Violation("h", f"confirmed {lsn:X}, but the disk lacks bytes of {path.name}")
 
     # --- the stores -----------------------------------------------------------------------------------------------------------------
@@ -275,6 +281,9 @@ class Checker:
     def check_store(self, name: str, store: Store, *, staged: bool, cut: Cut | None) -> None:
         """After each write. ``cut``: what was just committed."""
         seen = self._seen.setdefault(name, {})
+        if store.applied.position < self._applied.get(name, 0):
+            raise Violation("e", f"{name}: went back from {self._applied[name]} to {store.applied}")
+        self._applied[name] = store.applied.position
         tables = {table.qualified: table for table in self.source.tables.values()}
         for topic, rows in store.rows.items():
             before = seen.setdefault(topic, {})

@@ -52,6 +52,8 @@ class Reader:
         self.not_admitted = 0
         self.finished = False
         """Nothing is left to do for now."""
+        self.emits = chance.choice((0.15, 0.7))
+        """How likely a watermark is emitted when it could be."""
         self._workers = workers
         self._run = f"{chance.randrange(2**64):016x}"
         self._needs_barrier = True
@@ -316,7 +318,7 @@ class _Worker:
         """While this worker waits, the pool types its parts and emits their watermarks, in order."""
         yield
         part = next((part for part in self._pending if not part.emitted), None)
-        if part is not None and self._owner.chance.random() < 0.7:
+        if part is not None and self._owner.chance.random() < self._owner.emits:
             part.emitted = True
             self._feed.ready(part.chunk, [] if part.batch is None else [part.batch])
             yield

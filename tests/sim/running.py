@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,17 @@ def run_seeds(seeds: Sequence[int]) -> tuple[Counter[str], list[Failure]]:
     """Runs them one after the other, whatever becomes of each."""
     counts: Counter[str] = Counter()
     failures = []
-    for seed in seeds:
-        counts["runs"] += 1
-        try:
-            counts += simulate(seed)
-        except Exception as error:
-            failures.append(Failure(seed, f"{type(error).__name__}: {str(error)[:400]}"))
+    # A run leaves little behind; walking through all that the process holds (libraries, mostly) takes a tenth of the time.
+    gc.disable()
+    try:
+        for seed in seeds:
+            counts["runs"] += 1
+            try:
+                counts += simulate(seed)
+            except Exception as error:
+                failures.append(Failure(seed, f"{type(error).__name__}: {str(error)[:400]}"))
+    finally:
+        gc.enable()
     return counts, failures
 
 

@@ -41,6 +41,15 @@ WORKING_STEPS: Final = 3_000
 """A run whose work is not done by then goes on without faults."""
 SCRATCH: Final = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 
+FAVOURITES: Final = (
+    "write", "sync", "write", "ingest.group.appended", "log.append.written", "log.commit.published", "log.timeline.written",
+    "log.timeline.fsynced", "ingest.commit.durable", "toast.commit.begun", "ingest.commit.remembered", "ingest.commit.before_confirm",
+    "snapshot.chunk.entered", "snapshot.chunk.durable",
+)  # fmt: skip
+FAVOURITE_LIKELY: Final = 0.15
+FAVOURITE_MOST: Final = 4
+"""So often a run: each costs a recovery."""
+
 Trace = Callable[[str], None]
 
 
@@ -58,6 +67,8 @@ class Dangers:
     memory_lost: float
     standby_slow: float
     unsafe_commits: float
+    favourite: str
+    """A crash point, or an operation of the disk, at which things go wrong far more often than elsewhere."""
     store: Moods
 
 
@@ -72,16 +83,17 @@ def _dangers(chance: Random) -> Dangers:
         server_crashes=maybe(0.001, 0.006),
         connection_breaks=maybe(0.002, 0.03),
         disk_full=maybe(0.02, 0.1),
-        disk_fails=maybe(0.002, 0.02),
-        memory_lost=chance.choice((0.0, 0.3)),
+        disk_fails=maybe(0.005, 0.04),
+        memory_lost=chance.choice((0.0, 0.5)),
         standby_slow=maybe(0.1, 0.7),
         unsafe_commits=maybe(0.1, 0.6),
+        favourite=chance.choice(FAVOURITES) if chance.random() < 0.7 else "",
         store=Moods(
             refused=maybe(0.01, 0.1),
             partly=maybe(0.01, 0.2),
             answer_lost=maybe(0.01, 0.1),
-            late=maybe(0.1, 0.6),
-            dies=maybe(0.02, 0.3),
+            late=maybe(0.2, 0.8),
+            dies=maybe(0.05, 0.4),
             sleeps=maybe(0.02, 0.2),
         ),
     )
@@ -102,6 +114,7 @@ class Work:
     truncates: float
     copies: float
     moves: float
+    deletes: float
     alters: float
 
 
@@ -115,9 +128,10 @@ def _work(chance: Random) -> Work:
         commits=chance.choice((0.15, 0.35, 0.7)),
         rollbacks=chance.choice((0.0, 0.05, 0.2)),
         savepoints=chance.choice((0.0, 0.1, 0.25)),
-        truncates=chance.choice((0.0, 0.03, 0.1)),
+        truncates=chance.choice((0.0, 0.05, 0.15)),
         copies=chance.choice((0.0, 0.1)),
         moves=chance.choice((0.0, 0.1, 0.3)),
+        deletes=chance.choice((0.1, 0.25, 0.45)),
         alters=chance.choice((0.0, 0.0, 0.03)),
     )
 
@@ -153,7 +167,7 @@ class World:
         self._ways = Ways(
             segment_bytes=chance.choice((4_000, 30_000, 2**20)),
             chunk_rows=chance.choice((1, 2, 5, 20)),
-            workers=chance.choice((1, 1, 2, 3)),
+            workers=chance.choice((1, 2, 3)),
             empty_transactions=chance.random() < 0.3,
             streams=chance.random() < 0.5,
             eager_progress=chance.random() < 0.5,
@@ -171,7 +185,10 @@ class World:
         self._log = EmbeddedLogReader(folder)
         self._faulty = True
         self._dying = 0.0
+        self._favours = FAVOURITE_MOST
         self._since_lsn = 0
+        self._memory_kept: list[tuple[str, bytes]] = []
+        """The files of the TOAST memory as they once were."""
         self._unrecovered = False
         """The power was lost and no writer has been there since: the head may be older than the timeline, so nobody looks."""
         self._begun = 0
@@ -352,7 +369,7 @@ class World:
         old = rows[key]
         if not source.lock(session, oid, key):
             return
-        if chance.random() < 0.25:
+        if chance.random() < work.deletes:
             source.write(session, oid, old, None)
             return
         new = {name: old.get(name) if name != "tag" and chance.random() < 0.7 else value for name, value in fresh.items()}
@@ -461,6 +478,10 @@ class World:
         self._dying = self._dangers.dies_at_point
         self.capture = Capture(self._folder, self.disk, self.source, self._chance, self._ways, self._log, self._since_lsn)
         self._unrecovered = False
+        if self._dangers.memory_lost and self._chance.random() < 0.5:
+            self._memory_kept = [
+                (path.name, path.read_bytes()) for path in self._folder.glob(f"{TOAST}*") if path.suffix != ".db-shm"
+            ]
         head, slot = self.capture.writer.head, self.source.slot
         self._say(f"a process starts at {head}, the slot is at {slot.confirmed:X}")
         if head.commit_lsn == 0:
@@ -510,7 +531,6 @@ class World:
             self.capture.die()
         self.capture = None
         self._before = {}
-        self._completed = {}
 
     def _process_dies(self) -> None:
         if self.capture is not None:
@@ -524,11 +544,17 @@ class World:
         self._log.close()
         self.disk.lose_power(self._chance.choice(("lost", "torn")))
         if self._chance.random() < self._dangers.memory_lost:
-            for path in self._folder.glob(f"{TOAST}*"):
-                path.unlink()
+            self._memory_goes_back()
         self._unrecovered = True
         for follow in self._follows:
             follow.lives.clear()
+
+    def _memory_goes_back(self) -> None:
+        """SQLite syncs at its checkpoints only, so a power loss leaves an earlier commit; or nothing."""
+        for path in self._folder.glob(f"{TOAST}*"):
+            path.unlink()
+        for name, content in self._chance.choice(([], self._memory_kept)):
+            (self._folder / name).write_bytes(content)
 
     def _seal(self) -> None:
         """What the sealing thread does with closed segments."""
@@ -553,7 +579,7 @@ class World:
         if not self._faulty:
             return
         likely = self._dangers.disk_full if operation == "write" else self._dangers.disk_fails
-        if self._chance.random() < likely:
+        if self._chance.random() < likely or self._favours_now(operation):
             self._fault(f"disk refuses {operation}")
             raise refused(self._chance, operation)
         if self._chance.random() < self._dying:
@@ -562,9 +588,17 @@ class World:
 
     def reach(self, point: str) -> None:
         """A named crash point of the product (``cdc.crashpoint``)."""
-        if self._faulty and not point.startswith("follower.") and self._chance.random() < self._dying:
+        if not self._faulty or point.startswith("follower."):
+            return
+        if self._chance.random() < self._dying or self._favours_now(point):
             self._fault(f"dies at {point}")
             raise Died
+
+    def _favours_now(self, what: str) -> bool:
+        if what != self._dangers.favourite or not self._favours or self._chance.random() >= FAVOURITE_LIKELY:
+            return False
+        self._favours -= 1
+        return True
 
     # --- stores ---------------------------------------------------------------------------------------------------------------------
 
@@ -590,10 +624,8 @@ class World:
         chance = self._chance
         follow = chance.choice(self._follows)
         site = follow.site
-        if site.late and chance.random() < 0.4:
+        if site.late and chance.random() < 0.5:
             site.deliver_late()
-            return
-        if self._unrecovered:
             return
         if not follow.lives:
             follow.lives.append(site.follow(self._log))
@@ -620,16 +652,17 @@ class World:
         if self._unrecovered or (self.capture is not None and self.capture.writer.head == self.checker.last):
             return
         after = self._complete()
+        self.checker.finished = self._before
         self.checker.complete = {oid: lsn for oid, lsn in self._before.items() if after.get(oid) == lsn}
         self.checker.log_grew(self._log)
 
     def _complete(self) -> dict[int, int]:
-        """Table → where the WAL stood when its snapshot was seen to be finished."""
-        capture, known = self.capture, self._completed
-        tables = self.source.tables if capture is not None else ()
-        self._completed = {
-            oid: known.get(oid, self.source.wal_lsn) for oid in tables if capture is not None and capture.complete(oid)
-        }
+        """Table → where the WAL stood when its snapshot was seen to be finished, by this process or an earlier one."""
+        capture = self.capture
+        if capture is None:
+            return {}
+        known, now = self._completed, self.source.wal_lsn
+        self._completed = {oid: known.get(oid, now) for oid in self.source.tables if capture.complete(oid)}
         return self._completed
 
     def _fault(self, name: str) -> None:
