@@ -74,6 +74,7 @@ class Evolving:
             wanted=partial(matches, self._settings.tables),
             logged=self._logged,
             look=self._watch.look_soon,
+            note=self._watch.note,
             unpublished=self._unpublished,
             keep=partial(save_facts, self._folder),
         )

@@ -39,12 +39,14 @@ class Definitions:
         wanted: Callable[[str], bool] = lambda _: True,
         logged: Callable[[Table], Table] = lambda table: table,
         look: Callable[[], None] = lambda: None,
+        note: Callable[[int], None] = lambda _: None,
         unpublished: Callable[[str], Stopped] | None = None,
         keep: Callable[[Mapping[int, Facts]], None] = lambda _: None,
     ) -> None:
         """``known``: the log's topics, of which ``ended`` name no table any more. ``facts``: as they stood at the last durable cut.
         ``passwords``: messages without one of these are not ours. ``wanted``: whether ``schema.name`` is selected. ``logged``: a table's
-        definition as it is logged (without columns that are kept back). ``look``: asks for a look at the catalog soon. ``unpublished``: what
+        definition as it is logged (without columns that are kept back). ``look``: asks for a look at the catalog soon. ``note``: takes the OID of a
+        table of which the stream has told before any look at the catalog did. ``unpublished``: what
         capture has to stop with when a selected table has left the publication. ``keep``: takes the facts once they are durable in the log.
         """
         self._catalog = catalog
@@ -52,6 +54,7 @@ class Definitions:
         self._wanted = wanted
         self._logged = logged
         self._look = look
+        self._note = note
         self._unpublished_stop = unpublished
         self._keep = keep
         self._uncertain: set[int] = set()
@@ -110,6 +113,8 @@ class Definitions:
         topic, holder = new.qualified, self._topics.get(new.qualified)
         self._tables[table.oid] = new
         self._topics[topic] = table.oid
+        if old is None and table.oid not in self._facts:
+            self._note(table.oid)
         if old == new and holder == table.oid:
             return []
         changes: list[SchemaChange] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, Final, Protocol
 
@@ -79,6 +80,7 @@ class CatalogWatch:
         self._told: dict[int, Facts | None] = dict.fromkeys(known)
         self._refused: dict[str, str] = {}
         """Tables that cannot join the publication, and why."""
+        self._noted: SimpleQueue[int] = SimpleQueue()
         self._wake = Event()
         self._thread = Thread(target=self._live, name="catalog", daemon=True)
 
@@ -87,6 +89,11 @@ class CatalogWatch:
 
     def look_soon(self) -> None:
         """From any thread."""
+        self._wake.set()
+
+    def note(self, oid: int) -> None:
+        """From any thread: a table that the stream has told of. It may be gone, or a partition of another, before a look finds it."""
+        self._noted.put(oid)
         self._wake.set()
 
     def join(self) -> None:
@@ -123,6 +130,8 @@ class CatalogWatch:
     def _look(self, connection: psycopg.Connection) -> None:
         publication = self._source.publication
         check_publishes(read_publication(connection, publication))
+        while not self._noted.empty():
+            self._told.setdefault(self._noted.get())
         found = {facts.oid: facts for facts in read_facts(connection, publication, list(self._told), published=True)}
         dropped = [oid for oid in self._told if oid not in found]
         changed = [oid for oid, facts in found.items() if self._told.get(oid) != facts]

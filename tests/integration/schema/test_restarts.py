@@ -141,3 +141,21 @@ def test_a_row_of_a_filled_table_comes_before_the_look_that_sees_it_join(
         )
         sql.execute("insert into late values (3)")
         capture.until(lambda: "public.late" in capture.topics() and len(rows(capture, "public.late")) == 3, "for the late table")
+
+
+@pytest.mark.parametrize("end", ["drop table brief", "alter table parted attach partition brief for values from (0) to (10)"])
+def test_a_table_that_is_gone_before_any_look_sees_it(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(watch, "INTERVAL_S", 2.0)
+    sql = postgres.connect()
+    sql.execute("create publication cdc for all tables with (publish_via_partition_root = true)")
+    sql.execute("create table parted (id int primary key) partition by range (id)")
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=("public.*",))
+    with capture.running():
+        capture.until_snapshot_done()
+        sql.execute("begin; create table brief (id int primary key); insert into brief values (1), (2); commit")
+        sql.execute(end)
+        capture.until(lambda: "public.brief" in capture.topics(), "for the rows")
+        capture.until(lambda: records(capture, "public.brief") == ["dropped!"], "for the end")
+        assert rows(capture, "public.brief") == []
