@@ -247,9 +247,9 @@ class SnapshotFeed:
             return True
 
     def close(self, window: Window) -> None:
+        """Once every chunk of it is durable, or to be read again."""
         with self._changed:
-            if window in self._windows:
-                self._windows.remove(window)
+            self._shut(window)
 
     def ready(self, chunk: Chunk, batches: Sequence[pa.RecordBatch]) -> None:
         """Everything is read; to be called before the watermark is emitted."""
@@ -268,8 +268,7 @@ class SnapshotFeed:
             if chunk in self._entered:
                 self._entered.remove(chunk)
             chunk.batches = ()
-            if chunk.window in self._windows:
-                self._windows.remove(chunk.window)
+            self._shut(chunk.window)
             self._settle(chunk, State.REFUSED)
 
     def wait(self, chunk: Chunk, states: frozenset[State], timeout_s: float) -> bool:
@@ -338,6 +337,12 @@ class SnapshotFeed:
     def _settle(self, chunk: Chunk, state: State) -> None:
         chunk.state = state
         self._changed.notify_all()
+
+    def _shut(self, window: Window) -> None:
+        """It is told of no further changes, so none of its chunks may enter any more."""
+        window.mixed = True
+        if window in self._windows:
+            self._windows.remove(window)
 
     def _refuse_open(self, oid: int) -> None:
         """Chunks of this table that are being read, or wait for their watermarks, are of no use any more."""

@@ -158,7 +158,7 @@ class Window:
     before: Xids
     snapshot: Snapshot | None = None
     mixed: bool = False
-    """A change in the window had another schema version than the chunk."""
+    """None of its chunks may enter: a change in it had another schema version, or it is closed and told of nothing more."""
     barred: bool = False
     """A barrier stood when it opened."""
     _changes: list[tuple[pa.RecordBatch, Transactions]] = field(default_factory=list)

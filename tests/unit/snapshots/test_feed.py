@@ -103,6 +103,21 @@ def test_reset_lets_open_chunks_be_read_again(feed: SnapshotFeed) -> None:
     assert late.state is State.REFUSED
 
 
+@pytest.mark.parametrize("closed_first", [True, False])
+def test_no_chunk_enters_whose_window_is_closed(feed: SnapshotFeed, closed_first: bool) -> None:
+    """A reader that fails closes the window, and lets go of its chunks a moment later: a delete in between is in no window."""
+    first = ready(feed)
+    second = Chunk(b"chunk:2", first.window)
+    feed.ready(second, [batch(T, [{"a": 3, "b": "x"}], op=Op.READ)])
+    if closed_first:
+        feed.close(first.window)
+    else:
+        feed.abandon(first)
+    feed.on_group(group([batch(T, [{"a": 3, "b": "x"}], op=Op.DELETE)], (120, 1)))
+    assert feed.chunk_at(Watermark(b"chunk:2", 50)) is None
+    assert second.state is State.REFUSED
+
+
 def test_held_rows_overlay_the_chunk_and_outlive_no_reset(feed: SnapshotFeed) -> None:
     missing = {"w": np.array([True])}
     held = batch(T, [{"a": 1, "b": "x", "v": "sent"}])
