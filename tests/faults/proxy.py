@@ -165,7 +165,10 @@ class _Link:
                     time.sleep(TICK_S if self.state is _State.GONE or self._is_paused(way) else 0)
                     continue
                 data = source.recv(PIECE_BYTES)
-                if not data:
+                if not data and self.state is _State.SWALLOWING and way is Way.DOWN:
+                    while not self.over:  # the server has given up; the client does not hear of that either
+                        time.sleep(TICK_S)
+                elif not data:
                     self.state = self.state if self.over else _State.CLOSED
                 elif self.state is _State.OPEN:
                     self._pass_on(data, target, frames)
