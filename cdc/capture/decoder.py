@@ -78,8 +78,9 @@ class Decoder:
         """Table OID → ordinal of the RELATION message in force."""
         self._returning: dict[int, Table] = {}
         """Definitions newer than those of the transaction that is being replayed, to be in force again after it."""
-        self._returned: list[Table] = []
-        """Definitions that are in force again, which the log has not been told yet."""
+        self._described: dict[int, Table] = {}
+        """Definitions in force of which the log has not been told: no row has come under them. Where rows come under the partitioned table's
+        name, the server describes the partition as well, and never sends a row of it."""
         self._definitions: dict[tuple[str, int], bytes] = {}
         """The newest RELATION and TYPE messages, by letter and OID; what a prepared transaction relies on is kept with it."""
         self._used: set[int] = set()
@@ -242,7 +243,7 @@ class Decoder:
         yield self._group(nothing, scan_spooled(nothing, 0, 0, commit, None), 0, 0, next_position(), complete=True)
         for table in self._returning.values():
             self._relations.put(table)
-        self._returned += self._returning.values()
+        self._described |= self._returning
         self._returning.clear()
 
     def _define_now(self, span: Bytes) -> None:
@@ -298,10 +299,9 @@ class Decoder:
         """
         group = Grouping(self._rows, self._memory, block, index, begin, end, position)
         watermark = None
-        if self._returned and end > begin and self._rows.wanted(index, int(index.transaction[begin])):
-            for table in self._returned:
-                group.tell(self.schema.enter(table), begin)
-            self._returned.clear()
+        if self._described and end > begin and self._rows.wanted(index, int(index.transaction[begin])):
+            for oid in np.intersect1d(list(self._described), index.relation[begin:end]).tolist():
+                group.tell(self.schema.enter(self._described.pop(oid)), begin)
         for at in map(int, begin + np.flatnonzero(_RARE[index.kind[begin:end]])):
             body = _body(block, index, at)
             wanted = self._rows.wanted(index, int(index.transaction[at]))
@@ -310,15 +310,22 @@ class Decoder:
                     self._on_type(body)
                 case "R":
                     table = self._relations.parse_relation(body)
-                    changes = self.schema.enter(table) if wanted else []
+                    changes = []
+                    if wanted and np.any(index.relation[at:end] == table.oid):
+                        self._described.pop(table.oid, None)
+                        changes = self.schema.enter(table)
+                    elif wanted:
+                        self._described[table.oid] = table
                     if changes or not self._relations.known(table):
                         group.flush(at)
                     self._define(table, body, ordinal_at(int(index.body[at])) if ordinal_at else self._ordinal)
                     group.tell(changes, at)
                 case "T":
                     group.flush(at)
-                    relations = parse_truncate(body).relations
-                    group.truncate([self._relations.table(oid) for oid in relations] if wanted else (), at)
+                    relations = parse_truncate(body).relations if wanted else ()
+                    for oid in self._described.keys() & set(relations):
+                        group.tell(self.schema.enter(self._described.pop(oid)), at)
+                    group.truncate([self._relations.table(oid) for oid in relations], at)
                 case "M":
                     message = parse_message(body)
                     if message.prefix == WATERMARK_PREFIX:

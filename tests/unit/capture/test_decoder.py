@@ -229,6 +229,32 @@ def test_a_changed_relation_divides_the_rows() -> None:
     assert schema_change_of(run.groups[0].batches[1]) == SchemaChange(wider, Kind.ALTERED)
 
 
+def test_a_partition_that_is_described_beside_its_root_is_no_table_of_its_own() -> None:
+    wider = [replace(table, columns=(*table.columns, Column("total", pgtypes.INT4))) for table in (ORDERS, ITEMS)]
+    run = Run()
+    for end, (root, leaf), row in ((110, (ORDERS, ITEMS), ["1", "a"]), (130, wider, ["2", "b", "9"])):
+        run.feed(
+            wire.begin(end, end - 5)
+            + wire.relation(root)
+            + wire.relation(leaf)
+            + wire.insert(ORDERS.oid, row)
+            + wire.commit(end - 5, end)
+        )
+    assert [row[1:4] for row in run.rows] == [
+        ("orders", "c", (1, "a")), ("orders", "s", (None, None, None)), ("orders", "c", (2, "b", 9)),
+    ]  # fmt: skip
+
+
+def test_a_definition_is_told_before_the_first_row_under_it_whenever_that_comes() -> None:
+    wider = replace(ORDERS, columns=(*ORDERS.columns, Column("total", pgtypes.INT4)))
+    run = Run()
+    run.feed(wire.begin(1, 100) + wire.relation(ORDERS) + wire.insert(ORDERS.oid, ["1", "a"]) + wire.commit(100, 110))
+    run.feed(wire.begin(2, 120) + wire.relation(wider) + wire.commit(120, 130))
+    assert [row[2] for row in run.rows] == ["c"]
+    run.feed(wire.begin(3, 140) + wire.insert(ORDERS.oid, ["2", "b", "9"]) + wire.commit(140, 150))
+    assert [row[2] for row in run.rows] == ["c", "s", "c"]
+
+
 def test_identity_full_takes_the_primary_key_and_fills_toast_from_the_old_row() -> None:
     full = replace(ORDERS, identity="f", columns=tuple(replace(column, key=True) for column in ORDERS.columns))
     run = Run(primary_key=("id",))
