@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
@@ -54,7 +54,7 @@ class Privacy(Strict):
 class Source(Strict):
     dsn: SecretStr
     tables: tuple[str, ...] = ("public.*",)
-    slot: str = Field("cdc", pattern=r"^[a-z0-9_]{1,63}$")
+    slot: str = "cdc"
     publication: str = Field("cdc", min_length=1, max_length=63)
     failover: bool = True
     """A slot that is made here can be synchronised to standbys (where the server has that, from 17 on), so that capture goes on after
@@ -73,6 +73,13 @@ class Source(Strict):
     """At most so many rows are read; as many as it takes when left out."""
     snapshot_pause_lag_mb: int = Field(1024, ge=1)
     """While the log is farther behind the server than this, nothing is read."""
+
+    @field_validator("slot")
+    @classmethod
+    def _is_a_slot_name(cls, name: str) -> str:
+        if re.fullmatch("[a-z0-9_]{1,63}", name) is None:
+            raise ValueError("a slot's name holds lower-case letters, digits and _ only, at most 63 of them")
+        return name
 
     @model_validator(mode="after")
     def _nothing_unprotected_is_kept(self) -> Self:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc import status
+from cdc import status, stops
 from cdc.commands.invocation import invocation
 from cdc.commands.printing import console, print_json
 from cdc.errors import ConfigError, HeadwaterError, WaitTimeout
@@ -58,14 +58,16 @@ def snapshot(
     except Unreachable as error:
         raise HeadwaterError(str(error), hint="cdc doctor") from None
     requests = Requests(settings.log.dir)
-    name = requests.queue(request)
     running = _capture_runs(settings)
+    if wait and not running:
+        stops.check(settings.run_dir, "capture")
+    name = requests.queue(request)
     if not wait:
         _print(name, request.table, requests.outcome(name), as_json, running)
         return
     if not running and not as_json:
         typer.echo("capture does not run; the request waits until it does (cdc run)")
-    outcome = _wait(requests, name, table, timeout, quiet=as_json)
+    outcome = _wait(settings, requests, name, table, timeout, quiet=as_json)
     requests.forget(name)
     if outcome.state == "failed":
         raise HeadwaterError(f"the snapshot of {table} failed: {outcome.error}")
@@ -75,11 +77,13 @@ def snapshot(
 def read_keys(path: Path) -> tuple[tuple[str, ...], ...]:
     """The keys that the file lists: a line is a key, or a JSON array of its columns. Raises ConfigError naming the line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = (
+            path.read_bytes().decode().split("\n")
+        )  # splitlines also cuts at what keys may hold: form feeds, Unicode's separators
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {type(error).__name__}") from None
     keys = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
         if not line:
             continue
         if not line.startswith("["):
@@ -88,7 +92,8 @@ def read_keys(path: Path) -> tuple[tuple[str, ...], ...]:
         try:
             fields = json.loads(line, parse_int=str, parse_float=str)
         except ValueError:
-            raise ConfigError(f"{path}, line {number}: is no JSON array") from None
+            hint = 'a key that itself begins with [ is written as an array of one, such as ["[1,5)"]'
+            raise ConfigError(f"{path}, line {number}: is no JSON array", hint=hint) from None
         if not fields or not all(isinstance(field, str) for field in fields):
             raise ConfigError(f"{path}, line {number}: a key's columns are texts or numbers")
         keys.append(tuple(fields))
@@ -102,13 +107,14 @@ def _capture_runs(settings: Settings) -> bool:
     return capture is not None and capture.state not in ("exited", "stopped") and status.alive(capture.pid)
 
 
-def _wait(requests: Requests, name: str, table: str, timeout_s: float | None, *, quiet: bool) -> Outcome:
+def _wait(settings: Settings, requests: Requests, name: str, table: str, timeout_s: float | None, *, quiet: bool) -> Outcome:
     from snapshots.display import ProgressDisplay
 
     display = ProgressDisplay(console())
     began = time.monotonic()
     try:
         while (outcome := requests.outcome(name)).state not in ("done", "failed"):
+            stops.check(settings.run_dir, "capture")
             if timeout_s is not None and time.monotonic() - began > timeout_s:
                 raise WaitTimeout(f"the snapshot of {table} is not done after {timeout_s:g} s; it goes on", hint="cdc status")
             if not quiet and outcome.state == "running":

@@ -124,6 +124,8 @@ def load_published(connection: psycopg.Connection, publication: str, patterns: S
 
 
 def _check_named(pattern: str, table: SourceTable | None) -> None:
+    if table is None and "." not in pattern:
+        raise SourceError(f"source.tables: {pattern} names no schema", hint=f'write it as schema.table, such as "public.{pattern}"')
     if table is None:
         raise SourceError(f"table {pattern} does not exist", hint="correct source.tables, or create the table")
     if table.kind in _KINDS:

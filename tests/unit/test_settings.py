@@ -125,6 +125,11 @@ def test_every_problem_has_its_line(file: Path) -> None:
     ]
 
 
+def test_a_slot_name_that_no_server_takes(file: Path) -> None:
+    (line,) = problems(file, '[source]\ndsn = "x"\nslot = "My-slot"')
+    assert "lower-case letters, digits and _ only" in line
+
+
 def test_no_source_at_all(file: Path) -> None:
     assert problems(file, "") == [f"{file}: source: is missing"]
 
