@@ -9,6 +9,7 @@ Transactions that the server sends before they have ended go to a spool as they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final, assert_never
 
 import numpy as np
@@ -34,6 +35,7 @@ from cdc.capture.rows import Hold, Memory, Rows
 from cdc.capture.spool import Piece, Spool, Spools
 from cdc.capture.values import Bytes
 from cdc.errors import ProtocolError
+from cdc.model.evolution import SchemaChange
 from cdc.model.table import Table
 
 OPEN_BYTES: Final = 8 * 2**20
@@ -282,6 +284,17 @@ class Decoder:
             self._definitions["R", table.oid] = body
         self._relations.put(table)
 
+    def _go_on_elsewhere(self) -> list[SchemaChange]:
+        """Tables whose names others have taken: their next rows come under the names that they have now."""
+        changes = []
+        while displaced := self.schema.take_displaced():
+            for oid, schema, name in displaced:
+                if self._relations.has(oid):
+                    table = replace(self._relations.table(oid), schema=schema, name=name)
+                    self._relations.put(table)
+                    changes += self.schema.enter(table)
+        return changes
+
     def _group(
         self,
         block: Bytes,
@@ -310,6 +323,8 @@ class Decoder:
                     self._on_type(body)
                 case "R":
                     table = self._relations.parse_relation(body)
+                    if not wanted:
+                        table = self.schema.standing(table)
                     changes = []
                     if wanted and np.any(index.relation[at:end] == table.oid):
                         self._described.pop(table.oid, None)
@@ -320,6 +335,7 @@ class Decoder:
                         group.flush(at)
                     self._define(table, body, ordinal_at(int(index.body[at])) if ordinal_at else self._ordinal)
                     group.tell(changes, at)
+                    group.tell(self._go_on_elsewhere(), at)
                 case "T":
                     group.flush(at)
                     relations = parse_truncate(body).relations if wanted else ()
@@ -336,6 +352,7 @@ class Decoder:
                         for table in tables:
                             self._relations.relabel(table)
                         group.tell(changes, at)
+                        group.tell(self._go_on_elsewhere(), at)
                 case _:  # O: where a forwarded transaction came from; nothing of ours depends on it
                     pass
         if complete:

@@ -63,6 +63,7 @@ class Definitions:
         self._tables = {table.oid: table for table in known if table.qualified not in self._ended}
         self._topics = {table.qualified: oid for oid, table in self._tables.items()}
         self._again: list[int] = []
+        self._displaced: list[int] = []
         self._taken_in: set[int] = set()
         """Tables (OIDs) that are to be read because they have come in another's place, whether or not their facts have come yet."""
         self._facts_changed = False
@@ -81,6 +82,32 @@ class Definitions:
         changes that were returned become durable: at worst a table is then read once more than needed."""
         again, self._again = list(dict.fromkeys(self._again)), []
         return again
+
+    def take_displaced(self) -> list[tuple[int, str, str]]:
+        """(OID, schema, name) of tables whose names others have taken, and which go on under these, since the last call.
+
+        The server describes a table again before the next row under its new name, but for a partitioned one: it looks only whether the
+        partition was altered.
+        """
+        displaced, self._displaced = self._displaced, []
+        found = []
+        for oid in displaced:
+            table, now = self._tables.get(oid), self._catalog(oid)
+            if table is not None and now is not None and self._topics.get(table.qualified) != oid:
+                found.append((oid, now.schema, now.name))
+        return found
+
+    def standing(self, table: Table) -> Table:
+        """The table of a RELATION message in a transaction that the log has already, as it was when the log's last one ended.
+
+        What changed in between need not be described again (see ``take_displaced``).
+        """
+        known = self._tables.get(table.oid)
+        if known is None or not set(known.names) <= set(table.names):
+            return table
+        keys = {column.name for column in known.key}
+        columns = tuple(replace(column, key=column.name in keys) for column in table.columns)
+        return replace(table, schema=known.schema, name=known.name, identity=known.identity, columns=columns)
 
     # --- what comes ----------------------------------------------------------------------------------------------------------
 
@@ -128,6 +155,8 @@ class Definitions:
             changes.append(SchemaChange(table, Kind.CREATED, empties=True))
             self._again.append(table.oid)
             self._taken_in.add(table.oid)
+            if holder not in (None, table.oid):
+                self._displaced.append(holder)
         elif moved:
             self._again.append(table.oid)
         elif old is not None:

@@ -90,6 +90,9 @@ class Relations:
         except KeyError:
             raise ProtocolError(f"a row of table OID {oid} came before its RELATION message") from None
 
+    def has(self, oid: int) -> bool:
+        return oid in self._tables
+
     def on_type(self, body: bytes) -> None:
         fields = _Fields(body)
         oid = fields.number(4)

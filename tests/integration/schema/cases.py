@@ -163,6 +163,17 @@ CASES = (
         {"%s.t": ["renamed!", "created!"], "%s.u": ["renamed!", "created!"]},
         {"%s.t": ["…", "created!"], "%s.u": ["…", "created!"]},
     ),
+    Case(
+        "swap a partitioned table with another",
+        "create table t (id int primary key, v text) partition by range (id); create table p1 partition of t default; insert into t values (1, 'a'); create table u (id int primary key, w int); insert into u values (1, 10)",
+        [
+            "insert into t values (2, 'b'); insert into u values (2, 20)",
+            "begin; alter table t rename to x; alter table u rename to t; alter table x rename to u; commit",
+            "begin; insert into u values (3, 'c'); insert into t values (3, 30); insert into u values (4, 'd'); insert into t values (4, 40); commit",
+        ],
+        {"%s.t": ["renamed!", "created!"], "%s.u": ["renamed!", "created!"]},
+        {"%s.t": ["…", "created!"], "%s.u": ["…", "created!"]},
+    ),
     Case("new table", "", [T, "insert into t values (9, 'x')"], {"%s.t": []}),
     Case(
         "attach a filled partition",

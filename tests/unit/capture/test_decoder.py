@@ -185,6 +185,23 @@ def test_transactions_that_are_durable_already_are_skipped_by_their_end() -> Non
     assert len(run.rows) == len(EXPECTED)
 
 
+def test_a_description_that_the_log_has_outlived_is_not_in_force_again() -> None:
+    """A partitioned table was renamed after it, of which the server tells only whoever hears the DDL's message."""
+    run = Run(durable_lsn=110)
+    now = replace(ORDERS, name="sales")
+    run.decoder.schema.enter(now)
+    run.feed(
+        wire.begin(1, 100)
+        + wire.relation(ORDERS)
+        + wire.insert(ORDERS.oid, ["1", "a"])
+        + wire.commit(100, 110)
+        + wire.begin(2, 120)
+        + wire.insert(ORDERS.oid, ["2", "b"])
+        + wire.commit(120, 130)
+    )
+    assert [row[1:4] for row in run.rows] == [("sales", "c", (2, "b"))]
+
+
 def test_a_watermark_ends_its_group() -> None:
     run = Run()
     run.feed(

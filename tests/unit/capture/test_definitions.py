@@ -262,3 +262,21 @@ def test_a_column_that_is_added_is_no_other_policy() -> None:
     run = Run(OLD, live=[wider], tables=[protecting(a=None)(OLD.table())], logged=protecting(a=None))
     assert run.relation(wider.table()) == ["t altered"]
     assert (run.message(wider), run.again) == ([], [])
+
+
+def test_whose_name_another_takes_goes_on_under_its_own() -> None:
+    """A partitioned table is not described again when it is renamed."""
+    root, other = facts(7, "t", ID, A), facts(8, "u", ID, B)
+    run = Run(root, other, live=[replace(root, name="u"), replace(other, name="t")])
+    assert run.relation(replace(other, name="t").table()) == ["u renamed! s.t", "t created!"]
+    assert run.definitions.take_displaced() == [(7, "s", "u")]
+    assert run.definitions.take_displaced() == []
+    assert told(run.definitions.enter(replace(root, name="u").table())) == ["u created!"]
+    assert sorted(run.again) == [7, 8]
+
+
+def test_what_the_log_has_already_is_as_it_was_at_its_end() -> None:
+    run = Run(facts(7, "u", ID, A, identity="f"))
+    assert run.definitions.standing(facts(7, "t", ID, A).table()) == facts(7, "u", ID, A, identity="f").table()
+    narrower = facts(7, "t", ID).table()
+    assert run.definitions.standing(narrower) == narrower
