@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from cdc import capturing
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.toast import ToastMemory
 from cdc.errors import HeadwaterError
 from cdc.ingest import Ingest
 from cdc.log.writer import EmbeddedLogWriter
-from cdc.model.batch import Op
+from cdc.model.batch import OP, Op
 from sinks.memory import Store
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
@@ -80,6 +82,10 @@ def forget_the_toast_fill(patch: Patch) -> None:
     patch.setattr(ToastMemory, "fill", fill)
 
 
+def never_catch_the_memory_up(patch: Patch) -> None:
+    patch.setattr(capturing, "_catch_up", _nothing)
+
+
 def drop_the_fence(patch: Patch) -> None:
     patch.setattr(Window, "survivors", lambda _, chunk: list(chunk))
 
@@ -98,12 +104,30 @@ def no_barrier_after_a_restart(patch: Patch) -> None:
     patch.setattr(Barrier, "passed_by", lambda *_: True)
 
 
+def truncates_do_not_empty_a_window(patch: Patch) -> None:
+    original = Window.add
+
+    def add(self: Window, batch: pa.RecordBatch, *rest: Any) -> None:
+        if batch.column(OP)[0].as_py() != Op.TRUNCATE:
+            original(self, batch, *rest)
+
+    patch.setattr(Window, "add", add)
+
+
+def held_rows_outlive_newer_ones(patch: Patch) -> None:
+    patch.setattr(Holds, "forget", _nothing)
+
+
 def held_rows_are_forgotten(patch: Patch) -> None:
     patch.setattr(Holds, "complete", lambda _, chunk: (list(chunk), []))
 
 
 def keep_what_a_broken_stream_staged(patch: Patch) -> None:
     patch.setattr(EmbeddedLogWriter, "rollback", _nothing)
+
+
+def go_on_after_a_failed_sync(patch: Patch) -> None:
+    patch.setattr("cdc.log.writer._Fatal.__exit__", _nothing)
 
 
 def no_truncates(patch: Patch) -> None:
@@ -135,6 +159,32 @@ def drop_the_stores_guard(patch: Patch) -> None:
     patch.setattr(Store, "_change", change)
 
 
+def no_floor_under_a_truncate(patch: Patch) -> None:
+    original = Store._change
+
+    def change(self: Store, *given: Any) -> bool:
+        self.floors.clear()
+        return original(self, *given)
+
+    patch.setattr(Store, "_change", change)
+
+
+def tombstones_go_at_once(patch: Patch) -> None:
+    original = Store.write
+
+    def write(self: Store, batch: pa.RecordBatch) -> Any:
+        outcome = original(self, batch)
+        for topic, rows in self.rows.items():
+            self.rows[topic] = {key: kept for key, kept in rows.items() if kept[1] is not None}
+        return outcome
+
+    patch.setattr(Store, "write", write)
+
+
+def commits_go_back(patch: Patch) -> None:
+    patch.setattr(Store, "commit", lambda self, cut: setattr(self, "applied", cut))
+
+
 def confirm_what_a_keepalive_says(patch: Patch) -> None:
     """… at once, whatever is still on its way to the disk."""
     original = Ingest._consume
@@ -155,14 +205,21 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (repeat_the_last_commit, "bd"),
     (skip_one_commit_too_many, "ad"),
     (forget_the_toast_fill, "d"),
+    (never_catch_the_memory_up, "df"),
     (drop_the_fence, "f"),
     (admit_every_snapshot, "f"),
     (no_barrier_after_a_restart, "f"),
+    (truncates_do_not_empty_a_window, "f"),
+    (held_rows_outlive_newer_ones, "f"),
     (held_rows_are_forgotten, "fi"),
     (keep_what_a_broken_stream_staged, "bdg"),
+    (go_on_after_a_failed_sync, "acdh"),
     (no_truncates, "ad"),
     (deletes_are_lost, "ad"),
     (drop_the_stores_guard, "efg"),
+    (no_floor_under_a_truncate, "ef"),
+    (tombstones_go_at_once, "ef"),
+    (commits_go_back, "efgi"),
     (confirm_what_a_keepalive_says, "h"),
 ]
 

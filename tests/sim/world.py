@@ -115,6 +115,8 @@ class Work:
     copies: float
     moves: float
     deletes: float
+    reading: float
+    """How fast snapshots are: in most runs they are under way until the end."""
     alters: float
 
 
@@ -124,7 +126,7 @@ def _work(chance: Random) -> Work:
         sessions=chance.choice((1, 2, 3, 5)),
         keys=chance.choice((2, 5, 12, 30)),
         rows_before=chance.choice((0, 0, 3, 10, 25)),
-        wide=chance.choice((0.0, 0.15, 0.5)),
+        wide=chance.choice((0.0, 0.2, 0.6)),
         commits=chance.choice((0.15, 0.35, 0.7)),
         rollbacks=chance.choice((0.0, 0.05, 0.2)),
         savepoints=chance.choice((0.0, 0.1, 0.25)),
@@ -132,6 +134,7 @@ def _work(chance: Random) -> Work:
         copies=chance.choice((0.0, 0.1)),
         moves=chance.choice((0.0, 0.1, 0.3)),
         deletes=chance.choice((0.1, 0.25, 0.45)),
+        reading=chance.choice((4.0, 4.0, 15.0)),
         alters=chance.choice((0.0, 0.0, 0.03)),
     )
 
@@ -265,7 +268,7 @@ class World:
             (self._client, 4.0 if working else 0.5),
             (self._capture_step, 3.0),
             (self._server_step, 2.0),
-            (self._reader_step, 4.0),
+            (self._reader_step, self._work.reading),
             (self._follower_step, 1.2),
             (self._housekeeping, 0.5),
         ]
