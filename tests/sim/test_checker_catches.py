@@ -217,7 +217,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (no_truncates, "ad"),
     (deletes_are_lost, "ad"),
     (drop_the_stores_guard, "efg"),
-    (no_floor_under_a_truncate, "ef"),
+    (no_floor_under_a_truncate, "efi"),
     (tombstones_go_at_once, "ef"),
     (commits_go_back, "efgi"),
     (confirm_what_a_keepalive_says, "h"),

@@ -268,7 +268,7 @@ class World:
             (self._client, 4.0 if working else 0.5),
             (self._capture_step, 3.0),
             (self._server_step, 2.0),
-            (self._reader_step, self._work.reading),
+            (self._reader_step, self._work.reading if working else 4.0),
             (self._follower_step, 1.2),
             (self._housekeeping, 0.5),
         ]
