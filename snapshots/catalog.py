@@ -44,22 +44,23 @@ cross join lateral (
         union all
         select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf) one
   join pg_class leaf on leaf.oid = one.oid) s
-where p.pubname = %(publication)s and (%(oid)s::oid is null or c.oid = %(oid)s::oid)
+where p.pubname = %(publication)s and (%(oids)s::oid[] is null or c.oid = any (%(oids)s::oid[]))
 order by n.nspname, c.relname
 """
 
 
 # Cheap enough for every range: no sizes, no types, only what a change of the above goes with; and the files that hold the rows.
 _LOOK: Final = """
-select pg_current_snapshot()::text, md5(row(
-  (select row(c.relname, c.relnamespace, c.relreplident) from pg_class c where c.oid = %(oid)s),
+select o.oid::int8, pg_current_snapshot()::text, md5(row(
+  (select row(c.relname, c.relnamespace, c.relreplident) from pg_class c where c.oid = o.oid),
   (select array_agg(row(a.attnum, a.attname, a.atttypid, a.atttypmod, a.attisdropped, a.attgenerated) order by a.attnum)
-     from pg_attribute a where a.attrelid = %(oid)s and a.attnum > 0),
+     from pg_attribute a where a.attrelid = o.oid and a.attnum > 0),
   (select array_agg(row(i.indexrelid, i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate) order by i.indexrelid)
-     from pg_index i where i.indrelid = %(oid)s),
-  (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = %(oid)s))::text),
+     from pg_index i where i.indrelid = o.oid),
+  (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = o.oid))::text),
   md5((select array_agg(row(tree.relid, pg_relation_filenode(tree.relid)) order by tree.relid)
-     from pg_partition_tree(%(oid)s) tree where tree.isleaf)::text)
+     from pg_partition_tree(o.oid) tree where tree.isleaf)::text)
+from unnest(%(oids)s::oid[]) o(oid)
 """
 
 
@@ -115,20 +116,22 @@ def load_tables(connection: psycopg.Connection, patterns: Sequence[str], publica
     return chosen
 
 
-def reload_table(connection: psycopg.Connection, oid: int, publication: str) -> SourceTable | None:
-    """One table's facts as they are now; None when it exists no more or is no longer published."""
-    found = _load(connection, publication, oid)
-    for _, problem in found:
-        if problem is not None:
-            raise problem
-    return found[0][0] if found else None
+def reload_tables(
+    connection: psycopg.Connection, oids: Sequence[int], publication: str
+) -> dict[int, tuple[SourceTable, SourceError | None]]:
+    """These tables' facts as they are now, with what keeps one from being read; without those that are gone or no longer published."""
+    return {source.table.oid: (source, problem) for source, problem in _load(connection, publication, oids)}
 
 
 def look(connection: psycopg.Connection, oid: int) -> Look:
     """The table in the transaction's snapshot."""
-    row = connection.execute(_LOOK, {"oid": oid}).fetchone()
-    assert row is not None
-    return Look(row[0], row[1], row[2] or "")
+    return looks(connection, [oid])[oid]
+
+
+def looks(connection: psycopg.Connection, oids: Sequence[int]) -> dict[int, Look]:
+    """All of these tables, existing or not, in the transaction's snapshot."""
+    rows = connection.execute(_LOOK, {"oids": list(oids)}).fetchall()
+    return {oid: Look(snapshot, facts, files or "") for oid, snapshot, facts, files in rows}
 
 
 def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str, ...]:
@@ -140,8 +143,10 @@ def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str,
     return tuple(types[name] for name in source.index)
 
 
-def _load(connection: psycopg.Connection, publication: str, oid: int | None) -> list[tuple[SourceTable, SourceError | None]]:
-    rows = connection.execute(_TABLES, {"publication": publication, "oid": oid}).fetchall()
+def _load(
+    connection: psycopg.Connection, publication: str, oids: Sequence[int] | None
+) -> list[tuple[SourceTable, SourceError | None]]:
+    rows = connection.execute(_TABLES, {"publication": publication, "oids": None if oids is None else list(oids)}).fetchall()
     return [_source_table(row, connection.info.user) for row in rows if row[_READABLE] is not None]
 
 

@@ -25,7 +25,7 @@ from cdc.errors import ConfigError, SourceError
 from cdc.source.connection import reason
 from cdc.source.pins import read_pins
 from snapshots.asked import Asked
-from snapshots.catalog import SourceTable, load_tables, look, reload_table
+from snapshots.catalog import Look, SourceTable, load_tables, looks, reload_tables
 from snapshots.copy import Abandoned
 from snapshots.feed import Chunk, SnapshotFeed, State
 from snapshots.fence import Barrier, Snapshot
@@ -189,7 +189,10 @@ class SnapshotCoordinator:
             if not self._looked:
                 session.take_in(joined_later=self._log_has_begun)
                 self._looked = True
-            session.run()
+            try:
+                session.run()
+            finally:
+                self._progress.flush()
 
 
 class _Session:
@@ -223,12 +226,10 @@ class _Session:
 
     def take_in(self, *, joined_later: bool) -> None:
         """Notes every selected table. Raises SourceError when one of them cannot be read."""
-        for source in load_tables(self._looking, self._source.tables, self._source.publication):
-            oid = source.table.oid
-            if joined_later and not self._progress.known(oid):
-                self._progress.restart(oid)
-            self._progress.begin(source, look(self._looking, oid).files)
-            crashpoint("snapshot.table.begun")
+        found = load_tables(self._looking, self._source.tables, self._source.publication)
+        seen = looks(self._looking, [source.table.oid for source in found])
+        self._progress.take_in(((source, seen[source.table.oid].files) for source in found), joined_later=joined_later)
+        crashpoint("snapshot.table.begun")
 
     def run(self) -> None:
         """Until nothing is left to do. Raises what a worker failed with, or Abandoned."""
@@ -236,39 +237,44 @@ class _Session:
             while self._offer() or self._board.busy:
                 self._throttle_by_slot()
                 self._board.wait(_LOOK_S)
+                self._progress.flush(when_due=True)
                 self._go_on()
 
     def _offer(self) -> bool:
         """Puts what is to be read on the board; whether anything waits to be put there."""
         again = self._feed.to_read_again()
         wanted = {*self._progress.unfinished(), *self._feed.held_tables(), *again}
-        for oid in sorted(wanted):
-            if self._board.reads(oid):
-                continue
-            if time.monotonic() >= self._not_before.get(oid, 0.0):
-                job = self._job(oid)
+        now = time.monotonic()
+        due = [oid for oid in sorted(wanted) if not self._board.reads(oid) and now >= self._not_before.get(oid, 0.0)]
+        if due:
+            # Of all at once: what tells of one published table takes the server as long as what tells of all.
+            seen = looks(self._looking, due)
+            found = reload_tables(self._looking, due, self._source.publication)
+            joined = self._joined([source for source, _ in found.values() if self._progress.joining(source.table.oid)])
+            for oid in due:
+                job = self._job(oid, seen[oid], *found.get(oid, (None, None)), joined=oid in joined)
                 if job is not None:
                     self._board.add(job)
         return self._asked.offer(self._board, wanted) or bool(wanted)
 
-    def _job(self, oid: int) -> Job | None:
+    def _job(self, oid: int, seen: Look, source: SourceTable | None, problem: SourceError | None, *, joined: bool) -> Job | None:
         """The table's job; None when it has to wait, or is gone."""
-        seen = look(self._looking, oid)
-        try:
-            source = reload_table(self._looking, oid, self._source.publication)
-        except SourceError as error:
+        if problem is not None:
             # It could be read when we began, or was not there: the rest of the database goes on.
-            log.warning("a table cannot be read", problem=error.line(), again_in_s=_REFUSED_S)
+            log.warning("a table cannot be read", problem=problem.line(), again_in_s=_REFUSED_S)
             self._not_before[oid] = time.monotonic() + _REFUSED_S
             return None
         if source is None:
             log.warning("a table went away before its snapshot was finished", table_oid=oid)
             self._feed.forget(oid)
+            self._joining.pop(oid, None)
             return None
         if oid in self._feed.to_read_again():
             self._feed.reading_again(oid)
-        if self._progress.joining(oid) and not self._joined(source):
-            return None
+        if self._progress.joining(oid):
+            if not joined:
+                return None
+            self._progress.joined(oid)
         if self._progress.empties(oid) and not self._empty(source):
             return None
         self._count_refusals(source)
@@ -302,24 +308,28 @@ class _Session:
         assert row is not None
         return Snapshot.parse(row[0])
 
-    def _joined(self, source: SourceTable) -> bool:
-        """A table that has just joined the publication: what was changed in transactions open at that moment is not streamed."""
-        oid = source.table.oid
-        if oid not in self._joining:
-            self._joining[oid] = self.barrier()
-        if not self._joining[oid].passed_by(self._snapshot()):
-            if oid not in self._not_before:
-                oldest = read_pins(self._looking, least_s=0, most=1)
-                log.info(
-                    "waits for transactions that were open when the table was published",
-                    table=source.name,
-                    oldest=[str(p) for p in oldest],
-                )
-            self._not_before[oid] = time.monotonic() + _LOOK_S
-            return False
-        del self._joining[oid]
-        self._progress.joined(oid)
-        return True
+    def _joined(self, joining: Sequence[SourceTable]) -> set[int]:
+        """Of tables that have just joined the publication, those (OIDs) that may be read: what was changed in transactions open at that
+        moment is not streamed."""
+        if not joining:
+            return set()
+        fresh = [source.table.oid for source in joining if source.table.oid not in self._joining]
+        if fresh:
+            self._joining |= dict.fromkeys(fresh, self.barrier())
+        snapshot = self._snapshot()
+        waiting = [source for source in joining if not self._joining[source.table.oid].passed_by(snapshot)]
+        told = [source.name for source in waiting if source.table.oid not in self._not_before]
+        if told:
+            oldest = [str(pin) for pin in read_pins(self._looking, least_s=0, most=1)]
+            log.info(
+                "waits for transactions that were open when tables were published", tables=len(told), first=told[0], oldest=oldest
+            )
+        for source in waiting:
+            self._not_before[source.table.oid] = time.monotonic() + _LOOK_S
+        passed = {source.table.oid for source in joining} - {source.table.oid for source in waiting}
+        for oid in passed:
+            del self._joining[oid]
+        return passed
 
     def _empty(self, source: SourceTable) -> bool:
         """Every part's window opens after the log says that the table is empty: a row that moves between pages meanwhile would otherwise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -59,8 +60,8 @@ class Run:
 class SnapshotProgress:
     """Thread-safe. Every change that a restart must know is on disk (written aside, synced, renamed) before the call returns.
 
-    Finished ranges are the exception: they are written at most every ``interval_s``, since a sync costs as much as reading a short one,
-    and a range that is read twice does no harm. No row's value stands in the file.
+    What is done is the exception: finished ranges and tables are written at most every ``interval_s`` (and with ``flush``), since a sync
+    costs more than reading a small table, and a range that is read twice does no harm. No row's value stands in the file.
     """
 
     def __init__(self, folder: Path, *, interval_s: float = INTERVAL_S) -> None:
@@ -76,19 +77,30 @@ class SnapshotProgress:
         """Rows that are durable but belong to ranges that are not finished; for showing only."""
         self._records = {oid: record.anew() if record.waiting else record for oid, record in _read(self._path).items()}
 
+    def take_in(self, found: Iterable[tuple[SourceTable, str]], *, joined_later: bool) -> None:
+        """Notes tables (each with its ``Look.files``) that are to be read, all in one write. ``joined_later``: those that are not known yet
+        have joined the publication since the log began."""
+        with self._lock:
+            before = dict(self._records)
+            for source, files in found:
+                oid = source.table.oid
+                if joined_later and oid not in self._records:
+                    self._records[oid] = self._anew(oid, Record("", "", "", joining=True))
+                self._begin(source, files)
+            if self._unwritten or self._records != before:
+                self._write()
+
     def begin(self, source: SourceTable, files: str) -> Run:
         """What is done of the table. Other columns, key or files than before let an unfinished one begin anew."""
         oid = source.table.oid
         with self._lock:
-            record = self._records.get(oid, Record(source.name, source.shape, files))
-            if not record.finished and (record.shape, record.files) != (source.shape, files):
-                record = self._anew(oid, record)
-            total = record.done if record.finished else max(source.rows_estimate, record.done)
-            begun = replace(record, table=source.name, shape=source.shape, files=files, total=total)
-            if self._records.get(oid) != begun or self._unwritten:
-                self._records[oid] = begun
+            before, number = self._records.get(oid), self._runs[oid]
+            begun = self._begin(source, files)
+            if before is None or number != self._runs[oid]:
                 self._write()
-            return Run(self._runs[oid], record.pages, record.finished)
+            elif before != begun:
+                self._write_soon()
+            return Run(self._runs[oid], begun.pages, begun.finished)
 
     def known(self, oid: int) -> bool:
         with self._lock:
@@ -120,9 +132,10 @@ class SnapshotProgress:
             self._records[oid] = replace(
                 record, done=done, total=max(record.total, done), pages=merged((*record.pages, pages)), waiting=waiting
             )
-            self._unwritten = True
-            if waiting or time.monotonic() - self._written_at >= self._interval_s:
+            if waiting:
                 self._write()
+            else:
+                self._write_soon()
 
     def wait_for_rows(self, oid: int) -> None:
         """Before an update is held back in memory (see ``Record.waiting``)."""
@@ -148,7 +161,7 @@ class SnapshotProgress:
         with self._lock:
             if oid in self._records:
                 self._records[oid] = replace(self._records[oid], joining=False)
-                self._write()
+                self._write_soon()
 
     def empties(self, oid: int) -> bool:
         with self._lock:
@@ -169,7 +182,10 @@ class SnapshotProgress:
                 return False
             self._parts.pop(oid, None)
             self._records[oid] = replace(record, total=record.done, finished=True, waiting=False, pages=())
-            self._write()
+            if record.waiting:
+                self._write()  # else a crash would let it begin from the beginning
+            else:
+                self._write_soon()
             return True
 
     def forget(self, oid: int) -> None:
@@ -211,6 +227,29 @@ class SnapshotProgress:
         self._runs[oid] += 1
         self._parts.pop(oid, None)
         return record.anew(empties=empties)
+
+    def flush(self, *, when_due: bool = False) -> None:
+        """What is not on disk is; ``when_due``: once ``interval_s`` has passed since the last write."""
+        with self._lock:
+            if self._unwritten and (not when_due or self._due()):
+                self._write()
+
+    def _begin(self, source: SourceTable, files: str) -> Record:
+        oid = source.table.oid
+        record = self._records.get(oid, Record(source.name, source.shape, files))
+        if not record.finished and (record.shape, record.files) != (source.shape, files):
+            record = self._anew(oid, record)
+        total = record.done if record.finished else max(source.rows_estimate, record.done)
+        self._records[oid] = replace(record, table=source.name, shape=source.shape, files=files, total=total)
+        return self._records[oid]
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._written_at >= self._interval_s
+
+    def _write_soon(self) -> None:
+        self._unwritten = True
+        if self._due():
+            self._write()
 
     def _write(self) -> None:
         self._written_at = time.monotonic()

@@ -31,6 +31,7 @@ def test_a_restart_reads_what_is_not_durable(tmp_path: Path) -> None:
     again.advance(T.oid, 0, (0, 5), 70, waiting=False)
     assert again.begin(SOURCE, "files").pages == ((0, 9),)
     again.finish(T.oid, 0)
+    again.flush()
     assert SnapshotProgress(tmp_path).tables() == [TableProgress("public.t", 130, 130, finished=True)]
 
 
@@ -42,6 +43,24 @@ def test_ranges_are_written_now_and_then_but_what_waits_at_once(tmp_path: Path) 
     progress.wait_for_rows(T.oid)
     assert json.loads((tmp_path / FILE).read_text())["tables"]["7"]["waiting"] is True
     assert progress.tables() == [TableProgress("public.t", 60, 100)]
+
+
+def test_what_is_done_is_written_when_it_is_due_and_what_waits_at_once(tmp_path: Path) -> None:
+    other = replace(SOURCE, table=replace(T, oid=8, name="other"))
+    progress = SnapshotProgress(tmp_path, interval_s=3600.0)
+    progress.take_in([(SOURCE, "files"), (other, "files")], joined_later=True)
+    kept = SnapshotProgress(tmp_path)
+    assert kept.unfinished() == [7, 8]
+    assert kept.joining(8)
+    progress.joined(8)
+    progress.finish(8, progress.begin(other, "files").number)
+    progress.flush(when_due=True)
+    assert SnapshotProgress(tmp_path).unfinished() == [7, 8]
+    progress.flush()
+    assert SnapshotProgress(tmp_path).unfinished() == [7]
+    progress.wait_for_rows(7)
+    progress.finish(7, progress.begin(SOURCE, "files").number)
+    assert SnapshotProgress(tmp_path).finished(7), "else a crash would let it begin from the beginning"
 
 
 @pytest.mark.parametrize(("source", "files"), [(replace(SOURCE, row_filter="a > 1"), "files"), (SOURCE, "rewritten")])
