@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.cases.case import Case
-from tests.cases.elsewhere import ELSEWHERE
+from tests.cases.elsewhere import ELSEWHERE, NOT_BUILT
 from tests.cases.entries import ALONE, REFUSALS, TOGETHER
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -39,6 +39,12 @@ def cases() -> str:
             "| lines | what holds | tests |",
             "|---|---|---|",
             *(f"| {lines} | {what} | `{where}` |" for lines, what, where in ELSEWHERE),
+            "",
+            "Without a test:",
+            "",
+            "| lines | why |",
+            "|---|---|",
+            *(f"| {lines} | {why} |" for lines, why in NOT_BUILT),
         ]
     )
 

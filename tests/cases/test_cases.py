@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import counters
 from tests.cases.bench import Content, Result, agree
 from tests.cases.case import Case, line, lines, record, records
 from tests.cases.conftest import Benches
@@ -53,6 +54,7 @@ def test_case(case: Case, version: int, benches: Benches) -> None:
         assert sorted(map(line, found.store.get(table, ()))) == sorted(lines(text)), table
     if case.texts:
         check_values(case, found)
+    counters.add("cases", f"Postgres {version}")
 
 
 def check_values(case: Case, found: Result) -> None:
