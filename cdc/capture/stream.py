@@ -36,8 +36,9 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ProtocolError, SourceError, presentable
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 
-BUFFER_BYTES: Final = 4 * 2**20
-"""Two of these: one fills while the other is decoded."""
+BUFFER_BYTES: Final = 16 * 2**20
+"""Two of these: one fills while the other is decoded. The longer a group takes, as with changes of very many tables, the larger the next one
+may become, and what each table costs in a group is shared by more rows."""
 
 STAGING_BYTES: Final = 2**20
 """The most that one read takes."""
