@@ -32,7 +32,7 @@ def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator
     for table in tables:
         problem = identity_problem(table)
         if problem is not None:
-            yield f"# {table.name} {problem[0]}; to capture it: {problem[1]}"
+            yield _comment(f"{table.name} {problem[0]}; to capture it: {problem[1]}")
     yield 'slot = "cdc"                    # made by `cdc doctor --fix` or on first run'
     yield 'publication = "cdc"'
     yield ""
@@ -76,6 +76,11 @@ def _patterns(tables: Sequence[SourceTable]) -> list[str]:
         return [table.name for table in capturable]
     refused = [f"!{table.name}" for table in tables if identity_problem(table) is not None]
     return sorted({f"{table.table.schema}.*" for table in capturable}) + refused
+
+
+def _comment(text: str) -> str:
+    """A name may hold whatever would end a TOML comment or not be allowed in one."""
+    return "# " + "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _string(text: str) -> str:

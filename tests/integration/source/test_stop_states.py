@@ -127,6 +127,19 @@ def test_a_slot_that_somebody_else_read(capture: Capture, sql: Connection) -> No
     rebuilt(capture, StopState.SLOT_REPLACED, sql)
 
 
+def test_a_slot_that_another_program_reads_now(capture: Capture, sql: Connection, postgres: Any, tmp_path: Path) -> None:
+    """The way out must not be to take the slot from a program that works."""
+    slot = capture.settings.source.slot
+    unseen(sql)
+    other = Capture(postgres.dsn, tmp_path / "other", slot=slot)
+    other.settings = other.settings.model_copy(update={"source": capture.settings.source})
+    with other.running():
+        other.until_snapshot_done()
+        hint = stopped(capture, StopState.SLOT_REPLACED).hint or ""
+    assert "--rebuild" not in hint
+    assert "another source.slot" in hint
+
+
 def test_a_dropped_publication(capture: Capture, sql: Connection) -> None:
     sql.execute("drop publication cdc")
     unseen(sql)

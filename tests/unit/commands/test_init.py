@@ -33,6 +33,12 @@ def test_what_it_writes_loads_and_names_the_tables() -> None:
     assert "# public.loose has no primary key" in text
 
 
+def test_a_name_cannot_break_out_of_its_comment() -> None:
+    text, settings = written(None, table("orders"), table("a\n[http]\nlisten = 'evil'\r\x7f", key=False))
+    assert settings.http == Settings.model_validate({"source": {"dsn": "x"}}).http
+    assert "# public.a\\n[http]" in text
+
+
 def test_many_tables_become_their_schema() -> None:
     tables = [table(f"t{number}") for number in range(MANY_TABLES)]
     assert written(None, *tables, table("loose", key=False))[1].source.tables == ("public.*", "!public.loose")
