@@ -45,7 +45,7 @@ from cdc.errors import ConfigError, SourceError, WaitTimeout
 from cdc.log.contract import LogReader
 from cdc.log.ended import ended_topics
 from cdc.log.reader import open_reader
-from cdc.model.evolution import Kind
+from cdc.model.evolution import Kind, differences
 from cdc.model.position import Cut, Lsn, format_lsn
 from cdc.model.selection import matches
 from cdc.model.table import Table
@@ -339,6 +339,8 @@ def _compare(
     """Scans both sides whole: the source in a thread of its own, the store here (a Spark session wants its own thread)."""
     table = target.table
     started = time.monotonic()
+    if target.captured:
+        _refuse_former_shape(sink, table)
     schema, key = audit_schema(table), key_indices(table)
     rows = database.rows(table)
     store_failed = threading.Event()
@@ -361,6 +363,17 @@ def _compare(
         tell("comparing")
         settling = Settling(suspects(source, store))
         return _Open(target, settling, settling.open, source.rows, store.rows, time.monotonic() - started, lsn, applied)
+
+
+def _refuse_former_shape(sink: Sink, table: Table) -> None:
+    """A store whose policy is to ignore schema changes holds rows in a shape that the source no longer has."""
+    shape = sink.shape(table.qualified)
+    changes = () if shape is None else differences(shape.table, table)
+    if any(change.old is None or change.new is None or change.renamed or change.retyped for change in changes):
+        raise SourceError(
+            f"store {sink.name} holds {table.qualified} in a former definition, which cannot be compared with the source's",
+            hint=f'schema = "apply" in [stores.{sink.name}] lets it follow',
+        )
 
 
 def _fill(side: Side, batches: Iterable[pa.RecordBatch]) -> None:

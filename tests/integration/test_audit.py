@@ -186,6 +186,9 @@ class Held:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
 
+    def shape(self, topic: str) -> None:  # noqa: ARG002
+        """Nothing has changed."""
+
     def applied(self) -> Cut:
         return Cut(Position(1), Lsn(1))
 

@@ -92,3 +92,19 @@ def test_a_store_that_waits_holds_up_nobody(postgres: Database, tmp_path: Path) 
         with service(settings):
             until(lambda: len(STORES[waits].rows["public.items"]) == 301)
             equal(settings)
+
+
+def test_the_audit_says_that_a_store_which_ignores_a_change_cannot_be_compared(postgres: Database, tmp_path: Path) -> None:
+    ignores = f"ignores-{postgres.name}".replace("_", "-")
+    settings = settings_of(postgres, tmp_path, {ignores: {"kind": "memory", "schema": "ignore"}})
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(SEED)
+        with service(settings):
+            equal(settings)
+            connection.execute("alter table items add column more text")
+            connection.execute("insert into items values (301, 'late', 1.10, null, 'more')")
+            until(lambda: len(STORES[ignores].rows["public.items"]) == 301)
+            [store] = audit(settings, None, None, timeout_s=60.0)
+            [table] = store.tables
+    assert not store.equal
+    assert "former definition" in (table.error or "")
