@@ -186,7 +186,7 @@ class Held:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
 
-    def shape(self, topic: str) -> None:  # noqa: ARG002
+    def shape(self, topic: str) -> None:
         """Nothing has changed."""
 
     def applied(self) -> Cut:
