@@ -95,6 +95,8 @@ class SnapshotFeed:
                         window.add(batch, table, group.transactions)
                 if table.oid in self._holds and self._holds[table.oid].concerned(batch) and self._same_shape(table):
                     self._forget(table.oid, batch)
+            for holds in self._holds.values():
+                holds.settle()
 
     def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:
         """The rows of the chunk whose watermark came as the last transaction of the group given to ``on_group`` just before.

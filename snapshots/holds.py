@@ -64,7 +64,7 @@ class Holds:
     def concerned(self, changes: pa.RecordBatch) -> bool:
         """Whether any of the changes comes behind a held row. Rows are handed over before the group that they belong to, whose earlier
         changes may even have other columns."""
-        first = min(int(piece.rows.column(POSITION)[0].as_py()) for piece in self._pieces)
+        first = min(int(piece.rows.column(POSITION).to_numpy().min()) for piece in self._pieces)
         return last_position(changes) >= first
 
     def forget(self, changes: pa.RecordBatch) -> None:
@@ -85,6 +85,17 @@ class Holds:
             if keep.any():
                 kept.append(piece if keep.all() else piece.keep(keep))
         self._pieces = kept
+
+    def settle(self) -> None:
+        """After the group that the rows belong to has been looked at: rows of one key become one, so that what is held is bounded by
+        the number of keys. Not before, for a whole row in that group may stand between two of them."""
+        settled: list[_Held] = []
+        for piece in self._pieces:
+            settled.append(piece)
+            while len(settled) > 1 and settled[-2].rows.num_rows <= 2 * settled[-1].rows.num_rows:
+                later = settled.pop()
+                settled[-1] = _merged(settled[-1], later)
+        self._pieces = settled
 
     def complete(self, chunk: Sequence[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], list[Keys]]:
         """The chunk's rows overlaid with what is held of them; those rows are held no longer. And the keys of those that were."""
@@ -114,6 +125,27 @@ class Holds:
     def keys(self, limit: int) -> pa.RecordBatch | None:
         """At most so many of the held rows (for their keys), or None when there are none."""
         return self._pieces[0].rows.slice(0, limit) if self._pieces else None
+
+
+def _merged(earlier: _Held, later: _Held) -> _Held:
+    """Both as one piece: a key's row has the later's values where it was sent them, and the later's position."""
+    numbers, others = number_keys(earlier.keys, later.keys)
+    row_of = np.full(int(max(numbers.max(), others.max())) + 1, -1, np.int64)
+    row_of[others] = np.arange(len(others))
+    source = row_of[numbers]
+    again = source >= 0
+    rest = ~np.isin(others, numbers)
+    rows = _overlay(earlier.rows, later, source)
+    positions = np.where(again, later.rows.column(POSITION).to_numpy()[source], rows.column(POSITION).to_numpy())
+    rows = rows.set_column(rows.schema.get_field_index(POSITION), rows.schema.field(POSITION), pa.array(positions))
+    missing = {}
+    for name in {*earlier.missing, *later.missing}:
+        before = earlier.missing.get(name, np.zeros(len(numbers), np.bool_))
+        after = later.missing.get(name, np.zeros(len(others), np.bool_))
+        missing[name] = np.concatenate([np.where(again, before & after[source], before), after[rest]])
+    chosen = pa.array(rest)
+    keys = [pa.concat_arrays([one, other.filter(chosen)]) for one, other in zip(earlier.keys, later.keys, strict=True)]
+    return _Held(pa.concat_batches([rows, later.rows.filter(chosen)]), missing, keys)
 
 
 def _overlay(batch: pa.RecordBatch, piece: _Held, source: npt.NDArray[np.int64]) -> pa.RecordBatch:

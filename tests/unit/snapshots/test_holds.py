@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,40 @@ def test_exact_texts_go_with_their_values() -> None:
     (row, other) = (row for one in holds.complete([chunk])[0] for row in one.to_pylist())
     assert dict(row["_cdc_exact"]) == {"v": "sent exact", "w": "chunk w exact"}
     assert other["_cdc_exact"] is None
+
+
+def test_a_row_that_is_updated_again_and_again_is_held_once() -> None:
+    holds = held(*(([{**KEY, "v": str(n)}], ["w"], 5 + n) for n in range(500)))
+    holds.settle()
+    assert len(holds) == 1
+    assert values(holds.complete([batch(T, CHUNK[:1])])[0]) == [(1, "499", "chunk w")]
+
+
+def test_settling_changes_nothing_of_what_comes_out(seed: int) -> None:
+    """Rows of few keys, each lacking some columns, with whole rows and deletes in between: held one by one, or settled after each group."""
+    random = Random(seed)
+    for _ in range(60):
+        plain, settled = Holds(T), Holds(T)
+        position = 1
+        for _ in range(random.randrange(1, 25)):
+            if random.random() < 0.2:
+                change = batch(T, [{**KEY, "a": random.randrange(4)}], op=random.choice((Op.UPDATE, Op.DELETE)), first=position)
+                position += 1
+                for holds in (plain, settled):
+                    holds.forget(change)
+            else:
+                sent = [
+                    {"a": random.randrange(4), "b": "x", "v": f"v{position}", "w": f"w{position}"}
+                    for _ in range(random.randrange(1, 4))
+                ]
+                flags = {name: np.array([random.random() < 0.5 for _ in sent]) for name in ("v", "w")}
+                rows = batch(T, sent, first=position)
+                rows = rows.set_column(0, rows.schema.field(0), pa.array([position] * len(sent), pa.int64()))
+                for holds in (plain, settled):
+                    holds.add(rows, flags)
+            if random.random() < 0.7:
+                settled.settle()
+        chunk = [batch(T, [{"a": a, "b": "x", "v": f"chunk {a}", "w": f"chunk {a}"} for a in range(4)])]
+        assert len(settled) <= len(plain)
+        assert values(settled.complete(chunk)[0]) == values(plain.complete(chunk)[0])
+        assert (len(settled), len(plain)) == (0, 0)
