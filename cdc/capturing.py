@@ -42,6 +42,7 @@ from cdc.preparing import Preparation
 from cdc.privacy import ProtectedWriter, Protection, protection_of
 from cdc.settings import Settings
 from cdc.settings import Source as SourceSettings
+from cdc.source import identity
 from cdc.source.connection import address, parse
 from cdc.source.identity import Identity
 from cdc.source.slot import SlotFacts
@@ -116,7 +117,7 @@ def _capture(
                     watch.start()
                 _stream_once(settings.source, settings.log.dir, now, writer, memory, feed, evolving, meter, stop)
             except (ConnectionError, OSError, SourceError, ProtocolError, psycopg.OperationalError) as error:
-                if coordinator is None and not isinstance(error, SourceUnreachable | ConnectionError | psycopg.OperationalError):
+                if coordinator is None and not _passes(error, settings.log.dir):
                     raise
                 crashpoint("capture.stream_broken")
                 writer.rollback()
@@ -139,6 +140,13 @@ def _capture(
             evolving.join()
             coordinator.join()
             watch.join()
+
+
+def _passes(error: Exception, folder: Path) -> bool:
+    """Whether waiting may help before anything has been streamed. A source that has never answered is more likely a mistyped DSN."""
+    if isinstance(error, SourceUnreachable):
+        return identity.recorded(folder) is not None
+    return isinstance(error, ConnectionError | psycopg.OperationalError)
 
 
 def _count(poison: Poison, error: Exception, durable_lsn: int) -> None:

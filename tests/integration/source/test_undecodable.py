@@ -93,8 +93,15 @@ def test_bytes_that_our_decoder_cannot_take(postgres: Database, tmp_path: Path, 
 def test_a_server_that_is_down_when_capture_starts(postgres_server: Postgres, tmp_path: Path) -> None:
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as sql:
         sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
-    postgres_server.stop()
     capture = Capture(postgres_server.dsn(), tmp_path)
+    postgres_server.stop()
+    never = capture.start().failure()
+    assert (never.exit_code, "Connection refused" in str(never)) == (2, True), "a source that never answered may be a mistyped one"
+    capture.stop()
+    postgres_server.start()
+    with capture.running():
+        capture.until_snapshot_done()
+    postgres_server.stop()
     with capture.running():
         capture.until(lambda: told(capture) is not None and capture.status.state == "retrying", "for the retry")
         assert "Connection refused" in (capture.status.error or "")
