@@ -63,7 +63,8 @@ def run_capture(settings: Settings, stop: threading.Event) -> int:
     Raises SourceError or ConfigError when capture cannot begin, Stopped for a stop state. A connection that breaks later is opened again.
     """
     with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
-        protection = protection_of(settings, EmbeddedLogReader(settings.log.dir))
+        with closing(EmbeddedLogReader(settings.log.dir)) as log:
+            protection = protection_of(settings, log)
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
         meter = Meter(settings.run_dir, settings.source.slot, progress)
@@ -210,8 +211,8 @@ def _stream_once(
 
 def _continuity(now: Identity, head: Cut, folder: Path, facts: SlotFacts) -> Continuity:
     """What the server sends again of what the log holds. ``facts``: of the slot while this connection has it."""
-    timeline = EmbeddedLogReader(folder).timeline
-    last = timeline.last_commit() if timeline else ZERO_CUT
+    with closing(EmbeddedLogReader(folder)) as log:
+        last = log.timeline.last_commit() if log.timeline else ZERO_CUT
     return Continuity(last, head, max(now.since_lsn, facts.confirmed_lsn or 0))
 
 

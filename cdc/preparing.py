@@ -120,7 +120,8 @@ class Preparation:
 
     def _read_everything_again(self, connection: psycopg.Connection, reload: reloading.Reload, begin: Lsn) -> None:
         """The log's topics say that they are empty before the rows come; tables that are not known by this name begin as new ones."""
-        topics = {topic.name for topic in EmbeddedLogReader(self._folder).topics()}
+        with closing(EmbeddedLogReader(self._folder)) as log:
+            topics = {topic.name for topic in log.topics()}
         tables = load_published(connection, self._settings.publication, self._settings.tables)
         _log.warning("reads every table again", state=str(reload.state), tables=len(tables), lsn=format_lsn(begin))
         self._progress.forget_all()

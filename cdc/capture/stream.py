@@ -101,7 +101,10 @@ class Connection:
             self._session = psycopg.connect(make_conninfo(**merged), autocommit=True)
         except psycopg.Error as error:
             problem = _one_line(str(error))
-            raise SourceError(f"cannot open a replication connection to {name}: {problem}", hint="cdc doctor") from None
+            # "must be superuser or replication role to start walsender" up to 15, "permission denied to start WAL sender" from 16 on.
+            refused = "walsender" in problem or "WAL sender" in problem
+            hint = f'ALTER ROLE "{parameters["user"]}" REPLICATION' if refused and "user" in parameters else "cdc doctor"
+            raise SourceError(f"cannot open a replication connection to {name}: {problem}", hint=hint) from None
         self._pg: PGconn = self._session.pgconn
 
     def identify(self) -> System:

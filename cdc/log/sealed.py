@@ -138,6 +138,8 @@ class SealedFile:
 
     def _overlaps(self, row_group: int, after: int, upto: int) -> bool:
         statistics = self._file.metadata.row_group(row_group).column(0).statistics
+        if statistics is None or not isinstance(statistics.max, int) or not isinstance(statistics.min, int):
+            raise LogCorrupt(f"{self.path}: not a sealed segment (no positions in its statistics)")
         return bool(statistics.max > after and statistics.min <= upto)
 
 
