@@ -200,7 +200,10 @@ def _libpq_blocks(wire: pq.abc.PGconn, query: str, stop: Stop, most_rows: int) -
 
 
 def _await_input(wire: pq.abc.PGconn, stop: Stop) -> None:
-    while not select.select([wire.socket], [], [], _WAIT_S)[0]:
+    # Not select(): it takes no descriptor beyond 1023, and the log keeps files of every table open.
+    ready = select.poll()
+    ready.register(wire.socket, select.POLLIN)
+    while not ready.poll(_WAIT_S * 1000):
         if stop.is_set():
             raise Abandoned
     wire.consume_input()

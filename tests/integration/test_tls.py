@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -213,3 +214,19 @@ def test_a_remote_source_is_verified_unless_the_dsn_says_otherwise(monkeypatch: 
 
 def test_the_secret_is_in_no_repr(secured: Secured) -> None:
     assert "canary" not in repr(SecretStr(secured.dsn()))
+
+
+def test_a_snapshot_over_tls_works_with_very_many_open_files(secured: Secured, tmp_path: Path) -> None:
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE,
+        (max(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0]), resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+    )
+    with ExitStack() as stack:
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        connection = stack.enter_context(psycopg.connect(secured.dsn(), autocommit=True))
+        connection.execute("create schema many; create table many.t (id int primary key)")
+        connection.execute("insert into many.t select generate_series(1, 100)")
+        capture = Capture(secured.dsn(), tmp_path, tables=("many.*",), slot="many", publication="many")
+        with capture.running():
+            capture.until(lambda: len(capture.rows("many.t")) == 100, "for the rows")
