@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from typing import Annotated
 
@@ -24,6 +25,7 @@ def run(
     only: Annotated[str | None, typer.Option(help="One part only: capture, follow:NAME, or follow:* for all followers.")] = None,
 ) -> None:
     """The daemon: capture, all followers, HTTP port. SIGTERM drains and exits 0."""
+    _allow_many_files()
     given = invocation(context)
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None:
@@ -35,6 +37,12 @@ def run(
         refuse_unknown_contracts(settings)
     with stop_on_signals() as stop:
         raise typer.Exit(_part(given, settings, only, stop))
+
+
+def _allow_many_files() -> None:
+    """The log keeps files of every table open; shells often allow a process 1,024, though the system would allow it far more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _part(given: Invocation, settings: Settings, only: str | None, stop: threading.Event) -> int:
