@@ -271,7 +271,10 @@ class Checker:
         if (self.disk.durable(root.timeline) or b"")[: timeline.length] != root.timeline.read_bytes()[: timeline.length]:
             raise Violation("h", f"confirmed {lsn:X}, but the disk lacks entries of the timeline")
         for index in timeline.topics.values():
-            run = index.segments()[-1]
+            segments = index.segments()
+            if not segments:
+                raise Violation("h", f"confirmed {lsn:X}, but the timeline names {index.name} without any change of it")
+            run = segments[-1]
             path = root.segment(index.name, run.segment)
             if path.exists() and (self.disk.durable(path) or b"")[: run.end] != path.read_bytes()[: run.end]:
                 raise Violation("h", f"confirmed {lsn:X}, but the disk lacks bytes of {path.name}")
@@ -291,6 +294,8 @@ class Checker:
                 if position < before.get(text, 0):
                     raise Violation("e", f"{name}: {topic} {text!r} went back from position {before[text]} to {position}")
                 before[text] = position
+                if position > len(self.entries):
+                    raise Violation("c", f"{name}: {topic} {text!r} is of position {position}, the log ends at {len(self.entries)}")
                 entry = self.entries[position - 1]
                 if entry.topic != topic or (None if row is None else _slim(row)) != entry.row:
                     raise Violation("c", f"{name}: {topic} {text!r} at position {position} is not what the log has there")

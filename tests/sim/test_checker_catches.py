@@ -11,6 +11,7 @@ import pytest
 from cdc import capturing
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
+from cdc.capture.rows import Rows
 from cdc.capture.toast import ToastMemory
 from cdc.errors import HeadwaterError
 from cdc.ingest import Ingest
@@ -131,7 +132,7 @@ def go_on_after_a_failed_sync(patch: Patch) -> None:
 
 
 def no_truncates(patch: Patch) -> None:
-    patch.setattr(Decoder, "_wanted", lambda *_: False)
+    patch.setattr(Rows, "wanted", lambda *_: False)
 
 
 def deletes_are_lost(patch: Patch) -> None:
@@ -204,7 +205,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (sync_no_folders, "h"),
     (repeat_the_last_commit, "bd"),
     (skip_one_commit_too_many, "ad"),
-    (forget_the_toast_fill, "d"),
+    (forget_the_toast_fill, "bd"),
     (never_catch_the_memory_up, "df"),
     (drop_the_fence, "f"),
     (admit_every_snapshot, "f"),
@@ -212,7 +213,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (truncates_do_not_empty_a_window, "f"),
     (held_rows_outlive_newer_ones, "f"),
     (held_rows_are_forgotten, "fi"),
-    (keep_what_a_broken_stream_staged, "bdg"),
+    (keep_what_a_broken_stream_staged, "bdgh"),
     (go_on_after_a_failed_sync, "acdh"),
     (no_truncates, "ad"),
     (deletes_are_lost, "ad"),

@@ -36,7 +36,9 @@ from tests.sim.stores import Died, Moods, Site
 from tests.sim.tables import Row, key_of, make_tables, new_key, new_value
 
 SETTLING_STEPS: Final = 4_000
-"""Within so many steps after the last fault everything must be equal."""
+"""Within so many steps after the last fault everything must be equal, …"""
+STEPS_A_CHUNK: Final = 200
+"""… and so many more for each chunk that a snapshot from the beginning has then: the slowest reader takes half of them for one."""
 WORKING_STEPS: Final = 3_000
 """A run whose work is not done by then goes on without faults."""
 SCRATCH: Final = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
@@ -228,19 +230,24 @@ class World:
         for follow in self._follows:
             follow.site.moods = Moods()
         left = ["nothing was tried"]
-        for step in range(SETTLING_STEPS):
+        most = self._settling_steps()
+        for step in range(most):
             self._step()
             if step % 20 == 19:
                 left = self._left()
                 if not left:
                     break
         if left:
-            raise Violation("i", f"{SETTLING_STEPS} steps after the last fault: {'; '.join(left)}")
+            raise Violation("i", f"{most} steps after the last fault: {'; '.join(left)}")
         self._check_log()
         self.checker.reread(self._log)
         self.counts["transactions"] += len(self.source.commits)
         self.counts["changes"] += len(self.checker.entries)
         self.counts["held rows"] += self.checker.waited
+
+    def _settling_steps(self) -> int:
+        chunks = sum(-(-len(rows) // self._ways.chunk_rows) for rows in self.source.visible.values())
+        return SETTLING_STEPS + STEPS_A_CHUNK * chunks
 
     def _left(self) -> list[str]:
         """What is not equal yet."""
