@@ -17,6 +17,7 @@ from cdc.embedded.postgres import Postgres
 from cdc.source import connect
 from snapshots.catalog import load_tables
 from snapshots.fence import Snapshot, Window
+from snapshots.reading import IN_FLIGHT
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, settle
 
 ROWS = 500
@@ -232,7 +233,7 @@ def test_key_moves_into_what_was_read(postgres_server: Postgres, wide: psycopg.C
     with closing(Pipeline(postgres_server.dsn(), tmp_path, chunk_rows=50)) as pipeline:
         pipeline.pause.set()
         pipeline.start()
-        until(lambda: len(pipeline.feed._ready) == 2)
+        until(lambda: len(pipeline.feed._ready) == IN_FLIGHT)
         wide.execute("update t set id = -5 where id = 450")
         wide.execute("update t set v = 'moved' where id = -5")
         pipeline.pause.clear()
