@@ -50,6 +50,7 @@ order by n.nspname, c.relname
 
 
 # Cheap enough for every range: no sizes, no types, only what a change of the above goes with; and the files that hold the rows.
+# (pg_partition_tree has no row at all for a table that is neither partitioned nor a partition.)
 _LOOK: Final = """
 select o.oid::int8, pg_current_snapshot()::text, md5(row(
   (select row(c.relname, c.relnamespace, c.relreplident) from pg_class c where c.oid = o.oid),
@@ -58,8 +59,8 @@ select o.oid::int8, pg_current_snapshot()::text, md5(row(
   (select array_agg(row(i.indexrelid, i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate) order by i.indexrelid)
      from pg_index i where i.indrelid = o.oid),
   (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = o.oid))::text),
-  md5((select array_agg(row(tree.relid, pg_relation_filenode(tree.relid)) order by tree.relid)
-     from pg_partition_tree(o.oid) tree where tree.isleaf)::text)
+  md5((select array_agg(row(leaf.oid, pg_relation_filenode(leaf.oid)) order by leaf.oid)
+     from (select o.oid union select tree.relid::oid from pg_partition_tree(o.oid) tree where tree.isleaf) leaf (oid))::text)
 from unnest(%(oids)s::oid[]) o(oid)
 """
 
@@ -131,7 +132,7 @@ def look(connection: psycopg.Connection, oid: int) -> Look:
 def looks(connection: psycopg.Connection, oids: Sequence[int]) -> dict[int, Look]:
     """All of these tables, existing or not, in the transaction's snapshot."""
     rows = connection.execute(_LOOK, {"oids": list(oids)}).fetchall()
-    return {oid: Look(snapshot, facts, files or "") for oid, snapshot, facts, files in rows}
+    return {oid: Look(snapshot, facts, files) for oid, snapshot, facts, files in rows}
 
 
 def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 
+from snapshots.catalog import look
+from snapshots.plan import RANGE_PARTS
 from tests.integration.snapshots.pipeline import fold, operations, rows_of, running, settle
 
 
@@ -52,13 +54,30 @@ def test_a_rewritten_table_begins_from_the_beginning(postgres: Any, tmp_path: Pa
         sql.execute("insert into t select i, repeat('v', 50) from generate_series(1, 8000) i")
         sql.execute("vacuum analyze t")
         with running(postgres.unix_dsn, tmp_path, chunk_rows=20, snapshot_workers=1) as pipeline:
-            while not pipeline.progress.tables() or not pipeline.progress.tables()[0].done > 0:
+            # The first range is done, so that only another look at the files lets it be read again.
+            while not any(table.done > 20 * RANGE_PARTS for table in pipeline.progress.tables()):
                 pipeline.check()
+                time.sleep(0.001)
+            assert not pipeline.coordinator.finished
             # What is left moves to the front.
             sql.execute("delete from t where id <= 4000")
             sql.execute("vacuum full t")
             settle(pipeline, sql)
             assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(sql, "public.t")
+
+
+def test_a_look_notices_other_files(postgres: Any) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table plain (id int primary key); insert into plain select generate_series(1, 10)")
+        sql.execute("create table parted (id int primary key) partition by range (id)")
+        sql.execute("create table part partition of parted for values from (0) to (100); insert into parted values (1)")
+        for table, rewritten in (("plain", "plain"), ("parted", "part"), ("part", "part")):
+            before = look(sql, oid_of(sql, table))
+            sql.execute(f"update {table} set id = id + 20")
+            assert look(sql, oid_of(sql, table)).files == before.files, table
+            sql.execute(f"vacuum full {rewritten}")
+            after = look(sql, oid_of(sql, table))
+            assert (after.files != before.files, after.facts) == (True, before.facts), table
 
 
 def test_partitions_and_inheritance(postgres: Any, tmp_path: Path) -> None:
