@@ -39,6 +39,10 @@ CREATE TABLE IF NOT EXISTS done (one INTEGER PRIMARY KEY CHECK (one = 1), positi
 """
 
 
+_DAMAGE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What a damaged file gives; SQLite's message may quote its bytes, and those need not be text."""
+
+
 class ToastMemory:
     """One writer. What it learns between two ``commit`` calls is dropped by ``rollback``, like the log's staging."""
 
@@ -213,7 +217,7 @@ def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return _connect(path)
-    except sqlite3.DatabaseError:
+    except _DAMAGE:
         for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + suffix).unlink()
@@ -224,12 +228,12 @@ def _connect(path: Path) -> sqlite3.Connection:
     # The ingest thread owns it after the start; it may be closed by another.
     db = sqlite3.connect(path, check_same_thread=False)
     db.text_factory = lambda raw: raw.decode(errors="replace")  # damage is found by checksum, it need not be text
-    db.execute("PRAGMA journal_mode = WAL")
-    # Of a power loss nothing is left but an earlier commit, from where the log goes on; without any sync pages of several ages would be.
-    db.execute("PRAGMA synchronous = NORMAL")
     try:
+        db.execute("PRAGMA journal_mode = WAL")
+        # Of a power loss nothing is left but an earlier commit, from where the log goes on; without any sync pages of several ages would be.
+        db.execute("PRAGMA synchronous = NORMAL")
         _check(db)
-    except sqlite3.DatabaseError:
+    except _DAMAGE:
         db.close()
         raise
     return db
@@ -237,6 +241,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _check(db: sqlite3.Connection) -> None:
     db.executescript(_SCHEMA)
+    with contextlib.closing(sqlite3.connect(":memory:")) as sound:
+        sound.executescript(_SCHEMA)
+        if _tables(db) != _tables(sound):
+            raise sqlite3.DatabaseError("the tables are not ours")
     (fine,) = db.execute("PRAGMA quick_check").fetchone()
     if fine != "ok":
         raise sqlite3.DatabaseError(fine)
@@ -246,6 +254,10 @@ def _check(db: sqlite3.Connection) -> None:
         db.commit()
     elif done[1] != _crc(0, b"", "position", str(done[0]).encode()):
         raise sqlite3.DatabaseError("the position's checksum differs")
+
+
+def _tables(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    return db.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
 
 
 def _set_position(db: sqlite3.Connection, position: int) -> None:
