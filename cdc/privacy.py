@@ -127,7 +127,7 @@ class Protection:
         for table in tables:
             problem = self._problem(table)
             if problem is not None:
-                raise ConfigError(*problem[:1], hint=problem[1])
+                raise ConfigError(problem[0], hint=problem[1])
 
     def logged(self, table: Table) -> Table:
         """The table's definition as the log has it. Raises Stopped (PRIVACY_UNDECIDED) when no policy can be relied on for it."""
@@ -175,10 +175,6 @@ class Protection:
             column = columns.get(name)
             arrays.append(values if column is None or not column.protected else self._transform(logged, column)(values))
         return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
-
-    def names(self, table: str) -> bool:
-        """Whether a policy keeps anything of the table (``schema.name``) back."""
-        return any(policy != "keep" for policy in self._policies.get(table, {}).values())
 
     def kept_back(self, table: Table) -> dict[str, bool]:
         """The raw table's columns whose values must not be written to any file of ours, each with whether anything of it is logged."""

@@ -24,7 +24,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, SourceError
 from cdc.source.connection import reason
 from cdc.source.pins import read_pins
-from snapshots.asked import Asked
+from snapshots.asked import Asked, Reading
 from snapshots.catalog import Look, SourceTable, load_tables, looks, reload_tables
 from snapshots.copy import Abandoned
 from snapshots.feed import Chunk, SnapshotFeed, State
@@ -52,23 +52,13 @@ class Secret(Protocol):
     def get_secret_value(self) -> str: ...
 
 
-class Selection(Protocol):
+class Selection(Reading, Protocol):
     """What of ``[source]`` the snapshot needs (``cdc.settings.Source`` is one)."""
 
     @property
     def dsn(self) -> Secret: ...
     @property
-    def tables(self) -> Sequence[str]: ...
-    @property
     def slot(self) -> str: ...
-    @property
-    def publication(self) -> str: ...
-    @property
-    def snapshot_chunk_rows(self) -> int: ...
-    @property
-    def snapshot_workers(self) -> int: ...
-    @property
-    def snapshot_rows_per_s(self) -> int | None: ...
     @property
     def snapshot_pause_lag_mb(self) -> int: ...
 
