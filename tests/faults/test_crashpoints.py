@@ -203,6 +203,9 @@ def written(fault_server: Postgres, nursery: Nursery, filled_database: str, serv
         steps(one, work, 12)
         one.connection.execute("truncate events")
         steps(one, work, 30)
+        # More rows than a store's batch, and then half of them again: whatever the dice said, a file of the warehouse keeps some and loses some.
+        one.connection.execute("insert into accounts select g, 'many', 0, null, null from generate_series(8000001, 8000500) g")
+        one.connection.execute("update accounts set owner = 'half' where id > 8000250")
         one.converge()
         assert one.ask_to_stop() == 0
         one.process = None
