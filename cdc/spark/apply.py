@@ -38,6 +38,14 @@ RESULT: Final = pa.schema(
 """What one worker answers. ``dead``: JSON of [table, position, reason]; ``error``: a StoreError's line, NULL when all went well."""
 
 
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A micro-batch's range: its DataFrame (``cdc.spark.source.SLICES``), and the position that it begins behind."""
+
+    after: Position
+    frame: Any
+
+
 @dataclass(slots=True)
 class Prepared:
     """What is known of an opened sink: which schema version it was prepared for, and the shapes that its rows have."""

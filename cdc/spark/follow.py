@@ -25,6 +25,7 @@ from cdc.log.reader import EmbeddedLogReader
 from cdc.model.position import Cut, Position
 from cdc.settings import Contract, StoreOptions
 from cdc.spark import session as sessions
+from cdc.spark.apply import Slices
 from cdc.spark.follower import Follower
 from cdc.spark.lease import Lease
 from cdc.spark.source import CdcSource, cut_at
@@ -151,16 +152,16 @@ class Query:
         frame: Any = (
             self._spark.readStream.format("cdc").option("log", str(self._log_dir)).option("as", "slices").option("fresh", "true")
         )
-        frame = frame.option("tables", json.dumps(list(options.tables))).option(
-            "startPosition", str(self._follower.applied.position)
-        )
+        start = self._follower.applied.position
+        frame = frame.option("tables", json.dumps(list(options.tables))).option("startPosition", str(start))
         frame = frame.option("maxRows", str(options.batch_rows)).option("maxBytes", str(options.batch_bytes)).load()
         interval_ms = getattr(options, "commit_interval_ms", 0)
 
         def on_batch(frame: Any, number: int) -> None:
             if not self._stop.is_set():
                 try:
-                    self._follower.follow_to(end_of(checkpoint, number), frame)
+                    after = end_of(checkpoint, number - 1).position if number else start
+                    self._follower.follow_to(end_of(checkpoint, number), Slices(after, frame))
                 except Exception as error:
                     self._accident = _place_of(error)
                     raise

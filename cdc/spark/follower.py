@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cdc import status, stops
 from cdc.approvals import approved, ask
@@ -22,7 +22,7 @@ from cdc.errors import ConfigError, HeadwaterError, Stopped, StopState, StoreErr
 from cdc.log.contract import LogReader
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.settings import Contract, StoreOptions
-from cdc.spark.apply import Prepared, apply_range, on_workers, outcome_of
+from cdc.spark.apply import Prepared, Slices, apply_range, on_workers, outcome_of
 from cdc.spark.rules import Pause, Rules
 from cdc.spark.survey import Survey, survey
 from cdc.status import FollowerStatus
@@ -81,16 +81,16 @@ class Follower:
         """Opens the store, waiting for it as long as it takes. False when the follower must not run (stopped, or asked to stop)."""
         return self._patiently(self._ensure_open)
 
-    def follow_to(self, end: Cut, frame: Any = None) -> None:
+    def follow_to(self, end: Cut, slices: Slices | None = None) -> None:
         """Applies everything from what the store holds up to ``end`` and commits it there.
 
-        frame: the micro-batch's DataFrame of slices, used only when the range is large and the store takes several writers. Returns
+        slices: the micro-batch's, used only when they are the whole of a large range and the store takes several writers. Returns
         early, with less applied, only when asked to stop or in a stop state: the store knows, so nothing is lost. Goes on for a moment
         with small ranges that come next (the micro-batches that name them find them applied), unless the store gathers changes.
         """
         with self._lock:
             self._goal = max(self._goal, end, key=lambda cut: cut.position)
-            if self._patiently(lambda: self._advance(end, frame)) and not getattr(self.options, "commit_interval_ms", 0):
+            if self._patiently(lambda: self._advance(end, slices)) and not getattr(self.options, "commit_interval_ms", 0):
                 self._patiently(self._stay)
 
     def idle(self) -> None:
@@ -220,7 +220,7 @@ class Follower:
         self._looked_at = time.monotonic()
         self._show(applied)
 
-    def _advance(self, end: Cut, frame: Any) -> None:
+    def _advance(self, end: Cut, slices: Slices | None) -> None:
         self._ensure_open()
         self._look_at_the_store()
         while self.applied.position < end.position and not self._stop.is_set():
@@ -232,7 +232,9 @@ class Follower:
             if (pause := self._pause(seen)) is not None:
                 cut = self._cut_before(after, pause)
                 seen = survey(self._reader, self._topics(), after, cut.position)
-            self._commit(cut, self._apply(after, cut.position, seen, frame if cut is end else None))
+            # Not where the store stands elsewhere than the micro-batch begins: it was set back, or has taken a part of it here.
+            whole = slices if slices is not None and cut is end and after == slices.after else None
+            self._commit(cut, self._apply(after, cut.position, seen, whole))
 
     def _topics(self) -> list[str]:
         return [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.name)]
@@ -266,13 +268,13 @@ class Follower:
                 self._goal = head
                 self._advance(head, None)
 
-    def _apply(self, after: Position, upto: Position, seen: Survey, frame: Any) -> Outcome:
+    def _apply(self, after: Position, upto: Position, seen: Survey, slices: Slices | None) -> Outcome:
         least = self.options.workers_from_rows
-        if frame is not None and self._sink.parallel and least and upto - after >= least and not seen.barriers:
+        if slices is not None and self._sink.parallel and least and upto - after >= least and not seen.barriers:
             for found in seen.topics:
                 for table in found.tables:
                     self._prepared.ensure(self._sink, table)
-            return outcome_of(frame.mapInArrow(on_workers(self._rules, self._log_dir), _RESULT_DDL).toArrow())
+            return outcome_of(slices.frame.mapInArrow(on_workers(self._rules, self._log_dir), _RESULT_DDL).toArrow())
         return apply_range(self._sink, self._reader, seen, self._prepared, self._rules)
 
     def _commit(self, cut: Cut, outcome: Outcome) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc import status
@@ -17,9 +20,11 @@ from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
+from cdc.spark.apply import Slices
 from cdc.spark.follower import Follower
+from cdc.spark.source import SLICES
 from sinks import options_model
-from sinks.memory import STORES, Options, Store
+from sinks.memory import STORES, MemorySink, Options, Store
 from tests.contract.rows import ORDERS, batch, order
 
 
@@ -54,6 +59,49 @@ def test_a_request_goes_on_with_what_comes_next_unless_the_store_gathers(tmp_pat
     follower = Follower(tmp_path.name.lower(), options, tmp_path, log.reader(), tmp_path, threading.Event())
     follower.follow_to(cuts[0])
     assert follower.applied == cuts[reached - 1]
+
+
+class _Frame:
+    """A micro-batch's slices, worked off as Spark's workers would."""
+
+    def __init__(self, after: int, upto: int) -> None:
+        self._slices = pa.RecordBatch.from_pylist(
+            [{"topic": ORDERS.qualified, "after": after, "upto": upto, "rows": upto - after}], schema=SLICES
+        )
+        self._results: list[pa.RecordBatch] = []
+        self.used = 0
+
+    def mapInArrow(self, work: Any, _: str) -> _Frame:
+        self.used += 1
+        self._results = list(work(iter([self._slices])))
+        return self
+
+    def toArrow(self) -> pa.Table:
+        return pa.Table.from_batches(self._results)
+
+
+@pytest.mark.parametrize(("begins", "batch_rows", "used"), [(0, 10, 1), (3, 10, 0), (0, 3, 0)])
+def test_workers_get_a_micro_batch_only_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int, batch_rows: int, used: int
+) -> None:
+    """A store that was set back stands before where the micro-batch begins; one that took a part of it in the driver, behind."""
+    monkeypatch.setattr(MemorySink, "parallel", True)
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    for position in range(1, 7):
+        writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
+        writer.commit(Lsn(position), position)
+    end = writer.head
+    writer.close()
+    name = f"slices-{tmp_path.name}"
+    options = Options(kind="memory", batch_rows=batch_rows, workers_from_rows=1)
+    with closing(EmbeddedLogReader(tmp_path / "log")) as reader:
+        follower = Follower(name, options, tmp_path / "log", reader, tmp_path, threading.Event())
+        frame = _Frame(begins, end.position)
+        follower.follow_to(end, Slices(Position(begins), frame))
+        follower.close()
+    assert follower.applied == end
+    assert len(STORES[name].rows[ORDERS.qualified]) == 6, "rows before the micro-batch's own are the store's, too"
+    assert (frame.used, follower.status.stale) == (used, 0)
 
 
 def _log_with_an_old_head(folder: Path) -> list[Cut]:
