@@ -16,7 +16,7 @@ from cdc.commands.printing import console, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cdc.auditing import Progress, StoreAudit, TableAudit
+    from cdc.auditing.findings import Progress, StoreAudit, TableAudit
 
 
 def audit(
@@ -27,7 +27,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare every row of a store with the database at one position; list the keys that differ; exit 1 if any does."""
-    from cdc.auditing import audit as audit_all
+    from cdc.auditing.stores import audit as audit_all
 
     settings = invocation(context).settings()
     out = console()

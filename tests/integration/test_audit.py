@@ -15,8 +15,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc import auditing
-from cdc.auditing import LISTED_KEYS, Progress, StoreAudit, TableAudit, Target, audit, audit_store
+from cdc.auditing.compare import SourceSide, Target
+from cdc.auditing.findings import Progress, StoreAudit, TableAudit
+from cdc.auditing.settle import LISTED_KEYS
+from cdc.auditing.stores import NUDGE_AFTER_S, audit, audit_store
 from cdc.errors import ConfigError, WaitTimeout
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Cut, Lsn, Position
@@ -125,7 +127,7 @@ def compare(
     source: psycopg.Connection, sink: Sink, *tables: Table, progress: Callable[[Progress], None] = lambda _: None
 ) -> StoreAudit:
     targets = [Target(table, ROWS) for table in tables]
-    return audit_store(auditing.Database(source, "cdc"), sink, lambda: targets, lambda _: sink.applied(), progress)
+    return audit_store(SourceSide(source, "cdc"), sink, lambda: targets, lambda _: sink.applied(), progress)
 
 
 def found(result: TableAudit) -> set[tuple[str, str | None, tuple[str, ...]]]:
@@ -240,7 +242,7 @@ def test_only_what_is_published_counts(source: psycopg.Connection) -> None:
     source.execute("create publication half for table public.f where (id <= 50)")
     table = load_published(source, "half")[0]
     held = Held(texts(id=[f"{i}" for i in range(1, 51)], v=["v"] * 50))
-    result = audit_store(auditing.Database(source, "half"), held, lambda: [Target(table)], lambda _: held.applied())  # type: ignore[arg-type]
+    result = audit_store(SourceSide(source, "half"), held, lambda: [Target(table)], lambda _: held.applied())  # type: ignore[arg-type]
     assert result.equal
 
 
@@ -281,7 +283,7 @@ def test_protected_columns_are_compared_as_the_log_has_them(source: psycopg.Conn
             phone=[MASKED] * 3,
         )
     )
-    database = auditing.Database(source, "cdc", guard)
+    database = SourceSide(source, "cdc", guard)
     [result] = audit_store(database, held, lambda: [Target(logged)], lambda _: held.applied()).tables  # type: ignore[arg-type]
     assert {(one.kind, one.key["mail"], one.columns) for one in result.differences} == {
         ("missing", keys.hmac("m3"), ()),
@@ -387,7 +389,7 @@ def test_a_store_that_lags_is_waited_for_and_then_named(postgres: Database, tmp_
     began = time.monotonic()
     with pytest.raises(WaitTimeout):
         audit(settings, timeout_s=0.5)
-    assert time.monotonic() - began < auditing.NUDGE_AFTER_S + 10
+    assert time.monotonic() - began < NUDGE_AFTER_S + 10
 
 
 @pytest.mark.usefixtures("source")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 
 from cdc import stops
-from cdc.auditing import audit
+from cdc.auditing.stores import audit
 from cdc.errors import StopState
 from cdc.settings import Settings
 from sinks.memory import STORES

@@ -1,0 +1,87 @@
+"""What an audit says, while it goes on and in the end.
+
+``StoreAudit.to_json()``:
+
+==============  ==============================================================================================================
+``store``       the store's name
+``equal``       true when no table has an error or a difference
+``lsn``         the source snapshot's LSN that the scan was compared at
+``position``    what the store had applied when its scan began
+``seconds``     how long the store's audit took
+``tables``      [{``table``, ``equal``, ``error`` (null, or why it could not be compared), ``source_rows``, ``store_rows``, ``missing`` (rows
+                that the store lacks), ``extra`` (rows that only the store has), ``different`` (keys whose rows have other values),
+                ``unsettled`` (keys that changed in every look, so that nothing can be said of them), ``in_flight`` (keys that
+                differed in the scan and agreed afterwards), ``columns`` ({name: in how many of ``differences``}),
+                ``differences`` (the first few: [{``kind``: missing | extra | different, ``key``: {column: text}, ``columns``:
+                [name]}]), ``lsn``, ``position`` (of the last look), ``seconds``, ``rows_per_s``}]
+==============  ==============================================================================================================
+
+Keys are shown, other values never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the audit is doing now; rows so far of the table at hand."""
+
+    store: str
+    table: str
+    phase: str
+    """waiting | scanning | comparing | settling"""
+    source_rows: int = 0
+    store_rows: int = 0
+    expected_rows: int = 0
+    """How many rows the log says the table may have at most."""
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    kind: str
+    """missing (the store lacks it) | extra (only the store has it) | different"""
+    key: Mapping[str, str | None]
+    columns: tuple[str, ...] = ()
+    """The columns whose values differ; empty unless ``different``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableAudit:
+    """See the module's text. ``columns`` counts among the listed differences only."""
+
+    table: str
+    equal: bool
+    error: str | None = None
+    source_rows: int = 0
+    store_rows: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    unsettled: int = 0
+    in_flight: int = 0
+    columns: Mapping[str, int] = field(default_factory=dict)
+    differences: tuple[Difference, ...] = ()
+    lsn: str | None = None
+    position: int = 0
+    seconds: float = 0.0
+    rows_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAudit:
+    store: str
+    equal: bool
+    lsn: str
+    position: int
+    seconds: float
+    tables: tuple[TableAudit, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
