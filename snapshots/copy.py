@@ -26,6 +26,7 @@ from cdc.errors import ProtocolError
 from cdc.model.batch import Op, batch_schema
 from cdc.model.kernel import inlined, kernel
 from cdc.model.table import Table
+from cdc.source.patience import Patience
 
 BLOCK_BYTES: Final = 2 * 2**20
 _HEADER: Final = 5
@@ -58,11 +59,12 @@ def copy_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_row
     """Runs a COPY … TO STDOUT and yields its rows, at most so many in a block. The connection is usable again once the iterator has
     ended by itself.
 
-    Raises psycopg.Error as the server says (primary message only: details may quote rows), Abandoned when ``stop`` is set.
+    Raises psycopg.Error as the server says (primary message only: details may quote rows), OperationalError also for a link that has gone
+    silent, Abandoned when ``stop`` is set.
     """
     if _is_plain(connection):
         return _raw_blocks(connection, query, stop, most_rows)
-    return _libpq_blocks(connection.pgconn, query, stop, most_rows)
+    return _libpq_blocks(connection, query, stop, most_rows)
 
 
 def read_rows(block: Block, table: Table, kind: Op = Op.READ) -> pa.RecordBatch:
@@ -99,6 +101,7 @@ def _is_plain(connection: psycopg.Connection) -> bool:
 
 def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int) -> Iterator[Block]:
     body = query.encode() + b"\0"
+    patience = Patience(connection)
     # A descriptor of our own: closing it leaves libpq's alone.
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as wire:
         wire.settimeout(_WAIT_S)
@@ -112,7 +115,7 @@ def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_row
             rows += more
             control = at < end and room[at] != _COPY_DATA
             if rows < most_rows and end < len(room) and not control:
-                end += _receive(wire, room.data[end:], stop)
+                end += _receive(wire, room.data[end:], stop, patience)
                 continue
             if rows:
                 yield Block(room[:at], rows, _HEADER)
@@ -121,23 +124,25 @@ def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_row
             rows = at = 0
             if control and end and room[0] != _COPY_DATA and not done:
                 # A message that is not whole yet.
-                end += _receive(wire, room.data[end:], stop)
+                end += _receive(wire, room.data[end:], stop, patience)
     if failure is not None:
         raise failure
 
 
-def _receive(wire: socket.socket, room: memoryview, stop: Stop) -> int:
+def _receive(wire: socket.socket, room: memoryview, stop: Stop, patience: Patience) -> int:
     while True:
         try:
             count = wire.recv_into(room)
         except TimeoutError:
             if stop.is_set():
                 raise Abandoned from None
+            patience.check()
             continue
         except OSError as error:
             raise psycopg.OperationalError(f"connection lost during COPY: {error.strerror}") from None
         if count == 0:
             raise psycopg.OperationalError("the server closed the connection during COPY")
+        patience.heard()
         return count
 
 
@@ -178,9 +183,10 @@ def _moved(room: Bytes, start: int, end: int) -> tuple[Bytes, int]:
     return fresh, left
 
 
-def _libpq_blocks(wire: pq.abc.PGconn, query: str, stop: Stop, most_rows: int) -> Iterator[Block]:
+def _libpq_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int) -> Iterator[Block]:
+    wire, patience = connection.pgconn, Patience(connection)
     wire.send_query(query.encode())
-    _await_result(wire, stop)
+    _await_result(wire, stop, patience)
     buffer, rows = bytearray(), 0
     while True:
         length, row = wire.get_copy_data(1)
@@ -191,30 +197,32 @@ def _libpq_blocks(wire: pq.abc.PGconn, query: str, stop: Stop, most_rows: int) -
                 yield Block(np.frombuffer(buffer, np.uint8), rows, 0)
                 buffer, rows = bytearray(), 0
         elif length == 0:
-            _await_input(wire, stop)
+            _await_input(wire, stop, patience)
         else:
             break
     if rows:
         yield Block(np.frombuffer(buffer, np.uint8), rows, 0)
-    _await_result(wire, stop)
+    _await_result(wire, stop, patience)
 
 
-def _await_input(wire: pq.abc.PGconn, stop: Stop) -> None:
+def _await_input(wire: pq.abc.PGconn, stop: Stop, patience: Patience) -> None:
     # Not select(): it takes no descriptor beyond 1023, and the log keeps files of every table open.
     ready = select.poll()
     ready.register(wire.socket, select.POLLIN)
     while not ready.poll(_WAIT_S * 1000):
         if stop.is_set():
             raise Abandoned
+        patience.check()
+    patience.heard()
     wire.consume_input()
 
 
-def _await_result(wire: pq.abc.PGconn, stop: Stop) -> None:
+def _await_result(wire: pq.abc.PGconn, stop: Stop, patience: Patience) -> None:
     """Up to the beginning of COPY's data, or to the end of the query."""
     while True:
         wire.flush()
         while wire.is_busy():
-            _await_input(wire, stop)
+            _await_input(wire, stop, patience)
         result = wire.get_result()
         if result is None or result.status == pq.ExecStatus.COPY_OUT:
             return

@@ -27,7 +27,9 @@ import numpy as np
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
+from psycopg.generators import execute
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.waiting import wait
 
 from cdc.capture.feedback import Feedback, Quiet, Silence, standby_status
 from cdc.capture.values import Bytes
@@ -62,6 +64,9 @@ BLOCK_S: Final = 0.03
 
 IDLE_MS: Final = 100
 """An idle receiver looks this often whether it shall stop."""
+
+ANSWER_S: Final = 30.0
+"""For the answer to a command before the stream begins."""
 
 SILENCE_S: Final = 60.0
 """A server that says nothing for half of this is asked whether it lives, and given up for dead after the other half. TCP alone cannot tell
@@ -113,7 +118,7 @@ class Connection:
 
     def query(self, command: bytes) -> list[bytes]:
         """The first row of a replication command's answer. Raises SourceError."""
-        result = self._pg.exec_(command)
+        result = _answer(self._pg, command)
         if result.status != pq.ExecStatus.TUPLES_OK or not result.ntuples:
             raise SourceError(f"{self._name} refuses {command.decode()}: {_one_line(result.error_message)}", hint="cdc doctor")
         return [result.get_value(0, column) or b"" for column in range(result.nfields)]
@@ -226,7 +231,7 @@ class _Libpq:
         self._pg = pg
         self._lock = threading.Lock()
         self.backlog = False
-        result = pg.exec_(command)
+        result = _answer(pg, command)
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise SourceError(f"the server refuses to start replication: {_one_line(result.error_message)}", hint="cdc doctor")
         pg.nonblocking = 1
@@ -421,6 +426,18 @@ class Stream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _answer(pg: PGconn, command: bytes) -> PGresult:
+    """The server answers a replication command at once or never: TCP may go on acknowledging for it. Raises SourceError."""
+    try:
+        pg.send_query(command)
+        results: list[PGresult] = wait(execute(pg), pg.socket, timeout=ANSWER_S)
+    except psycopg.Error as error:
+        pg.finish()
+        problem = _one_line(str(error)) or f"nothing within {ANSWER_S:g} s"
+        raise SourceError(f"the server does not answer {command.split()[0].decode()}: {problem}", hint="cdc doctor") from None
+    return results[-1]
 
 
 def _frame(kind: bytes, body: bytes) -> bytes:

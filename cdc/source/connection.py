@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.errors import ConfigError, SourceError, SourceUnreachable, presentable
 from cdc.model.pgtypes import PINNED_SETTINGS
+from cdc.source.patience import PatientConnection
 
 CONNECT_TIMEOUT_S: Final = 10
 ALIVE: Final = {
@@ -36,13 +37,16 @@ _UNUSABLE_HINT: Final = "write it as postgresql://user@host:5432/database; reser
 
 
 def connect(dsn: str, *, application: str = "headwater", connect_timeout_s: int = CONNECT_TIMEOUT_S) -> psycopg.Connection:
-    """An autocommit connection under the pinned settings. Raises SourceError (ConfigError when the DSN itself is wrong)."""
+    """An autocommit connection under the pinned settings. Raises SourceError (ConfigError when the DSN itself is wrong).
+
+    Its statements may take as long as the server works on them; a link that has gone silent ends one with psycopg.OperationalError.
+    """
     parts = parse(dsn)
     parts.setdefault("connect_timeout", str(connect_timeout_s))
     parts = {**ALIVE, **parts}
     parts.setdefault("application_name", application)
     try:
-        connection = psycopg.connect(make_conninfo(**parts), autocommit=True)
+        connection = PatientConnection.connect(make_conninfo(**parts), autocommit=True)
     except psycopg.Error as error:
         kind = SourceUnreachable if _may_pass(error) else SourceError
         raise kind(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error)) from None

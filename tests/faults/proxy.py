@@ -238,10 +238,11 @@ class Proxy:
         """RST to both ends."""
         self._all(_State.RESET)
 
-    def swallow(self) -> None:
-        """Open connections lead nowhere, though TCP acknowledges what is sent (a proxy or a tunnel that hangs)."""
+    def swallow(self, *, replication: bool = True) -> None:
+        """Open connections (replication ones, or all others) lead nowhere, though TCP acknowledges what is sent (a proxy or a tunnel that
+        hangs)."""
         for link, _ in list(self._links):
-            if link.replication and not link.over:
+            if link.replication == replication and not link.over:
                 link.state = _State.SWALLOWING
 
     def half_open(self) -> None:

@@ -19,6 +19,7 @@ from cdc.embedded.postgres import Postgres
 from cdc.log.format import HEAD_BYTES, decode_head
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import POSITION
+from cdc.source import patience, watch
 from tests import counters
 from tests.faults.lab import remove
 from tests.faults.proxy import HARMLESS, Confirmed, Proxy, Toxic, Way
@@ -245,6 +246,30 @@ def test_a_dead_server_is_told_from_one_that_has_nothing_to_say(bench: Bench, se
     bench.until_confirmed()
     bench.check()
     counters.add("proxy", "swallowed")
+
+
+def test_a_look_at_the_catalog_is_not_waited_for_when_the_link_is_dead(
+    bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's own link lives, but only a look over another one finds the new table, and its rows are read over a third."""
+    monkeypatch.setattr(patience, "SILENCE_S", NOTICED_S / 2)
+    monkeypatch.setattr(patience, "GRACE_S", NOTICED_S / 10)
+    bench.work.chance = random.Random(seed)
+    bench.until_equal()
+    said: list[str] = []
+    monkeypatch.setattr(watch, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(watch, "_RETRY_S", 0.1)
+    monkeypatch.setattr(watch._log, "warning", lambda event, **more: said.append(f"{event}: {more['reason']}"), raising=False)
+    bench.proxy.swallow(replication=False)
+    bench.connection.execute("create table latecomer (id int primary key, v text)")
+    bench.connection.execute("insert into latecomer values (1, 'behind a dead link')")
+    bench.until(lambda: "public.latecomer" in bench.capture.topics(), "for the new table")
+    bench.traffic(1)
+    bench.until_equal()
+    bench.until_confirmed()
+    bench.check()
+    assert any(line.startswith("cannot look at the catalog now: the server has not answered") for line in said), said
+    counters.add("proxy", "catalog swallowed")
 
 
 def test_a_living_but_idle_server_is_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

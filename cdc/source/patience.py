@@ -1,0 +1,91 @@
+"""How long a statement's answer is waited for: as long as the server works on it, be it for hours, and no longer.
+
+A link can be silent though TCP acknowledges everything (a proxy or a tunnel that hangs), and a slow statement is as silent as a dead
+link. So after ``SILENCE_S`` the server is asked over another connection what its process does: one that waits for its client, while we wait
+for it, will never be heard again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.conninfo import make_conninfo
+
+SILENCE_S: Final = 30.0
+GRACE_S: Final = 3.0
+"""What the server has just sent may still be on its way when it is asked."""
+_ASK_TIMEOUT_S: Final = 10
+_INTERVAL_S: Final = 0.1
+_WORKS: Final = "select coalesce(wait_event not in ('ClientRead', 'ClientWrite'), true) from pg_stat_activity where pid = %s"
+
+RV = TypeVar("RV")
+
+
+class Patience:
+    """One connection's. Whoever waits for its bytes says when some came, and now and then that none do."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self.heard()
+
+    def heard(self) -> None:
+        """Bytes came, or could be sent."""
+        self._since = time.monotonic()
+        self._left_s = SILENCE_S
+        self._doubted = False
+
+    def check(self) -> None:
+        """Nothing has come. Raises psycopg.OperationalError, with the connection closed, when nothing ever will."""
+        if time.monotonic() - self._since < self._left_s:
+            return
+        if self._doubted:
+            self._connection.pgconn.finish()
+            raise psycopg.OperationalError(f"the server has not answered for {SILENCE_S:g} s, and is not at work on it")
+        self._doubted = not _works(self._connection)
+        self._since = time.monotonic()
+        self._left_s = min(GRACE_S, SILENCE_S) if self._doubted else SILENCE_S
+
+    def during(self, generator: PQGen[RV]) -> PQGen[RV]:
+        """The same steps of psycopg's, watched."""
+        try:
+            wanted = next(generator)
+            while True:
+                ready = yield wanted
+                if ready:
+                    self.heard()
+                else:
+                    self.check()
+                wanted = generator.send(ready)
+        except StopIteration as end:
+            result: RV = end.value
+            return result
+
+
+class PatientConnection(psycopg.Connection[tuple[Any, ...]]):
+    """One on which no statement waits for a link that is dead."""
+
+    def wait(self, gen: PQGen[RV], interval: float = _INTERVAL_S, timeout: float | None = None) -> RV:
+        return super().wait(Patience(self).during(gen), interval, timeout)
+
+
+class _Asking(psycopg.Connection[tuple[Any, ...]]):
+    def wait(self, gen: PQGen[RV], interval: float = _INTERVAL_S, timeout: float | None = _ASK_TIMEOUT_S) -> RV:
+        return super().wait(gen, interval, timeout)
+
+
+def _works(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the connection's server process is at work, rather than waiting for us, or gone."""
+    info = connection.info
+    parts = {**info.get_parameters(), "host": info.host, "port": str(info.port), "password": info.password}
+    if "hostaddr" in parts:
+        parts["hostaddr"] = info.hostaddr
+    given = {name: value for name, value in parts.items() if value}
+    try:
+        with _Asking.connect(make_conninfo(**{**given, "connect_timeout": str(_ASK_TIMEOUT_S)}), autocommit=True) as asking:
+            row = asking.execute(_WORKS, (info.backend_pid,)).fetchone()
+    except psycopg.Error:
+        return False  # whoever connects anew will say why
+    return row is not None and bool(row[0])

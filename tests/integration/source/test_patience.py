@@ -1,0 +1,102 @@
+"""A link that is silent although TCP acknowledges everything ends a statement; a statement that takes its time does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from cdc.capture import stream
+from cdc.errors import SourceError
+from cdc.model.pgtypes import PINNED_SETTINGS
+from cdc.source import connect, patience
+from snapshots.copy import copy_blocks
+from tests.conftest import Database
+from tests.faults.proxy import Proxy
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def proxy(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    monkeypatch.setattr(patience, "SILENCE_S", 0.3)
+    monkeypatch.setattr(patience, "GRACE_S", 0.1)
+    with closing(Proxy(int(conninfo_to_dict(postgres.dsn)["port"] or 0), lambda: 0)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def linked(postgres: Database, proxy: Proxy) -> Iterator[psycopg.Connection[Any]]:
+    parts = conninfo_to_dict(postgres.dsn)
+    with closing(connect(f"postgresql://{parts['user']}@127.0.0.1:{proxy.port}/{parts['dbname']}?sslmode=disable")) as connection:
+        yield connection
+
+
+def ending(work: Callable[[], object], cut: Callable[[], object]) -> BaseException:
+    """What ``work`` ends with; a link that would be waited on for ever is cut after the deadline, so that nothing is left behind."""
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except psycopg.Error as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(DEADLINE_S)
+    hung = thread.is_alive()
+    cut()
+    thread.join(DEADLINE_S)
+    assert not hung, "waits for ever"
+    (error,) = ended
+    return error
+
+
+def test_a_statement_that_is_swallowed_ends(linked: psycopg.Connection[Any], proxy: Proxy) -> None:
+    proxy.swallow(replication=False)
+    error = ending(lambda: linked.execute("select 1"), proxy.reset)
+    assert "has not answered" in str(error)
+    assert linked.closed
+
+
+def test_a_copy_that_is_swallowed_ends(linked: psycopg.Connection[Any], proxy: Proxy) -> None:
+    never = threading.Event()
+    blocks = copy_blocks(linked, "COPY (SELECT repeat('x', 1000) FROM generate_series(1, 100000)) TO STDOUT", never)
+    assert next(blocks).rows
+    proxy.swallow(replication=False)
+    error = ending(lambda: list(blocks), proxy.reset)
+    assert "has not answered" in str(error)
+
+
+def test_a_copy_through_libpq_that_is_swallowed_ends(
+    linked: psycopg.Connection[Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapshots.copy._is_plain", lambda _: False)
+    test_a_copy_that_is_swallowed_ends(linked, proxy)
+
+
+def test_a_statement_that_takes_its_time_is_waited_for(linked: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "SILENCE_S", 0.1)
+    asked: list[bool] = []
+    works = patience._works
+    monkeypatch.setattr(patience, "_works", lambda connection: asked.append(works(connection)) or asked[-1])
+    assert linked.execute("select pg_sleep(1.0), 7").fetchone() == ("", 7)
+    assert asked
+    assert all(asked)
+
+
+def test_a_replication_command_that_is_swallowed_ends(postgres: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "ANSWER_S", 0.3)
+    parts = conninfo_to_dict(postgres.dsn)
+    given = {"host": "127.0.0.1", "port": str(proxy.port), "user": str(parts["user"]), "dbname": str(parts["dbname"])}
+    with closing(stream.Connection({**given, "sslmode": "disable"}, PINNED_SETTINGS, name="here")) as connection:
+        assert connection.identify().database == parts["dbname"]
+        proxy.swallow()
+        with pytest.raises(SourceError, match="does not answer IDENTIFY_SYSTEM"):
+            connection.identify()
