@@ -317,6 +317,34 @@ def exact_texts(exact: pa.Array | pa.ChunkedArray) -> dict[str, dict[int, str]]:
     return found
 
 
+def exact_names(fields: Sequence[Field], held: Table, after: Sequence[Field], table: Table) -> dict[str, str]:
+    """What ``_cdc_exact`` calls each column under ``held`` → what it calls it under ``table``.
+
+    One of the table's columns goes by its name in the source; one that is none of them (any more), by its own in the warehouse.
+    """
+    before, now = ({label: name for name, label in labels(one).items()} for one in (held, table))
+    names = {field.id: field.name for field in after}
+    return {
+        before.get(field.name, field.name): now.get(names[field.id], names[field.id])
+        for field in fields
+        if field.name not in (POSITION, EXACT)
+    }
+
+
+def carried_exact(
+    exact: pa.ChunkedArray, before: pa.ChunkedArray, names: Mapping[str, str], table: Table
+) -> pa.Array | pa.ChunkedArray:
+    """The ``_cdc_exact`` of rewritten rows together with what theirs said ``before`` of columns that are none of ``table``'s."""
+    kept = {now: texts for name, texts in exact_texts(before).items() if (now := names.get(name, name)) not in table.names}
+    if not kept:
+        return exact
+    rows = [dict(entry or ()) for entry in exact.to_pylist()]
+    for name, texts in kept.items():
+        for row, text in texts.items():
+            rows[row][name] = text
+    return pa.array([list(entry.items()) or None for entry in rows], exact.type)
+
+
 def with_exact(values: pa.Array, exact: Mapping[int, str] | None) -> pa.Array:
     """Text with the exact texts put in their rows."""
     if not exact:

@@ -18,7 +18,7 @@ from cdc.model.batch import EXACT, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
-from sinks.reshape import origins, reshaped
+from sinks.reshape import reshaped
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import (
     SOURCE_KEY,
@@ -32,7 +32,17 @@ from sinks.warehouse.catalog import (
     Vector,
     sync,
 )
-from sinks.warehouse.columns import Field, arrow_schema, evolution, exact_texts, labels, to_rows, to_text
+from sinks.warehouse.columns import (
+    Field,
+    arrow_schema,
+    carried_exact,
+    evolution,
+    exact_names,
+    exact_texts,
+    labels,
+    to_rows,
+    to_text,
+)
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
 from sinks.warehouse.options import Options
 from sinks.warehouse.upserts import Final as LastChanges
@@ -166,9 +176,8 @@ class Place:
         held = self.known()
         if held is None:
             return {}
-        came_from = origins(held, table)
-        moved = {name for name, came in came_from.items() if came is None or came.name != name}
-        moved |= {came.name for name, came in came_from.items() if came is not None and came.name != name}
+        names = exact_names(self.iceberg.fields, held, pending.fields, table)
+        moved = {name for name, now in names.items() if name != now}
         exact = next(field for field in self.iceberg.fields if field.name == EXACT)
         return {
             path: self._file_again(live, held, table, pending.fields)
@@ -184,8 +193,10 @@ class Place:
             [to_rows(reshaped(batch, held, table, 0), table, schema) for batch in texts.to_batches()], schema=schema
         )
         # What is none of the table's columns, a dropped one and the position of each row, goes along as it is.
-        mine = {*labels(table).values(), EXACT}
-        columns = [(rows if field.name in mine else kept).column(field.name) for field in schema]
+        mine = set(labels(table).values())
+        columns = {field.name: (rows if field.name in mine else kept).column(field.name) for field in schema}
+        names = exact_names(self.iceberg.fields, held, fields, table)
+        columns[EXACT] = carried_exact(rows.column(EXACT), kept.column(EXACT), names, table)
         return datafiles.write_table(self.iceberg.location / "data", pa.table(columns, schema=schema))
 
     def _refresh(self) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import re
 import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sinks.memory import MemorySink
 from sinks.memory import Options as TwinOptions
 from sinks.warehouse import Options, Warehouse, make, use_session
 from sinks.warehouse import catalog as catalogs
-from tests.contract.rows import ORDERS, PAIRS, batch, numeric, order, upserts
+from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, numeric, order, schema, upserts
 from tests.integration.spark.traffic import held
 
 
@@ -320,6 +321,52 @@ def test_columns_come_widen_go_and_come_back(shop: Shop) -> None:
         {"id": key, "a": a, "gone": g} for key, a, g in (("1", None, None), ("2", None, None), ("3", "seven", "new"))
     ]
     assert [row.a__2 for row in shop.sql("select a__2 from orders order by id")] == [7, 2**40, None]
+
+
+def test_what_a_dropped_column_could_not_hold_stays_with_it(shop: Shop) -> None:
+    """Files are written again for the columns that are there; the past of those that are not goes along, also under another name."""
+    sink, position = shop.sink(), 0
+
+    def step(table: Table, *rows: Row) -> None:
+        nonlocal position
+        if position:
+            sink.apply(schema(table, position := position + 1))
+        sink.apply(upserts(table, position + 1, rows))
+        position += len(rows)
+        sink.commit(cut(position))
+
+    def past(*columns: str) -> list[tuple[Any, ...]]:
+        rows = shop.sql("select * from orders order by id")
+        return [(*(row[name] for name in columns), row["_cdc_exact"] or {}) for row in rows]
+
+    key, one = NUMBERED.columns[0], dataclasses.replace
+    amount, rest = (
+        Column(name, NUMERIC, numeric(12, 2), "numeric", attnum=number) for number, name in enumerate(("amount", "rest"), 2)
+    )
+    first = one(NUMBERED, columns=(key, amount, rest))
+    step(first, {"id": "1", "amount": "NaN", "rest": "NaN"}, {"id": "2", "amount": "1.10", "rest": "Infinity"})
+    step(one(first, columns=(key, rest)), {"id": "3", "rest": "NaN"})
+    assert past("amount") == [
+        (None, {"amount": "NaN", "rest": "NaN"}),
+        (Decimal("1.10"), {"rest": "Infinity"}),
+        (None, {"rest": "NaN"}),
+    ]
+
+    other = one(rest, name="other")
+    step(one(first, columns=(key, other)))
+    assert past("amount", "other")[0] == (None, None, {"amount": "NaN", "other": "NaN"})
+
+    again = one(amount, attnum=4)
+    step(one(first, columns=(key, other, again)), {"id": "4", "other": "0.10", "amount": "NaN"})
+    assert past("amount__2", "amount") == [
+        (None, None, {"amount__2": "NaN", "other": "NaN"}), (Decimal("1.10"), None, {"other": "Infinity"}), (None, None, {"other": "NaN"}), (None, None, {"amount": "NaN"}),
+    ]  # fmt: skip
+    text = one(other, type_oid=TEXT, typmod=-1)
+    step(one(first, columns=(key, text, again)))
+    assert past("amount__2", "other__3", "other")[0] == (None, None, "NaN", {"amount__2": "NaN", "other__3": "NaN"})
+    expected = [("1", "NaN", None), ("2", "Infinity", None), ("3", "NaN", None), ("4", "0.10", "NaN")]
+    rows = held(sink, one(first, columns=(key, text, again)))
+    assert rows == [{"id": i, "other": o, "amount": a} for i, o, a in expected]
 
 
 def test_a_key_of_another_type_and_a_table_made_anew_start_empty(shop: Shop) -> None:
