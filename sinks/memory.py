@@ -19,7 +19,7 @@ from cdc.settings import StoreOptions
 from sinks.contract import NOTHING, Outcome, Shape, audit_schema
 from sinks.policy import emptied
 from sinks.reshape import reshaped, rewrites
-from sinks.rowtext import join_key, keys, row_text
+from sinks.rowtext import join_key, row_keys, row_text
 
 Row = dict[str, str | None]
 
@@ -42,10 +42,9 @@ class Store:
         outcome = NOTHING
         if (change := schema_change_of(batch)) is not None:
             return Outcome(1) if self._reshape(change, Position(first_position(batch))) else Outcome(0, stale=1)
-        texts = row_text(batch, table).to_pylist()
-        changes = zip(
-            batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist(), keys(batch, table).to_pylist(), texts, strict=True
-        )
+        texts = row_text(batch, table)
+        keys = row_keys(texts, batch, table).to_pylist()
+        changes = zip(batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist(), keys, texts.to_pylist(), strict=True)
         for position, op, key, row in changes:
             outcome += Outcome(1) if self._change(table.qualified, position, op, key, row) else Outcome(0, stale=1)
         return outcome
@@ -75,8 +74,10 @@ class Store:
         elif held is not None and rewrites(held.table, table):
             before = {key: row for key, (at, row) in self.rows.get(topic, {}).items() if at < position and row is not None}
             batch = reshaped(_batch(list(before.values()), held.table), held.table, table, position)
-            again = keys(batch, table).to_pylist() if table.key else [f"\\={key}" if held.table.key else key for key in before]
-            for key, row in zip(again, row_text(batch, table).to_pylist(), strict=True):
+            texts = row_text(batch, table)
+            keys = row_keys(texts, batch, table).to_pylist()
+            again = keys if table.key else [f"\\={key}" if held.table.key else key for key in before]
+            for key, row in zip(again, texts.to_pylist(), strict=True):
                 self._change(topic, position, Op.READ, key, row)
             self.floors[topic] = position
             self.rows[topic] = {key: kept for key, kept in self.rows.get(topic, {}).items() if kept[0] >= position}

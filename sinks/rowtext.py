@@ -70,11 +70,15 @@ def keys(batch: pa.RecordBatch, table: Table) -> pa.Array:
     The key's columns in table order, joined by ``:``; a backslash or colon inside a value has a backslash before it, NULL is
     ``\\N``, the empty key ``\\E``. A table without identity only knows inserts: there the position tells rows apart.
     """
-    if not table.key:
-        return batch.column(POSITION).cast(pa.utf8())
     exact = exact_values(batch)
     parts = [column_text(batch, column.name, exact) for column in table.key]
-    return join_key(parts, SEPARATOR if len(parts) > 1 else "")
+    return join_key(parts, SEPARATOR if len(parts) > 1 else "") if parts else batch.column(POSITION).cast(pa.utf8())
+
+
+def row_keys(texts: pa.RecordBatch, batch: pa.RecordBatch, table: Table) -> pa.Array:
+    """The same as ``keys``, where ``row_text`` has been asked already."""
+    parts = [texts.column(column.name) for column in table.key]
+    return join_key(parts, SEPARATOR if len(parts) > 1 else "") if parts else batch.column(POSITION).cast(pa.utf8())
 
 
 def join_key(parts: list[pa.Array], separator: str) -> pa.Array:

@@ -54,7 +54,8 @@ class Snapshot:
         return self.sees_full(self.widen(xids))
 
     def sees_full(self, xids: FullXids) -> Mask:
-        return np.asarray((xids < self.xmin) | ((xids < self.xmax) & ~np.isin(xids, self.in_progress)))
+        ended = xids < self.xmax
+        return np.asarray((xids < self.xmin) | (ended & ~np.isin(xids, self.in_progress))) if len(self.in_progress) else ended
 
 
 class Delivered:

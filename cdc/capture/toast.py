@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -240,11 +241,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check(db: sqlite3.Connection) -> None:
-    db.executescript(_SCHEMA)
-    with contextlib.closing(sqlite3.connect(":memory:")) as sound:
-        sound.executescript(_SCHEMA)
-        if _tables(db) != _tables(sound):
-            raise sqlite3.DatabaseError("the tables are not ours")
+    if not _tables(db):
+        db.executescript(_SCHEMA)
+    if _tables(db) != _sound_tables():
+        raise sqlite3.DatabaseError("the tables are not ours")
     (fine,) = db.execute("PRAGMA quick_check").fetchone()
     if fine != "ok":
         raise sqlite3.DatabaseError(fine)
@@ -254,6 +254,13 @@ def _check(db: sqlite3.Connection) -> None:
         db.commit()
     elif done[1] != _crc(0, b"", "position", str(done[0]).encode()):
         raise sqlite3.DatabaseError("the position's checksum differs")
+
+
+@cache
+def _sound_tables() -> list[tuple[str, str]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as sound:
+        sound.executescript(_SCHEMA)
+        return _tables(sound)
 
 
 def _tables(db: sqlite3.Connection) -> list[tuple[str, str]]:

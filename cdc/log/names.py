@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ _SEGMENT: Final = re.compile(r"^(\d{20})\.seg$")
 _SEALED: Final = re.compile(r"^(\d{20})-(\d{20})-(\d{1,12})-([0-9a-f]{8})\.parquet$")
 
 
+@lru_cache(maxsize=4096)
 def folder_of(topic: str) -> str:
     """The topic's folder: its name percent-encoded, cut to a length every file system takes, and a hash of the whole name.
 

@@ -122,6 +122,17 @@ class ModelDisk(Disk):
             folder = folder.parent
         return file.durable if file is not None else None
 
+    def lacks(self, path: Path, length: int) -> bool:
+        """Whether the worst power loss now would take anything of the file's first ``length`` bytes. A file that has been removed lacks nothing."""
+        file = self._names.get(path)
+        if file is None:
+            return False
+        durable = self.durable(path)
+        if durable is None:
+            return True
+        with open(path, "rb", buffering=0) as now:
+            return durable[:length] != now.read(length)
+
     def lose_power(self, loss: Loss) -> None:
         """Leaves on the real files what a reboot finds: of what was not synced nothing, or some."""
         names = dict(self._durable_names)

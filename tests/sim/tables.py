@@ -67,7 +67,7 @@ def _make(chance: Random, oid: int, name: str) -> Table:
 
 
 def key_of(table: Table, row: Row) -> Key:
-    return tuple(row[column.name] or "" for column in table.key)
+    return tuple(row.get(column.name) or "" for column in table.key)
 
 
 def new_key(chance: Random, table: Table, keys: int) -> Row:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -267,7 +268,7 @@ class World:
     def _step(self) -> None:
         self.counts["steps"] += 1
         self.clock.now += self._chance.random() * 0.4
-        self._chance.choices(self._actions, cum_weights=self._weights)[0]()
+        self._actions[bisect(self._weights, self._chance.random() * self._weights[-1])]()
 
     def _choose_among(self, *, working: bool) -> None:
         """Which steps there are, and how often each comes."""
