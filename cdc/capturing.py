@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 import structlog
 
-from cdc import source
+from cdc import reloading, source
 from cdc.alarms import Alarms
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
@@ -28,7 +28,7 @@ from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Flags
 from cdc.capture.warm import warm
 from cdc.crashpoint import crashpoint
-from cdc.errors import ProtocolError, SourceError, SourceUnreachable, Stopped
+from cdc.errors import HeadwaterError, ProtocolError, SourceError, SourceUnreachable, Stopped, StopState
 from cdc.evolving import Evolving
 from cdc.ingest import Ingest
 from cdc.log.contract import LogWriter
@@ -105,6 +105,7 @@ def _capture(
     watch = Alarms(settings.source.dsn.get_secret_value(), settings.source.slot, stop)
     meter.alarms = watch
     attempts = 0
+    now: Identity | None = None
     try:
         while not stop.is_set():
             began = time.monotonic()
@@ -127,6 +128,7 @@ def _capture(
                 _catch_up(memory, writer, settings.log.dir)
                 feed.reset()
                 feed.check()
+                _remake_slot(error, now, writer.head, settings.log.dir)
                 _count(poison, error, writer.head.commit_lsn)
                 attempts = 0 if time.monotonic() - began > BACKOFF_S[-1] else attempts
                 problem = error.line() if isinstance(error, SourceError) else (str(error) or type(error).__name__)
@@ -148,6 +150,18 @@ def _passes(error: Exception, folder: Path) -> bool:
     if isinstance(error, SourceUnreachable):
         return identity.recorded(folder) is not None
     return isinstance(error, ConnectionError | psycopg.OperationalError)
+
+
+def _remake_slot(error: Exception, now: Identity | None, head: Cut, folder: Path) -> None:
+    """Raises HeadwaterError, with the slot's new beginning requested, when the slot cannot be decoded from its beginning and the log holds
+    nothing that came by it: then nothing is lost, and what it passes is read with the tables, by the process that comes next."""
+    if not isinstance(error, StreamEnded) or not error.unmapped or now is None or head.commit_lsn != now.since_lsn:
+        return
+    reloading.request(folder, StopState.POISON_ROW)
+    raise HeadwaterError(
+        f"the new slot {now.slot!r} was made while a table was being rewritten: {error.text}",
+        hint="nothing of it was used; the next start lets it begin anew by itself",
+    )
 
 
 def _count(poison: Poison, error: Exception, durable_lsn: int) -> None:

@@ -15,6 +15,8 @@ from cdc.model.position import Lsn, format_lsn, parse_lsn
 _ASSOCIATED: Final = re.compile(rb"associated LSN ([0-9A-F]{1,8}/[0-9A-F]{1,8})")
 _UNDECODABLE: Final = ("0A", "22", "42", "54", "XX")
 """SQLSTATE classes of what fails again at the same place, however often it is sent: unsupported, data, undefined, too large, internal."""
+_UNMAPPED: Final = re.compile(r"could not map filen(ode|umber) .* to relation OID")
+"""Internal errors are in no server's language but English; filenode up to 15."""
 TRIES: Final = 3
 _HINT: Final = (
     "deploy/runbook.md, POISON_ROW; cdc resume POISON_ROW tries again, with --skip LSN it passes and reads the tables again"
@@ -34,6 +36,11 @@ class StreamEnded(ConnectionError):
     def undecodable(self) -> bool:
         """Connecting again leads to the same error, as far as its class tells."""
         return self.sqlstate[:2] in _UNDECODABLE
+
+    @property
+    def unmapped(self) -> bool:
+        """A slot made while a table was being rewritten or truncated may not know the table's files of that moment, and never will."""
+        return self.sqlstate == "XX000" and _UNMAPPED.search(self.text) is not None
 
 
 def ending(message: bytes) -> Exception:

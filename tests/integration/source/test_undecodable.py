@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from cdc import reloading, status
+from cdc.capture.endings import StreamEnded
 from cdc.embedded.postgres import Postgres
 from cdc.errors import ProtocolError, SourceError, StopState
 from cdc.source import connect
@@ -88,6 +89,40 @@ def test_bytes_that_our_decoder_cannot_take(postgres: Database, tmp_path: Path, 
             assert "behind LSN" in str(stopped(capture, StopState.POISON_ROW))
         with capture.running():  # a mended decoder goes on: nothing was given up
             agrees(capture, sql)
+
+
+def test_a_new_slot_that_was_made_during_a_rewrite_begins_anew(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unmapped = StreamEnded('could not map filenumber "base/5/16403" to relation OID (SQLSTATE XX000)', "XX000", None)
+
+    def refuse(*_: object) -> None:
+        raise unmapped
+
+    slot = f"s_{postgres.name}"
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
+        capture = Capture(postgres.dsn, tmp_path, slot=slot)
+        with monkeypatch.context() as patch:
+            patch.setattr("cdc.ingest.Ingest._consume", refuse)
+            failure = capture.start().failure()
+            assert "begin anew" in failure.line()
+            assert failure.exit_code == 1, "the supervisor starts it again soon"
+            capture.stop()
+        capture.error = None
+        capture.until(lambda: not read_slot(sql, slot).active, "for the server to let go of the slot")
+        before = read_slot(sql, slot).confirmed_lsn
+        sql.execute("delete from t where id = 1")
+        with capture.running():
+            agrees(capture, sql)
+        assert (read_slot(sql, slot).confirmed_lsn or 0) > (before or 0)
+        assert reloading.requested(capture.settings.log.dir) is None
+        with monkeypatch.context() as patch:
+            patch.setattr("cdc.ingest.Ingest._consume", refuse)
+            sql.execute("insert into t values (3, 'behind what was captured')")
+            patch.setattr("cdc.capturing.BACKOFF_S", (0.01,))
+            assert "--skip" in capture.start().failure().line(), "something was captured: passing it is an operator's to decide"
+            capture.stop()
 
 
 def test_a_server_that_is_down_when_capture_starts(postgres_server: Postgres, tmp_path: Path) -> None:
