@@ -85,7 +85,10 @@ class Source(Strict):
     def _nothing_unprotected_is_kept(self) -> Self:
         if self.two_phase and self.columns:
             # Prepared transactions are kept as they came, so before column policies apply.
-            raise ValueError("two_phase cannot stand together with source.columns")
+            raise ValueError(
+                "two_phase cannot stand together with source.columns: what is prepared is kept on disk as it came, before any policy; "
+                "leave two_phase out, and prepared transactions come at COMMIT PREPARED"
+            )
         return self
 
 

@@ -132,10 +132,11 @@ def test_promotions(clusters: Clusters, tmp_path: Path) -> None:
     stopped(at(capture, primary), StopState.DIVERGED)
 
 
-def test_a_failover_to_a_standby_that_keeps_the_slot(clusters: Clusters, tmp_path: Path) -> None:
-    primary = clusters.empty()
+@pytest.mark.parametrize(("version", "two_phase"), [(18, False), (17, True)])
+def test_a_failover_to_a_standby_that_keeps_the_slot(clusters: Clusters, tmp_path: Path, version: int, two_phase: bool) -> None:
+    primary = clusters.empty(version, max_prepared_transactions="2")
     fill(primary)
-    capture = Capture(primary.dsn(), tmp_path)
+    capture = Capture(primary.dsn(), tmp_path, two_phase=two_phase)
     captured(capture, primary)
     standby = clusters.standby(primary, keeps_slots=True)
     with connect(primary) as sql, connect(standby) as other:
@@ -148,6 +149,11 @@ def test_a_failover_to_a_standby_that_keeps_the_slot(clusters: Clusters, tmp_pat
                 sql.execute("update t set v = v || '.' where id = 1")
                 time.sleep(0.1)
             agrees(capture, sql)
+            if two_phase:
+                sql.execute("begin")
+                sql.execute("insert into t values (301, 'prepared on the old primary')")
+                sql.execute("prepare transaction 'over'")
+                capture.until(lambda: any((capture.settings.log.dir / "prepared").glob("*")), "for the prepared transaction")
         row = sql.execute("select pg_current_wal_lsn()::text").fetchone()
         assert row is not None
         while other.execute("select pg_last_wal_replay_lsn() < %s::pg_lsn", row).fetchone() == (True,):
@@ -155,5 +161,6 @@ def test_a_failover_to_a_standby_that_keeps_the_slot(clusters: Clusters, tmp_pat
     read = len(capture.changes("public.t"))
     primary.stop("fast")
     promote(standby)
-    captured(at(capture, standby), standby, "insert into t values (300, 'on the new primary')")
-    assert len(capture.changes("public.t")) == read + 1, "nothing was read again"
+    statements = ["insert into t values (300, 'on the new primary')", *(["commit prepared 'over'"] if two_phase else [])]
+    captured(at(capture, standby), standby, *statements)
+    assert len(capture.changes("public.t")) == read + len(statements), "nothing was read again"
