@@ -325,6 +325,7 @@ class Decoder:
                     table = self._relations.parse_relation(body)
                     if not wanted:
                         table = self.schema.standing(table)
+                        self._described.pop(table.oid, None)  # what a replay brought back
                     changes = []
                     if wanted and np.any(index.relation[at:end] == table.oid):
                         self._described.pop(table.oid, None)

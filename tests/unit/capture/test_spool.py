@@ -13,13 +13,16 @@ import pytest
 
 from cdc.capture import decoder as decoding
 from cdc.capture import spool as spooling
+from cdc.capture.definitions import Definitions
 from cdc.capture.prepared import Prepared
+from cdc.capture.relations import Relations
+from cdc.capture.rows import Rows
 from cdc.capture.spool import Spools
 from cdc.errors import HeadwaterError, LogCorrupt, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.table import Column
 from tests.unit.capture import wire
-from tests.unit.capture.test_decoder import ITEMS, ORDERS, Run
+from tests.unit.capture.test_decoder import ITEMS, ORDERS, Forgetful, Run
 
 WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("total", pgtypes.INT4)))
 
@@ -472,3 +475,29 @@ def test_every_flipped_byte_of_a_kept_transaction_is_found(connections: Connecti
         path.write_bytes(whole[:length])
         with pytest.raises(HeadwaterError):
             connections.run(durable_lsn=840).feed(ENDS)
+
+
+def test_a_definition_that_a_replay_brings_back_is_not_told_once_it_has_been_overtaken(connections: Connections) -> None:
+    """All but the last transaction is in the log already: a store that was told of the older definition would drop the new column's values."""
+    run = connections.run(durable_lsn=340)
+    run.decoder.schema = Definitions(lambda _: None, known=[WIDER])
+    run.decoder._relations = Relations(run.decoder.schema)
+    run.decoder._rows = Rows(run.decoder._relations, Forgetful(), lambda *_: None, 340)
+    run.feed(
+        b"".join(
+            (
+                wire.stream(700, wire.relation(ORDERS), order(1)),
+                wire.begin(701, 100),
+                wire.relation(ORDERS),
+                order(2),
+                wire.commit(100, 140),
+                wire.stream_commit(700, 200, 240),
+                wire.begin(702, 300),
+                wire.relation(WIDER),
+                wire.insert(WIDER.oid, ["3", "new", "30"]),
+                wire.commit(300, 340),
+            )
+        )
+    )
+    run.feed(wire.begin(703, 400) + wire.insert(WIDER.oid, ["4", "new", "40"]) + wire.commit(400, 440))
+    assert run.rows == [(1, "orders", "c", (4, "new", 40), 400)]
