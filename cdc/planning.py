@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import psycopg
 
 from cdc.approvals import approved
 from cdc.capture.definitions import Definitions
-from cdc.errors import ConfigError, HeadwaterError, SourceError
+from cdc.errors import ConfigError, HeadwaterError, SourceError, StopState
 from cdc.log.contract import LogReader
 from cdc.log.ended import ended_topics
 from cdc.log.reader import open_reader
@@ -108,9 +108,12 @@ def plan_catalog(settings: Settings) -> Plan:
         known = _known(settings, reader)
         now = _facts(connection, settings, known)
         now |= _joining(connection, settings, now)
+        revealed = tuple(_revealed(settings, reader, now.values()))
+        if any(remark.stops for remark in revealed):
+            return Plan((), (*revealed, *_remarks(settings, reader)))
         gone = sorted(known.facts.keys() - now.keys())
         changes = _planned(connection, settings, reader, known, known.facts, list(now.values()), gone)
-        return Plan(changes, tuple(_remarks(settings, reader)))
+        return Plan(changes, (*revealed, *_remarks(settings, reader)))
 
 
 def plan_ddl(settings: Settings, ddl: str, *, timeout_ms: int) -> Plan:
@@ -264,6 +267,19 @@ def _effects(settings: Settings, held: Table | None, change: SchemaChange) -> It
         if action is Action.REWRITE and options.kind == "iceberg":
             action = Action.EVOLVE
         yield Effect(store, action, verdict.why)
+
+
+def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) -> Iterator[Remark]:
+    """Of columns that were kept back from the log until now, and would not be any more."""
+    protection = protection_of(settings, reader)
+    for facts in tables:
+        table = facts.table()
+        for column, said in protection.revealed(table).items():
+            if said:
+                what = "is logged as it is from now on, and the table is read again, as the configuration says keep"
+            else:
+                what = f"is named by no policy any more: capture stops ({StopState.PRIVACY_UNDECIDED}) until its policy is back, or says keep"
+            yield Remark("capture", f"{table.qualified}.{column}, kept back until now, {what}", stops=not said)
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------

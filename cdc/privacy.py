@@ -11,7 +11,8 @@ encrypt    AES-SIV (RFC 5297) of the canonical text with ``schema.table.column``
 =========  =====================================================================================================================
 
 The policy of a column, with the key's id, stands in the logged table's ``Column.protected``. Both keys are derived from one secret
-(HMAC-SHA-256 of a label). Where a policy's column is renamed, or its table, capture stops rather than logs it under a name without policy.
+(HMAC-SHA-256 of a label). Where a policy's column is renamed, or its table, capture stops rather than logs it under a name without policy; and where
+a policy is taken out of the configuration, until ``keep`` says that the column may be shown.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from cdc.errors import ConfigError, Stopped, StopState
 from cdc.log.contract import LogReader, LogWriter
 from cdc.model.batch import EXACT, EXACT_TYPE, META_FIELDS, batch_schema, table_of
 from cdc.model.evolution import schema_change_of
+from cdc.model.facts import Facts
 from cdc.model.pgtypes import TEXT, canonical_text
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.settings import ColumnPolicy as Policy
 from cdc.settings import Settings
+from cdc.source.facts import load_facts
 
 MASKED: Final = "*****"
 MIN_SECRET_BYTES: Final = 32
@@ -75,7 +78,8 @@ class Keys:
 class Protection:
     """The policies of all tables: ``schema.table`` → column → policy.
 
-    known: the logged tables, as the log's topics have them; a policy's column is followed by number from there on.
+    known: the logged tables, as the log's topics have them; a policy's column is followed by number from there on. dropped: table OID →
+    column → number, of columns that the log was never shown.
     """
 
     def __init__(
@@ -85,12 +89,15 @@ class Protection:
         *,
         strict: bool = False,
         known: Iterable[Table] = (),
+        dropped: Mapping[int, Mapping[str, int]] | None = None,
     ) -> None:
         self._policies = policies
         self._strict = strict
         self._keys = Keys(secret) if secret is not None else None
         self._known = {table.qualified: table for table in known}
-        self._protected = {oid: found for oid, found in ((t.oid, _protected(t)) for t in self._known.values()) if found}
+        unseen = dropped or {}
+        kept_back = ((t.oid, {**_protected(t), **unseen.get(t.oid, {})}) for t in self._known.values())
+        self._protected = {oid: found for oid, found in kept_back if found}
         self._logged: dict[Table, Table] = {}
         if self._keys is None:
             for table, columns in policies.items():
@@ -103,10 +110,11 @@ class Protection:
 
     @property
     def active(self) -> bool:
-        return bool(self._policies) or self._strict
+        return bool(self._policies or self._protected) or self._strict
 
     def check(self, tables: Sequence[Table]) -> None:
-        """At the start: raises ConfigError when the policies do not fit the source's tables (their raw definitions)."""
+        """At the start: raises ConfigError when the policies do not fit the source's tables (their raw definitions), Stopped
+        (PRIVACY_UNDECIDED) when one that was kept is gone."""
         here = {table.qualified: table for table in tables}
         for name, policies in self._policies.items():
             table = here.get(name)
@@ -128,6 +136,20 @@ class Protection:
             problem = self._problem(table)
             if problem is not None:
                 raise ConfigError(problem[0], hint=problem[1])
+        for table in tables:
+            if not all(self.revealed(table).values()):
+                self.logged(table)
+
+    def revealed(self, table: Table) -> dict[str, bool]:
+        """The raw table's columns that were kept back until now, and would be logged as they are; each with whether ``keep`` says so."""
+        before, policies = self._protected.get(table.oid, {}), self._policies.get(table.qualified, {})
+        return {
+            column.name: column.name in policies
+            for column in table.columns
+            if column.name in before
+            and (before[column.name] == column.attnum or not (before[column.name] and column.attnum))
+            and policies.get(column.name, "keep") == "keep"
+        }
 
     def logged(self, table: Table) -> Table:
         """The table's definition as the log has it. Raises Stopped (PRIVACY_UNDECIDED) when no policy can be relied on for it."""
@@ -240,6 +262,12 @@ class Protection:
             leaking = [column for column in unnamed if gone and (known is None or column.name not in known.names)]
         if not leaking:
             return None
+        bare = [name for name, said in self.revealed(table).items() if not said]
+        if bare:
+            return (
+                f"column {bare[0]} of {table.qualified} was kept back from the log until now, and no policy names it any more",
+                f'put its policy back, or let its values be seen with {bare[0]} = "keep" in [source.columns."{table.qualified}"]',
+            )
         return (
             f"column {leaking[0].name} of {table.qualified} may be a protected column under a new name, and no policy names it",
             f'name it in [source.columns."{table.qualified}"] beside the old name',
@@ -253,8 +281,21 @@ def protection_of(settings: Settings, log: LogReader) -> Protection:
         settings.source.columns,
         None if key is None else key.get_secret_value(),
         strict=settings.privacy.strict,
-        known=[topic.table for topic in log.topics()],
+        known=(known := [topic.table for topic in log.topics()]),
+        dropped=_dropped(known, load_facts(settings.log.dir)),
     )
+
+
+def _dropped(known: Iterable[Table], facts: Mapping[int, Facts]) -> dict[int, dict[str, int]]:
+    """What the stream brought of each logged table, as capture last saw it, and the log does not have."""
+    found = {}
+    for table in known:
+        seen = facts.get(table.oid)
+        # A topic that a renamed table has left behind knows nothing of columns that came later.
+        if seen is not None and f"{seen.schema}.{seen.name}" == table.qualified:
+            numbers = {column.attnum for column in table.columns}
+            found[table.oid] = {c.name: c.attnum for c in seen.published if c.attnum not in numbers and c.name not in table.names}
+    return found
 
 
 class ProtectedWriter:

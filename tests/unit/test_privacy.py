@@ -132,6 +132,44 @@ def test_a_renamed_table_stops_capture_also_after_a_restart() -> None:
         protection(known=[logged]).logged(replace(USERS, name="people"))
 
 
+WITHOUT = [
+    {},
+    {"public.users": {}},
+    {"public.users": {"id": "keep"}},
+    {"public.users": {name: policy for name, policy in EVERY["public.users"].items() if name != "email"}},
+    {"public.users": {name: policy for name, policy in EVERY["public.users"].items() if name != "note"}},
+]
+
+
+@pytest.mark.parametrize("policies", WITHOUT)
+def test_a_policy_that_is_taken_out_reveals_nothing(policies: Any) -> None:
+    """``note`` was dropped, so nothing of it is in the log."""
+    guard = protection(policies, known=[protection().logged(USERS)], dropped={7: {"note": 5}})
+    with pytest.raises(Stopped, match="no policy names it any more") as stopped:
+        guard.check([USERS])
+    assert stopped.value.state is StopState.PRIVACY_UNDECIDED
+    assert '"keep"' in (stopped.value.hint or "")
+    with pytest.raises(Stopped):
+        guard.protect(batch([{"id": 1, "email": "a@x", "note": "n"}]))
+
+
+def test_a_policy_that_becomes_keep_reveals_and_says_so() -> None:
+    policies = {"public.users": {**EVERY["public.users"], "email": "keep", "note": "keep"}}
+    guard = protection(policies, known=[protection().logged(USERS)], dropped={7: {"note": 5}})
+    guard.check([USERS])
+    assert guard.revealed(USERS) == {"email": True, "note": True}
+    out = guard.protect(batch([{"id": 1, "email": "a@x", "note": "n"}]))
+    assert out.column("email").to_pylist() + out.column("note").to_pylist() == ["a@x", "n"]
+    assert guard.revealed(USERS) == {}
+
+
+def test_a_policy_of_another_kind_reveals_nothing() -> None:
+    policies = {"public.users": {**EVERY["public.users"], "email": "mask", "note": "hmac"}}
+    guard = protection(policies, known=[protection().logged(USERS)], dropped={7: {"note": 5}})
+    guard.check([USERS])
+    assert guard.revealed(USERS) == {}
+
+
 def test_a_dropped_or_added_column_does_not_stop_capture() -> None:
     guard = protection()
     guard.logged(USERS)

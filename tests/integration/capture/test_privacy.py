@@ -9,6 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.errors import ConfigError, Stopped, StopState
+from cdc.planning import plan_catalog
 from cdc.privacy import MASKED, Keys
 from cdc.settings import Privacy
 from tests.integration.capture.running import Capture
@@ -131,3 +132,31 @@ def test_what_was_logged_under_another_policy_is_read_again(postgres: Any, tmp_p
             again.until(lambda: again.reader.head().position > head, "for the row")
             again.until_snapshot_done()
             assert [op for _, op, _ in again.changes("public.users", head)] == ["c"]
+
+
+@pytest.mark.parametrize("policy", ["drop", "mask", "encrypt"])
+def test_a_policy_that_is_taken_out_stops_capture_until_keep_says_so(postgres: Any, tmp_path: Path, policy: Any) -> None:
+    with postgres.connect() as connection:
+        connection.execute("create table users (id int primary key, email text); insert into users values (1, 'canary-1')")
+        with protected(postgres.dsn, tmp_path, {"public.users": {"email": policy}}).running() as capture:
+            capture.until_snapshot_done()
+            connection.execute("insert into users values (2, 'canary-2')")
+            capture.until(lambda: len(capture.rows("public.users")) == 2, "for the rows")
+        bare = protected(postgres.dsn, tmp_path, {})
+        (remark,) = plan_catalog(bare.settings).remarks
+        assert remark.stops
+        assert "public.users.email" in remark.what
+        error = bare.start().failure()
+        bare.stop()
+        assert isinstance(error, Stopped)
+        assert error.state is StopState.PRIVACY_UNDECIDED
+        assert traces(tmp_path, "canary") == []
+        asked = protected(postgres.dsn, tmp_path, {"public.users": {"email": "keep"}})
+        (remark,) = plan_catalog(asked.settings).remarks
+        assert not remark.stops
+        with asked.running():
+            expected = {("1",): "canary-1", ("2",): "canary-2"}
+            asked.until(
+                lambda: {key: row.get("email") for key, row in asked.rows("public.users").items()} == expected, "for the values"
+            )
+        assert plan_catalog(bare.settings).ok, "what is in the log needs no policy any more"
