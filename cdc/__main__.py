@@ -78,7 +78,7 @@ def _complain(line: str) -> None:
 
 def _first_line(error: BaseException) -> str:
     text = error.format_message() if hasattr(error, "format_message") else str(error)
-    return " ".join(text.split()).rstrip(".")
+    return " ".join(text.split()).replace("Value error, ", "").rstrip(".")
 
 
 def _command_path(error: BaseException) -> str:

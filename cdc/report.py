@@ -330,7 +330,7 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
         return None
     return CaptureReport(
         state=told.state,
-        alive=_alive(told.pid, told.updated_at, now),
+        alive=_alive(told, now),
         stop=told.stop,
         error=told.error,
         position=told.position,
@@ -358,7 +358,7 @@ def _follower(run_dir: Path, name: str, store: StoreOptions, reader: LogReader, 
         store=name,
         kind=store.kind,
         state=told.state,
-        alive=_alive(told.pid, told.updated_at, now),
+        alive=_alive(told, now),
         stop=told.stop,
         error=told.error,
         position=told.position,
@@ -441,8 +441,9 @@ def _part_problems(
     return problems
 
 
-def _alive(pid: int, updated_at: float, now: float) -> bool:
-    return status.alive(pid) and now - updated_at < STALE_S
+def _alive(told: status.CaptureStatus | status.FollowerStatus, now: float) -> bool:
+    """A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent."""
+    return status.alive(told.pid) and (told.state == "starting" or now - told.updated_at < STALE_S)
 
 
 def _lsn(lsn: int | None) -> str | None:

@@ -110,7 +110,7 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
             break
         waited_s = time.monotonic() - began
         if waited_s >= timeout_s:
-            raise WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {awaited.why}", hint="cdc status")
+            raise _too_late(settings, store, wanted, timeout_s, awaited)
         if target is None and received < wanted and not nudged and waited_s >= NUDGE_AFTER_S:
             nudge(dsn)
             nudged = True
@@ -163,6 +163,16 @@ def _capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
 def _refuse_stopped(settings: Settings, part: str) -> None:
     if (settings.run_dir / "stops").exists():
         stops.check(settings.run_dir, part)
+
+
+def _too_late(settings: Settings, store: str, wanted: Lsn, timeout_s: float, awaited: Awaited) -> WaitTimeout:
+    part = "capture" if awaited.target is None else f"follower {store}"
+    told = status.read_capture(settings.run_dir) if awaited.target is None else status.read_follower(settings.run_dir, store)
+    why, hint = awaited.why, "cdc status"
+    if told is None or not status.alive(told.pid):
+        hint = "cdc run"
+        why = f"{part} has never run" if told is None else f"{awaited.why}, and {part} does not run"
+    return WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {why}", hint=hint)
 
 
 def _refresh(store: str, options: StoreOptions) -> None:

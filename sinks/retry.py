@@ -85,6 +85,8 @@ def bulk_fate(status: int, error_type: str) -> Fate:
         return Fate.AGAIN
     if status == 404 or error_type == "index_not_found_exception":
         return Fate.FENCED
+    if error_type == "index_closed_exception":
+        return Fate.REFUSED
     if status in (400, 413):
         return Fate.DEAD
     return Fate.REFUSED
@@ -95,6 +97,8 @@ def search_error(store: str, doing: str, status: int, error_type: str) -> StoreE
     message = f"store {store}: {doing} was answered {status} {error_type}".rstrip()
     if error_type == "cluster_block_exception":
         return StoreError(message, retryable=True, hint="free disk space: the index is read-only above the flood stage")
+    if error_type == "index_closed_exception":
+        return StoreError(message, retryable=True, hint="somebody closed the index: POST /INDEX/_open")
     if status in (429, 502, 503, 504) or status == 500:
         return StoreError(message, retryable=True, hint="the cluster is busy or has no leader: see GET _cluster/health")
     if status == 401:

@@ -69,7 +69,7 @@ def cat(
     after: Annotated[int, typer.Option(help="Only positions beyond this one.", min=0)] = 0,
     upto: Annotated[int | None, typer.Option(help="Only positions up to this one.", min=0)] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many changes.", min=0)] = None,
-    lsn: Annotated[str | None, typer.Option(help="Only the commit that ends at this LSN.")] = None,
+    lsn: Annotated[str | None, typer.Option(help="Only what was committed at or after this LSN.")] = None,
     form: Annotated[Format, typer.Option("--format", help="json: one Debezium-style envelope a line.")] = Format.text,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:

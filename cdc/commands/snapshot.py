@@ -80,8 +80,10 @@ def read_keys(path: Path) -> tuple[tuple[str, ...], ...]:
         lines = (
             path.read_bytes().decode().split("\n")
         )  # splitlines also cuts at what keys may hold: form feeds, Unicode's separators
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {type(error).__name__}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {(error.strerror or type(error).__name__).lower()}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
     keys = []
     for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
         if not line:

@@ -134,12 +134,16 @@ def unready(latest: Report | Failure) -> list[str]:
         return [latest.error]
     reasons = []
     capture = latest.capture
-    if capture is None or not capture.alive:
+    if capture is not None and capture.stop is not None:
+        reasons.append(f"capture is stopped: {capture.stop}")
+    elif capture is None or not capture.alive:
         reasons.append("capture does not run")
     elif capture.state not in ("streaming", "snapshot"):
         reasons.append(f"capture is {capture.state}")
     for follower in latest.followers:
-        if not follower.alive:
+        if follower.stop is not None:
+            reasons.append(f"follower {follower.store} is stopped: {follower.stop}")
+        elif not follower.alive:
             reasons.append(f"follower {follower.store} does not run")
         elif follower.state != "following":
             reasons.append(f"follower {follower.store} is {follower.state}")

@@ -123,6 +123,8 @@ def _connect_hint(error: psycopg.Error) -> str:
         return "give the password in source.dsn_file, ${ENV} or a passfile (PGPASSFILE)"
     if "pg_hba.conf" in text:
         return "allow the role in pg_hba.conf, e.g. hostssl DATABASE ROLE ADDRESS scram-sha-256"
+    if "not permitted to log in" in text:
+        return "ALTER ROLE … LOGIN"
     if "does not exist" in text:
         return "check user and database in source.dsn; deploy/roles.sql creates the roles"
     return "check host, port and database in source.dsn, and that the server runs"

@@ -23,6 +23,8 @@ from sinks.search.naming import index_name
 from sinks.search.wire import Cluster
 
 _RACES_MAX: Final = 20
+_SHAPES_MAX: Final = 10_000
+"""What one search gives at most (index.max_result_window)."""
 
 
 class Ledger:
@@ -65,6 +67,31 @@ class Ledger:
         """Unless the shape is of this position, or a later one, already."""
         value = {"position": position, "table": table.to_json()}
         self._raise(f"shape:{table.qualified}", value, lambda held: held["position"] < position)
+
+    def shapes(self) -> list[Table]:
+        """The definitions of all topics."""
+        body = {"size": _SHAPES_MAX, "query": {"match_all": {}}}
+        params = {"filter_path": "hits.hits._source.table"}
+        found = self._cluster.ask("reading the ledger", "POST", f"/{self._index}/_search", body, params=params)
+        return [Table.from_json(hit["_source"]["table"]) for hit in found.get("hits", {}).get("hits", ()) if hit]
+
+    def forget(self, topics: Sequence[str]) -> bool:
+        """The store has lost the rows of these topics: nothing counts as applied any more. Whether it did until now.
+
+        The cut goes first: what follows is repeated by whoever finds the shape of a topic without an index.
+        """
+        lost = [topic for topic in topics if self.shape(topic) is not None]
+        applied = bool(lost) and self.applied() != ZERO_CUT
+        if applied:
+            self._remove("applied")
+        for topic in lost:
+            self._remove(f"shape:{topic}")
+        return applied
+
+    def _remove(self, identity: str) -> None:
+        answer = self._cluster.send("DELETE", self._path(identity), params={"refresh": "true"})
+        if answer.status >= 400 and answer.status != 404:
+            raise self._cluster.error("writing the ledger", answer)
 
     def bury(self, letters: Sequence[DeadLetter]) -> None:
         """Records dead letters; returns once they are durable."""

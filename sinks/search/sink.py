@@ -43,6 +43,8 @@ PAGE_ROWS: Final = 2000
 SCROLL_KEEP_ALIVE: Final = "5m"
 LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
 LOOKUPS_MAX: Final = 10
+LOOK_S: Final = 5.0
+"""How often ``applied`` looks whether every index is still there."""
 DEAD_ROWS_MIN: Final = 20
 
 
@@ -89,18 +91,22 @@ class SearchSink:
         self._covered = 0
         """The highest applied position that this process has seen: rows up to it are in the store."""
         self._fenced: fence.Fenced | None = None
+        self._looked_at = float("-inf")
         self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{name}")
 
     def open(self) -> Cut:
         jsonrows.warm_up()
         self._places.clear()
         self._fenced = None
+        self._looked_at = float("-inf")
         self._ledger.create()
         return self.applied()
 
     def prepare(self, table: Table) -> None:
         found = self._look_up(table)
         if found is None:
+            if self._ledger.forget([table.qualified]):
+                raise StoreError(f"store {self.name}: the index of {table.qualified} was removed: it is built anew", retryable=True)
             self._create(places(self._options.index, table), table)
             found = self._look_up(table)
             if found is None:
@@ -137,9 +143,25 @@ class SearchSink:
         self._purge()
 
     def applied(self) -> Cut:
+        """Nothing, once an index has been removed behind our back: its rows stand in the log only."""
+        if self._clock() - self._looked_at >= LOOK_S:
+            self._looked_at = self._clock()
+            self._ledger.forget(self._removed())
+        return self._recorded()
+
+    def _recorded(self) -> Cut:
         cut = self._ledger.applied()
         self._covered = cut.position
         return cut
+
+    def _removed(self) -> list[str]:
+        """The topics that have rows here according to the ledger, and no index."""
+        if not (shapes := self._ledger.shapes()):
+            return []
+        params = {"expand_wildcards": "all", "filter_path": "*.aliases.*.is_hidden,*.aliases.*.filter.bool"}
+        held = self._cluster.ask("looking at the indices", "GET", f"/*{GENERATION}*/_alias", params=params)
+        aliases = {alias for index in held.values() for alias in index["aliases"]}
+        return [table.qualified for table in shapes if places(self._options.index, table).alias not in aliases]
 
     def make_visible(self) -> None:
         """Refreshes every index of ours, also those of tables that this process has not written."""
@@ -260,7 +282,7 @@ class SearchSink:
             if len(rows) == 0:
                 return bulk.together(final)
             # Looked at before the place: rows that are covered may be of a definition that the place no longer takes.
-            covered = positions[rows] <= max(self.applied().position, self._ledger.floor(table.qualified))
+            covered = positions[rows] <= max(self._recorded().position, self._ledger.floor(table.qualified))
             final.append(bulk.all_of(rows[covered], Fate.STALE))
             rows = rows[~covered]
             if len(rows) == 0:
@@ -291,7 +313,7 @@ class SearchSink:
         return letters
 
     def _truncate(self, table: Table, position: int) -> Outcome:
-        if position <= self.applied().position:
+        if position <= self._recorded().position:
             return Outcome(0, stale=1)
         place = self._place(table)
         self._ledger.raise_floor(table.qualified, position)
@@ -308,7 +330,7 @@ class SearchSink:
         """Documents of an older definition are written again at the change's position; a field that has to change its type takes a new
         index, which replaces the old one at once. Done twice it comes to the same."""
         table, held = change.table, self.shape(change.table.qualified)
-        if position <= self.applied().position or (held is not None and position <= held.position):
+        if position <= self._recorded().position or (held is not None and position <= held.position):
             return Outcome(0, stale=1)
         found = self._look_up(table)
         gone = emptied(None if held is None else held.table, change)

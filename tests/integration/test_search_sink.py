@@ -161,6 +161,44 @@ def test_an_emptied_store_says_so(opensearch: OpenSearch, opened: Any) -> None:
     assert sink.open() == ZERO_CUT
 
 
+def test_an_index_that_was_removed_is_built_anew(opensearch: OpenSearch, opened: Any, clock: Clock) -> None:
+    """The ledger still says "applied", but the rows are gone: nothing of it counts, for whoever looks, opens or writes."""
+    sink = opened()
+
+    def loses_its_index() -> None:
+        sink.prepare(ORDERS)
+        sink.apply(upserts(ORDERS, 1, [order(1)]))
+        sink.commit(cut(7))
+        clock.now += 60
+        assert sink.applied() == cut(7)
+        opensearch.request("DELETE", "/public.orders@1")
+        clock.now += 60
+
+    loses_its_index()
+    assert sink.applied() == ZERO_CUT
+    loses_its_index()
+    assert sink.open() == ZERO_CUT
+    loses_its_index()
+    with pytest.raises(StoreError, match=r"index of public\.orders was removed") as failure:
+        sink.apply(upserts(ORDERS, 8, [order(8)]))
+    assert failure.value.retryable
+    assert sink.open() == ZERO_CUT
+    assert sink.shape("public.orders") is None
+    sink.prepare(ORDERS)
+    assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)
+    assert count(opensearch, "public.orders") == 1
+
+
+def test_an_index_that_somebody_closed_is_waited_for(opensearch: OpenSearch, opened: Any) -> None:
+    sink = opened()
+    opensearch.request("POST", "/public.orders@1/_close")
+    with pytest.raises(StoreError, match="index_closed_exception") as failure:
+        sink.apply(upserts(ORDERS, 1, [order(1)]))
+    assert failure.value.retryable
+    opensearch.request("POST", "/public.orders@1/_open?wait_for_active_shards=1")
+    assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)
+
+
 def test_a_large_batch_goes_out_in_several_requests(opened: Any) -> None:
     sink = opened(request_bytes=20_000)
     rows = [order(i) for i in range(1000)]

@@ -114,6 +114,18 @@ def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
     assert taken(tmp_path).problems == ("capture does not run → cdc run", "follower cache does not run → cdc run")
 
 
+def test_parts_that_take_their_time_to_start_are_no_dead_ones(tmp_path: Path) -> None:
+    long_ago = time.time() - 10 * report.STALE_S
+    status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="starting", updated_at=long_ago))
+    starting = status.FollowerStatus("cache", pid=os.getpid(), state="starting", updated_at=long_ago)
+    status.write(tmp_path / "run", "follow-cache", starting)
+    found = taken(tmp_path)
+    assert found.problems == ()
+    assert found.capture is not None
+    assert found.capture.alive
+    assert found.followers[0].alive
+
+
 def test_what_parts_say_is_wrong(tmp_path: Path) -> None:
     now, pid = time.time(), os.getpid()
     status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=pid, state="retrying", error="no route", updated_at=now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -135,6 +136,23 @@ def test_a_timeout_says_who_lags(tmp_path: Path) -> None:
     with pytest.raises(WaitTimeout, match=r"follower cache has never run") as caught:
         wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.01)
     assert caught.value.exit_code == 3
+
+
+def test_a_timeout_names_a_part_that_does_not_run(tmp_path: Path) -> None:
+    def late() -> WaitTimeout:
+        with pytest.raises(WaitTimeout) as caught:
+            wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.01)
+        return caught.value
+
+    log = MemoryLog()
+    assert "capture has never run" in str(late())
+    status.write(tmp_path, "capture", status.CaptureStatus(pid=2**22 + 1, complete_position=0))
+    found = late()
+    assert "capture lags" in str(found)
+    assert "capture does not run" in str(found)
+    assert found.hint == "cdc run"
+    status.write(tmp_path, "capture", status.CaptureStatus(pid=os.getpid(), complete_position=0))
+    assert "does not run" not in str(late())
 
 
 def test_a_stop_state_ends_the_waiting(tmp_path: Path) -> None:

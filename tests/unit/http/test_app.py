@@ -101,7 +101,7 @@ def test_a_log_that_cannot_be_read_is_said(client: Callable[..., TestClient]) ->
         (reports.healthy(), []),
         (reports.snapshotting(), []),
         (reports.store_down(), ["follower search is waiting"]),
-        (reports.stopped(), ["capture does not run"]),
+        (reports.stopped(), ["capture is stopped: SLOT_LOST"]),
         (replace(reports.healthy(), capture=None), ["capture does not run"]),
     ],
 )

@@ -33,6 +33,7 @@ def test_what_stays_needs_an_operator(code: str) -> None:
         (404, "index_not_found_exception", Fate.FENCED),
         (400, "mapper_parsing_exception", Fate.DEAD),
         (400, "strict_dynamic_mapping_exception", Fate.DEAD),
+        (400, "index_closed_exception", Fate.REFUSED),
         (403, "cluster_block_exception", Fate.REFUSED),
         (500, "exception", Fate.REFUSED),
     ],
@@ -43,6 +44,7 @@ def test_fates(status: int, kind: str, fate: Fate) -> None:
 
 def test_a_full_disk_is_waited_for_and_missing_rights_are_not() -> None:
     assert search_error("s", "x", 403, "cluster_block_exception").retryable
+    assert search_error("s", "x", 400, "index_closed_exception").retryable
     assert search_error("s", "x", 503, "").retryable
     assert not search_error("s", "x", 403, "security_exception").retryable
     assert not search_error("s", "x", 401, "").retryable
