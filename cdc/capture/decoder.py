@@ -84,7 +84,9 @@ class Decoder:
         """Definitions in force of which the log has not been told: no row has come under them. Where rows come under the partitioned table's
         name, the server describes the partition as well, and never sends a row of it."""
         self._definitions: dict[tuple[str, int], bytes] = {}
-        """The newest RELATION and TYPE messages, by letter and OID; what a prepared transaction relies on is kept with it."""
+        """The newest RELATION and TYPE messages, by letter and OID."""
+        self._before: dict[tuple[str, int], bytes] = {}
+        """The same as it was before the transaction being prepared, which may have altered tables; what it relies on is kept with it."""
         self._used: set[int] = set()
         """OIDs of the tables that the transaction being prepared has changed."""
         self._watermark: Watermark | None = None
@@ -195,6 +197,7 @@ class Decoder:
                 self._spools.drop(control.xid)
             case BeginPrepare():
                 self._used.clear()
+                self._before = dict(self._definitions)
                 self._filling = self._spools.begin(control.xid, first=True, prefixed=False)
             case Prepare():
                 self._filling = None
@@ -265,8 +268,8 @@ class Decoder:
                     pass
 
     def _definitions_used(self) -> bytes:
-        """Of the transaction being prepared, as frames."""
-        chosen = [(letter, body) for (letter, oid), body in self._definitions.items() if letter == "Y" or oid in self._used]
+        """Of the transaction being prepared, as frames: those in force when it began to come."""
+        chosen = [(letter, body) for (letter, oid), body in self._before.items() if letter == "Y" or oid in self._used]
         messages = [b"w" + bytes(24) + letter.encode() + body for letter, body in sorted(chosen, reverse=True)]
         return b"".join(b"d" + (len(message) + 4).to_bytes(4, "big") + message for message in messages)
 

@@ -501,3 +501,23 @@ def test_a_definition_that_a_replay_brings_back_is_not_told_once_it_has_been_ove
     )
     run.feed(wire.begin(703, 400) + wire.insert(WIDER.oid, ["4", "new", "40"]) + wire.commit(400, 440))
     assert run.rows == [(1, "orders", "c", (4, "new", 40), 400)]
+
+
+def test_a_prepared_transaction_that_alters_a_table_has_its_first_rows_under_the_definition_before(
+    connections: Connections,
+) -> None:
+    run = connections.run()
+    run.feed(wire.begin(700, 100) + wire.relation(ORDERS) + order(1) + wire.commit(100, 140))
+    run.feed(
+        b"".join(
+            (
+                wire.begin_prepare(701, 200, 240, "one"),
+                order(2),
+                wire.relation(WIDER),
+                wire.insert(WIDER.oid, ["3", "new", "30"]),
+                wire.prepare(701, 200, 240, "one"),
+                wire.commit_prepared(701, 300, 340, "one"),
+            )
+        )
+    )
+    assert [row[3] for row in run.rows if row[2] == "c"] == [(1, "new"), (2, "new"), (3, "new", 30)]
