@@ -13,6 +13,7 @@ import structlog
 
 from cdc.errors import SourceError
 from cdc.model.batch import Op
+from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 from snapshots.catalog import SourceTable, key_types, load_tables, look
 from snapshots.feed import SnapshotFeed
@@ -27,13 +28,9 @@ _LOOK_S: Final = 0.2
 log = structlog.get_logger(__name__)
 
 
-class Reading(Protocol):
+class Reading(Publishing, Protocol):
     """What of ``[source]`` says how tables are read."""
 
-    @property
-    def tables(self) -> Sequence[str]: ...
-    @property
-    def publication(self) -> str: ...
     @property
     def snapshot_chunk_rows(self) -> int: ...
     @property

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import psycopg
 from psycopg import pq
 
 from cdc.errors import ConfigError
+from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 from snapshots.catalog import SourceTable, load_tables
 from snapshots.plan import relation
 from snapshots.requests import Request
-
-
-class Publishing(Protocol):
-    """What of ``[source]`` says which tables there are."""
-
-    @property
-    def publication(self) -> str: ...
-    @property
-    def tables(self) -> Sequence[str]: ...
 
 
 def check_request(connection: psycopg.Connection, request: Request, source: Publishing) -> None:

@@ -22,6 +22,7 @@ import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, SourceError
+from cdc.source.configured import Reachable
 from cdc.source.connection import reason
 from cdc.source.pins import read_pins
 from snapshots.asked import Asked, Reading
@@ -48,15 +49,9 @@ _REFUSED_S: Final = 5.0
 log = structlog.get_logger(__name__)
 
 
-class Secret(Protocol):
-    def get_secret_value(self) -> str: ...
+class Selection(Reading, Reachable, Protocol):
+    """What of ``[source]`` the snapshot needs."""
 
-
-class Selection(Reading, Protocol):
-    """What of ``[source]`` the snapshot needs (``cdc.settings.Source`` is one)."""
-
-    @property
-    def dsn(self) -> Secret: ...
     @property
     def slot(self) -> str: ...
     @property

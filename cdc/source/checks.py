@@ -12,6 +12,7 @@ from psycopg import sql
 from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
 from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
+from cdc.source.configured import Publishing
 from cdc.source.pins import read_pins
 from cdc.source.publication import (
     Publication,
@@ -73,17 +74,11 @@ class RoleFacts:
     """CREATE on the database, which making a publication needs."""
 
 
-class Selected(Protocol):
-    """``cdc.settings.Source``, as far as it is looked at here."""
+class Selected(Publishing, Protocol):
+    """… and the slot."""
 
     @property
     def slot(self) -> str: ...
-
-    @property
-    def publication(self) -> str: ...
-
-    @property
-    def tables(self) -> Sequence[str]: ...
 
 
 def check_source(connection: psycopg.Connection, source: Selected, *, log_has_begun: bool) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import psycopg
 from psycopg import sql
@@ -14,22 +14,13 @@ from cdc.errors import SourceError
 from cdc.model.batch import RESERVED
 from cdc.model.table import Table
 from cdc.source.catalog import PARTITIONED, SourceTable, find_tables, load_published, select_tables
+from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 
 _FACTS: Final = (
     "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot from pg_publication where pubname = %s"
 )
 _COVERS: Final = "select schemaname || '.' || tablename, rowfilter is not null from pg_publication_tables where pubname = %s"
-
-
-class Selection(Protocol):
-    """What of ``[source]`` names the publication and its tables (``cdc.settings.Source`` is one)."""
-
-    @property
-    def publication(self) -> str: ...
-
-    @property
-    def tables(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +63,7 @@ def add_tables(connection: psycopg.Connection, name: str, tables: Sequence[Sourc
     _execute(connection, sql.SQL("alter publication {} add table {}").format(sql.Identifier(name), _listed(tables)), name)
 
 
-def ensure_publication(connection: psycopg.Connection, source: Selection) -> list[Table]:
+def ensure_publication(connection: psycopg.Connection, source: Publishing) -> list[Table]:
     """The tables that capture will see, after the publication has been made, or widened, to cover all that ``source.tables`` selects.
 
     connection: an ordinary one, outside a transaction. The tables carry exactly the columns that the stream sends. Raises
@@ -114,7 +105,7 @@ order by 1
 """Rights on columns are not enough: locking a table, and reading it by ranges of pages, take the right on the table."""
 
 
-def refuse_unreadable(connection: psycopg.Connection, source: Selection) -> None:
+def refuse_unreadable(connection: psycopg.Connection, source: Publishing) -> None:
     """Raises SourceError naming the selected tables whose published columns the role may not read, or whose rows are hidden from it.
 
     The stream shows all of them regardless; only the first load, and rows that are read back, need the right.

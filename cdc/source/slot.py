@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, LiteralString, Protocol
+from typing import Final, LiteralString
 
 import psycopg
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped, StopState
 from cdc.model.position import Lsn, format_lsn, parse_lsn
+from cdc.source.configured import Slot
 from cdc.source.connection import reason
 from cdc.source.pins import read_pins
 
@@ -31,15 +32,6 @@ left join pg_replication_slots s on s.slot_name = %s
 left join lateral (select to_jsonb(s) as row) j on true
 """
 """By way of jsonb: what a version's view does not have (failover: 17, invalidation_reason: 17, conflicting: 16) is then NULL."""
-
-
-class Slot(Protocol):
-    """What of ``[source]`` names the slot (``cdc.settings.Source`` is one)."""
-
-    @property
-    def slot(self) -> str: ...
-    @property
-    def failover(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import psycopg
 import structlog
@@ -22,6 +22,7 @@ from cdc.errors import ConfigError, SourceError
 from cdc.model.facts import Facts
 from cdc.model.selection import matches
 from cdc.source.catalog import find_tables, select_tables
+from cdc.source.configured import Reachable
 from cdc.source.connection import connect, reason
 from cdc.source.facts import read_facts
 from cdc.source.membership import check_publishes
@@ -44,21 +45,6 @@ where c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartitio
 _log = structlog.get_logger("catalog")
 
 
-class Secret(Protocol):
-    def get_secret_value(self) -> str: ...
-
-
-class Selection(Protocol):
-    """What of ``[source]`` the watch needs (``cdc.settings.Source`` is one)."""
-
-    @property
-    def dsn(self) -> Secret: ...
-    @property
-    def tables(self) -> Sequence[str]: ...
-    @property
-    def publication(self) -> str: ...
-
-
 class CatalogWatch:
     """Looks once in full when it starts, and then for what has changed since the look before.
 
@@ -67,7 +53,7 @@ class CatalogWatch:
 
     def __init__(
         self,
-        source: Selection,
+        source: Reachable,
         known: Collection[int],
         password: str,
         stop: Event,
