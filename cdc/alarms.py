@@ -8,6 +8,7 @@ from typing import Final
 
 import psycopg
 import structlog
+from pydantic import SecretStr
 
 from cdc.errors import HeadwaterError
 from cdc.source.budget import alarms, wal_rate
@@ -24,7 +25,7 @@ _log = structlog.get_logger("capture")
 class Alarms:
     """``current`` is what endangers the slot now, one line each; read by other threads. A source that does not answer is not its matter."""
 
-    def __init__(self, dsn: str, slot: str, stop: threading.Event, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, dsn: SecretStr, slot: str, stop: threading.Event, *, interval_s: float = INTERVAL_S) -> None:
         self.current: tuple[str, ...] = ()
         self._dsn = dsn
         self._slot = slot
@@ -43,7 +44,7 @@ class Alarms:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                with connect(self._dsn, application="headwater alarms") as connection:
+                with connect(self._dsn.get_secret_value(), application="headwater alarms") as connection:
                     while not self._stop.is_set():
                         self._look(connection)
                         self._stop.wait(self._interval_s)

@@ -102,7 +102,7 @@ def _capture(
     coordinator: SnapshotCoordinator | None = None
     preparation = Preparation(settings.source, settings.log.dir, writer, memory, progress, protection)
     poison = Poison()
-    watch = Alarms(settings.source.dsn.get_secret_value(), settings.source.slot, stop)
+    watch = Alarms(settings.source.dsn, settings.source.slot, stop)
     meter.alarms = watch
     attempts = 0
     now: Identity | None = None

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
+from pydantic import SecretStr
 
 from cdc import status, stops
 from cdc.errors import HeadwaterError
@@ -205,7 +206,7 @@ class SourceProbe:
     A source that does not answer is part of the report, not an error: it is asked again after ``RETRY_SOURCE_S``.
     """
 
-    dsn: str
+    dsn: SecretStr
     slot: str
     connect_timeout_s: int = 3
     _connection: psycopg.Connection | None = None
@@ -219,9 +220,11 @@ class SourceProbe:
         with self._lock:
             facts = self._facts()
             if facts is None:
-                return SourceReport(False, self._error, address(self.dsn), None)
+                return SourceReport(False, self._error, address(self.dsn.get_secret_value()), None)
             found = alarms(facts, wal_rate(self._samples), self._pins)
-            return SourceReport(True, None, address(self.dsn), self._slot(facts), tuple(found), tuple(self._pins))
+            return SourceReport(
+                True, None, address(self.dsn.get_secret_value()), self._slot(facts), tuple(found), tuple(self._pins)
+            )
 
     def close(self) -> None:
         with self._lock:
@@ -231,13 +234,14 @@ class SourceProbe:
         now = time.monotonic()
         if self._connection is None and now - self._failed_at < RETRY_SOURCE_S:
             return None
+        dsn = self.dsn.get_secret_value()
         try:
             if self._connection is None:
-                self._connection = connect(self.dsn, application="headwater-status", connect_timeout_s=self.connect_timeout_s)
+                self._connection = connect(dsn, application="headwater-status", connect_timeout_s=self.connect_timeout_s)
             facts = read_slot(self._connection, self.slot)
             self._pins = read_pins(self._connection)
         except (HeadwaterError, psycopg.Error) as error:
-            self._error = reason(error, self.dsn) if isinstance(error, psycopg.Error) else str(error)
+            self._error = reason(error, dsn) if isinstance(error, psycopg.Error) else str(error)
             self._failed_at = now
             self._drop()
             return None
@@ -317,7 +321,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
 
 def gather_once(settings: Settings, reader: LogReader) -> Report:
     """``gather`` with a connection of its own that is closed again."""
-    probe = SourceProbe(settings.source.dsn.get_secret_value(), settings.source.slot)
+    probe = SourceProbe(settings.source.dsn, settings.source.slot)
     try:
         return gather(settings, reader, probe)
     finally:

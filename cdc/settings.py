@@ -14,6 +14,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
@@ -49,6 +50,22 @@ class Privacy(Strict):
     """What the hmac and encrypt policies derive their keys from; at least 32 bytes."""
     strict: bool = False
     """Every column of a captured table has to be named in ``source.columns``; capture stops where one is not."""
+
+
+class SecretFile(SecretStr):
+    """A secret that stands in a file. It is read again each time it is asked for, so that a rotated password counts from the next
+    connection on; while the file cannot be read, the last one that could counts."""
+
+    def __init__(self, secret: str, path: Path) -> None:
+        super().__init__(secret)
+        self._path = path
+
+    def get_secret_value(self) -> str:
+        with suppress(OSError, UnicodeDecodeError), open(self._path) as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+            if text and len(text) <= MAX_FILE_BYTES:
+                self._secret_value = text.rstrip("\r\n")
+        return self._secret_value
 
 
 class Source(Strict):
@@ -269,10 +286,10 @@ class _Loading:
                 given[key] = value
         return given
 
-    def _secret(self, at: _At, value: object) -> str:
+    def _secret(self, at: _At, value: object) -> SecretStr:
         if not isinstance(value, str):
             self.problem(at, "should be the path of a file")
-            return ""
+            return SecretStr("")
         path = self.path.parent / value
         try:
             with open(path) as file:
@@ -280,12 +297,12 @@ class _Loading:
                 text = file.read(MAX_FILE_BYTES + 1)
         except (OSError, UnicodeDecodeError) as error:
             self.problem(at, f"cannot read {path}: {_why(error)}")
-            return ""
+            return SecretStr("")
         if stat.S_IMODE(mode) & 0o077:
             self.problem(at, f"others may read {path}", hint=f"chmod 0400 {path}")
         if len(text) > MAX_FILE_BYTES:
             self.problem(at, f"{path} is too long for a secret")
-        return text.rstrip("\r\n")
+        return SecretFile(text.rstrip("\r\n"), path)
 
 
 def interpolate(value: str, environment: Mapping[str, str], *, conninfo: bool = False) -> str:

@@ -31,7 +31,7 @@ def status(
 
     settings = invocation(context).settings()
     reader = open_log(settings)
-    probe = SourceProbe(settings.source.dsn.get_secret_value(), settings.source.slot)
+    probe = SourceProbe(settings.source.dsn, settings.source.slot)
     out = console()
     try:
         if not watch:

@@ -69,7 +69,7 @@ def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None 
     """
     access = access_of(settings.http)
     reader = open_reader(settings.log.dir)
-    probe = SourceProbe(settings.source.dsn.get_secret_value(), settings.source.slot)
+    probe = SourceProbe(settings.source.dsn, settings.source.slot)
     feed = Feed(take or (lambda: gather(settings, reader, probe)))
     wait_for = wait or (lambda store, lsn, timeout_s: waiting.wait(settings, reader, store, lsn=lsn, timeout_s=timeout_s))
 

@@ -27,7 +27,7 @@ class Probe(SourceProbe):
     """A source with one slot, without a server."""
 
     def __init__(self, facts: SlotFacts) -> None:
-        super().__init__("postgresql://h/d", "cdc")
+        super().__init__(SecretStr("postgresql://h/d"), "cdc")
         self.facts = facts
 
     def _facts(self) -> SlotFacts | None:
@@ -160,7 +160,7 @@ def test_a_refused_child(tmp_path: Path) -> None:
 def test_a_source_that_is_down_is_asked_again_only_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     well(tmp_path)
     made = settings(tmp_path)
-    probe = SourceProbe(made.source.dsn.get_secret_value(), "cdc")
+    probe = SourceProbe(made.source.dsn, "cdc")
     found = gather(made, MemoryLog().reader(), probe)
     assert not found.source.reachable
     assert "Connection refused" in found.problems[0]

@@ -181,7 +181,22 @@ def test_a_secret_from_a_file(file: Path) -> None:
     settings = load(file, options_model)
     cache = settings.stores["cache"]
     assert isinstance(cache, CacheOptions)
-    assert (settings.source.dsn, cache.password) == (SecretStr(DSN), SecretStr(CANARY))
+    assert cache.password is not None
+    assert (settings.source.dsn.get_secret_value(), cache.password.get_secret_value()) == (DSN, CANARY)
+    assert CANARY not in repr(settings)
+
+
+def test_a_rotated_secret_counts_from_the_next_use_on(file: Path) -> None:
+    secret = file.parent / "dsn"
+    secret.write_text(DSN)
+    secret.chmod(0o600)
+    file.write_text('[source]\ndsn_file = "dsn"')
+    dsn = load(file, options_model).source.dsn
+    secret.write_text(f"{DSN}?application_name=other\n")
+    assert dsn.get_secret_value() == f"{DSN}?application_name=other"
+    for gone in (lambda: secret.write_text(""), secret.unlink):
+        gone()
+        assert dsn.get_secret_value() == f"{DSN}?application_name=other"
 
 
 def test_a_secret_file_that_others_may_read_is_refused(file: Path) -> None:
