@@ -28,7 +28,7 @@ from snapshots.progress import SnapshotProgress
 from tests.sim.disk import ModelDisk
 from tests.sim.reading import Reader
 from tests.sim.source import Source
-from tests.sim.walsender import Link, RoundOver, Walsender
+from tests.sim.walsender import Link, Meet, RoundOver, Walsender
 
 TOAST: str = "toast.db"
 
@@ -62,6 +62,8 @@ class Ways:
     """As servers before version 15 send them."""
     streams: bool
     """Transactions are sent before they have ended (protocol 2)."""
+    two_phase: bool
+    """Prepared transactions are told of when they are prepared."""
     eager_progress: bool
 
 
@@ -69,9 +71,18 @@ class Capture:
     """Alive from construction (which recovers the log) until ``die``. Construction may raise what the disk raises."""
 
     def __init__(
-        self, folder: Path, disk: ModelDisk, source: Source, chance: Random, ways: Ways, log: EmbeddedLogReader, since_lsn: int
+        self,
+        folder: Path,
+        disk: ModelDisk,
+        source: Source,
+        chance: Random,
+        ways: Ways,
+        log: EmbeddedLogReader,
+        since_lsn: int,
+        met: Meet,
     ) -> None:
-        """``since_lsn``: where the slot stood when the log began."""
+        """``since_lsn``: where the slot stood when the log began. ``met``: told of rare things that happen."""
+        self._met = met
         self._folder = folder
         self._source = source
         self._chance = chance
@@ -108,7 +119,13 @@ class Capture:
         prepared.settle(head.commit_lsn)
         self.link = Link(Feedback(0), self._chance)
         self.server = Walsender(
-            self._source, self._chance, self._since_lsn, empty_transactions=ways.empty_transactions, streams=ways.streams
+            self._source,
+            self._chance,
+            self._since_lsn,
+            empty_transactions=ways.empty_transactions,
+            streams=ways.streams,
+            two_phase=ways.two_phase,
+            met=self._met,
         )
         timeline = self._log.timeline
         last = timeline.last_commit() if timeline else ZERO_CUT

@@ -55,6 +55,45 @@ class Commit:
     commit_lsn: int
     end_lsn: int
     ts_us: int
+    gid: str = ""
+    """Of COMMIT PREPARED."""
+
+    @property
+    def lsn(self) -> int:
+        """Where its record begins."""
+        return self.commit_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """``gone``: what of the transaction was rolled back, a subtransaction or all of it."""
+
+    xid: int
+    gone: int
+    lsn: int
+    end_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    xid: int
+    changes: tuple[Change, ...]
+    gid: str
+    lsn: int
+    end_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """ROLLBACK PREPARED."""
+
+    xid: int
+    gid: str
+    lsn: int
+    end_lsn: int
+
+
+End = Commit | Abort | Prepare | RolledBack
 
 
 class State(dict[int, Rows]):
@@ -114,8 +153,12 @@ class Source:
         """Table → how many readers hold ACCESS SHARE."""
         self.files: Counter[int] = Counter()
         """Table → how often it got new files."""
-        self.aborts: list[tuple[int, int]] = []
-        """(transaction, what of it was rolled back), in WAL order."""
+        self.wal: list[End] = []
+        """How transactions end, in WAL order."""
+        self.trails: dict[int, list[Change]] = {}
+        """Transaction → all that it ever wrote, also what was rolled back."""
+        self.prepared: dict[str, Session] = {}
+        """By GID."""
         self._locks: Locks = {}
         self._next_xid = first_xid
         self._latest_completed = first_xid - 1
@@ -195,9 +238,8 @@ class Source:
         del session.changes[count:]
         if xid is not None:
             assert session.xid is not None
-            self.aborts += [(session.xid, gone) for gone in sorted({xid, *(change.xid for change in dropped)})]
+            self._abort(session.xid, *sorted({xid, *(change.xid for change in dropped)}))
             self._complete(xid)
-            self._record()
         return dropped
 
     def release(self, session: Session) -> None:
@@ -207,9 +249,37 @@ class Source:
         self.sessions.remove(session)
         self._release_locks(session)
         if session.xid is not None:
-            self.aborts.append((session.xid, session.xid))
-            self._record()
+            self._abort(session.xid, session.xid)
             self._complete(session.xid)
+
+    def prepare(self, session: Session) -> Prepare | None:
+        """PREPARE TRANSACTION: from now on nobody's session. Nothing when it has not written."""
+        if session.xid is None:
+            return None
+        self.sessions.remove(session)
+        gid = f"it's {session.xid}"
+        lsn = self._record()
+        prepare = Prepare(session.xid, tuple(session.changes), gid, lsn, self.wal_lsn)
+        self.wal.append(prepare)
+        self.prepared[gid] = session
+        self.flush()
+        return prepare
+
+    def rollback_prepared(self, gid: str) -> None:
+        session = self.prepared.pop(gid)
+        assert session.xid is not None
+        self._release_locks(session)
+        lsn = self._record()
+        self.wal.append(RolledBack(session.xid, gid, lsn, self.wal_lsn))
+        self.flush()
+        self._complete(session.xid)
+
+    def commit_prepared(self, gid: str, *, waits: bool = False) -> Commit:
+        session = self.prepared.pop(gid)
+        commit = self._commit(session, gid)
+        self.flush()
+        self._show_now_or_later(session, commit, waits=waits)
+        return commit
 
     def commit(self, session: Session, *, waits: bool = False, flushed: bool = True) -> Commit | None:
         """waits: for a synchronous standby, before anybody else sees it. flushed: False for ``synchronous_commit = off``."""
@@ -217,17 +287,10 @@ class Source:
         if session.xid is None:
             self._release_locks(session)
             return None
-        self._now_us += self._chance.randrange(-500_000, 2_000_000)
-        commit_lsn = self.wal_lsn
-        end_lsn = self._record_end(self._chance.randrange(40, 120))
-        commit = Commit(session.xid, tuple(session.changes), commit_lsn, end_lsn, self._now_us)
-        self.commits.append(commit)
+        commit = self._commit(session)
         if flushed:
             self.flush()
-        if waits and flushed:
-            self.waiting.append((session, commit))
-        else:
-            self._show(session, commit)
+        self._show_now_or_later(session, commit, waits=waits and flushed)
         return commit
 
     def show(self, number: int) -> None:
@@ -274,9 +337,15 @@ class Source:
     def crash(self) -> None:
         """And start again: what was not flushed has never been, open transactions are gone, what waited for a standby is visible."""
         self.commits = [commit for commit in self.commits if commit.end_lsn <= self.flushed_lsn]
+        self.wal = [end for end in self.wal if end.end_lsn <= self.flushed_lsn]
+        self.trails = {xid: [change for change in changes if change.lsn < self.flushed_lsn] for xid, changes in self.trails.items()}
+        lost = [session.xid for session in self.sessions if session.xid is not None]
+        for session, commit in self.waiting:
+            self._define(session, commit)
         self.sessions.clear()
         self.waiting.clear()
-        self._locks.clear()
+        kept = set(map(id, self.prepared.values()))
+        self._locks = {what: holder for what, holder in self._locks.items() if id(holder) in kept}
         self.read_locks.clear()
         self.wal_lsn = self.flushed_lsn
         state = State({oid: {} for oid in self.tables})
@@ -288,6 +357,10 @@ class Source:
         self.slot.confirmed = self.slot.saved
         for _ in range(3):
             self._record()
+        for xid in lost:
+            # Nothing in the WAL ends them; decoding finds out from the next list of what is running, or never in this run.
+            if self._chance.random() < 0.5:
+                self._abort(xid, xid)
         self.flush()
 
     def save_slot(self) -> None:
@@ -304,18 +377,45 @@ class Source:
 
     def _running(self) -> Iterator[Session]:
         yield from self.sessions
+        yield from self.prepared.values()
         yield from (session for session, _ in self.waiting)
 
     def _add(self, session: Session, change: Change) -> None:
+        assert session.xid is not None
         session.changes.append(change)
+        self.trails.setdefault(session.xid, []).append(change)
+
+    def _abort(self, xid: int, *gone: int) -> None:
+        lsn = self._record()
+        self.wal += [Abort(xid, one, lsn, self.wal_lsn) for one in gone]
+
+    def _commit(self, session: Session, gid: str = "") -> Commit:
+        assert session.xid is not None
+        self._now_us += self._chance.randrange(-500_000, 2_000_000)
+        commit_lsn = self.wal_lsn
+        end_lsn = self._record_end(self._chance.randrange(40, 120))
+        commit = Commit(session.xid, tuple(session.changes), commit_lsn, end_lsn, self._now_us, gid)
+        self.commits.append(commit)
+        self.wal.append(commit)
+        return commit
+
+    def _show_now_or_later(self, session: Session, commit: Commit, *, waits: bool) -> None:
+        if waits:
+            self.waiting.append((session, commit))
+        else:
+            self._show(session, commit)
 
     def _show(self, session: Session, commit: Commit) -> None:
         for change in commit.changes:
             self.visible.apply(change)
-            self.files.update(table.oid for table in change.tables)
-        self.tables.update(session.altered)
+        self._define(session, commit)
         self._release_locks(session)
         self._complete(commit.xid)
+
+    def _define(self, session: Session, commit: Commit) -> None:
+        """What the catalog says from now on."""
+        self.files.update(table.oid for change in commit.changes for table in change.tables)
+        self.tables.update(session.altered)
 
     def _release_locks(self, session: Session) -> None:
         self._locks = {what: holder for what, holder in self._locks.items() if holder is not session}

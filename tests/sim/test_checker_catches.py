@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,15 +15,19 @@ import pytest
 from cdc import capturing
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
+from cdc.capture.prepared import Prepared
 from cdc.capture.rows import Rows
+from cdc.capture.spool import Spools
 from cdc.capture.toast import ToastMemory
 from cdc.errors import HeadwaterError
 from cdc.ingest import Ingest
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
 from sinks.memory import Store
+from snapshots.feed import SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
+from tests.sim import world
 from tests.sim.checker import Violation
 from tests.sim.disk import ModelDisk
 from tests.sim.world import simulate
@@ -198,6 +206,65 @@ def confirm_what_a_keepalive_says(patch: Patch) -> None:
     patch.setattr(Ingest, "_consume", consume)
 
 
+def keep_toast_of_a_broken_stream(patch: Patch) -> None:
+    patch.setattr(ToastMemory, "rollback", _nothing)
+    _sharpen(patch, work={"wide": 0.6, "keys": 2, "deletes": 0.1}, dangers={"disk_full": 0.3})
+
+
+def go_on_with_open_chunks_after_a_break(patch: Patch) -> None:
+    patch.setattr(SnapshotFeed, "reset", _nothing)
+    _sharpen(patch, work={"rows_before": 10}, dangers={"disk_full": 0.3})
+
+
+def rolled_back_savepoints_of_streamed_transactions_stay(patch: Patch) -> None:
+    original = Spools.abort
+
+    def abort(self: Spools, xid: int, subxid: int) -> None:
+        if xid == subxid:
+            original(self, xid, subxid)
+
+    patch.setattr(Spools, "abort", abort)
+
+
+def definitions_in_blocks_hold_at_once(patch: Patch) -> None:
+    """… as if every transaction ended in the order in which its first part came."""
+    original = Decoder._define
+    patch.setattr(Decoder, "_define", lambda self, table, body, _: original(self, table, body, 2**60))
+    _sharpen(patch, work={"alters": 0.1})
+
+
+def prepared_transactions_go_when_they_end(patch: Patch) -> None:
+    """… and not when the log has made their end durable."""
+    original = Prepared.ending
+
+    @contextmanager
+    def ending(self: Prepared, xid: int, gid: str, end_lsn: int) -> Iterator[Any]:
+        with original(self, xid, gid, end_lsn) as kept:
+            yield kept
+        self.settle(end_lsn)
+
+    patch.setattr(Prepared, "ending", ending)
+    _sharpen(patch, work={"prepares": 0.5})
+
+
+def prepared_transactions_are_kept_in_memory_only(patch: Patch) -> None:
+    original = Prepared.__init__
+
+    def init(self: Prepared, log_dir: Path) -> None:
+        shutil.rmtree(log_dir / "prepared", ignore_errors=True)
+        original(self, log_dir)
+
+    patch.setattr(Prepared, "__init__", init)
+    _sharpen(patch, work={"prepares": 0.5})
+
+
+def _sharpen(patch: Patch, *, work: dict[str, Any] | None = None, dangers: dict[str, Any] | None = None) -> None:
+    """Runs in which what the bug needs happens more often than in others."""
+    for name, given in (("_work", work), ("_dangers", dangers)):
+        original = getattr(world, name)
+        patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
+
+
 BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (confirm_before_sync, "h"),
     (sync_nothing, "h"),
@@ -222,6 +289,12 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (tombstones_go_at_once, "ef"),
     (commits_go_back, "efgi"),
     (confirm_what_a_keepalive_says, "h"),
+    (keep_toast_of_a_broken_stream, "bd"),
+    (go_on_with_open_chunks_after_a_break, "fi"),
+    (rolled_back_savepoints_of_streamed_transactions_stay, "bd"),
+    (definitions_in_blocks_hold_at_once, "bdf"),
+    (prepared_transactions_go_when_they_end, "ai"),
+    (prepared_transactions_are_kept_in_memory_only, "ai"),
 ]
 
 

@@ -12,12 +12,14 @@ import numpy as np
 from cdc.capture.feedback import Feedback
 from cdc.capture.values import Bytes
 from cdc.model.table import Table
-from tests.sim.source import Change, Commit, Source
+from tests.sim.source import Abort, Change, Commit, End, Prepare, RolledBack, Source
 from tests.sim.tables import Row
 from tests.unit.capture import wire
 
 PREFIX: Final = "headwater"
 _XID: Final = 0xFFFFFFFF
+
+Meet = Callable[[str], None]
 
 Sent = dict[int, Table]
 """Table → its definition as it was last sent."""
@@ -37,69 +39,124 @@ class _Streamed:
 class Walsender:
     """Server's side: emits commits in order, each table's RELATION before its first row and whenever it has changed."""
 
-    def __init__(self, source: Source, chance: Random, start_lsn: int, *, empty_transactions: bool, streams: bool) -> None:
+    def __init__(
+        self, source: Source, chance: Random, start_lsn: int, *, empty_transactions: bool, streams: bool, two_phase: bool, met: Meet
+    ) -> None:
+        """``two_phase``: PREPARE is told when it happens, not with the commit. ``met``: told of rare things that were sent."""
         self._source = source
         self._chance = chance
         self._empty_transactions = empty_transactions
         self._streams = streams
+        self._two_phase = two_phase
+        self._met = met
         self._relations: Sent = {}
         self._streamed: dict[int, _Streamed] = {}
         """By xid: transactions of which a part has been sent before their end (protocol 2)."""
-        self._aborts_told = len(source.aborts)
         start = max(start_lsn, source.slot.confirmed)
-        self._next = next((n for n, commit in enumerate(source.commits) if commit.commit_lsn >= start), len(source.commits))
+        self._next = next((n for n, end in enumerate(source.wal) if end.lsn >= start), len(source.wal))
+        self._over = {end.xid for end in source.wal[: self._next] if self._ends(end)}
+        """Transactions whose end has been decoded, or came before the start."""
+        self._gone = {end.gone for end in source.wal[: self._next] if isinstance(end, Abort)}
         self.sent_lsn = start
 
     @property
     def caught_up(self) -> bool:
-        return self._next >= len(self._source.commits) or self._source.commits[self._next].end_lsn > self._source.flushed_lsn
+        return self._next >= len(self._source.wal) or self._source.wal[self._next].end_lsn > self._source.flushed_lsn
 
     def send(self) -> bytes:
-        """The next transaction."""
-        aborts = self._tell_aborts()
-        commit = self._source.commits[self._next]
-        self._next += 1
-        self.sent_lsn = max(self.sent_lsn, commit.end_lsn)
-        watermark = any(change.kind == "M" for change in commit.changes)
-        if commit.xid in self._streamed or (self._streams and not watermark and self._chance.random() < 0.1):
-            rest = self._block(commit.xid, commit.changes)
+        """Up to the next transaction's end."""
+        out = b""
+        while not self.caught_up:
+            end = self._source.wal[self._next]
+            self._next += 1
+            if self._ends(end):
+                self._over.add(end.xid)
+            if isinstance(end, Abort):
+                out += self._abort(end)
+                continue
+            self.sent_lsn = max(self.sent_lsn, end.end_lsn)
+            return out + self._end(end)
+        return out
+
+    def stream(self) -> bytes:
+        """Part of a transaction that is in progress where decoding is, be it over by now: everything that ended before has been sent."""
+        if not self._streams:
+            return b""
+        behind = not self.caught_up
+        until = self._source.wal[self._next].lsn if behind else self._source.flushed_lsn
+        running = [
+            xid
+            for xid, changes in self._source.trails.items()
+            if xid not in self._over and changes[:1] and changes[0].lsn < until and changes[0].kind != "M"
+        ]
+        if not running:
+            return b""
+        xid = self._chance.choice(running)
+        block = self._block(xid, self._source.trails[xid], until)
+        if block and behind:
+            self._met("blocks ahead of earlier ends")
+        return block
+
+    def _ends(self, end: End) -> bool:
+        if isinstance(end, Abort):
+            return end.xid == end.gone
+        return not isinstance(end, Prepare) or self._two_phase
+
+    def _end(self, end: Commit | Prepare | RolledBack) -> bytes:
+        match end:
+            case Prepare():
+                return self._prepare(end) if self._two_phase else b""
+            case RolledBack():
+                if self._two_phase:
+                    return wire.rollback_prepared(end.xid & _XID, end.gid)
+                return self._abort(Abort(end.xid, end.xid, end.lsn, end.end_lsn))
+            case Commit():
+                if self._two_phase and end.gid:
+                    return wire.commit_prepared(end.xid & _XID, end.commit_lsn, end.end_lsn, end.gid, end.ts_us)
+                return self._commit(end)
+
+    def _commit(self, commit: Commit) -> bytes:
+        if self._streams_it(commit):
+            rest = self._block(commit.xid, commit.changes, commit.lsn)
             streamed = self._streamed.pop(commit.xid, None)
             if streamed is not None:
                 self._relations.update(streamed.relations)
-                return aborts + rest + wire.stream_commit(commit.xid & _XID, commit.commit_lsn, commit.end_lsn, commit.ts_us)
-        return aborts + self._whole(commit)
+                return rest + wire.stream_commit(commit.xid & _XID, commit.commit_lsn, commit.end_lsn, commit.ts_us)
+        return self._whole(commit)
 
-    def stream(self) -> bytes:
-        """Part of a transaction in progress, once everything that was committed before has been sent."""
-        if not self._streams or not self.caught_up:
+    def _prepare(self, prepare: Prepare) -> bytes:
+        """What a streamed one has told of definitions is told again to others, unlike after its commit."""
+        xid = prepare.xid & _XID
+        self._met("prepared transactions sent")
+        if self._streams_it(prepare):
+            rest = self._block(prepare.xid, prepare.changes, prepare.lsn)
+            if self._streamed.pop(prepare.xid, None) is not None:
+                self._met("prepared transactions streamed")
+                return rest + wire.prepare(xid, prepare.lsn, prepare.end_lsn, prepare.gid, streamed=True)
+        begin = wire.begin_prepare(xid, prepare.lsn, prepare.end_lsn, prepare.gid)
+        content = b"".join(self._changes(prepare.changes))
+        return begin + content + wire.prepare(xid, prepare.lsn, prepare.end_lsn, prepare.gid)
+
+    def _streams_it(self, end: Commit | Prepare) -> bool:
+        watermark = any(change.kind == "M" for change in end.changes)
+        return end.xid in self._streamed or (self._streams and not watermark and self._chance.random() < 0.1)
+
+    def _abort(self, end: Abort) -> bytes:
+        self._gone.add(end.gone)
+        if end.xid not in self._streamed:
             return b""
-        aborts = self._tell_aborts()
-        running = [session for session in self._source.sessions if session.xid is not None and session.changes]
-        if not running:
-            return aborts
-        session = self._chance.choice(running)
-        assert session.xid is not None
-        return aborts + self._block(session.xid, session.changes)
+        if end.xid == end.gone:
+            del self._streamed[end.xid]
+        else:
+            # pgoutput forgets what it sent within the transaction, whichever subtransaction was rolled back.
+            self._streamed[end.xid].relations.clear()
+        return wire.stream_abort(end.xid & _XID, end.gone & _XID)
 
-    def _tell_aborts(self) -> bytes:
-        told = self._source.aborts[self._aborts_told :]
-        self._aborts_told = len(self._source.aborts)
-        out = b""
-        for xid, gone in told:
-            if xid in self._streamed:
-                out += wire.stream_abort(xid & _XID, gone & _XID)
-                if xid == gone:
-                    del self._streamed[xid]
-                else:
-                    # pgoutput forgets what it sent within the transaction, whichever subtransaction was rolled back.
-                    self._streamed[xid].relations.clear()
-        return out
-
-    def _block(self, xid: int, changes: Sequence[Change]) -> bytes:
-        """What of the changes has not been sent, and is safe in the WAL, as one block."""
+    def _block(self, xid: int, changes: Sequence[Change], until: int) -> bytes:
+        """What of the changes has not been sent, was not taken back, and stands in the WAL before ``until``, as one block."""
         known = self._streamed.get(xid)
         sent = known.known if known is not None else set()
-        fresh = [change for change in changes if change.lsn < self._source.flushed_lsn and id(change) not in sent]
+        fresh = [change for change in changes if change.lsn < until and change.xid not in self._gone and id(change) not in sent]
         if not fresh:
             return b""
         streamed = self._streamed.setdefault(xid, _Streamed())
@@ -110,7 +167,7 @@ class Walsender:
         return wire.stream(xid & _XID, *pieces, first=first)
 
     def _whole(self, commit: Commit) -> bytes:
-        content = self._changes(commit)
+        content = self._changes(commit.changes)
         if not content and not self._empty_transactions:
             return wire.keepalive(self.sent_lsn) if self._chance.random() < 0.3 else b""
         begin = wire.begin(commit.xid & 0xFFFFFFFF, commit.commit_lsn, commit.ts_us)
@@ -125,9 +182,9 @@ class Walsender:
         """Something invalidated the cache of relations (a GRANT, an index …): they are sent again."""
         self._relations.clear()
 
-    def _changes(self, commit: Commit) -> list[bytes]:
+    def _changes(self, changes: Sequence[Change]) -> list[bytes]:
         pieces = []
-        for change in commit.changes:
+        for change in changes:
             pieces += [*self._relations_of(change, self._relations), _encoded(change)]
             if self._chance.random() < 0.02:
                 pieces.append(wire.keepalive(self.sent_lsn, reply=self._chance.random() < 0.5))

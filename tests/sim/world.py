@@ -121,6 +121,8 @@ class Work:
     reading: float
     """How fast snapshots are: in most runs they are under way until the end."""
     alters: float
+    prepares: float
+    """Of commits, how many in two phases."""
 
 
 def _work(chance: Random) -> Work:
@@ -139,6 +141,7 @@ def _work(chance: Random) -> Work:
         deletes=chance.choice((0.1, 0.25, 0.45)),
         reading=chance.choice((4.0, 4.0, 15.0)),
         alters=chance.choice((0.0, 0.0, 0.03)),
+        prepares=chance.choice((0.0, 0.0, 0.3)),
     )
 
 
@@ -176,6 +179,7 @@ class World:
             workers=chance.choice((1, 2, 3)),
             empty_transactions=chance.random() < 0.3,
             streams=chance.random() < 0.5,
+            two_phase=chance.random() < 0.6,
             eager_progress=chance.random() < 0.5,
         )
         self._seals = self._ways.segment_bytes == 4_000 and chance.random() < 0.3
@@ -222,7 +226,7 @@ class World:
         self._prefill()
         self._choose_among(working=True)
         for _ in range(WORKING_STEPS):
-            if self._begun >= self._work.transactions and not self.source.sessions:
+            if self._begun >= self._work.transactions and not self.source.sessions and not self.source.prepared:
                 break
             self._step()
         self._faulty = False
@@ -252,7 +256,8 @@ class World:
 
     def _left(self) -> list[str]:
         """What is not equal yet."""
-        if self.source.sessions or self.source.waiting or self.capture is None or not self.capture.connected:
+        at_rest = not (self.source.sessions or self.source.waiting or self.source.prepared)
+        if not at_rest or self.capture is None or not self.capture.connected:
             return ["not at rest"]
         self._check_log()
         self.checker.complete = self._complete()
@@ -315,6 +320,9 @@ class World:
             source.begin()
             self._begun += 1
             return
+        if source.prepared and chance.random() < (0.3 if source.sessions else 0.7):
+            self._end_prepared(chance.choice(list(source.prepared)))
+            return
         if not source.sessions:
             return
         session = chance.choice(source.sessions)
@@ -337,8 +345,26 @@ class World:
         else:
             self._write(session, chance.choice(list(source.tables)))
 
+    def _end_prepared(self, gid: str) -> None:
+        chance = self._chance
+        if chance.random() < 0.3:
+            self.counts["prepared transactions rolled back"] += 1
+            self._say(f"rollback of prepared {gid}")
+            self.source.rollback_prepared(gid)
+        else:
+            self.counts["prepared transactions committed"] += 1
+            waits = self._faulty and chance.random() < self._dangers.standby_slow
+            commit = self.source.commit_prepared(gid, waits=waits)
+            self._say(f"commit of prepared {gid} at {commit.commit_lsn:X}-{commit.end_lsn:X}{' waits' * waits}")
+
     def _commit(self, session: Session) -> None:
         chance, dangers = self._chance, self._dangers
+        if chance.random() < self._work.prepares:
+            prepare = self.source.prepare(session)
+            if prepare is not None:
+                changes = ", ".join(_told(change) for change in prepare.changes)
+                self._say(f"prepare of {prepare.xid} at {prepare.lsn:X}-{prepare.end_lsn:X}: {changes}")
+                return
         waits = self._faulty and chance.random() < dangers.standby_slow
         unsafe = self._faulty and not session.altered and chance.random() < dangers.unsafe_commits
         self.counts["commits that wait for a standby"] += waits
@@ -423,11 +449,11 @@ class World:
         if roll < 0.25 or link.asked:
             link.asked = 0
             self.source.confirm(link.feedback.durable_lsn)
-        elif not server.caught_up and roll < 0.9:
+        elif not server.caught_up and roll < 0.8:
             for _ in range(chance.choice((1, 1, 2, 6))):
                 if not server.caught_up:
                     link.send(server.send())
-        elif roll < 0.75:
+        elif roll < 0.75 or (not server.caught_up and roll < 0.9):
             block = server.stream()
             self.counts["blocks of open transactions"] += bool(block)
             link.send(block)
@@ -487,7 +513,9 @@ class World:
 
     def _start(self) -> None:
         self._dying = self._dangers.dies_at_point
-        self.capture = Capture(self._folder, self.disk, self.source, self._chance, self._ways, self._log, self._since_lsn)
+        self.capture = Capture(
+            self._folder, self.disk, self.source, self._chance, self._ways, self._log, self._since_lsn, self._met
+        )
         self._unrecovered = False
         if self._dangers.memory_lost and self._chance.random() < 0.5:
             self._memory_kept = [
@@ -675,6 +703,9 @@ class World:
         known, now = self._completed, self.source.wal_lsn
         self._completed = {oid: known.get(oid, now) for oid in self.source.tables if capture.complete(oid)}
         return self._completed
+
+    def _met(self, name: str) -> None:
+        self.counts[name] += 1
 
     def _fault(self, name: str) -> None:
         self.counts[f"fault: {name}"] += 1
