@@ -19,7 +19,7 @@ from typing import Final, Self
 
 VARIABLE: Final = "HEADWATER_CRASHPOINT"
 """``name=kind``, ``name=kind:nth`` (the nth time that the point is reached, from 1) and with ``@file`` behind: the file is made
-when the point is reached."""
+when the point is hit, and where it is already there the point is not: once, whichever of several processes comes there first."""
 KILLED: Final = 137
 
 
@@ -44,7 +44,7 @@ class Armed:
     kind: Kind
     nth: int = 1
     mark: Path | None = None
-    """Made when the point is hit, so that a watcher knows."""
+    """Made when the point is hit, so that a watcher knows and no other process hits it again."""
     _reached: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,7 +70,10 @@ class Armed:
             if self._reached != self.nth:
                 return
         if self.mark is not None:
-            self.mark.touch()
+            try:
+                self.mark.touch(exist_ok=False)
+            except FileExistsError:
+                return
         match self.kind:
             case Kind.KILL:
                 os._exit(KILLED)

@@ -10,7 +10,9 @@ import psycopg
 import pytest
 
 from cdc.embedded.postgres import VOLATILE, Postgres
+from tests.faults.lab import lab
 from tests.faults.nursery import Nursery
+from tests.faults.stores import Written, write_everything
 from tests.faults.workload import Workload
 
 SMALL = {"logical_decoding_work_mem": "64kB", "max_replication_slots": "16", "autovacuum": "off"}
@@ -40,3 +42,9 @@ def filled_database(fault_server: Postgres) -> str:
     with psycopg.connect(fault_server.unix_dsn(name)) as connection:
         Workload(random.Random(name)).fill(connection)
     return name
+
+
+@pytest.fixture(scope="session")
+def written(fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path) -> Written:
+    with lab(fault_server, nursery, server_folder / "written", template=filled_database) as one:
+        return write_everything(one)

@@ -5,40 +5,29 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from cdc import reloading, stops
-from cdc.crashpoint import KILLED, Armed, Fault, Kind, armed
+from cdc.crashpoint import KILLED, Armed, Kind
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.errors import Stopped, StopState
 from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
-from cdc.model.batch import LSN, OP, POSITION, Op, batch_schema
-from cdc.model.evolution import Kind as Change
-from cdc.model.evolution import SchemaChange, schema_record
-from cdc.model.pgtypes import TEXT
-from cdc.model.position import Lsn
-from cdc.model.table import Column
-from cdc.spark.follower import Follower
 from sinks import make_sink, options_model
-from sinks.contract import Sink
 from tests import counters
 from tests.conftest import Cache
 from tests.faults import points
 from tests.faults.lab import POLL_S, Lab, lab
 from tests.faults.nursery import Nursery
-from tests.faults.truth import LogFold, Tables, difference
+from tests.faults.stores import Written, held_by
+from tests.faults.truth import difference
 from tests.faults.workload import Workload
 
 EVERYTHING = "HEADWATER_FAULTS" in os.environ
@@ -186,68 +175,6 @@ def fall(one: Lab, kind: Kind) -> None:
 # Stores
 
 
-@dataclass(frozen=True)
-class Written:
-    """A log that has seen everything, and what a store that follows it must hold in the end."""
-
-    folder: Path
-    tables: Tables
-
-
-@pytest.fixture(scope="session")
-def written(fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path) -> Written:
-    with lab(fault_server, nursery, server_folder / "written", template=filled_database) as one:
-        one.start()
-        one.until(one.has_slot, "the slot")
-        work = Workload(random.Random("written"))
-        steps(one, work, 12)
-        one.connection.execute("truncate events")
-        steps(one, work, 30)
-        # More rows than a store's batch, and then half of them again: whatever the dice said, a file of the warehouse keeps some and loses some.
-        one.connection.execute("insert into accounts select g, 'many', 0, null, null from generate_series(8000001, 8000500) g")
-        one.connection.execute("update accounts set owner = 'half' where id > 8000250")
-        one.converge()
-        assert one.ask_to_stop() == 0
-        one.process = None
-        change_definitions(one.folder / "log")
-        with closing(EmbeddedLogReader(one.folder / "log")) as reader, closing(LogFold(one.folder / "log")) as fold:
-            assert reader.head().position > 500
-            return Written(one.folder, {name: rows for name, rows in fold.tables().items() if rows})
-
-
-def change_definitions(log: Path) -> None:
-    """A column comes and another goes, with rows before and behind it; a second table is rewritten with a column of another type, and read again."""
-    with closing(EmbeddedLogReader(log)) as reader:
-        tables = {topic.name: topic.table for topic in reader.topics()}
-    with closing(EmbeddedLogWriter(log)) as writer:
-        accounts, items = tables["public.accounts"], tables["public.items"]
-        wider = replace(accounts, columns=(*accounts.columns, Column("extra", TEXT, attnum=len(accounts.columns) + 1)))
-        narrower = replace(wider, columns=tuple(column for column in wider.columns if column.name != "seen"))
-        retyped = replace(items, columns=tuple(replace(c, type_oid=TEXT) if c.name == "price" else c for c in items.columns))
-        for change, row in (
-            (SchemaChange(wider, Change.ALTERED), {"id": 7_000_001, "owner": "new", "extra": "more"}),
-            (SchemaChange(narrower, Change.ALTERED), {"id": 7_000_002, "owner": "newer", "extra": None}),
-            (SchemaChange(retyped, Change.REWRITTEN, empties=True), {"shop": 1, "code": "again", "price": "1e3"}),
-        ):
-            lsn, position = writer.head.commit_lsn + 8, writer.next_position
-            meta = {POSITION: position + 1, OP: int(Op.READ), LSN: lsn}
-            writer.append(schema_record(change, position, lsn, 0))
-            writer.append(pa.RecordBatch.from_pylist([meta | row], schema=batch_schema(change.table)))
-            writer.commit(Lsn(lsn), 0)
-
-
-def held_by(sink: Sink, folder: Path) -> Tables:
-    """Every table as the store has it, as text."""
-    with closing(EmbeddedLogReader(folder / "log")) as reader:
-        sink.make_visible()
-        found: Tables = {}
-        for topic in reader.topics():
-            rows = [row for batch in sink.scan(topic.table) for row in batch.to_pylist()]
-            if rows:
-                found[topic.name] = sorted((tuple(sorted(row.items())) for row in rows), key=repr)
-        return found
-
-
 def follow_through_a_fault(point: str, kind: Kind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any]) -> None:
     """The store's follower meets the fault and is started again; then the store holds what the log holds, and says so itself."""
     folder.mkdir()
@@ -290,33 +217,6 @@ def test_search(point: str, kind: Kind, written: Written, nursery: Nursery, open
     table = "public.accounts" if point == "search.schema.rewritten" else table
     store = {"kind": "opensearch", "url": opensearch.url, "batch_rows": 400, "tables": [table]}
     follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
-
-
-@pytest.mark.faults
-@pytest.mark.spark
-@pytest.mark.parametrize("point", points.of("warehouse"))
-def test_warehouse(point: str, written: Written, spark: Any, tmp_path: Path) -> None:  # noqa: ARG001
-    """In this process, because Spark's JVM takes seconds to start: what an error leaves behind, a new sink meets."""
-    options = options_model("iceberg").model_validate({"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400})
-    with closing(EmbeddedLogReader(written.folder / "log")) as reader:
-        with armed(f"{point}=error") as fault, suppress(Fault):
-            apply_all(options, reader, written, tmp_path)
-        assert fault.hit, f"{point} was not reached"
-        apply_all(options, reader, written, tmp_path)
-        sink = make_sink("store", options)
-        assert sink.open().position == reader.head().position
-    assert difference(written.tables, held_by(sink, written.folder)) is None
-    sink.close()
-    counters.add("crash points", "error")
-
-
-def apply_all(options: Any, reader: EmbeddedLogReader, written: Written, folder: Path) -> None:
-    """The log in ranges of some hundred changes, each with a commit."""
-    follower = Follower("store", options, written.folder / "log", reader, folder / "run", threading.Event())
-    assert follower.start()
-    follower.follow_to(reader.head())
-    assert follower.applied.position == reader.head().position, follower.status
-    follower.close()
 
 
 # The parts around them

@@ -1,0 +1,185 @@
+"""The crash points that a follower and the warehouse meet, in a real Spark process: whatever becomes of it, the store ends up equal to the log.
+
+Starting Spark's JVM takes seconds, so `make test` kills at a few points one process after the other, and lets the rest fail in its own
+process; `make faults` has a process of its own for every point × {kill, error, hang}.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from cdc.crashpoint import KILLED, VARIABLE, Fault, Kind, armed
+from cdc.embedded.processes import kill_group, spawn
+from cdc.log.reader import EmbeddedLogReader
+from sinks import make_sink, options_model
+from sinks.warehouse import use_session
+from tests import counters
+from tests.conftest import Cache
+from tests.end_to_end.daemon import lives
+from tests.faults import points
+from tests.faults.stores import Written, apply_all, held_by
+from tests.faults.test_crashpoints import EVERYTHING
+from tests.faults.truth import difference
+from tests.integration.spark.traffic import Traffic, assert_equal
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.usefixtures("session")]
+
+DEADLINE_S: Final = 180.0
+CHOSEN: Final = ("warehouse.vectors_written", "warehouse.table_committed")
+"""Between the files and the commit that names them, and between the commit of one table and that of the store."""
+FOLLOWER: Final = [point for point in points.of("cache") if point.startswith("follower.")]
+ALL: Final = [*points.of("warehouse"), *FOLLOWER]
+CONFIGURATION: Final = """
+run_dir = "{folder}/run"
+[source]
+dsn = "postgresql://"
+[log]
+dir = "{log}"
+[stores.store]
+{store}
+"""
+
+
+@pytest.fixture
+def session(spark: Any) -> None:
+    """For what this process itself does with a warehouse."""
+    use_session(lambda: spark)
+
+
+class Follow:
+    """`cdc follow store --until-caught-up` processes over one log and one store, one after the other."""
+
+    def __init__(self, folder: Path, log: Path, **store: Any) -> None:
+        self.folder = folder
+        self.log = log
+        self.options = options_model(store["kind"]).model_validate(store)
+        lines = "\n".join(f"{name} = {value if isinstance(value, int) else repr(str(value))}" for name, value in store.items())
+        (folder / "cdc.toml").write_text(CONFIGURATION.format(folder=folder, log=log, store=lines))
+
+    @contextmanager
+    def process(self, crash: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "cdc", "--config", str(self.folder / "cdc.toml"), "follow", "store", "--until-caught-up"]
+        environment = {**os.environ, **({VARIABLE: crash} if crash else {})}
+        process = spawn(command, log=self.folder / "follow.log", env=environment)
+        try:
+            yield process
+        finally:
+            kill_group(process)
+
+    def run(self) -> None:
+        """A process that nothing happens to."""
+        with self.process() as process:
+            assert process.wait(DEADLINE_S) == 0, self.told
+
+    def fail(self, point: str, kind: Kind) -> None:
+        """A process that meets the point. After an error it goes on by itself; what a dead one leaves behind (the JVM) ends as well."""
+        mark = self.folder / f"{point}-{kind}"
+        with self.process(f"{point}={kind}@{mark}") as process:
+            deadline = time.monotonic() + DEADLINE_S
+            children: Sequence[psutil.Process] = ()
+            while process.poll() is None and not (kind is Kind.HANG and mark.exists()):
+                with suppress(psutil.NoSuchProcess):
+                    children = psutil.Process(process.pid).children(recursive=True) or children
+                assert time.monotonic() < deadline, f"{point} was not reached\n{self.told}"
+                time.sleep(0.01)
+            assert mark.exists(), f"{point} was not reached\n{self.told}"
+            match kind:
+                case Kind.ERROR:
+                    assert process.returncode == 0, self.told
+                case Kind.KILL:
+                    assert process.returncode == KILLED, self.told
+                case Kind.HANG:
+                    process.kill()
+                    process.wait()
+            while any(map(lives, children)):
+                assert time.monotonic() < deadline, [child for child in children if lives(child)]
+                time.sleep(0.01)
+        counters.add("crash points in Spark", str(kind))
+
+    @property
+    def told(self) -> str:
+        return (self.folder / "follow.log").read_text(errors="replace")[-6000:]
+
+
+def check(follow: Follow, written: Written) -> None:
+    """The store says that it has everything, and it has."""
+    sink = make_sink("store", follow.options)
+    try:
+        with closing(EmbeddedLogReader(follow.log)) as reader:
+            assert sink.open().position == reader.head().position
+        assert difference(written.tables, held_by(sink, written.folder)) is None
+    finally:
+        sink.close()
+
+
+def warehouse_of(folder: Path, written: Written) -> Follow:
+    return Follow(folder, written.folder / "log", kind="iceberg", path=folder / "warehouse", batch_rows=400)
+
+
+@pytest.mark.timeout(900)
+def test_killed_at_one_point_after_the_other(written: Written, tmp_path: Path) -> None:
+    """Each process goes on where its predecessor was killed; the last one here, in this process, since it is there already."""
+    follow = warehouse_of(tmp_path, written)
+    for point in CHOSEN:
+        follow.fail(point, Kind.KILL)
+    with closing(EmbeddedLogReader(follow.log)) as reader:
+        apply_all(follow.options, reader, written, tmp_path)
+    check(follow, written)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("point", ALL if EVERYTHING else [])
+def test_each_point(point: str, kind: Kind, written: Written, tmp_path: Path) -> None:
+    follow = warehouse_of(tmp_path, written)
+    follow.fail(point, kind)
+    if kind is not Kind.ERROR:
+        follow.run()
+    check(follow, written)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [Kind.KILL, Kind.ERROR])
+@pytest.mark.parametrize("point", ["follower.batch.read", "follower.batch.applied"] if EVERYTHING else [])
+def test_on_sparks_workers(point: str, kind: Kind, valkey: Cache, seed: int, tmp_path: Path) -> None:
+    """The worker is gone in the middle of its part, and the driver's query starts again."""
+    traffic = Traffic(tmp_path / "log", seed, truncates=False)
+    traffic.bulk(3000)
+    traffic.transactions(30)
+    traffic.close()
+    follow = Follow(tmp_path, traffic.folder, kind="redis", url=valkey.url, workers_from_rows=500)
+    mark = tmp_path / "reached"
+    with follow.process(f"{point}={kind}@{mark}") as process:
+        assert process.wait(DEADLINE_S) == 0, follow.told
+    assert mark.exists()
+    sink = make_sink("store", follow.options)
+    sink.open()
+    assert_equal(sink, traffic.folder)
+    sink.close()
+    counters.add("crash points in Spark", f"{kind} of a worker")
+
+
+@pytest.mark.parametrize("point", points.of("warehouse"))
+def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) -> None:
+    """What an error leaves behind, a new sink meets."""
+    options = options_model("iceberg").model_validate({"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400})
+    with closing(EmbeddedLogReader(written.folder / "log")) as reader:
+        with armed(f"{point}=error") as fault, suppress(Fault):
+            apply_all(options, reader, written, tmp_path)
+        assert fault.hit, f"{point} was not reached"
+        apply_all(options, reader, written, tmp_path)
+        sink = make_sink("store", options)
+        assert sink.open().position == reader.head().position
+    assert difference(written.tables, held_by(sink, written.folder)) is None
+    sink.close()
+    counters.add("crash points", "error")
