@@ -24,7 +24,7 @@ from cdc.log.timeline import Run
 
 JOB = tuple[Place, Run]
 CHUNK_BYTES: Final = 4 * 2**20
-"""How much of the segment is in memory at a time; the Parquet file's own bytes come on top."""
+"""How much of the segment is mapped at a time; a row group's batches and the Parquet file's own bytes come on top."""
 RETRY_S: Final = 5.0
 NICE: Final = 10
 """The thread's priority (Linux: a thread has its own): what is to be durable, and the server that sends it, come first."""

@@ -108,8 +108,8 @@ class Segment:
             raise Damaged(run.start, "whole frames, but not those that were committed here")
 
     def scan(self, run: Run, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
-        """The run's batches one after the other, holding about ``chunk_bytes`` of the file at a time. Raises LogCorrupt, for what the
-        chain alone can see only after the last batch."""
+        """The run's batches one after the other, each lying in a mapping of about ``chunk_bytes`` of the file, which goes with the last
+        of its batches. Raises LogCorrupt, for what the chain alone can see only after the last batch."""
         at, seed, rows = run.start, run.seed, 0
         try:
             while at < run.end:
@@ -135,7 +135,7 @@ class Segment:
 
     def _whole_frames(self, start: int, end: int, chunk_bytes: int) -> pa.Buffer:
         """Bytes from a frame's beginning on: as many whole frames as fit the chunk, but at least one. Raises Damaged."""
-        data = self._read(start, min(end, start + chunk_bytes))
+        data = self._window(start, min(end, start + chunk_bytes))
         whole = 0
         while (length := frame_length(data, whole)) is not None and whole + length <= data.size:
             whole += length
@@ -144,11 +144,17 @@ class Segment:
         length = frame_length(data, 0)
         if length is None or start + length > end:
             raise Damaged(start, "not a whole frame")
-        return self._read(start, start + length)
+        return self._window(start, start + length)
+
+    def _window(self, start: int, end: int) -> pa.Buffer:
+        """Bytes [start, end), mapped by themselves: reading them would cost fresh pages of memory and a copy. Raises Damaged."""
+        if end > (length := self.length):
+            raise Damaged(length, "the segment is cut short")
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self._fd, end - first, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=first)
+        return pa.py_buffer(mapped).slice(start - first, end - start)
 
     def _read(self, start: int, end: int) -> pa.Buffer:
-        if end - start > COPY_BELOW_BYTES and end > (length := self.length):
-            raise Damaged(length, "the segment is cut short")
         data = os.pread(self._fd, end - start, start)
         if len(data) < end - start:
             raise Damaged(start + len(data), "the segment is cut short")
