@@ -6,7 +6,7 @@ partition that is detached, a label of an enum. The catalog shows traces of each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
@@ -55,7 +55,7 @@ class Publishing:
     ways: tuple[int, ...] = ()
     """The catalog rows by which the table is in the publication: others after it was taken out and put back."""
     version: str = ""
-    """Changes whenever the publication's own options do, such as which kinds of changes it publishes."""
+    """Three words: the version of the publication's row, its owner, its options (such as which kinds of changes it publishes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,15 @@ def _was_out(before: Facts, after: Facts) -> bool:
     if before.publishing is None or after.publishing is None:
         return False
     kept = set(before.publishing.ways) & set(after.publishing.ways)
-    return before.publishing.version != after.publishing.version or not (kept or before.publishing.ways == after.publishing.ways)
+    changed = _optioned(before.publishing.version.split(), after.publishing.version.split())
+    return changed or not (kept or before.publishing.ways == after.publishing.ways)
+
+
+def _optioned(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Another row with the same options may be one whose options were others in between; but not when it has got another owner."""
+    if before == after or len(before) != 3 or len(after) != 3:
+        return before != after
+    return before[2] != after[2] or before[1] == after[1]
 
 
 def _retyped(before: FactColumn, after: FactColumn) -> bool:

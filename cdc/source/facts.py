@@ -91,7 +91,9 @@ select """
              select r.oid::int8 from pg_publication_rel r where r.prpubid = p.oid
                and (r.prrelid = c.oid or c.relispartition and r.prrelid in (select relid from pg_partition_ancestors(c.oid)))) w(way)
            where p.pubname = %(publication)s),
-  'version', coalesce((select p.xmin::text from pg_publication p where p.pubname = %(publication)s), ''))
+  'version', coalesce((
+    select p.xmin::text || ' ' || p.pubowner || ' ' || md5((to_jsonb(p) - 'oid'::text - 'pubowner'::text)::text)
+    from pg_publication p where p.pubname = %(publication)s), ''))
 from pg_class c
 where c.relkind in ('r', 'p') and (c.oid = any (%(oids)s::oid[]) or (%(all)s and c.oid in (select oid from published)))
 order by c.oid

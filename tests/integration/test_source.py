@@ -9,6 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.errors import ConfigError, SourceError, Stopped, StopState
+from cdc.model.facts import hidden
 from cdc.settings import Source
 from cdc.source import (
     connect,
@@ -21,6 +22,7 @@ from cdc.source import (
     select_tables,
 )
 from cdc.source.checks import Finding, check_source
+from cdc.source.facts import read_facts
 from tests.conftest import Database
 
 Connection = psycopg.Connection[Any]
@@ -333,3 +335,24 @@ def test_the_connection_is_pinned(postgres: Database) -> None:
             "select '\\x00ff'::bytea::text, current_setting('TimeZone'), current_setting('search_path')"
         ).fetchone()
         assert row == ("\\x00ff", "UTC", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ("alter publication cdc owner to pg_monitor", False),
+        ("alter publication cdc set (publish = 'insert')", True),
+        (
+            "alter publication cdc set (publish = 'insert'); alter publication cdc set (publish = 'insert, update, delete, truncate')",
+            True,
+        ),
+    ],
+)
+def test_another_owner_of_the_publication_hides_no_changes(postgres: Database, sql: Connection, change: str, seen: bool) -> None:
+    sql.execute("create table t (id int primary key); create publication cdc for table t")
+    with connect(postgres.dsn) as connection:
+        (before,) = read_facts(connection, "cdc", published=True)
+        for statement in change.split(";"):
+            sql.execute(statement)
+        (after,) = read_facts(connection, "cdc", published=True)
+    assert (hidden(before, after) is not None) == seen

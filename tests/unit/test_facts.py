@@ -20,6 +20,7 @@ PLAIN = Facts(
     7, "public", "t", False, "d", (ID, V), (1,), {7: Leaf(70, True)}, {"e1": "a", "a5.1": "23 -1 false"}, Publishing(True)
 )
 PARTED = replace(PLAIN, partitioned=True, leaves={8: Leaf(80, True), 9: Leaf(90, True)})
+OPTIONS = replace(PLAIN, publishing=Publishing(True, version="12 owner options"))
 OVERLAY, VANISHED = Verdict(False), Verdict(True)
 
 
@@ -55,7 +56,10 @@ def _with(*columns: FactColumn) -> Callable[[Facts], Facts]:
         (PLAIN, lambda facts: replace(facts, types={**facts.types, "a5.2": "25 -1 false"}), OVERLAY),
         (PLAIN, lambda facts: replace(facts, types={**facts.types, "a6.1": "25 -1 false"}), None),
         (PLAIN, lambda facts: replace(facts, publishing=Publishing(True, row_filter="x")), VANISHED),
-        (PLAIN, lambda facts: replace(facts, publishing=Publishing(True, version="12")), VANISHED),
+        (OPTIONS, lambda facts: replace(facts, publishing=Publishing(True, version="13 owner options")), VANISHED),
+        (OPTIONS, lambda facts: replace(facts, publishing=Publishing(True, version="13 owner others")), VANISHED),
+        (OPTIONS, lambda facts: replace(facts, publishing=Publishing(True, version="13 another others")), VANISHED),
+        (OPTIONS, lambda facts: replace(facts, publishing=Publishing(True, version="13 another options")), None),
         (
             replace(PLAIN, publishing=Publishing(True, ways=(1, 2))),
             lambda facts: replace(facts, publishing=Publishing(True, ways=(2, 3))),
