@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +18,9 @@ from cdc.commands.transport import check_transport
 from cdc.contracts import check_contracts
 from cdc.errors import ConfigError, HeadwaterError, SourceError
 from cdc.model.selection import matches
+from cdc.model.table import Table
 from cdc.settings import Settings
-from cdc.source.catalog import find_tables
+from cdc.source.catalog import find_tables, select_tables
 from cdc.source.checks import Finding, check_budget, check_source
 from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
@@ -37,8 +38,9 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
     yield from _source(settings, fix=fix)
     yield _java()
     yield _disk(settings.log.dir)
+    tables = _tables(settings) if settings.stores else []
     for name in settings.stores:
-        yield _store(settings, name)
+        yield _store(settings, name, tables)
     yield from check_transport(settings)
 
 
@@ -102,7 +104,16 @@ def _contracts(connection: psycopg.Connection, settings: Settings) -> Finding:
     return Finding("ok", "contracts", f"{len(settings.contracts)} contracts name tables and columns that there are")
 
 
-def _store(settings: Settings, name: str) -> Finding:
+def _tables(settings: Settings) -> list[Table]:
+    """The source's, as far as they are captured; none when it cannot be asked, which another finding says."""
+    try:
+        with connect(settings.source.dsn.get_secret_value(), application="headwater-doctor") as connection:
+            return [table.table for table in select_tables(find_tables(connection), settings.source.tables)]
+    except (HeadwaterError, psycopg.Error):
+        return []
+
+
+def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Finding:
     check = f"store {name}"
     options = settings.stores[name]
     folder = getattr(options, "path", None)
@@ -116,6 +127,8 @@ def _store(settings: Settings, name: str) -> Finding:
         sink = unopened_sink(settings, name)
         try:
             applied = sink.open()
+            if (foresee := getattr(sink, "foresee", None)) is not None:
+                foresee([table for table in tables if matches(options.tables, table.qualified)])
         finally:
             sink.close()
     except HeadwaterError as error:

@@ -6,9 +6,10 @@ What a reader finds under a key: ``value = "json"``: the document of ``sinks.jso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -114,6 +115,15 @@ class CacheSink:
                 hint = 'put {schema} and {table} into `key`, each followed by ":"'
                 raise ConfigError(f"store {self.name}: keys of {table.qualified} and {other.decode()} could be the same", hint=hint)
         return keys
+
+    def foresee(self, tables: Sequence[Table]) -> None:
+        """Raises ConfigError when the keys of these tables, which are to come, cannot be told apart, or are not what they were."""
+        found = [self.check(table) for table in tables]
+        for keys, after in pairwise(sorted(found, key=lambda keys: keys.prefix)):
+            if after.prefix.startswith(keys.prefix):
+                hint = 'put {schema} and {table} into `key`, each followed by ":"'
+                names = f"{keys.table.qualified} and {after.table.qualified}"
+                raise ConfigError(f"store {self.name}: keys of {names} could be the same", hint=hint)
 
     def shape(self, topic: str) -> Shape | None:
         held: bytes | None = self._ask(lambda: self._client.hget(self._shapes, topic))

@@ -130,6 +130,16 @@ def test_two_tables_that_could_share_keys_are_refused(opened: Any) -> None:
         sink.prepare(PAIRS)
 
 
+@pytest.mark.parametrize("key", ["row:{key}", "{table}:{nope}"])
+def test_keys_that_cannot_be_are_foreseen(opened: Any, key: str) -> None:
+    sink = opened()
+    for right in ([], [ORDERS], [ORDERS, PAIRS]):
+        sink.foresee(right)
+    sink._options = sink._options.model_copy(update={"key": key})
+    with pytest.raises(ConfigError, match=r"could be the same|nope is not part of the key"):
+        sink.foresee([dataclasses.replace(table, name=f"new_{table.name}") for table in (ORDERS, PAIRS)])
+
+
 def test_a_store_filled_under_other_keys_is_refused(opened: Any) -> None:
     opened(key="order:{id}")
     with pytest.raises(ConfigError, match="has changed"):

@@ -232,6 +232,11 @@ def test_doctor_on_a_store_that_is_down(shop: Shop, free_port: Callable[[], int]
     assert "fail store cache: " in failures(shop.cdc("doctor"))
 
 
+def test_doctor_on_keys_that_a_table_cannot_have(shop: Shop, valkey: Cache) -> None:
+    shop.configure(more=f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"\nkey = "order:{{nope}}"')
+    assert "nope is not part of the key of public." in failures(shop.cdc("doctor"))
+
+
 def test_doctor_leaves_a_warehouse_to_its_writer(shop: Shop) -> None:
     shop.configure(more='[stores.warehouse]\nkind = "iceberg"\npath = "house"')
     done = shop.cdc("doctor")
