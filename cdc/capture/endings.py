@@ -84,7 +84,7 @@ class Poison:
 
 def _publication_lost(text: str) -> Stopped:
     hint = "cdc resume PUBLICATION_LOST --rebuild (reads the tables again; deploy/runbook.md, PUBLICATION_LOST)"
-    return Stopped(StopState.PUBLICATION_LOST, text, hint=hint)
+    return Stopped(StopState.PUBLICATION_LOST, f"the publication was dropped, for a while at least: {text}", hint=hint)
 
 
 def _fields(body: bytes) -> dict[str, str]:

@@ -142,7 +142,7 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
     yield lag("headwater_store_lag_seconds", "Age of the oldest commit that the store does not hold yet.", "seconds")
     yield counter(
         "headwater_store_changes",
-        "Changes handled since the follower started: written, stale (a newer one was there) or dead (set aside).",
+        "Changes handled since the follower started: written, stale (a newer one was there); dead (set aside): since the store was empty.",
         [((f.store, kind), getattr(f, kind)) for f in known for kind in ("written", "stale", "dead")],
         "store",
         "outcome",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import StoreError
+from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import LSN, first_position, last_position, table_of
@@ -19,7 +20,7 @@ from cdc.model.evolution import SchemaChange, schema_change_of, schema_record
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.spark.rules import Rules
-from cdc.spark.survey import Survey
+from cdc.spark.survey import Survey, TopicRange
 from sinks import make_sink
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape, Sink
 from sinks.policy import Action
@@ -81,10 +82,24 @@ def apply_range(sink: Sink, reader: LogReader, seen: Survey, prepared: Prepared,
     for found in seen.topics:
         if found.changes and found.first is not None and prepared.shape(sink, found.topic) is None:
             # The shape that the first change starts from, even where rows under it are skipped.
-            prepared.ensure(sink, found.first)
+            with _passing(found):
+                prepared.ensure(sink, found.first)
+        for batch in found.before:
+            with _passing(found):
+                outcome += _apply(sink, batch, prepared, rules)
         for batch in found.batches(reader):
             outcome += _apply(sink, batch, prepared, rules)
     return outcome
+
+
+@contextmanager
+def _passing(found: TopicRange) -> Iterator[None]:
+    """A definition whose rows are gone by the end of the range may be one that the store cannot have, such as one without a key."""
+    try:
+        yield
+    except ConfigError:
+        if not found.emptied:
+            raise
 
 
 def _apply(sink: Sink, batch: pa.RecordBatch, prepared: Prepared, rules: Rules) -> Outcome:

@@ -217,6 +217,8 @@ class Follower:
                 hint="restore the log, or empty the store so that it is built anew",
             )
         self.applied = applied
+        if applied.position == 0:
+            self.status.dead = 0
         self._looked_at = time.monotonic()
         self._show(applied)
 
@@ -306,6 +308,7 @@ def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
     seen = status.read_follower(run_dir, store)
     if seen is not None and seen.kind == kind:
         now.position, now.commit_lsn, now.commit_ts_us = seen.position, seen.commit_lsn, seen.commit_ts_us
+        now.dead = seen.dead  # what was set aside stays so over a restart
     return now
 
 

@@ -36,14 +36,15 @@ class TopicRange:
     """The definition of the first change that is a row's or a TRUNCATE."""
     changes: list[tuple[Position, SchemaChange]] = field(default_factory=list)
     truncated: bool = False
+    emptied: bool = False
+    """Something in the range empties the topic: a TRUNCATE, or a change of its definition."""
     before: list[pa.RecordBatch] = field(default_factory=list)
     """The SCHEMA records at or below ``after``."""
     kept: list[pa.RecordBatch] | None = field(default_factory=list)
     """The batches after ``after``; None when they are too large to be kept."""
 
     def batches(self, reader: LogReader) -> Iterator[pa.RecordBatch]:
-        """What is to be applied, in position order."""
-        yield from self.before
+        """What is to be applied after ``before``, in position order."""
         yield from reader.read(self.topic, self.after, self.upto) if self.kept is None else self.kept
 
 
@@ -76,6 +77,7 @@ def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicR
         truncates = len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE
         found.truncated |= truncates
         if truncates or (change is not None and change.empties):
+            found.emptied = True
             # Rows before this one come and go unseen; the definitions among them still lead from one shape to the next.
             found.before = list(schemas)
             found.after, found.kept, size = Position(first_position(batch) - 1), [], 0

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from cdc import stops
 from cdc.embedded.valkey import Valkey
-from cdc.errors import ConfigError, StoreError
+from cdc.errors import ConfigError, StopState, StoreError
+from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
+from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.spark.follower import Follower
 from sinks.cache.sink import CacheSink, Options
 from sinks.contract import Outcome
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
@@ -56,6 +63,41 @@ def test_a_row_is_a_hash_when_asked_for(valkey: Any, opened: Any) -> None:
     with valkey.client(decode_responses=True) as client:
         found = client.hgetall("public.orders:1")
     assert found == {"_cdc_position": "6", **{name: text for name, text in order(1, None).items() if text is not None}}
+
+
+@pytest.mark.parametrize("begins_with_a_key", [True, False])
+def test_a_table_that_was_without_a_key_holds_nobody_up_once_it_has_one(
+    valkey: Any, tmp_path: Path, begins_with_a_key: bool
+) -> None:
+    """What came meanwhile could not be held; the rows that are read again with the key can."""
+    keyless = dataclasses.replace(ORDERS, columns=tuple(dataclasses.replace(column, key=False) for column in ORDERS.columns))
+    options = Options.model_validate({"kind": "redis", "url": valkey.url})
+    log = MemoryLog()
+    writer = log.writer()
+
+    def follow(*batches: pa.RecordBatch) -> Follower:
+        for made in batches:
+            writer.append(made)
+            writer.commit(Lsn(writer.next_position), 0)
+        follower = Follower("cache", options, tmp_path, log.reader(), tmp_path, threading.Event())
+        follower.follow_to(writer.head)
+        follower.close()
+        return follower
+
+    stopped = follow(
+        batch(ORDERS if begins_with_a_key else keyless, [(Op.INSERT, 1, order(1))]),
+        schema_record(SchemaChange(keyless, Kind.ALTERED), 2, 2, 2),
+        batch(keyless, [(Op.INSERT, 3, order(2))]),
+    )
+    assert stopped.status.stop == StopState.STORE_REFUSES
+    stops.clear(tmp_path, "STORE_REFUSES")
+    mended = follow(
+        schema_record(SchemaChange(ORDERS, Kind.REWRITTEN, empties=True), 4, 4, 4), batch(ORDERS, [(Op.READ, 5, order(3))])
+    )
+    assert mended.status.stop is None
+    assert mended.applied == writer.head
+    with valkey.client() as client:
+        assert client.keys("public*") == [b"public.orders:3"]
 
 
 def test_nothing_is_kept_of_deleted_keys_once_the_cut_has_passed(valkey: Any, opened: Any) -> None:

@@ -31,7 +31,7 @@ from tests.contract.rows import ORDERS, batch, order
 @pytest.mark.parametrize(("kind", "position"), [("memory", 7), ("redis", 0)])
 def test_until_the_store_is_opened_it_is_where_it_was_last_seen(tmp_path: Path, kind: str, position: int) -> None:
     status.write(
-        tmp_path, "follow-twin", status.FollowerStatus("twin", kind, 1, "exited", position=7, commit_lsn=70, commit_ts_us=9)
+        tmp_path, "follow-twin", status.FollowerStatus("twin", kind, 1, "exited", position=7, commit_lsn=70, commit_ts_us=9, dead=3)
     )
     options = options_model("memory").model_validate({"kind": "memory"})
     follower = Follower("twin", options, tmp_path, MemoryLog().reader(), tmp_path, threading.Event())
@@ -39,6 +39,13 @@ def test_until_the_store_is_opened_it_is_where_it_was_last_seen(tmp_path: Path, 
     told = status.read_follower(tmp_path, "twin")
     assert told is not None
     assert (told.position, told.commit_lsn, told.state, told.written) == (position, position * 10, "starting", 0)
+    assert told.dead == (3 if position else 0)
+    follower.start()
+    follower.report()
+    told = status.read_follower(tmp_path, "twin")
+    assert told is not None
+    assert told.dead == 0, "an empty store has set nothing aside"
+    follower.close()
 
 
 class _Gathering(Options):
