@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
 from psycopg import pq
 
 from cdc.errors import ConfigError
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
-from snapshots.catalog import SourceTable, load_tables
+from snapshots.catalog import SourceTable, key_types, load_tables
 from snapshots.plan import relation
 from snapshots.requests import Request
 
 
+class WrongKey(ConfigError):
+    """One of the keys that were asked for cannot be a key of the table."""
+
+    def __init__(self, place: int, problem: str) -> None:
+        super().__init__(f"key {place + 1}: {problem}")
+        self.place = place
+        """Among the request's keys, from 0."""
+        self.problem = problem
+
+
 def check_request(connection: psycopg.Connection, request: Request, source: Publishing) -> None:
-    """Raises ConfigError (what was asked is wrong) or SourceError (the table cannot be read)."""
+    """Raises ConfigError (what was asked is wrong; WrongKey for one of the keys) or SourceError (the table cannot be read)."""
     found = [one for one in load_tables(connection, source.tables, source.publication) if one.name == request.table]
     if not found:
         raise ConfigError(
@@ -26,9 +38,38 @@ def check_request(connection: psycopg.Connection, request: Request, source: Publ
     if request.keys is not None:
         if not table.index:
             raise ConfigError(f"table {request.table} has no key", hint="read it by --where, or whole")
-        for key in request.keys:
+        for place, key in enumerate(request.keys):
             if len(key) != len(table.index):
-                raise ConfigError(f"a key of table {request.table} has {len(table.index)} columns: {', '.join(table.index)}")
+                raise WrongKey(place, f"a key of table {request.table} has {len(table.index)} columns: {', '.join(table.index)}")
+        for name, kind, texts in zip(table.index, key_types(connection, table), zip(*request.keys, strict=True), strict=True):
+            wrong = _not_of_type(connection, kind, texts)
+            if wrong is not None:
+                raise WrongKey(wrong, f"what stands there for column {name} is no {kind}")
+
+
+def _not_of_type(connection: psycopg.Connection, kind: str, texts: Sequence[str]) -> int | None:
+    """The place of the first text that the type does not take. ``kind``: as SQL, from the catalog."""
+    if not _refused(connection, kind, texts):
+        return None
+    first, end = 0, len(texts)
+    while end - first > 1:
+        middle = (first + end) // 2
+        if _refused(connection, kind, texts[first:middle]):
+            end = middle
+        else:
+            first = middle
+    return first
+
+
+def _refused(connection: psycopg.Connection, kind: str, texts: Sequence[str]) -> bool:
+    query = f"select count(wanted::{kind.replace('%', '%%')}) from unnest(%s::text[]) wanted"
+    try:
+        connection.execute(query.encode(), (list(texts),))
+    except psycopg.OperationalError:
+        raise
+    except psycopg.Error:
+        return True
+    return False
 
 
 def _check_condition(connection: psycopg.Connection, table: SourceTable, condition: str) -> None:

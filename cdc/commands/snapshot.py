@@ -42,7 +42,7 @@ def snapshot(
     Rows that are stale in the log are corrected. A row that the source has no more is removed with --replace (the whole table) and with
     --keys (a key that no row has becomes a delete), not with --where. The request is durable: capture takes it up as soon as it runs.
     """
-    from snapshots.asking import check_request
+    from snapshots.asking import WrongKey, check_request
     from snapshots.requests import Request, Requests
     from snapshots.session import Unreachable, open_session
 
@@ -51,12 +51,15 @@ def snapshot(
         raise ConfigError("give either --where or --keys")
     if replace and (where is not None or keys is not None):
         raise ConfigError("--replace reads the whole table", hint="leave --where and --keys out")
-    request = Request(table, where, None if keys is None else read_keys(keys), replace)
+    wanted = None if keys is None else read_keys(keys)
+    request = Request(table, where, None if wanted is None else tuple(wanted.values()), replace)
     try:
         with closing(open_session(settings.source.dsn.get_secret_value())) as connection:
             check_request(connection, request, settings.source)
     except Unreachable as error:
         raise HeadwaterError(str(error), hint="cdc doctor") from None
+    except WrongKey as error:
+        raise ConfigError(f"{keys}, line {list(wanted or ())[error.place]}: {error.problem}") from None
     requests = Requests(settings.log.dir)
     running = _capture_runs(settings)
     if wait and not running:
@@ -74,8 +77,8 @@ def snapshot(
     _print(name, table, outcome, as_json, running)
 
 
-def read_keys(path: Path) -> tuple[tuple[str, ...], ...]:
-    """The keys that the file lists: a line is a key, or a JSON array of its columns. Raises ConfigError naming the line."""
+def read_keys(path: Path) -> dict[int, tuple[str, ...]]:
+    """The keys that the file lists, by line number: a line is a key, or a JSON array of its columns. Raises ConfigError naming the line."""
     try:
         lines = (
             path.read_bytes().decode().split("\n")
@@ -84,12 +87,12 @@ def read_keys(path: Path) -> tuple[tuple[str, ...], ...]:
         raise ConfigError(f"cannot read {path}: {(error.strerror or type(error).__name__).lower()}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
-    keys = []
+    keys: dict[int, tuple[str, ...]] = {}
     for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
         if not line:
             continue
         if not line.startswith("["):
-            keys.append((line,))
+            keys[number] = (line,)
             continue
         try:
             fields = json.loads(line, parse_int=str, parse_float=str)
@@ -98,10 +101,10 @@ def read_keys(path: Path) -> tuple[tuple[str, ...], ...]:
             raise ConfigError(f"{path}, line {number}: is no JSON array", hint=hint) from None
         if not fields or not all(isinstance(field, str) for field in fields):
             raise ConfigError(f"{path}, line {number}: a key's columns are texts or numbers")
-        keys.append(tuple(fields))
+        keys[number] = tuple(fields)
     if not keys:
         raise ConfigError(f"{path} lists no key")
-    return tuple(keys)
+    return keys
 
 
 def _capture_runs(settings: Settings) -> bool:

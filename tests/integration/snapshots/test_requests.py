@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cdc.errors import ConfigError
-from snapshots.asking import check_request
+from snapshots.asking import WrongKey, check_request
 from snapshots.requests import Outcome, Request, Requests
 from snapshots.session import open_session
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
@@ -125,6 +125,33 @@ def test_refused_before_it_is_queued(postgres: Any, request_of: Request, says: s
         sql.execute("create table t (id int primary key, v text); create publication cdc for table t")
         with closing(open_session(postgres.unix_dsn)) as connection, pytest.raises(ConfigError, match=says):
             check_request(connection, request_of, _SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("keys", "place", "column"),
+    [
+        ([("1", "joy", "x")] * 5 + [("1", "canary", "x")] * 3, 5, 'm is no public."mo%od"'),
+        ([("canary", "joy", "x")], 0, "id is no integer"),
+        (
+            [(str(n), "joy", "x") for n in range(100)] + [("99999999999", "joy", "x"), ("canary", "joy", "x")],
+            100,
+            "id is no integer",
+        ),
+    ],
+)
+def test_a_wrong_key_is_named_without_its_value(postgres: Any, keys: Any, place: int, column: str) -> None:
+    with postgres.connect() as sql:
+        sql.execute(
+            'create type "mo%od" as enum (\'joy\'); create table t (id int, m "mo%od", v varchar(2), primary key (id, m, v))'
+        )
+        sql.execute("create publication cdc for table t")
+        with closing(open_session(postgres.unix_dsn)) as connection:
+            check_request(connection, Request("public.t", keys=(("1", "joy", "longer than the column"),)), _SOURCE)
+            with pytest.raises(WrongKey) as raised:
+                check_request(connection, Request("public.t", keys=tuple(keys)), _SOURCE)
+    assert raised.value.place == place
+    assert raised.value.problem.endswith(f"column {column}")
+    assert "canary" not in raised.value.line()
 
 
 def test_conditions_that_are_fine(postgres: Any) -> None:

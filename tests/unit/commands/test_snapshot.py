@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cdc import stops
+from cdc.commands.app import app
 from cdc.commands.snapshot import _wait, read_keys
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.settings import Settings
+from snapshots.asking import WrongKey
 from snapshots.requests import Request, Requests
 
 
 def test_a_line_is_a_key_or_the_array_of_its_columns(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes('7\r\n a \n\n["x", 1.10, ""]\na\x0cb\u2028c\rd\n'.encode())
-    assert read_keys(file) == (("7",), (" a ",), ("x", "1.10", ""), ("a\x0cb\u2028c\rd",))
+    assert read_keys(file) == {1: ("7",), 2: (" a ",), 4: ("x", "1.10", ""), 5: ("a\x0cb\u2028c\rd",)}
 
 
 def test_a_range_has_to_stand_in_an_array(tmp_path: Path) -> None:
@@ -34,3 +38,17 @@ def test_waiting_ends_when_capture_stops(tmp_path: Path) -> None:
     stops.record(settings.run_dir, "capture", Stopped(StopState.SLOT_LOST, "gone"))
     with pytest.raises(Stopped, match="SLOT_LOST"):
         _wait(settings, requests, name, "public.t", 5, quiet=True)
+
+
+def test_a_wrong_key_is_named_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise WrongKey(1, "what stands there for column id is no integer")
+
+    monkeypatch.setattr("snapshots.session.open_session", lambda _: BytesIO())
+    monkeypatch.setattr("snapshots.asking.check_request", refuse)
+    config, file = tmp_path / "cdc.toml", tmp_path / "keys"
+    config.write_text('[source]\ndsn = "host=/nowhere"\n')
+    file.write_text("1\n\ncanary\n3\n")
+    done = CliRunner().invoke(app, ["--config", str(config), "snapshot", "public.t", "--keys", str(file)])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == f"{file}, line 3: what stands there for column id is no integer"
