@@ -23,6 +23,8 @@ from cdc.model.batch import LSN, POSITION, first_position, last_position
 ORIGIN: Final = b"cdc.log"
 """Key of the file's metadata that says which log, topic and segment it stands for."""
 ROW_GROUP_ROWS: Final = 65_536
+LARGE_BYTES: Final = 2**18
+"""Of a batch. Parquet's writer takes it as it is; what is smaller costs it more by itself than a copy that joins it with others."""
 
 
 class Encoder:
@@ -73,7 +75,7 @@ class Encoder:
 def encode(place: Place, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Sealed, pa.Buffer]]:
     """A segment's batches, in order, as Parquet files: a new one wherever the schema changes. Pure."""
     encoder: Encoder | None = None
-    for batch in joined(batches):
+    for batch in joined(batches, LARGE_BYTES):
         if encoder is None or not encoder.schema.equals(batch.schema, check_metadata=True):
             if encoder is not None:
                 yield encoder.finish()

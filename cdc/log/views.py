@@ -12,6 +12,7 @@ from cdc.model.batch import ALONE
 
 SMALL_ROWS: Final = 4096
 """Batches below this are joined with their neighbours: a sink pays per batch, and a busy log is full of tiny ones."""
+MEASURED_ROWS: Final = 256
 JOINED_ROWS: Final = 16_384
 JOINED_BYTES: Final = 8 * 2**20
 
@@ -39,12 +40,15 @@ def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start) if start else batch
 
 
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same changes in fewer batches: neighbours of one schema version are joined while they are small."""
+def joined(batches: Iterable[pa.RecordBatch], large_bytes: int = JOINED_BYTES) -> Iterator[pa.RecordBatch]:
+    """The same changes in fewer batches: neighbours of one schema version are joined while they are small.
+
+    ``large_bytes``: a batch of at least ``MEASURED_ROWS`` rows and so many bytes is not small: joining it would only be a copy.
+    """
     waiting: list[pa.RecordBatch] = []
     rows = size = measured = 0
     for batch in batches:
-        small = batch.num_rows < SMALL_ROWS
+        small = batch.num_rows < SMALL_ROWS and (batch.num_rows < MEASURED_ROWS or batch.nbytes < large_bytes)
         if waiting and not (small and _same_version(waiting[0], batch)):
             yield _join(waiting)
             waiting, rows, size, measured = [], 0, 0, 0

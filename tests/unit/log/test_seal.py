@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +13,8 @@ import pytest
 from cdc.errors import LogCorrupt
 from cdc.log.names import sealed_of
 from cdc.log.reader import EmbeddedLogReader
+from cdc.log.sealed import LARGE_BYTES
+from cdc.log.views import joined
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import batch_schema, table_of
 from cdc.model.position import Lsn, Position
@@ -29,6 +32,24 @@ def closed_but_not_sealed(root: Path, groups: int = 6) -> list[object]:
         writer.commit(Lsn(writer.next_position), 0)
     writer.close()
     return rows_of(batches)  # type: ignore[return-value]
+
+
+def test_large_batches_are_sealed_as_they_are_and_small_ones_between_them_joined(tmp_path: Path) -> None:
+    first = iter(range(1, 10_000))
+    batches = [
+        changes(USERS, [next(first) for _ in range(rows)], width=width)
+        for rows, width in ((300, 2000), (1, 8), (2, 8), (255, 2000), (300, 2000))
+    ]
+    assert [batch.num_rows for batch in joined(batches, LARGE_BYTES)] == [300, 258, 300]
+    writer = EmbeddedLogWriter(tmp_path, segment_bytes=5 * 2**19, disk=QuickDisk())
+    for batch in batches:
+        writer.append(batch)
+    writer.commit(Lsn(1), 0)
+    writer.drain_seals()
+    writer.close()
+    assert not list(tmp_path.rglob("*.seg"))
+    with closing(EmbeddedLogReader(tmp_path)) as reader:
+        assert rows_of(reader.read(USERS.qualified, Position(0), ALL)) == rows_of(batches)
 
 
 def seal_all(root: Path) -> None:
