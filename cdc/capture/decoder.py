@@ -8,7 +8,7 @@ Transactions that the server sends before they have ended go to a spool as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -88,7 +88,9 @@ class Decoder:
         self._before: dict[tuple[str, int], bytes] = {}
         """The same as it was before the transaction being prepared, which may have altered tables; what it relies on is kept with it."""
         self._used: set[int] = set()
-        """OIDs of the tables that the transaction being prepared has changed."""
+        """OIDs of the tables that the transaction being prepared has changed before it described them itself."""
+        self._within: set[int] = set()
+        """Those that it has described."""
         self._watermark: Watermark | None = None
         """Seen in a group that was not complete."""
         self.consumed = 0
@@ -197,6 +199,7 @@ class Decoder:
                 self._spools.drop(control.xid)
             case BeginPrepare():
                 self._used.clear()
+                self._within.clear()
                 self._before = dict(self._definitions)
                 self._filling = self._spools.begin(control.xid, first=True, prefixed=False)
             case Prepare():
@@ -254,18 +257,26 @@ class Decoder:
     def _define_now(self, span: Bytes) -> None:
         """Of a transaction being prepared: the definitions in it hold for what follows, although its rows wait."""
         index = scan_spooled(span, 0, len(span), Commit(0, 0, 0, 0), None)
-        self._used.update(np.unique(index.relation).tolist())
+        begin = 0
         for at in map(int, np.flatnonzero(_RARE[index.kind])):
             body = _body(span, index, at)
+            self._use(index.relation[begin:at].tolist())
+            begin = at
             match chr(index.kind[at]):
                 case "Y":
                     self._on_type(body)
                 case "R":
-                    self._define(self._relations.parse_relation(body), body, self._ordinal)
+                    table = self._relations.parse_relation(body)
+                    self._define(table, body, self._ordinal)
+                    self._within.add(table.oid)
                 case "T":
-                    self._used.update(parse_truncate(body).relations)
+                    self._use(parse_truncate(body).relations)
                 case _:
                     pass
+        self._use(index.relation[begin:].tolist())
+
+    def _use(self, oids: Iterable[int]) -> None:
+        self._used.update(set(oids) - self._within)
 
     def _definitions_used(self) -> bytes:
         """Of the transaction being prepared, as frames: those in force when it began to come."""

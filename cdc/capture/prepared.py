@@ -110,9 +110,11 @@ class Prepared:
         try:
             kept = _opened(fd, path, xid, gid)
             ended = path.with_name(f"{path.name[:25]}-{end_lsn:016x}")
+            # It may have been replayed before, by an earlier process: until it has been here, it must not go.
+            self._ended.pop(path, None)
+            self._ended.pop(ended, None)
             if ended != path:
                 # Known to be over before the log can hold the commit: so nothing is left behind when we end in between.
-                self._ended.pop(path, None)
                 path.rename(ended)
                 _sync_folder(self._folder)
                 self._files[xid] = ended

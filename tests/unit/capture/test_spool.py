@@ -521,3 +521,45 @@ def test_a_prepared_transaction_that_alters_a_table_has_its_first_rows_under_the
         )
     )
     assert [row[3] for row in run.rows if row[2] == "c"] == [(1, "new"), (2, "new"), (3, "new", 30)]
+
+
+def test_a_definition_that_was_prepared_and_rolled_back_is_not_told(connections: Connections) -> None:
+    run = connections.run()
+    run.feed(wire.begin(700, 100) + wire.relation(ORDERS) + order(1) + wire.commit(100, 140))
+    run.feed(
+        b"".join(
+            (
+                wire.begin_prepare(701, 200, 240, "one"),
+                wire.relation(WIDER),
+                wire.insert(WIDER.oid, ["3", "new", "30"]),
+                wire.prepare(701, 200, 240, "one"),
+                wire.rollback_prepared(701, "one"),
+                wire.begin_prepare(702, 300, 340, "two"),
+                wire.relation(ORDERS),
+                order(2),
+                wire.prepare(702, 300, 340, "two"),
+                wire.commit_prepared(702, 400, 440, "two"),
+            )
+        )
+    )
+    assert [row[2:4] for row in run.rows] == [("c", (1, "new")), ("c", (2, "new"))]
+
+
+def test_a_prepared_transaction_that_is_replayed_after_a_restart_leaves_once(connections: Connections) -> None:
+    """Its file is named after its end before the log holds it, and goes as soon as the log does, in the middle of the replay."""
+    connections.run().feed(
+        b"".join(
+            (
+                wire.begin_prepare(701, 200, 240, "one"),
+                wire.relation(ORDERS),
+                order(1),
+                wire.prepare(701, 200, 240, "one"),
+                wire.commit_prepared(701, 300, 340, "one"),
+            )
+        )
+    )
+    again = Prepared(connections.folder)
+    with again.ending(701, "one", 340):
+        again.settle(340)
+    again.settle(400)
+    assert connections.kept() == []
