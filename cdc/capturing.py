@@ -247,6 +247,9 @@ def _catch_up(memory: ToastMemory, writer: LogWriter, folder: Path) -> None:
         memory.clear()
     if memory.position == writer.head.position:
         return
+    known = identity.recorded(folder)
+    if known is not None and memory.position < known.since_position:
+        memory.begin_at(known.since_position)
     with closing(EmbeddedLogReader(folder)) as reader:
         for topic in reader.topics():
             for batch in reader.read(topic.name, Position(memory.position), writer.head.position):

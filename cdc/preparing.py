@@ -102,7 +102,9 @@ class Preparation:
             self._writer.commit(begin, self._writer.head.commit_ts_us)
         if reload is not None:
             self._memory.begin_at(self._writer.head.position)
-        now = replace(found, since_lsn=int(begin), membership=self._membership(connection))
+        now = replace(
+            found, since_lsn=int(begin), since_position=int(self._writer.head.position), membership=self._membership(connection)
+        )
         crashpoint("capture.before_identity")
         identity.record(self._folder, now)
         crashpoint("capture.identified")
@@ -112,7 +114,9 @@ class Preparation:
         facts = source.ensure_slot(connection, self._settings, create=False)
         crashpoint("capture.slot_known")
         identity.check_history(known, found, history, self._writer.head, facts)
-        now = replace(found, since_lsn=known.since_lsn, membership=self._membership(connection))
+        now = replace(
+            found, since_lsn=known.since_lsn, since_position=known.since_position, membership=self._membership(connection)
+        )
         if now != known:
             identity.record(self._folder, now)
         _warn_of_pauses(facts)
@@ -150,7 +154,7 @@ class Preparation:
 
     def _identity(self, system: System) -> Identity:
         settings = self._settings
-        return Identity(system.identifier, system.timeline, system.database, settings.slot, settings.publication, 0)
+        return Identity(system.identifier, system.timeline, system.database, settings.slot, settings.publication, 0, 0)
 
     def _out_of_publication(
         self, connection: psycopg.Connection, known: Identity | None, reload: reloading.Reload | None

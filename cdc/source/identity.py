@@ -34,6 +34,8 @@ class Identity:
     publication: str
     since_lsn: int
     """Where the slot stood when this log began to follow it, at the log's start or at the last rebuild: before it nothing is the log's."""
+    since_position: int
+    """The log's at that moment: rows that it holds up to there may have changed unseen."""
     membership: Membership = field(default_factory=lambda: Membership(0))
     plugin: str = PLUGIN
 

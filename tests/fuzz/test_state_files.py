@@ -49,7 +49,7 @@ def progress(folder: Path) -> None:
 
 def source(folder: Path) -> None:
     membership = Membership(5, {16400: ("public.orders", (1, 2))})
-    identity.record(folder, identity.Identity("7301", 1, "shop", "headwater", "cdc", 123456, membership))
+    identity.record(folder, identity.Identity("7301", 1, "shop", "headwater", "cdc", 123456, 77, membership))
 
 
 def request(folder: Path) -> None:

@@ -14,6 +14,7 @@ from cdc import reloading, status
 from cdc.errors import Stopped, StopState
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.evolution import schema_change_of
+from cdc.source import identity
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
 
@@ -41,6 +42,10 @@ def rebuilt(capture: Capture, state: StopState, sql: Connection) -> None:
         agrees(capture, sql)
         assert capture.reader.head().position > before
     assert reloading.requested(capture.settings.log.dir) is None
+    if state in reloading.WHOLE:
+        known = identity.recorded(capture.settings.log.dir)
+        assert known is not None
+        assert known.since_position == before
     with capture.running():
         sql.execute("delete from t where id = 9001")
         agrees(capture, sql)
