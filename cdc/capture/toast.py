@@ -131,6 +131,8 @@ class ToastMemory:
         shortest = {table.columns[c].name: least for c, least in _shortest(shape).items() if table.columns[c].name not in kept_back}
         if not shortest:
             return
+        if table.oid not in self._relations and _none_is_wide(batch, table, shape):
+            return
         width = np.full(len(batch), tuples.ROW_HEADER_BYTES + len(table.columns) // 8, np.int64)
         for column, weight in zip(table.columns, shape.weight, strict=True):
             if weight > 0:
@@ -287,6 +289,20 @@ def _label(column: Column) -> str:
 def _key(fields: Iterable[bytes]) -> bytes:
     """Injective: each field with its length in front."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+
+
+def _none_is_wide(batch: pa.RecordBatch, table: Table, shape: tuples.Shape) -> bool:
+    """Whether a row that had each column's longest value would still not be wide: most tables are told by that, without a sum per row."""
+    if batch.column(EXACT).null_count < len(batch):
+        return False
+    width = tuples.ROW_HEADER_BYTES + len(table.columns) // 8
+    for column, weight in zip(table.columns, shape.weight.tolist(), strict=True):
+        if weight > 0:
+            values = batch.column(column.name)
+            width += (pc.max(pc.binary_length(values)).as_py() or 0) * weight * _text_ratio(values.type) + 24
+        else:
+            width -= weight
+    return width < tuples.TOAST_TUPLE_BYTES
 
 
 def _shortest(shape: tuples.Shape) -> dict[int, int]:
