@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,7 +141,8 @@ class Catalog:
     def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
         with errors("look for a table"):
             identifier = self._identifier(namespace, name)
-            return IcebergTable(self._use, self._java.loadTable(identifier)) if self._java.tableExists(identifier) else None
+            there = self._java.tableExists(identifier)
+            return IcebergTable(self._use, partial(self._java.loadTable, identifier)) if there else None
 
     def create(self, namespace: Sequence[str], name: str, schema: str, properties: Mapping[str, str]) -> IcebergTable:
         given = self._use.hash_map()
@@ -148,8 +150,9 @@ class Catalog:
             given.put(key, value)
         with errors("create a table"):
             parsed = self._use.schema_parser.fromJson(schema)
-            made = self._java.createTable(self._identifier(namespace, name), parsed, self._use.unpartitioned, given)
-            return IcebergTable(self._use, made)
+            identifier = self._identifier(namespace, name)
+            self._java.createTable(identifier, parsed, self._use.unpartitioned, given)
+            return IcebergTable(self._use, partial(self._java.loadTable, identifier))
 
     def _identifier(self, namespace: Sequence[str], name: str) -> Any:
         return self._use.table_identifier.parse(".".join((*namespace, name)))
@@ -158,11 +161,13 @@ class Catalog:
 class IcebergTable:
     """One table at the version that was loaded or refreshed last."""
 
-    def __init__(self, use: Java, java: Any) -> None:
+    def __init__(self, use: Java, load: Callable[[], Any]) -> None:
+        """load: gives Iceberg's object for the table at its newest version."""
         self._use = use
-        self._java = java
-        self._operations = java.operations()
-        self.location = Path(java.location().removeprefix("file:"))
+        self._load = load
+        self._java = load()
+        self._operations = self._java.operations()
+        self.location = Path(self._java.location().removeprefix("file:"))
         self.fields: tuple[Field, ...] = ()
         self._schema_id = -1
         self._synced = {path.name for path in self._metadata()}
@@ -183,7 +188,14 @@ class IcebergTable:
 
     def refresh(self) -> None:
         with errors("read a table's metadata"):
-            self._java.refresh()
+            try:
+                self._java.refresh()
+            except Py4JJavaError as error:
+                if error.java_exception.getClass().getSimpleName() != "ValidationException":
+                    raise
+                # Iceberg goes from version to version, and the one that it knows has been deleted: others have committed often since.
+                self._java = self._load()
+                self._operations = self._java.operations()
             if self._operations.current().metadataFileLocation() != self.version:
                 self.renew()
 

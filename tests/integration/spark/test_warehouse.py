@@ -323,6 +323,24 @@ def test_columns_come_widen_go_and_come_back(shop: Shop) -> None:
     assert [row.a__2 for row in shop.sql("select a__2 from orders order by id")] == [7, 2**40, None]
 
 
+def test_who_looks_seldom_still_finds_the_newest_version(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit that waits for a busy store: the version that it opened has been deleted since."""
+    monkeypatch.setattr(catalogs, "KEPT_VERSIONS", 2)
+    writer = shop.sink()
+    writer.apply(upserts(ORDERS, 1, [order(1)]))
+    writer.commit(cut(1))
+    reader = shop.sink()
+    reader.prepare(ORDERS)
+    for position in range(2, catalogs.KEPT_VERSIONS + 4):
+        writer.apply(upserts(ORDERS, position, [order(position)]))
+        writer.commit(cut(position))
+    assert reader.applied() == cut(position)
+    assert len(held(reader, ORDERS)) == position
+    reader.apply(upserts(ORDERS, position + 1, [order(position + 1)]))
+    reader.commit(cut(position + 1))
+    assert len(held(shop.sink(), ORDERS)) == position + 1
+
+
 def test_what_a_dropped_column_could_not_hold_stays_with_it(shop: Shop) -> None:
     """Files are written again for the columns that are there; the past of those that are not goes along, also under another name."""
     sink, position = shop.sink(), 0
