@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import psycopg
 import pytest
@@ -43,10 +44,16 @@ pytest_plugins = ["tests.counters"]
 # What runs where, with which seed
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[_RUN_VARIABLE] = uuid.uuid4().hex
         os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**32)))
+    if config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = str(_run_seed())
+    # What takes long on a busy machine is no fault.
+    hypothesis.settings.register_profile("headwater", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.load_profile("headwater")
     # Spark's Python workers must be this environment's.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
@@ -59,8 +66,8 @@ def pytest_report_header() -> list[str]:
     ]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         used = getattr(item, "fixturenames", ())
         for name in ("spark", "opensearch"):
@@ -68,6 +75,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(getattr(pytest.mark, name))
                 item.add_marker(pytest.mark.xdist_group(name))
                 break
+    yield
+    if getattr(config.option, "loadgroup", False):
+        for item in items:
+            _name_the_group(item)
+
+
+def _name_the_group(item: pytest.Item) -> None:
+    """What xdist goes by is the group's name behind an ``@`` at the end of the id. pytest 9.2 keeps its ids elsewhere than xdist 3.8 writes
+    them, and without the name the tests of a group are spread over all workers, each with servers of its own
+    (https://github.com/pytest-dev/pytest-xdist/issues/1386)."""
+    group = item.get_closest_marker("xdist_group")
+    if group is None or item.nodeid.endswith(f"@{group.args[0]}"):
+        return
+    item._id = type(item._id).parse(f"{item.nodeid}@{group.args[0]}")  # type: ignore[attr-defined]
+    if not item.nodeid.endswith(f"@{group.args[0]}"):
+        raise pytest.UsageError("the tests of a group would be spread over the workers: pytest keeps its ids in yet another way")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def fault_server(server_folder: Path) -> Iterator[Postgres]:
     server.stop("immediate")
 
 
+@pytest.fixture(autouse=True)
+def _the_server_is_up(request: pytest.FixtureRequest) -> None:
+    """Whatever became of it in the test before."""
+    if "fault_server" in request.fixturenames:
+        request.getfixturevalue("fault_server").start()
+
+
 @pytest.fixture(scope="session")
 def filled_database(fault_server: Postgres) -> str:
     """A database with the workload's tables and first rows, to be copied."""
@@ -45,6 +53,16 @@ def filled_database(fault_server: Postgres) -> str:
 
 
 @pytest.fixture(scope="session")
-def written(fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path) -> Written:
-    with lab(fault_server, nursery, server_folder / "written", template=filled_database) as one:
-        return write_everything(one)
+def _histories() -> list[Written]:
+    """The one that has been written, once it has been: a failure to write it is not kept for every other test."""
+    return []
+
+
+@pytest.fixture
+def written(
+    _histories: list[Written], fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
+) -> Written:
+    if not _histories:
+        with lab(fault_server, nursery, server_folder / f"written-{uuid.uuid4().hex[:8]}", template=filled_database) as one:
+            _histories.append(write_everything(one))
+    return _histories[0]

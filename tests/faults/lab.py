@@ -13,16 +13,18 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc import stops
+from cdc import status, stops
 from cdc.embedded.postgres import Postgres
 from cdc.log.format import HEAD_BYTES, decode_head
 from snapshots.progress import SnapshotProgress
 from tests.faults.nursery import Nursery, Process
 from tests.faults.truth import LogFold, difference, of_source, pin
 
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 120.0
+"""For whatever is waited for: far more than it ever takes, on a machine with much else to do."""
 POLL_S: Final = 0.01
 RESTARTS_MAX: Final = 4
+STREAMING: Final = ("snapshot", "streaming")
 
 
 class Lab:
@@ -71,11 +73,21 @@ class Lab:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
 
+    @property
+    def ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
     def ask_to_stop(self) -> int | None:
         """SIGTERM; the exit code, or None when it does not end in time."""
         assert self.process is not None
         self.process.signal(signal.SIGTERM)
-        return self.process.wait(10)
+        return self.process.wait(DEADLINE_S)
+
+    @property
+    def streams(self) -> bool:
+        """Whether this very process has come so far that it connects again when its stream breaks, and drains when it is asked to end."""
+        told = status.read_capture(self.folder / "run")
+        return told is not None and self.process is not None and told.pid == self.process.pid and told.state in STREAMING
 
     @property
     def told(self) -> str:
@@ -102,7 +114,7 @@ class Lab:
         restarts = 0
         while (lacks := self.settled()) is not None:
             assert self.process is not None
-            if self.process.poll() is not None:
+            if self.ended:
                 restarts += 1
                 assert restart, f"capture ended with {self.process.code}\n{self.told}"
                 assert restarts <= RESTARTS_MAX, f"capture ends again and again: {lacks}\n{self.told}"
@@ -155,6 +167,7 @@ class Lab:
 def lab(server: Postgres, nursery: Nursery, folder: Path, *, template: str | None = None, unix: bool = True) -> Iterator[Lab]:
     """A database of its own (a copy of ``template``), removed with its slot at the end."""
     name = f"faults_{uuid.uuid4().hex[:10]}"
+    server.start()
     with psycopg.connect(server.unix_dsn(), autocommit=True) as admin:
         copied = f' template "{template}" strategy wal_log' if template else ""
         admin.execute(f'create database "{name}"{copied}')
@@ -174,7 +187,7 @@ def remove(server: Postgres, name: str) -> None:
 
 
 def remove_slots(admin: psycopg.Connection[Any], database: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while slots := admin.execute(
         "select slot_name, active_pid from pg_replication_slots where database = %s", (database,)
     ).fetchall():

@@ -6,6 +6,7 @@ handled, stop states checked and recorded, exit codes as the command line's. One
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -16,25 +17,32 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 Job = dict[str, Any]
+GONE_S = 60.0
+"""After kill -9."""
 
 
 # The tests' side
 
 
+class ParentGone(Exception):
+    """Nobody forks or reaps any more."""
+
+
 class Process:
     """One forked child. ``told`` is what it printed."""
 
-    def __init__(self, nursery: Nursery, pid: int, log: Path) -> None:
+    def __init__(self, parent: _Parent, pid: int, log: Path) -> None:
         self.pid = pid
         self.log = log
         self.code: int | None = None
-        self._nursery = nursery
+        self._parent = parent
         self._pidfd = os.pidfd_open(pid)
 
     @property
@@ -47,7 +55,10 @@ class Process:
 
     def wait(self, timeout_s: float) -> int | None:
         if self.code is None and select.select([self._pidfd], [], [], timeout_s)[0]:
-            self.code = int(self._nursery.ask({"reap": self.pid})["code"])
+            try:
+                self.code = int(self._parent.ask({"reap": self.pid})["code"])
+            except ParentGone:
+                self.code = -signal.SIGKILL  # as every child whose parent ends
             os.close(self._pidfd)
         return self.code
 
@@ -58,49 +69,79 @@ class Process:
     def kill(self) -> None:
         """kill -9; returns when it is gone."""
         self.signal(signal.SIGKILL)
-        assert self.wait(10) is not None
+        assert self.wait(GONE_S) is not None
 
 
 class Nursery:
-    """The parent process, as its client."""
+    """Starts children, and the parent that forks them when there is none: one that a test has broken is nothing to the next test."""
 
     def __init__(self) -> None:
-        self._parent = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.nursery"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self._parent: _Parent | None = None
         self._children: list[Process] = []
-        self._answer()
 
     def start(self, job: Job, log: Path) -> Process:
         """job: ``{"run": name of a function below, …its arguments…, "crash": a point as in HEADWATER_CRASHPOINT}``."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        child = Process(self, int(self.ask({**job, "log": str(log)})["pid"]), log)
+        if self._parent is None or not self._parent.lives:
+            self._parent = _Parent()
+        child = Process(self._parent, int(self._parent.ask({**job, "log": str(log)})["pid"]), log)
         self._children = [one for one in self._children if one.code is None]
         self._children.append(child)
         return child
-
-    def ask(self, request: Job) -> Job:
-        assert self._parent.stdin is not None
-        self._parent.stdin.write(json.dumps(request).encode() + b"\n")
-        self._parent.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Job:
-        assert self._parent.stdout is not None
-        line = self._parent.stdout.readline()
-        assert line, "the nursery's parent is gone"
-        answer: Job = json.loads(line)
-        return answer
 
     def close(self) -> None:
         for child in self._children:
             if child.poll() is None:
                 child.kill()
-        assert self._parent.stdin is not None
-        self._parent.stdin.close()
-        self._parent.wait(10)
-        assert self._parent.stdout is not None
-        self._parent.stdout.close()
+        if self._parent is not None:
+            self._parent.close()
+
+
+class _Parent:
+    """The parent process, as its client."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.nursery"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._in_step(self._answer)
+
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Job) -> Job:
+        return self._in_step(lambda: self._asked(request))
+
+    def _in_step(self, exchange: Callable[[], Job]) -> Job:
+        """An exchange that is cut short (by a test's time-out) would leave its answer to whoever asks next, so it is the last one."""
+        try:
+            return exchange()
+        except BaseException:
+            self._process.kill()
+            self.close()
+            raise
+
+    def _asked(self, request: Job) -> Job:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:  # ValueError: we have closed it ourselves
+            raise ParentGone from error
+        return self._answer()
+
+    def _answer(self) -> Job:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ParentGone
+        answer: Job = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError), self._process:
+            pass  # closes both pipes, which tells it to end, and waits for it
 
 
 # The parent's and the children's side
@@ -156,7 +197,7 @@ def settings_of(job: Job) -> Any:
 JOBS = {"capture": capture, "follow": follow, "supervise": supervise}
 
 
-def _child(job: Job) -> int:
+def _child(job: Job, parent: int) -> int:
     from cdc import crashpoint
     from cdc.errors import HeadwaterError
 
@@ -165,6 +206,8 @@ def _child(job: Job) -> int:
     for number, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(number, target)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return 1
     if job.get("crash"):
         crashpoint._armed = crashpoint.Armed.parse(job["crash"])
     try:
@@ -212,9 +255,9 @@ def main() -> None:
         if "reap" in job:
             answer({"code": os.waitstatus_to_exitcode(os.waitpid(job["reap"], 0)[1])})
             continue
-        pid = os.fork()
+        parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            os._exit(_child(job))
+            os._exit(_child(job, parent))
         answer({"pid": pid})
 
 

@@ -7,6 +7,7 @@ proxy reads along.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import select
@@ -102,7 +103,10 @@ class _Link:
     client: socket.socket
     server: socket.socket
     replication: bool = False
+    application: str = ""
     state: _State = _State.OPEN
+    standing: set[Way] = field(default_factory=set)
+    """The paused ways on which nothing is under way any more."""
     _chance: random.Random = field(default_factory=random.Random)
 
     @property
@@ -137,7 +141,9 @@ class _Link:
             body = self._exactly(length - 8) or b""
             self.server.sendall(head + body)
             if code not in (_SSL_REQUEST, _GSS_REQUEST):
-                self.replication = b"\0replication\0" in b"\0" + body
+                words = body.decode().split("\0")
+                given = dict(zip(words[::2], words[1::2], strict=False))
+                self.replication, self.application = "replication" in given, given.get("application_name", "")
                 self.proxy.connections += self.replication
                 break
             answer = self.server.recv(1)
@@ -161,8 +167,12 @@ class _Link:
         frames = _Frames(self._heard_up if way is Way.UP else self._heard_down)
         try:
             while not self.over:
-                if self.state is _State.GONE or self._is_paused(way) or not select.select([source], [], [], TICK_S)[0]:
-                    time.sleep(TICK_S if self.state is _State.GONE or self._is_paused(way) else 0)
+                if self.state is _State.GONE or self._is_paused(way):
+                    self.standing.add(way)
+                    time.sleep(TICK_S)
+                    continue
+                self.standing.discard(way)
+                if not select.select([source], [], [], TICK_S)[0]:
                     continue
                 data = source.recv(PIECE_BYTES)
                 if not data and self.state is _State.SWALLOWING and way is Way.DOWN:
@@ -201,7 +211,8 @@ class _Link:
     def _heard_down(self, kind: bytes, body: bytes) -> None:
         if self.replication and kind == b"d" and body[:1] == b"w":
             self.proxy.messages += 1
-            if self.proxy.messages == self.proxy.cut_after:
+            if 0 < self.proxy.cut_after <= self.proxy.messages:
+                self.proxy.cut_after = 0
                 self.state = _State.RESET
 
     def go_deaf(self) -> None:
@@ -209,7 +220,8 @@ class _Link:
         self.state = _State.GONE
         drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: return 0 bytes of the packet
         program = struct.pack("HxxxxxxP", 1, ctypes.addressof(drop))
-        self.client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        with contextlib.suppress(OSError):  # it has just ended by itself
+            self.client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 class Proxy:
@@ -222,7 +234,7 @@ class Proxy:
         self.messages = 0
         """XLogData messages that have passed."""
         self.cut_after = 0
-        """The connection over which this message (as ``messages`` counts) comes is reset with it; 0: none."""
+        """The connection over which this message (as ``messages`` counts) comes is reset with it; 0: none, or it has been."""
         self.connections = 0
         """Replication connections so far."""
         self._target_port = target_port
@@ -250,6 +262,15 @@ class Proxy:
         for link, _ in list(self._links):
             if not link.over:
                 link.go_deaf()
+
+    def carries(self, application: str) -> bool:
+        """Whether it has an open connection now."""
+        return any(link.application == application and link.state is _State.OPEN for link, _ in list(self._links))
+
+    def stands_still(self, way: Way) -> bool:
+        """Whether every replication connection has come to rest after this way was paused."""
+        open_ones = [link for link, _ in list(self._links) if link.replication and not link.over]
+        return bool(open_ones) and all(way in link.standing for link in open_ones)
 
     def close(self) -> None:
         self._closing = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import HeadwaterError
@@ -31,7 +31,6 @@ def written(rows: list[tuple[str | None, ...]]) -> bytes:
     return "".join("\t".join(map(field, row)) + "\n" for row in rows).encode()
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.integers(1, 4).flatmap(lambda columns: st.lists(st.tuples(*[VALUES] * columns), min_size=1)))
 def test_every_value_comes_back(rows: list[tuple[str | None, ...]]) -> None:
     batch = parse(written(rows), schema(len(rows[0])))
