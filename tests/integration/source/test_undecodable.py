@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from cdc import reloading, status
 from cdc.capture.endings import StreamEnded
 from cdc.embedded.postgres import Postgres
 from cdc.errors import ProtocolError, SourceError, StopState
+from cdc.model.position import Lsn
 from cdc.source import connect
-from cdc.source.slot import read_slot
+from cdc.source.slot import SlotFacts, lost_message, read_slot
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
 from tests.integration.source.servers import Clusters
@@ -47,6 +49,41 @@ def test_a_slot_that_held_too_much_wal(clusters: Clusters, tmp_path: Path, versi
         sql.execute("delete from t where id = 1")
         assert "max_slot_wal_keep_size" in str(stopped(capture, StopState.SLOT_LOST))
         rebuilt(capture, StopState.SLOT_LOST, sql)
+
+
+def test_a_slot_that_was_idle_for_too_long(clusters: Clusters, tmp_path: Path) -> None:
+    server = clusters.empty(18)
+    with psycopg.connect(server.dsn(), autocommit=True) as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t select n, 'row' from generate_series(1, 9) n")
+        capture = Capture(server.dsn(), tmp_path)
+        with capture.running():
+            agrees(capture, sql)
+        sql.execute("alter system set idle_replication_slot_timeout = '1s'")
+        sql.execute("select pg_reload_conf()")
+        deadline = time.monotonic() + 60
+        while read_slot(sql, "cdc").invalidation != "idle_timeout":
+            assert time.monotonic() < deadline, read_slot(sql, "cdc")
+            sql.execute("checkpoint")
+            time.sleep(0.2)
+    error = capture.start().failure()
+    capture.stop()
+    assert str(error).startswith("SLOT_LOST: ")
+    assert "nobody read it for longer than idle_replication_slot_timeout" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (SlotFacts("s", True, Lsn(1), wal_status="lost", invalidation="idle_timeout"), "idle_replication_slot_timeout"),
+        (SlotFacts("s", True, Lsn(1), wal_status="lost", invalidation="wal_removed"), "max_slot_wal_keep_size"),
+        (SlotFacts("s", True, Lsn(1), wal_status="lost"), "max_slot_wal_keep_size"),
+        (SlotFacts("s", True, Lsn(1), wal_status="lost", invalidation="rows_removed"), "catalog rows"),
+        (SlotFacts("s", True, Lsn(1), wal_status="reserved", invalidation="wal_level_insufficient"), "wal_level"),
+    ],
+)
+def test_why_a_slot_is_lost_is_told(facts: SlotFacts, why: str) -> None:
+    assert facts.lost
+    assert why in lost_message(facts)
 
 
 def test_a_row_that_the_server_cannot_decode(postgres: Database, tmp_path: Path) -> None:
