@@ -76,8 +76,8 @@ json_build_object(
   'index', (
     select coalesce(json_agg(k.attnum order by k.place), '[]')
     from pg_index x cross join unnest(x.indkey::int2[]) with ordinality k(attnum, place)
-    where x.indrelid = c.oid and x.indisvalid and case c.relreplident
-      when 'i' then x.indisreplident when 'd' then x.indisprimary and x.indimmediate else x.indisprimary end),
+    where x.indrelid = c.oid and x.indisvalid and k.place <= x.indnkeyatts
+      and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end),
   'leaves', (
     select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
         (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a

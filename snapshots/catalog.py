@@ -18,7 +18,8 @@ from cdc.model.table import Column, Table
 # The stream leaves stored generated columns out before 18; from 18 on pg_publication_tables.attnames says which it sends.
 # A domain's TYPE message names its base type, hence the recursion.
 _TABLES: Final = """
-select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text, coalesce(x.indkey::text, ''),
+select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
+       coalesce(array_to_string((x.indkey::int2[])[:x.indnkeyatts - 1], ' '), ''),
        p.rowfilter,
        has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
        greatest(s.rows, 0)::int8, s.bytes::int8, s.pages::int8,
@@ -31,12 +32,13 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
                  where base.typbasetype = 0)) order by a.attnum)
           from pg_attribute a
          where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attname = any (p.attnames)
-           and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000))
+           and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)),
+       exists (select from pg_index d where d.indrelid = c.oid and d.indisprimary and not d.indimmediate)
 from pg_publication_tables p
 join pg_namespace n on n.nspname = p.schemaname
 join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
-left join pg_index x on x.indrelid = c.oid and x.indisvalid and case c.relreplident
-       when 'i' then x.indisreplident when 'd' then x.indisprimary and x.indimmediate else x.indisprimary end
+left join pg_index x on x.indrelid = c.oid and x.indisvalid
+       and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end
 cross join lateral (
   select sum(leaf.reltuples) as rows, sum(pg_table_size(leaf.oid)) as bytes,
          max(pg_relation_size(leaf.oid)) / current_setting('block_size')::int8 as pages
@@ -156,7 +158,9 @@ _READABLE: Final = 7
 
 
 def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceError | None]:
-    oid, schema, name, kind, identity, index, row_filter, readable, row_security, estimate, size, pages, attributes = row
+    oid, schema, name, kind, identity, index, row_filter, readable, row_security, estimate, size, pages, attributes, deferrable = (
+        row
+    )
     numbers = [int(number) for number in index.split()]
     names = {number: label for number, label, *_ in attributes or ()}
     columns = tuple(
@@ -170,10 +174,12 @@ def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceE
         columns = tuple(replace(column, key=False) for column in columns)
     table = Table(oid, schema, name, identify(columns, identity, key), identity)
     facts = SourceTable(table, key, kind == "p", row_filter, estimate, size or 0, pages or 0)
-    return facts, _problem(facts, len(numbers) == len(key), readable, row_security, role)
+    return facts, _problem(facts, len(numbers) == len(key), readable, row_security, role, deferrable=deferrable)
 
 
-def _problem(source: SourceTable, whole_key: bool, readable: bool, row_security: bool, role: str) -> SourceError | None:
+def _problem(
+    source: SourceTable, whole_key: bool, readable: bool, row_security: bool, role: str, *, deferrable: bool
+) -> SourceError | None:
     table = source.table
     quoted = sql.Identifier(table.schema, table.name).as_string()
     if not readable:
@@ -189,6 +195,11 @@ def _problem(source: SourceTable, whole_key: bool, readable: bool, row_security:
         return SourceError(
             f"the publication leaves out a key column of table {source.name}",
             hint="add the column to the publication's column list",
+        )
+    if deferrable and table.identity in "df":
+        return SourceError(
+            f"table {source.name} has a deferrable primary key, which is no replica identity",
+            hint="add the key anew without DEFERRABLE",
         )
     if table.identity == "n" or not table.key:
         return SourceError(

@@ -184,12 +184,15 @@ def hidden(before: Facts, after: Facts) -> Verdict | None:
     rewritten = (
         touched if moved else touched & {c.attnum for c in after.columns if c.attnum in columns and _retyped(columns[c.attnum], c)}
     )
-    vanished |= bool(rewritten & set(after.index) & columns.keys())
+    retold = _retold(before.types, after.types)
+    key = {column.attnum for column in after.table().key}
+    vanished |= bool(rewritten & key & columns.keys())
+    vanished |= retold and any(column.type_name for column in after.table().key)
     changed = (
         bool(rewritten)
         or any(oid not in before.leaves and not leaf.born for oid, leaf in after.leaves.items())
         or _shows(before, after)
-        or _retold(before.types, after.types)
+        or retold
     )
     return Verdict(vanished) if vanished or changed else None
 

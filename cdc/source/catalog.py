@@ -23,7 +23,8 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::tex
        case when c.relispartition then pg_partition_root(c.oid)::oid::int8 end,
        coalesce(p.indimmediate, true), p.indrelid is not null, pg_get_userbyid(c.relowner),
        greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid),
-       coalesce(case c.relreplident when 'd' then case when p.indimmediate then p.indkey end when 'f' then p.indkey when 'i' then r.indkey end, '')::text
+       coalesce(case when c.relreplident in ('d', 'f') and p.indimmediate then array_to_string((p.indkey::int2[])[:p.indnkeyatts - 1], ' ')
+                     when c.relreplident = 'i' then array_to_string((r.indkey::int2[])[:r.indnkeyatts - 1], ' ') end, '')
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 left join pg_index p on p.indrelid = c.oid and p.indisprimary and p.indisvalid
@@ -65,12 +66,14 @@ class SourceTable:
     owner: str
     has_primary_key: bool
     deferrable_key: bool
-    """The primary key is deferrable, which Postgres does not take for an identity."""
+    """The primary key is deferrable, which Postgres does not take for an identity: inside a transaction two rows may share it."""
     readable: bool
     row_security: bool
     """Row-level security hides rows of this table from the role."""
     rows_estimate: int
     bytes: int
+    computed: bool = False
+    """It has stored generated columns, and the server is one that can publish them (18 or newer)."""
 
     @property
     def name(self) -> str:
@@ -93,7 +96,7 @@ def find_tables(connection: psycopg.Connection) -> list[SourceTable]:
     columns: dict[int, list[tuple[str, int, int, int, str, str]]] = {}
     for oid, *column in connection.execute(_COLUMNS, ([row[0] for row in rows],)).fetchall():
         columns.setdefault(oid, []).append(cast("tuple[str, int, int, int, str, str]", tuple(column)))
-    return [_source_table(row, columns.get(row[0], [])) for row in rows]
+    return [_source_table(row, columns.get(row[0], []), connection.info.server_version) for row in rows]
 
 
 def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str]) -> list[SourceTable]:
@@ -138,7 +141,7 @@ def _check_named(pattern: str, table: SourceTable | None) -> None:
         )
 
 
-def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int, int, str, str]]) -> SourceTable:
+def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int, int, str, str]], version: int) -> SourceTable:
     (oid, schema, name, kind, persistence, identity, row_security, readable, root, immediate, has_key, owner, rows, size, key) = row
     key_numbers = {int(number) for number in str(key).split()}
     full_without_key = identity == "f" and not key_numbers
@@ -165,4 +168,5 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
         row_security=cast(bool, row_security),
         rows_estimate=cast(int, rows),
         bytes=cast(int, size),
+        computed=version >= 180000 and any(generated == "s" for *_, generated in columns),
     )

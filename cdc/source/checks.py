@@ -13,6 +13,7 @@ from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
 from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
 from cdc.source.configured import Publishing
+from cdc.source.leaves import refuse_leaf
 from cdc.source.pins import read_pins
 from cdc.source.publication import (
     Publication,
@@ -20,6 +21,7 @@ from cdc.source.publication import (
     quoted_name,
     read_publication,
     refuse_partial,
+    refuse_twins,
     refuse_unreadable,
     reserved_problem,
 )
@@ -93,9 +95,11 @@ def check_source(connection: psycopg.Connection, source: Selected, *, log_has_be
     except HeadwaterError as error:
         yield Finding("fail", "tables", str(error), error.hint)
         tables = []
-    for table in tables:
-        yield from check_table(table, role)
     publication = read_publication(connection, source.publication)
+    for table in tables:
+        yield from check_table(table, role, computed=publication is not None and publication.computed)
+    yield from _refusal("tables", lambda: refuse_twins(tables))
+    yield from _refusal("partitions", lambda: refuse_leaf(connection, [table.table.oid for table in tables]))
     yield from check_names(tables, load_published(connection, source.publication) if publication is not None else [])
     yield from check_publication(publication, source.publication, tables, role)
     if publication is not None and tables:
@@ -145,11 +149,11 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         yield Finding("fail", "role", f"{role.name} lacks REPLICATION", f"ALTER ROLE {name} REPLICATION")
 
 
-def check_table(table: SourceTable, role: RoleFacts) -> Iterator[Finding]:
+def check_table(table: SourceTable, role: RoleFacts, *, computed: bool = False) -> Iterator[Finding]:
     """Nothing is wrong with a table that yields one ``ok``."""
     quoted, grantee = quoted_name(table), sql.Identifier(role.name).as_string()
     check = f"table {table.name}"
-    problem = identity_problem(table)
+    problem = identity_problem(table, computed=computed)
     fine = True
     if problem is not None:
         fine = False

@@ -16,9 +16,11 @@ from cdc.model.table import Table
 from cdc.source.catalog import PARTITIONED, SourceTable, find_tables, load_published, select_tables
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
+from cdc.source.leaves import refuse_leaf
 
 _FACTS: Final = (
-    "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot from pg_publication where pubname = %s"
+    "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) "
+    "from pg_publication p where pubname = %s"
 )
 _COVERS: Final = "select schemaname || '.' || tablename, rowfilter is not null from pg_publication_tables where pubname = %s"
 
@@ -32,6 +34,8 @@ class Publication:
     publishes: frozenset[str]
     """Of insert, update, delete, truncate."""
     via_root: bool
+    computed: bool
+    """It publishes stored generated columns."""
     tables: frozenset[str]
     filtered: frozenset[str]
     """Those of the tables that have a row filter."""
@@ -48,6 +52,7 @@ def read_publication(connection: psycopg.Connection, name: str) -> Publication |
         all_tables=row[0],
         publishes=frozenset(kind for kind, on in zip(kinds, row[1:5], strict=True) if on),
         via_root=row[5],
+        computed=row[6],
         tables=frozenset(table for table, _ in covered),
         filtered=frozenset(table for table, has_filter in covered if has_filter),
     )
@@ -72,10 +77,12 @@ def ensure_publication(connection: psycopg.Connection, source: Publishing) -> li
     refuse_unknown_encoding(connection)
     selected = select_tables(find_tables(connection), source.tables)
     publication = read_publication(connection, source.publication)
+    refuse_twins(selected)
     for table in selected:
-        refuse_uncapturable(table)
+        refuse_uncapturable(table, computed=publication is not None and publication.computed)
         if publication is None or table.name not in publication.tables:
             refuse_reserved(table.table)
+    refuse_leaf(connection, [table.table.oid for table in selected])
     if publication is None:
         create_publication(connection, source.publication, selected)
         crashpoint("publication.created")
@@ -140,9 +147,23 @@ def refuse_unknown_encoding(connection: psycopg.Connection) -> None:
         )
 
 
-def refuse_uncapturable(table: SourceTable) -> None:
-    """Raises SourceError when updates and deletes of the table could not be published; publishing it would break them at the source."""
-    problem = identity_problem(table)
+def refuse_twins(tables: Sequence[SourceTable]) -> None:
+    """Raises SourceError when two tables would have one topic: schema and table name are put together with a dot, which names may hold."""
+    seen: dict[str, SourceTable] = {}
+    for table in tables:
+        if (twin := seen.setdefault(table.name, table)) is not table:
+            raise SourceError(
+                f"tables {quoted_name(twin)} and {quoted_name(table)} would both be called {table.name}",
+                hint=f"rename one of them: ALTER TABLE {quoted_name(table)} RENAME TO …",
+            )
+
+
+def refuse_uncapturable(table: SourceTable, *, computed: bool) -> None:
+    """Raises SourceError when updates and deletes of the table could not be published; publishing it would break them at the source.
+
+    computed: the publication publishes stored generated columns.
+    """
+    problem = identity_problem(table, computed=computed)
     if problem is not None:
         raise SourceError(f"table {table.name} {problem[0]}", hint=problem[1])
 
@@ -167,14 +188,28 @@ def refuse_reserved(table: Table) -> None:
         raise SourceError(f"table {table.qualified} {problem[0]}", hint=problem[1])
 
 
-def identity_problem(table: SourceTable) -> tuple[str, str] | None:
-    """(what is wrong, the SQL that mends it) with the table's replica identity, or None."""
-    if table.identified:
-        return None
+def identity_problem(table: SourceTable, *, computed: bool = False) -> tuple[str, str] | None:
+    """(what is wrong, the SQL that mends it) with the table's replica identity, or None.
+
+    computed: the publication publishes stored generated columns.
+    """
     quoted = quoted_name(table)
     full = f"ALTER TABLE {quoted} REPLICA IDENTITY FULL"
-    if table.table.identity == "d" and table.deferrable_key:
-        return "has a deferrable primary key, which is no replica identity", full
+    if table.table.identity in "df" and table.deferrable_key:
+        # Not FULL: while a transaction moves keys about, two rows have one, and no order of deletes and upserts is right.
+        return (
+            "has a deferrable primary key, which is no replica identity",
+            f"add the key anew without DEFERRABLE; or, with another unique index: ALTER TABLE {quoted} REPLICA IDENTITY USING INDEX …",
+        )
+    if not table.table.columns:
+        return "has no columns that could be published", f"leave it out: source.tables takes !{table.name}"
+    if table.table.identity == "f" and table.computed and not computed:
+        return (
+            "has REPLICA IDENTITY FULL and generated columns that are not published, with which Postgres refuses its updates and deletes",
+            f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT, or a publication WITH (publish_generated_columns = stored)",
+        )
+    if table.identified:
+        return None
     if table.table.identity == "d":
         return "has no primary key and so no replica identity", f"add a primary key, or: {full}"
     if table.table.identity == "n":

@@ -8,6 +8,7 @@ change of their definition comes between the two.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -25,8 +26,9 @@ from cdc.source.catalog import find_tables, select_tables
 from cdc.source.configured import Reachable
 from cdc.source.connection import connect, reason
 from cdc.source.facts import read_facts
+from cdc.source.leaves import leaf_problem, refuse_leaf
 from cdc.source.membership import check_publishes
-from cdc.source.publication import add_tables, read_publication, refuse_reserved, refuse_uncapturable
+from cdc.source.publication import add_tables, read_publication, refuse_reserved, refuse_twins, refuse_uncapturable
 
 PREFIX: Final = "headwater.ddl"
 INTERVAL_S: Final = 3.0
@@ -34,6 +36,11 @@ _RETRY_S: Final = 2.0
 _LOCK_TIMEOUT: Final = "500ms"
 _AT_ONCE: Final = 100
 """Tables locked, and told of, in one transaction."""
+
+_SHARED_KEY: Final = """
+select n.nspname || '.' || c.relname from pg_index x join pg_class c on c.oid = x.indrelid join pg_namespace n on n.oid = c.relnamespace
+where c.oid = any (%s) and c.relreplident = 'f' and x.indisprimary and not x.indimmediate
+"""
 
 _NEW: Final = """
 select c.oid::int8, n.nspname || '.' || c.relname
@@ -115,7 +122,8 @@ class CatalogWatch:
 
     def _look(self, connection: psycopg.Connection) -> None:
         publication = self._source.publication
-        check_publishes(read_publication(connection, publication))
+        known = read_publication(connection, publication)
+        check_publishes(known)
         while not self._noted.empty():
             self._told.setdefault(self._noted.get())
         found = {facts.oid: facts for facts in read_facts(connection, publication, list(self._told), published=True)}
@@ -127,7 +135,38 @@ class CatalogWatch:
                 del self._told[oid]
         for start in range(0, len(changed), _AT_ONCE):
             self._tell(connection, [found[oid] for oid in changed[start : start + _AT_ONCE]])
-        self._admit(connection, [oid for oid, facts in found.items() if facts.publishing and facts.publishing.published])
+        covered = [oid for oid, facts in found.items() if facts.publishing and facts.publishing.published]
+        self._refuse(connection, [found[oid] for oid in covered if matches(self._source.tables, found[oid].table().qualified)])
+        self._admit(connection, covered, computed=known is not None and known.computed)
+
+    def _refuse(self, connection: psycopg.Connection, covered: Sequence[Facts]) -> None:
+        """Ends capture where the definition of a captured table has become one that it would not begin with: from here on rows may be missing."""
+        names = Counter(f"{facts.schema}.{facts.name}" for facts in covered)
+        twins = [name for name, count in names.items() if count > 1]
+        if twins:
+            self._fail(
+                SourceError(f"two tables are both called {twins[0]} now", hint="rename one of them: ALTER TABLE … RENAME TO …")
+            )
+        lost = next((facts.table() for facts in covered if not facts.table().key), None)
+        if lost is not None:
+            quoted = sql.Identifier(lost.schema, lost.name).as_string()
+            self._fail(
+                SourceError(
+                    f"table {lost.qualified} has no usable replica identity any more",
+                    hint=f"add a primary key, or: ALTER TABLE {quoted} REPLICA IDENTITY FULL",
+                )
+            )
+        shared = connection.execute(_SHARED_KEY, ([facts.oid for facts in covered],)).fetchone()
+        if shared is not None:
+            self._fail(
+                SourceError(
+                    f"table {shared[0]} has a deferrable primary key now, which is no replica identity",
+                    hint="add the key anew without DEFERRABLE",
+                )
+            )
+        problem = leaf_problem(connection, [facts.oid for facts in covered if facts.partitioned])
+        if problem is not None:
+            self._fail(SourceError(problem[0], hint=problem[1]))
 
     def _tell(self, connection: psycopg.Connection, tables: Sequence[Facts]) -> None:
         """What cannot be locked now is told after a later look."""
@@ -144,17 +183,20 @@ class CatalogWatch:
             (PREFIX, json.dumps({"password": self._password, **told}, ensure_ascii=False)),
         )
 
-    def _admit(self, connection: psycopg.Connection, published: Sequence[int]) -> None:
+    def _admit(self, connection: psycopg.Connection, published: Sequence[int], *, computed: bool) -> None:
         """Adds new tables that the configuration selects to the publication; the next look sees them there."""
         rows = connection.execute(_NEW, ([*published, *self._told],)).fetchall()
         new = {oid for oid, name in rows if matches(self._source.tables, name)}
         if not new:
             return
-        for table in select_tables(find_tables(connection), self._source.tables):
+        everything = select_tables(find_tables(connection), self._source.tables)
+        for table in everything:
             if table.table.oid not in new:
                 continue
             try:
-                refuse_uncapturable(table)
+                refuse_uncapturable(table, computed=computed)
+                refuse_leaf(connection, [table.table.oid])
+                refuse_twins([known for known in everything if known.name == table.name])
                 refuse_reserved(table.table)
                 add_tables(connection, self._source.publication, [table])
                 self._wake.set()

@@ -20,6 +20,18 @@ ELSEWHERE: Final[tuple[tuple[str, str, str], ...]] = (
         "failover, promotion, copies of the cluster; a standby is refused",
         "tests/integration/source/test_histories.py",
     ),
+    ("B81", "alarms while a slot may still be saved: extended, unreserved, the budget's end", "tests/unit/source/test_budget.py"),
+    (
+        "B83",
+        "the server stopped in every way and killed, walsenders terminated, capture killed and stopped, under traffic",
+        "tests/faults/test_cycles.py",
+    ),
+    ("B86", "a slot that waits for open transactions names the oldest", "tests/integration/test_source.py"),
+    (
+        "B91",
+        "nothing is decoded on a standby, so no slot there can be lost: it is refused",
+        "tests/integration/source/test_histories.py",
+    ),
     ("B82", "a fast shutdown of Postgres does not hang", "tests/integration/capture/test_capture.py"),
     ("B84", "an idle database frees its WAL", "tests/integration/capture/test_capture.py"),
     (

@@ -17,7 +17,7 @@ from tests.cases.bench import agree, batches, content, drop, now, published, rec
 from tests.cases.case import EXTENSIONS, Case, line, lines, record
 from tests.cases.case import records as expected_records
 from tests.cases.conftest import Benches, log_folder
-from tests.cases.entries import ALONE, REFUSALS
+from tests.cases.entries import ALONE, REFUSALS, STOPS
 from tests.cases.sessions import Sessions
 from tests.integration.capture.running import Capture
 
@@ -48,6 +48,19 @@ def test_refused_at_the_start(case: Case, benches: Benches) -> None:
     with log_folder() as folder, prepared(case, benches.server(case.versions[-1]), folder) as (capture, _):
         error = capture.start().failure()
         assert isinstance(error, HeadwaterError)
+        for words in case.refusal:
+            assert case.sql(words) in error.line()
+
+
+@pytest.mark.parametrize("case", STOPS, ids=lambda case: case.id)
+def test_stops_while_it_runs(case: Case, benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.source.watch.INTERVAL_S", 0.1)
+    with log_folder() as folder, prepared(case, benches.server(case.versions[-1]), folder) as (capture, _):
+        capture.start()
+        capture.until_snapshot_done()
+        with Sessions(capture.settings.source.dsn.get_secret_value(), case) as sessions:
+            sessions.run(case.steps)
+        error = capture.failure()
         for words in case.refusal:
             assert case.sql(words) in error.line()
 

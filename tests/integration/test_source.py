@@ -155,7 +155,6 @@ def test_a_column_list_is_what_the_stream_sends(pg_versions: Database) -> None:
     ("ddl", "hint"),
     [
         ("create table t (id int)", 'add a primary key, or: ALTER TABLE "public"."t" REPLICA IDENTITY FULL'),
-        ("create table t (id int primary key deferrable)", 'ALTER TABLE "public"."t" REPLICA IDENTITY FULL'),
         (
             "create table t (id int primary key); alter table t replica identity nothing",
             'ALTER TABLE "public"."t" REPLICA IDENTITY DEFAULT',
@@ -171,6 +170,16 @@ def test_a_table_that_would_break_the_application_is_never_published(
     assert caught.value.hint == hint
     assert read_publication(sql, "cdc") is None
     sql.execute(hint.removeprefix("add a primary key, or: "))
+    assert len(ensure_publication(sql, source(postgres))) == 1
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_a_deferrable_key_is_no_identity(sql: Connection, postgres: Database, identity: str) -> None:
+    sql.execute(f"create table t (id int primary key deferrable); alter table t replica identity {identity}".encode())
+    with pytest.raises(SourceError, match=r"table public\.t has a deferrable primary key") as caught:
+        ensure_publication(sql, source(postgres))
+    assert "without DEFERRABLE" in str(caught.value.hint)
+    sql.execute("alter table t drop constraint t_pkey, add primary key (id)")
     assert len(ensure_publication(sql, source(postgres))) == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.cases.case import Case
-from tests.cases.entries.alone import ALONE, REFUSALS
+from tests.cases.entries.alone import ALONE, REFUSALS, STOPS
 from tests.cases.entries.evolution import EVOLUTION
 from tests.cases.entries.partitions import TABLES
 from tests.cases.entries.publications import PUBLICATIONS
@@ -17,4 +17,4 @@ from tests.cases.entries.transactions import TRANSACTIONS
 TOGETHER: Final[tuple[Case, ...]] = (*SCALARS, *STRUCTURED, *ROWS, *TABLES, *EVOLUTION, *TRANSACTIONS, *PUBLICATIONS)
 """Cases that share a database and a capture with others of their rig."""
 
-__all__ = ["ALONE", "REFUSALS", "TOGETHER"]
+__all__ = ["ALONE", "REFUSALS", "STOPS", "TOGETHER"]

@@ -58,6 +58,70 @@ REFUSALS: Final[tuple[Case, ...]] = (
         "$S.t",
         "deferrable",
     ),
+    _refused(
+        "B38-deferrable-key-full",
+        "a deferrable primary key under FULL: inside a transaction two rows may share it",
+        "create table t (id int primary key deferrable, v text); alter table t replica identity full",
+        "$S.t",
+        "deferrable",
+        "USING INDEX",
+    ),
+    _refused(
+        "B39-full-with-generated",
+        "FULL and a generated column that is not published, with which Postgres 18 refuses every update at the source",
+        "create table t (id int primary key, a int, g int generated always as (a * 2) stored); alter table t replica identity full",
+        "$S.t",
+        "publish_generated_columns",
+    ),
+    _refused(
+        "B39-no-columns",
+        "a table without columns has nothing that tells its rows apart",
+        f"{_TABLE}; create table u (); alter table u replica identity full",
+        "$S.u",
+        "has no columns",
+        "!$S.u",
+    ),
+    _refused(
+        "B39-leaf-nothing",
+        "a partition with REPLICA IDENTITY NOTHING",
+        f"{LIST}; alter table t_b replica identity nothing",
+        "$S.t_b",
+        "REPLICA IDENTITY FULL",
+    ),
+    _refused(
+        "B41-leaf-using-index",
+        "a partition whose own replica identity leaves the root's key out of old rows",
+        "create table t (id int, r text, v int not null, primary key (id, r)) partition by list (r); "
+        "create table t_a partition of t for values in ('a'); create unique index x on t_a (v); "
+        "alter table t_a replica identity using index x",
+        "$S.t_a",
+        "REPLICA IDENTITY FULL",
+    ),
+    _refused(
+        "B31-unlogged-leaf",
+        "a partition that is unlogged",
+        f"{LIST}; create unlogged table t_u partition of t for values in ('u')",
+        "$S.t_u",
+        "unlogged",
+        "SET LOGGED",
+    ),
+    _refused(
+        "B31-foreign-leaf",
+        "a partition that is a foreign table",
+        "create table t (id int, r text) partition by list (r); alter table t replica identity full; "
+        "create foreign data wrapper w; create server s foreign data wrapper w; "
+        "create foreign table t_f partition of t for values in ('f') server s",
+        "$S.t_f",
+        "foreign table",
+        "DETACH PARTITION",
+    ),
+    _refused(
+        "B18-twin-names",
+        "two tables whose schema and name give one topic",
+        'create schema $S__x; create table $S__x."y.z" (id int primary key); create schema "$S__x.y"; create table "$S__x.y".z (id int primary key)',
+        "$S__x.y.z",
+        "RENAME",
+    ),
     _refused("B39-no-key", "no primary key", f"{_TABLE}; create table u (id int)", "$S.u", "REPLICA IDENTITY FULL"),
     _refused("B39-nothing", "REPLICA IDENTITY NOTHING", f"{_TABLE}; alter table t replica identity nothing", "$S.t", "NOTHING"),
     _refused(
@@ -91,6 +155,66 @@ REFUSALS: Final[tuple[Case, ...]] = (
     ),
     _refused("B98-sql-ascii", "a database whose text has no known encoding", _TABLE, "SQL_ASCII", rig=ASCII),
 )
+
+
+def _stops(id: str, title: str, setup: str, steps: str, *words: str, rig: Rig = ALONE_RIG) -> Case:
+    return Case(id, title, setup, steps, refusal=words, rig=rig)
+
+
+STOPS: Final[tuple[Case, ...]] = (
+    _stops(
+        "B31-unlogged-leaf-later",
+        "an unlogged partition that is made while capture runs",
+        LIST,
+        "1: create unlogged table t_u partition of t for values in ('u')",
+        "$S.t_u",
+        "SET LOGGED",
+    ),
+    _stops(
+        "B38-deferrable-key-later",
+        "a primary key that becomes deferrable under FULL while capture runs",
+        f"{_TABLE}; alter table t replica identity full",
+        "1: alter table t drop constraint t_pkey, add primary key (id) deferrable",
+        "$S.t",
+        "deferrable",
+    ),
+    _stops(
+        "B41-index-dropped-later",
+        "the index that is the identity is dropped while capture runs",
+        "create table t (id int primary key, code text not null); create unique index t_code on t (code); "
+        "alter table t replica identity using index t_code; insert into t values (1, 'a')",
+        "1: drop index t_code",
+        "$S.t",
+        "no usable replica identity",
+        "REPLICA IDENTITY FULL",
+    ),
+    _stops(
+        "B41-leaf-using-index-later",
+        "a partition gets a replica identity of its own while capture runs",
+        "create table t (id int, r text, v int not null, primary key (id, r)) partition by list (r); "
+        "create table t_a partition of t for values in ('a'); create unique index x on t_a (v); insert into t values (1, 'a', 1)",
+        "1: alter table t_a replica identity using index x",
+        "$S.t_a",
+        "REPLICA IDENTITY FULL",
+    ),
+    _stops(
+        "B42-identity-nothing-later",
+        "REPLICA IDENTITY NOTHING while capture runs",
+        _TABLE,
+        "1: alter table t replica identity nothing",
+        "$S.t",
+        "no usable replica identity",
+    ),
+    _stops(
+        "B18-twin-names-later",
+        "a table whose schema and name give a topic that is taken, under FOR ALL TABLES",
+        'create schema $S__x; create table $S__x."y.z" (id int primary key); create schema "$S__x.y"; create publication cdc for all tables',
+        '1: create table "$S__x.y".z (id int primary key)',
+        "$S__x.y.z",
+        "RENAME",
+    ),
+)
+"""What capture would not begin with does not go on unnoticed either."""
 
 RESTARTS: Final[tuple[Case, ...]] = (
     Case(

@@ -417,6 +417,212 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
             "",
         ),
         (
+            "B20-enum-rename-value-of-key",
+            "a label of the key is renamed: the row under the old label is gone",
+            "create type mood as enum ('sad', 'ok'); create table t (id mood primary key, v int); insert into t values ('sad', 1), ('ok', 2)",
+            """
+            1: update t set v = v + 10
+            1: alter type mood rename value 'sad' to 'blue'
+            1: update t set v = 4 where id = 'blue'
+            """,
+            {"t": "blue | 4\nok | 12"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B20-enum-rename-value-inside",
+            "a label that stands in arrays, domains, composites and ranges is renamed",
+            "create type mood as enum ('sad', 'ok'); create domain dm as mood; create type c as (m mood, n int); create type mr as range (subtype = mood); "
+            "create table t (id int primary key, a mood[], b dm, c c[], d mr); insert into t values (1, '{sad,ok}', 'sad', '{\"(sad,1)\"}', '[sad,ok]')",
+            "1: alter type mood rename value 'sad' to 'blue'",
+            {"t": '1 | {blue,ok} | blue | {"(blue,1)"} | [blue,ok]'},
+            (18,),
+            "",
+        ),
+        (
+            "B22-composite-attributes-inside",
+            "attributes of composites in arrays and in other composites are dropped and added",
+            "create type c as (a int, b text); create type o as (c c, n int); create table t (id int primary key, v c[], w o); "
+            "insert into t values (1, '{\"(1,y)\"}', '(\"(5,x)\",2)')",
+            """
+            1: alter type c drop attribute b
+            1: alter type c add attribute z text
+            """,
+            {"t": '1 | {"(1,)"} | ("(5,)",2)'},
+            (18,),
+            "",
+        ),
+        (
+            "B55-type-using-full-without-key",
+            "the whole row is the key and every row is rewritten: no row is left as it was",
+            "create table t (id int, v text); alter table t replica identity full; insert into t values (1, 'a'), (2, 'b')",
+            """
+            1: update t set v = 'c' where id = 2
+            1: alter table t alter v type text using v || '!'
+            1: delete from t where id = 1
+            """,
+            {"t": "2 | c!"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B29-generated-drop-expression",
+            "a generated column becomes an ordinary one: its stored values, never sent before, come",
+            "create table t (id int primary key, a int, g int generated always as (a * 2) stored); insert into t (id, a) values (1, 1), (2, 2)",
+            """
+            1: insert into t (id, a) values (3, 3)
+            1: alter table t alter g drop expression
+            1: insert into t values (4, 4, 99)
+            """,
+            {"t": "1 | 1 | 2\n2 | 2 | 4\n3 | 3 | 6\n4 | 4 | 99"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B58-definitions-in-one-transaction",
+            "rows under four definitions in one transaction",
+            _TABLE,
+            """
+            1: begin
+            1: insert into t values (3, 'c')
+            1: alter table t add n int default 1
+            1: insert into t values (4, 'd', 4)
+            1: alter table t drop v
+            1: update t set n = 9 where id = 1
+            1: alter table t rename n to m
+            1: insert into t values (5, 5)
+            1: commit
+            """,
+            {"t": "1 | 9\n2 | 1\n3 | 1\n4 | 4\n5 | 5"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B58-definition-rolled-back",
+            "a definition that a savepoint took back, with rows under it, and another in its place",
+            _TABLE,
+            """
+            1: begin
+            1: savepoint s
+            1: alter table t add n int default 1
+            1: insert into t values (4, 'd', 4)
+            1: rollback to s
+            1: insert into t values (5, 'e')
+            1: alter table t add k text
+            1: insert into t values (6, 'f', 'k')
+            1: commit
+            """,
+            {"t": "1 | a | ~\n2 | b | ~\n5 | e | ~\n6 | f | k"},
+            (18,),
+            "",
+        ),
+        (
+            "B59-name-taken-in-one-transaction",
+            "a table is renamed and truncated, and another takes its name, in one transaction",
+            _TABLE,
+            """
+            1: begin
+            1: alter table t rename to u
+            1: insert into u values (3, 'c')
+            1: create table t (id int primary key, w int)
+            1: insert into t values (1, 1)
+            1: truncate u
+            1: insert into u values (7, 'g')
+            1: commit
+            1: insert into t values (2, 2)
+            """,
+            {"t": "1 | 1\n2 | 2", "u": "7 | g"},
+            (18,),
+            "",
+        ),
+        (
+            "B59-rename-ring",
+            "three tables pass their names on",
+            "create table a (id int primary key, v text); create table b (id int primary key, v text); create table c (id int primary key, v text); "
+            "insert into a values (1, 'a'); insert into b values (1, 'b'); insert into c values (1, 'c')",
+            """
+            1: begin
+            1: alter table a rename to x
+            1: alter table b rename to a
+            1: alter table c rename to b
+            1: alter table x rename to c
+            1: commit
+            1: insert into a values (2, 'in a')
+            1: insert into c values (2, 'in c')
+            1: update b set v = 'in b'
+            """,
+            {"a": "1 | b\n2 | in a", "b": "1 | in b", "c": "1 | a\n2 | in c"},
+            (18,),
+            "",
+        ),
+        (
+            "B61-tablespace",
+            "SET TABLESPACE and SET LOGGED move rows without events",
+            _TABLE,
+            """
+            1: set allow_in_place_tablespaces = on
+            1: create tablespace $S location ''
+            1: alter table t set tablespace $S
+            1: insert into t values (3, 'c')
+            1: alter table t set tablespace pg_default, set logged
+            1: update t set v = 'z' where id = 1
+            1: drop tablespace $S
+            """,
+            {"t": "1 | z\n2 | b\n3 | c"},
+            (15, 18),
+            "",
+        ),
+        (
+            "B52-inherit-and-no-inherit",
+            "a filled table becomes a child and leaves again",
+            f"{_TABLE}; create table k (id int primary key, v text); insert into k values (5, 'k')",
+            """
+            1: alter table k inherit t
+            1: update t set v = v || '!'
+            1: alter table k no inherit t
+            1: update t set v = v || '?'
+            """,
+            {"t": "1 | a!?\n2 | b!?", "k": "5 | k!"},
+            (18,),
+            "",
+        ),
+        (
+            "B63-typed-table",
+            "the type of a typed table gets an attribute",
+            "create type ty as (id int, v text); create table t of ty (primary key (id)); insert into t values (1, 'a')",
+            """
+            1: alter type ty add attribute w int cascade
+            1: insert into t values (2, 'b', 3)
+            """,
+            {"t": "1 | a | ~\n2 | b | 3"},
+            (18,),
+            "",
+        ),
+        (
+            "B32-toast-and-definitions",
+            "unchanged long values while columns are added, retyped and dropped, the key moves and the table is rewritten",
+            "create table t (z int, id int primary key, body text, v int); alter table t alter body set storage external; "
+            "insert into t values (9, 1, repeat('x', 3000), 1), (9, 2, repeat('y', 3000), 1)",
+            """
+            1: begin
+            1: update t set v = 2
+            1: alter table t add column n text default repeat('d', 3000)
+            1: update t set v = 3 where id = 1
+            1: alter table t drop column z
+            1: update t set id = 3 where id = 1
+            1: commit
+            1: vacuum full t
+            1: update t set v = 4
+            1: alter table t alter v type bigint
+            1: update t set id = 4 where id = 2
+            1: alter table t rename body to b
+            1: update t set v = 5
+            """,
+            {"t": f"3 | {'x' * 3000} | 5 | {'d' * 3000}\n4 | {'y' * 3000} | 5 | {'d' * 3000}"},
+            (15, 18),
+            "",
+        ),
+        (
             "B96-added-to-publication",
             "a table added to the publication comes with its rows",
             "create table t (id int primary key)",

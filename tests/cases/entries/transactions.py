@@ -162,6 +162,80 @@ TRANSACTIONS: Final[tuple[Case, ...]] = (
         """,
     ),
     Case(
+        "B67-messages-like-ours",
+        "others' messages under our prefixes, without a prefix, and of 100 kB",
+        _TABLE,
+        """
+        1: select pg_logical_emit_message(true, 'headwater', 'x'), pg_logical_emit_message(false, 'headwater', decode('00ff', 'hex'))
+        1: insert into t values (1, 'a')
+        1: select pg_logical_emit_message(true, 'headwater.ddl', '{}'), pg_logical_emit_message(true, 'headwater.ddl', '{"password": null, "dropped": [1]}')
+        1: select pg_logical_emit_message(true, '', ''), pg_logical_emit_message(true, repeat('p', 5000), repeat('x', 100000))
+        1: insert into t values (2, 'b')
+        """,
+        log="""
+        c t 1 | a
+        c t 2 | b
+        """,
+        versions=(15, 18),
+    ),
+    Case(
+        "B67-origin",
+        "transactions that another replication origin wrote, also large, prepared and with a savepoint",
+        _TABLE,
+        """
+        1: select pg_replication_origin_create('$S')
+        1: select pg_replication_origin_session_setup('$S')
+        1: begin
+        1: select pg_replication_origin_xact_setup('0/123', '2001-01-01')
+        1: insert into t values (-1, 'forwarded')
+        1: commit
+        1: begin
+        1: select pg_replication_origin_xact_setup('0/124', '2001-01-01')
+        1: insert into t select g, repeat('x', 100) from generate_series(1, 2000) g
+        1: savepoint s
+        1: insert into t select g, repeat('y', 100) from generate_series(2001, 4000) g
+        1: rollback to s
+        1: commit
+        1: begin
+        1: insert into t values (-2, 'prepared')
+        1: select pg_replication_origin_xact_setup('0/125', '2001-01-01')
+        1: prepare transaction '$S'
+        1: commit prepared '$S'
+        1: select pg_replication_origin_session_reset()
+        1: select pg_replication_origin_drop('$S')
+        """,
+        versions=ALL,
+    ),
+    Case(
+        "B77-rules-and-deferred-keys",
+        "a rule that turns a delete into an update, deferred foreign keys, cascades",
+        "create table t (id int primary key, v text); insert into t values (1, 'a'); "
+        "create rule r as on delete to t do instead update t set v = 'deleted' where id = old.id; "
+        "create table p (id int primary key); create table c (id int primary key, p int references p on update cascade on delete cascade deferrable initially deferred); "
+        "insert into p values (1); insert into c values (1, 1)",
+        """
+        1: delete from t where id = 1
+        1: begin
+        1: insert into c values (2, 2)
+        1: insert into p values (2)
+        1: commit
+        1: update p set id = id + 10
+        1: delete from p where id = 11
+        """,
+        rows={"t": "1 | deleted", "p": "12", "c": "2 | 12"},
+    ),
+    Case(
+        "B77-merge-by-source",
+        "MERGE … WHEN NOT MATCHED BY SOURCE",
+        f"{_TABLE}; insert into t values (1, 'a'), (2, 'b')",
+        """
+        1: merge into t using (values (1, 'm'), (9, 'n')) s (id, v) on s.id = t.id when matched then update set v = s.v
+           when not matched then insert values (s.id, s.v) when not matched by source then delete
+        """,
+        rows={"t": "1 | m\n9 | n"},
+        versions=(17, 18),
+    ),
+    Case(
         "B67-messages",
         "others' logical messages, transactional or not, change nothing and keep the order",
         _TABLE,
