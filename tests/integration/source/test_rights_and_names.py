@@ -88,6 +88,25 @@ def test_row_level_security_is_refused(postgres: Database, sql: Connection, role
         assert len(capture.changes("public.t")) == 5
 
 
+def test_no_slot_is_free(postgres: Database, sql: Connection, tmp_path: Path) -> None:
+    taken: list[str] = []
+    try:
+        with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+            while True:
+                name = f"taken_{len(taken)}"
+                sql.execute("select pg_create_physical_replication_slot(%s)", (name,))
+                taken.append(name)
+        error = refused(Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}"))
+        assert "all replication slots are in use" in str(error)
+        assert "max_replication_slots" in str(error.hint)
+    finally:
+        for name in taken:
+            sql.execute("select pg_drop_replication_slot(%s)", (name,))
+    with Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}").running() as capture:
+        capture.until_snapshot_done()
+        assert len(capture.changes("public.t")) == 5
+
+
 @pytest.mark.parametrize("publication", ["Orders", "a, b", 'it\'s "quoted"', "größe"])
 def test_publications_that_need_quoting(postgres: Database, sql: Connection, tmp_path: Path, publication: str) -> None:
     sql.execute("alter table t drop column secret")

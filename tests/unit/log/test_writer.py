@@ -119,6 +119,33 @@ def test_a_large_batch_becomes_several_frames(tmp_path: Path, monkeypatch: pytes
     writer.close()
 
 
+def test_a_group_over_several_segments_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "SPLIT_BYTES", 2000)
+    writer = EmbeddedLogWriter(tmp_path / "log", segment_bytes=4096, disk=QuickDisk(), seal=False)
+    batch, first = changes(ORDERS, range(1, 301)), changes(USERS, [301])
+    reader = EmbeddedLogReader(tmp_path / "log")
+    nothing = everything(reader)
+
+    def segments() -> int:
+        return len(list((tmp_path / "log").rglob("*.seg")))
+
+    writer.append(batch)
+    assert segments() > 3
+    assert everything(reader) == nothing
+    writer.close()  # the process ends before the commit
+    writer = EmbeddedLogWriter(tmp_path / "log", segment_bytes=4096, disk=QuickDisk(), seal=False)
+    assert segments() == 0
+    assert everything(reader) == nothing
+    writer.append(batch)
+    writer.append(first)
+    assert everything(reader) == nothing
+    writer.commit(Lsn(1), 0)
+    assert segments() > 3
+    assert everything(reader) == expected([batch, first], [ORDERS, USERS])
+    reader.close()
+    writer.close()
+
+
 def test_many_topics_in_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
