@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -47,9 +49,12 @@ from cdc.model.position import Cut, Lsn, Position
 SPLIT_BYTES: Final = 2**29
 """A batch larger than this becomes several frames."""
 MAX_SEGMENT_OPTION_BYTES: Final = 2**30
-OPEN_FILES: Final = 256
-"""Segments that stay open between commits."""
-SYNC_THREADS: Final = 8
+OPEN_FILES: Final = 2048
+"""Segments that stay open between commits, where the process may have four times as many files open."""
+SYNC_THREADS: Final = 32
+"""So many files are synced at once: a disk takes them together, and one that waits costs nothing."""
+
+_Synced = TypeVar("_Synced", int, Path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,7 @@ class EmbeddedLogWriter:
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
         self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._keep_open = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._broken: str | None = None
         self._timeline_fd = self._head_fd = -1
         self._pool: ThreadPoolExecutor | None = None
@@ -262,12 +268,12 @@ class EmbeddedLogWriter:
         return topic
 
     def _write(self, topic: _Topic, batch: pa.RecordBatch, positions: Positions) -> None:
-        if batch.nbytes > SPLIT_BYTES and batch.num_rows > 1:
-            middle = batch.num_rows // 2
+        body = batch.serialize()
+        if len(body) > SPLIT_BYTES and len(positions) > 1:
+            middle = len(positions) // 2
             self._write(topic, batch.slice(0, middle), positions[:middle])
             self._write(topic, batch.slice(middle), positions[middle:])
             return
-        body = batch.serialize()
         if len(body) > MAX_BODY_BYTES:
             raise ValueError("a single row is larger than 2 GiB")
         first, last = int(positions[0]), int(positions[-1])
@@ -277,9 +283,10 @@ class EmbeddedLogWriter:
         part = self._part(topic, tip)
         out: list[bytes | pa.Buffer] = []
         end, running, schema_at = tip.end, tip.chain, tip.schema_at
-        if tip.schema is None or not tip.schema.equals(batch.schema, check_metadata=True):
+        schema = batch.schema
+        if tip.schema is None or not tip.schema.equals(schema, check_metadata=True):
             schema_at = end
-            message = _padded(batch.schema.serialize())
+            message = _padded(schema.serialize())
             head, crc = encode_frame(FrameKind.SCHEMA, message, offset=end, schema_at=end, topic=topic.number)
             out += (head, message)
             end, running = end + len(head) + len(message), chain(running, crc)
@@ -292,8 +299,9 @@ class EmbeddedLogWriter:
         crashpoint("log.append.written")
         part.end, part.last, part.chain = end, last, running
         part.rows += len(positions)
-        topic.tip = replace(
-            tip, end=end, last=last, chain=running, rows=tip.rows + len(positions), schema=batch.schema, schema_at=schema_at
+        rows = tip.rows + len(positions)
+        topic.tip = _Tip(
+            tip.segment, tip.begin, tip.begin_seed, end, last, running, rows, closed=False, schema=schema, schema_at=schema_at
         )
 
     def _part(self, topic: _Topic, tip: _Tip) -> _OpenPart:
@@ -331,20 +339,28 @@ class EmbeddedLogWriter:
         staged = self._staged
         with self._fatal():
             crashpoint("log.commit.before_fsync")
-            fds = [self._file(part.topic, part.segment) for part in staged.parts]
-            if len(fds) == 1:
-                self._disk.sync(fds[0])
-            elif fds:
-                self._pool = self._pool or ThreadPoolExecutor(SYNC_THREADS, "log-sync")
-                list(self._pool.map(self._disk.sync, fds))
+            self._together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])
             if staged.created:
                 crashpoint("log.commit.before_folder_fsync")
-                for folder in {self._places.folder(topic.name) for topic, _ in staged.created}:
-                    self._disk.sync_folder(folder)
+                self._together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))
                 if any(not topic.folder_exists for topic, _ in staged.created):
                     self._disk.sync_folder(self._places.topics)
                 for topic, _ in staged.created:
                     topic.folder_exists = True
+
+    def _together(self, sync: Callable[[_Synced], None], what: Sequence[_Synced]) -> None:
+        """Calls ``sync`` for each, several at once; returns when all are done. A thread takes its share of them in one go."""
+        if len(what) <= 1:
+            for one in what:
+                sync(one)
+            return
+        self._pool = self._pool or ThreadPoolExecutor(SYNC_THREADS, "log-sync")
+
+        def one_by_one(share: Sequence[_Synced]) -> None:
+            for one in share:
+                sync(one)
+
+        list(self._pool.map(one_by_one, [what[first::SYNC_THREADS] for first in range(min(SYNC_THREADS, len(what)))]))
 
     def _publish(self, group: Group) -> None:
         before = self._published
@@ -389,7 +405,7 @@ class EmbeddedLogWriter:
             self._forget(topic.number, run.segment)
             if self._sealer:
                 self._sealer.add(self._place(topic.number, topic.name, run.segment), run)
-        while len(self._files) > OPEN_FILES:
+        while len(self._files) > self._keep_open:
             self._disk.close(self._files.popitem(last=False)[1])
 
     # --- files -------------------------------------------------------------------------------------------------------

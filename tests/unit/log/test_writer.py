@@ -163,6 +163,33 @@ def test_many_topics_in_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     writer.close()
 
 
+def test_every_one_of_many_files_is_synced_before_the_timeline(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    synced: list[str] = []
+
+    class WatchedDisk(QuickDisk):
+        def sync(self, fd: int) -> None:
+            synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+
+        def sync_folder(self, path: Path) -> None:
+            synced.append(str(path))
+
+    root = tmp_path / "log"
+    writer = EmbeddedLogWriter(root, disk=WatchedDisk())
+    synced.clear()
+    for number in range(100):
+        writer.append(changes(replace(USERS, oid=1000 + number, name=f"t{number}"), [number + 1]))
+    writer.commit(Lsn(1), 0)
+    segments = sorted(map(str, root.glob("topics/*/*.seg")))
+    folders = sorted(map(str, root.glob("topics/*")))
+    assert len(segments) == len(folders) == 100
+    assert sorted(synced[:100]) == segments
+    assert sorted(synced[100:200]) == folders
+    assert synced[200:] == [str(root / "topics"), str(root / "timeline")]
+    writer.close()
+
+
 def test_a_second_writer_is_told_who_writes(tmp_path: Path) -> None:
     root = tmp_path / "log"
     writer = EmbeddedLogWriter(root)
