@@ -20,8 +20,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import pq
 
+from cdc.capture.columns import columns
 from cdc.capture.messages import read_u32
-from cdc.capture.values import Bytes, Lengths, Offsets, columns
+from cdc.capture.values import Bytes, Lengths, Offsets
 from cdc.errors import ProtocolError
 from cdc.model.batch import Op, batch_schema
 from cdc.model.kernel import inlined, kernel

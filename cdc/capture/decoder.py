@@ -346,7 +346,8 @@ class Decoder:
                         changes = self.schema.enter(table)
                     elif wanted:
                         self._described[table.oid] = table
-                    if changes or not self._relations.known(table):
+                    known = self._relations.known(table)
+                    if changes or self.schema.displaces or (not known and group.has_rows(table.oid, at)):
                         group.flush(at)
                     self._define(table, body, ordinal_at(int(index.body[at])) if ordinal_at else self._ordinal)
                     group.tell(changes, at)

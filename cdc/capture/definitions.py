@@ -97,6 +97,11 @@ class Definitions:
                 found.append((oid, now.schema, now.name))
         return found
 
+    @property
+    def displaces(self) -> bool:
+        """Whether ``take_displaced`` has something to look at."""
+        return bool(self._displaced)
+
     def standing(self, table: Table) -> Table:
         """The table of a RELATION message in a transaction that the log has already, as it was when the log's last one ended.
 

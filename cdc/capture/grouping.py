@@ -40,6 +40,10 @@ class Grouping:
             self._position += len(batch)
         self._run = until + 1
 
+    def has_rows(self, oid: int, until: int) -> bool:
+        """Whether rows of the table have come, before message ``until``, that are not taken in yet."""
+        return bool(np.any(self._index.relation[self._run : until] == oid))
+
     def tell(self, changes: Sequence[SchemaChange], at: int) -> None:
         """What became of tables, said by message ``at``."""
         transaction = int(self._index.transaction[at])

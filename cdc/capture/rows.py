@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.capture import tuples, values
+from cdc.capture import columns, tuples
 from cdc.capture.messages import Index
 from cdc.capture.relations import Relations
 from cdc.capture.values import Bytes, Flags
@@ -46,17 +46,6 @@ Hold = Callable[[pa.RecordBatch, Mapping[str, Flags]], None]
 the flags of the missing values."""
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Rows of one table, before they have positions."""
-
-    table: Table
-    arrays: list[pa.Array]
-    exact: pa.Array
-    op: npt.NDArray[np.int8]
-    order: npt.NDArray[np.int64]
-
-
 class Rows:
     """The rows of one connection's stream. ``durable_lsn``: transactions that end at or before it are in the log already."""
 
@@ -83,63 +72,100 @@ class Rows:
         at = begin + np.flatnonzero(mask)
         if not len(at):
             return []
+        at, tables, starts = self._by_table(index, at)
+        parsed = tuples.parse(
+            block, index.kind[at], index.body[at], index.end[at], at, [tuples.shape_of(t) for t in tables], starts
+        )
+        found, partial = self._columns(block, tables, parsed)
+        order = parsed.whole(parsed.order)
+        logged = order
+        if partial:
+            stays = [~partial[t] if t in partial else np.ones(count, np.bool_) for t, count in enumerate(parsed.counts)]
+            logged = order[np.concatenate(stays)]
+        logged = np.sort(logged) if len(tables) > 1 else logged
+        changed += np.bincount(index.transaction[logged >> 1], minlength=len(changed))
+        meta = _Meta.of(position + np.searchsorted(logged, order), parsed.whole(parsed.op), index, order >> 1)
+        batches = []
+        begin = 0
+        for t, (table, count) in enumerate(zip(tables, parsed.counts, strict=True)):
+            batch = _batch(table, meta.arrays(begin, count), found[t])
+            begin += count
+            if t in partial:
+                missing = _missing(table, parsed.rows(t), partial[t])
+                self._hold(batch.filter(pa.array(partial[t])), missing)
+                batch = batch.filter(pa.array(~partial[t]))
+            if len(batch):
+                batches.append(batch)
+        return batches
+
+    def _by_table(
+        self, index: Index, at: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], list[Table], npt.NDArray[np.int64]]:
+        """The messages one table after the other (by OID), those tables, and where each one's messages begin, and all end."""
         relations = index.relation[at]
-        present = relations[:1] if (relations == relations[0]).all() else np.unique(relations)
-        pieces: list[_Piece] = []
-        held: list[tuple[_Piece, Mapping[str, Flags]]] = []
-        for oid in present:
-            mine = at if len(present) == 1 else at[relations == oid]
-            pieces.append(self._piece(block, index, mine, self._relations.table(int(oid)), held))
-        orders = pieces[0].order if len(pieces) == 1 else np.sort(np.concatenate([piece.order for piece in pieces]))
-        for piece, missing in held:
-            self._hold(_batch(piece, position + np.searchsorted(orders, piece.order), index), missing)
-        changed += np.bincount(index.transaction[orders >> 1], minlength=len(changed))
-        return [_batch(piece, position + np.searchsorted(orders, piece.order), index) for piece in pieces if len(piece.op)]
+        if (relations == relations[0]).all():
+            return at, [self._relations.table(int(relations[0]))], np.array([0, len(at)], np.int64)
+        by_table = np.argsort(relations, kind="stable")
+        relations = relations[by_table]
+        starts = np.flatnonzero(np.diff(relations, prepend=-1))
+        tables = [self._relations.table(oid) for oid in relations[starts].tolist()]
+        return at[by_table], tables, np.append(starts, len(at))
 
-    def _piece(
-        self,
-        block: Bytes,
-        index: Index,
-        at: npt.NDArray[np.int64],
-        table: Table,
-        held: list[tuple[_Piece, Mapping[str, Flags]]],
-    ) -> _Piece:
-        """One table's rows; those that stay partial go to ``held``."""
-        rows = tuples.rows(block, index.kind[at], index.body[at], index.end[at], at, tuples.shape_of(table))
-        partial: Flags | None = None
-        if rows.wide.any() or rows.partial.any() or self._memory.knows(table):
-            block, partial = self._memory.fill(table, block, rows)
-        arrays, exact = values.columns(block, rows.offsets, rows.lengths, table)
-        piece = _Piece(table, arrays, exact, rows.op, rows.order)
-        if partial is None:
-            return piece
-        missing = {column.name: rows.lengths[c][partial] == tuples.UNCHANGED for c, column in enumerate(table.columns)}
-        held.append((_select(piece, partial), missing))
-        return _select(piece, ~partial)
+    def _columns(
+        self, block: Bytes, tables: Sequence[Table], parsed: tuples.Parsed
+    ) -> tuple[dict[int, columns.Columns], dict[int, Flags]]:
+        """By the table's place: its columns, and where some rows stay partial, which."""
+        plain: list[int] = []
+        found: dict[int, columns.Columns] = {}
+        partial: dict[int, Flags] = {}
+        fields = [columns.Fields(table, parsed.fields_at[t], parsed.room(t), parsed.counts[t]) for t, table in enumerate(tables)]
+        for t, table in enumerate(tables):
+            if not parsed.odd[t] and not self._memory.knows(table):
+                plain.append(t)
+                continue
+            filled, flags = self._memory.fill(table, block, parsed.rows(t))
+            (found[t],) = columns.columns_of(filled, parsed.offsets, parsed.lengths, [fields[t]])
+            if flags is not None:
+                partial[t] = flags
+        if plain:
+            found |= zip(plain, columns.columns_of(block, parsed.offsets, parsed.lengths, [fields[t] for t in plain]), strict=True)
+        return found, partial
 
 
-def _select(piece: _Piece, flags: Flags) -> _Piece:
-    mask = pa.array(flags)
-    return _Piece(
-        piece.table,
-        [array.filter(mask) for array in piece.arrays],
-        piece.exact.filter(mask),
-        piece.op[flags],
-        piece.order[flags],
-    )
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """The columns that every batch begins with, of all tables' rows one behind the other."""
+
+    positions: pa.Buffer
+    ops: pa.Buffer
+    lsns: pa.Buffer
+    times: pa.Buffer
+
+    @classmethod
+    def of(cls, positions: npt.NDArray[np.int64], op: npt.NDArray[np.int8], index: Index, messages: npt.NDArray[np.int64]) -> Self:
+        transactions = index.transaction[messages]
+        times = index.commit_ts_us[transactions]
+        return cls(pa.py_buffer(positions), pa.py_buffer(op), pa.py_buffer(index.commit_lsn[transactions]), pa.py_buffer(times))
+
+    def arrays(self, begin: int, count: int) -> list[pa.Array]:
+        """Those of rows [begin, begin + count)."""
+        parts = ((self.positions, 8), (self.ops, 1), (self.lsns, 8), (self.times, 8))
+        return [
+            pa.Array.from_buffers(kind, count, [None, buffer.slice(begin * size, count * size)], 0)
+            for kind, (buffer, size) in zip(_META_TYPES, parts, strict=True)
+        ]
 
 
-def _batch(piece: _Piece, positions: npt.NDArray[np.int64], index: Index) -> pa.RecordBatch:
-    transactions = index.transaction[piece.order >> 1]
-    arrays = [
-        pa.array(positions),
-        pa.array(piece.op),
-        pa.array(index.commit_lsn[transactions]),
-        pa.array(index.commit_ts_us[transactions]).view(META_FIELDS[3].type),
-        piece.exact,
-        *piece.arrays,
-    ]
+_META_TYPES: Final = tuple(field.type for field in META_FIELDS[:4])
+
+
+def _missing(table: Table, rows: tuples.Rows, partial: Flags) -> Mapping[str, Flags]:
+    return {column.name: rows.lengths[c][partial] == tuples.UNCHANGED for c, column in enumerate(table.columns)}
+
+
+def _batch(table: Table, meta: list[pa.Array], found: columns.Columns) -> pa.RecordBatch:
+    arrays, exact = found
     try:
-        return pa.RecordBatch.from_arrays(arrays, schema=batch_schema(piece.table))
+        return pa.RecordBatch.from_arrays([*meta, exact, *arrays], schema=batch_schema(table))
     except pa.ArrowInvalid as error:  # pragma: no cover - the columns were made from the same table
-        raise ProtocolError(f"rows of {piece.table.qualified} do not fit its RELATION message") from error
+        raise ProtocolError(f"rows of {table.qualified} do not fit its RELATION message") from error

@@ -1,4 +1,4 @@
-"""Row messages (I, U, D) of one table as fields: where each column's text lies, for every row the log will hold. Pure.
+"""Row messages (I, U, D) as fields: where each column's text lies, for every row the log will hold. Pure.
 
 A TupleData column is ``n`` (NULL, or "not sent" in a key tuple), ``u`` (unchanged TOAST, not sent) or ``t`` with its text.
 An update whose key changed becomes two rows, delete(old) and upsert(new), side by side.
@@ -6,9 +6,10 @@ An update whose key changed becomes two rows, delete(old) and upsert(new), side 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from cdc.model.table import Table
 NULL: Final = -1
 UNCHANGED: Final = -2
 """Length of a field that the server left out because its TOASTed value did not change."""
+
+_Number = TypeVar("_Number", np.int8, np.int64)
 
 _FIXED: Final = {NAME: 64, UUID: 16, INTERVAL: 16, TIMETZ: 16}
 LONGEST_DECIMAL_BYTES: Final = 28
@@ -90,22 +93,90 @@ def _weight(type_oid: int, arrow: object) -> int:
     return -LONGEST_DECIMAL_BYTES if str(arrow).startswith("decimal") else -8
 
 
-def rows(block: Bytes, kind: Bytes, body: Offsets, end: Offsets, order: npt.NDArray[np.int64], shape: Shape) -> Rows:
-    """Parses these messages (all of one table). Raises ProtocolError on bytes that pgoutput does not send."""
-    width = len(shape.key)
-    room = len(kind) + int(np.count_nonzero(kind == 85))
-    offsets = np.empty((width, room), np.int64)
-    lengths = np.empty((width, room), np.int32)
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The rows of several tables. Arrays of rows have room for more than there are, table by table."""
+
+    offsets: Offsets
+    """Flat; each table's lie there as ``fields`` says."""
+    lengths: Lengths
+    op: npt.NDArray[np.int8]
+    order: npt.NDArray[np.int64]
+    partial: Flags
+    wide: Flags
+    fields_at: tuple[int, ...]
+    """Of each table: where its fields begin."""
+    rows_at: tuple[int, ...]
+    """Of each table, and of all: where its rows begin."""
+    counts: tuple[int, ...]
+    """Of each table: how many rows it has."""
+    odd: tuple[bool, ...]
+    """Of each table: whether some row is partial or wide."""
+
+    def room(self, table: int) -> int:
+        return self.rows_at[table + 1] - self.rows_at[table]
+
+    def rows(self, table: int) -> Rows:
+        """One table's rows; what is changed in them is changed here."""
+        begin, count, room = self.rows_at[table], self.counts[table], self.room(table)
+        fields = slice(self.fields_at[table], self.fields_at[table + 1])
+        of_rows = slice(begin, begin + count)
+        return Rows(
+            self.offsets[fields].reshape(-1, room)[:, :count],
+            self.lengths[fields].reshape(-1, room)[:, :count],
+            self.op[of_rows],
+            self.order[of_rows],
+            self.partial[of_rows],
+            self.wide[of_rows],
+        )
+
+    def whole(self, of_rows: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+        """Of ``op`` and ``order``: the tables' rows one behind the other, without the room between."""
+        if sum(self.counts) == self.rows_at[-1]:
+            return of_rows
+        return np.concatenate([of_rows[at : at + count] for at, count in zip(self.rows_at, self.counts, strict=False)])
+
+
+def parse(
+    block: Bytes, kind: Bytes, body: Offsets, end: Offsets, order: npt.NDArray[np.int64], shapes: Sequence[Shape], starts: Offsets
+) -> Parsed:
+    """Parses these messages, which stand table by table: ``shapes[t]``'s are [starts[t], starts[t + 1]).
+
+    Raises ProtocolError on bytes that pgoutput does not send.
+    """
+    widths = np.array([len(shape.key) for shape in shapes], np.int64)
+    columns_at = _running(widths)
+    changed = np.zeros(len(kind) + 1, np.int64)
+    np.cumsum(kind == 85, out=changed[1:])
+    rows_at = _running(np.diff(starts) + np.diff(changed[starts]))
+    fields_at = _running(np.diff(rows_at) * widths)
+    room = int(rows_at[-1])
+    offsets = np.empty(fields_at[-1], np.int64)
+    lengths = np.empty(fields_at[-1], np.int32)
     op = np.empty(room, np.int8)
     placed = np.empty(room, np.int64)
     partial = np.zeros(room, np.bool_)
     wide = np.zeros(room, np.bool_)
-    count, error = _rows(
-        block, kind, body, end, order, shape.key, shape.weight, TOAST_TUPLE_BYTES, offsets, lengths, op, placed, partial, wide
-    )
+    counts = np.zeros(len(shapes), np.int64)
+    odd = np.zeros(len(shapes), np.bool_)
+    error = _parse(
+        block, kind, body, end, order, starts, columns_at, rows_at, fields_at,
+        np.concatenate([shape.key for shape in shapes]), np.concatenate([shape.weight for shape in shapes]), TOAST_TUPLE_BYTES,
+        offsets, lengths, op, placed, partial, wide, counts, odd,
+    )  # fmt: skip
     if error:
         raise ProtocolError(_ERRORS[error])
-    return Rows(offsets[:, :count], lengths[:, :count], op[:count], placed[:count], partial[:count], wide[:count])
+    return Parsed(
+        offsets, lengths, op, placed, partial, wide,
+        tuple(fields_at.tolist()), tuple(rows_at.tolist()), tuple(counts.tolist()), tuple(odd.tolist()),
+    )  # fmt: skip
+
+
+def _running(sizes: npt.NDArray[np.int64]) -> Offsets:
+    """Where each begins, and where all end."""
+    begins = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=begins[1:])
+    return begins
 
 
 @kernel
@@ -232,3 +303,54 @@ def _rows(
         placed[count] = order[m] * 2 + (1 if moved else 0)
         count += 1
     return count, 0
+
+
+@kernel
+def _parse(
+    block: Bytes,
+    kind: Bytes,
+    body: Offsets,
+    end: Offsets,
+    order: npt.NDArray[np.int64],
+    starts: Offsets,
+    columns_at: Offsets,
+    rows_at: Offsets,
+    fields_at: Offsets,
+    key: Flags,
+    weight: npt.NDArray[np.int64],
+    threshold: int,
+    offsets: Offsets,
+    lengths: Lengths,
+    op: npt.NDArray[np.int8],
+    placed: npt.NDArray[np.int64],
+    partial: Flags,
+    wide: Flags,
+    counts: npt.NDArray[np.int64],
+    odd: Flags,
+) -> int:
+    for t in range(counts.shape[0]):
+        low, high = starts[t], starts[t + 1]
+        width = columns_at[t + 1] - columns_at[t]
+        first, last = rows_at[t], rows_at[t + 1]
+        count, error = _rows(
+            block,
+            kind[low:high],
+            body[low:high],
+            end[low:high],
+            order[low:high],
+            key[columns_at[t] : columns_at[t + 1]],
+            weight[columns_at[t] : columns_at[t + 1]],
+            threshold,
+            offsets[fields_at[t] : fields_at[t + 1]].reshape((width, last - first)),
+            lengths[fields_at[t] : fields_at[t + 1]].reshape((width, last - first)),
+            op[first:last],
+            placed[first:last],
+            partial[first:last],
+            wide[first:last],
+        )
+        if error:
+            return error
+        counts[t] = count
+        for row in range(first, first + count):
+            odd[t] |= partial[row] | wide[row]
+    return 0

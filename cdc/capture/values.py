@@ -1,8 +1,8 @@
-"""Fields of Postgres text, still lying in a block of bytes, as typed Arrow columns. Pure; shared by the stream and the snapshot.
+"""Fields of Postgres text, still lying in a block of bytes, as typed values: the kernels. Pure; shared by the stream and the snapshot.
 
 A block is a uint8 array; a field is an offset and a length in it (length < 0: no value, i.e. NULL). The kernels are compiled
-by numba and hold no GIL. A text that its Arrow type cannot hold exactly is left NULL in the column and goes to the ``_cdc_exact``
-map (``cdc.model.batch``), so nothing is rounded, clamped or lost.
+by numba and hold no GIL. A text that its type cannot hold exactly is flagged as a misfit and becomes NULL; what is made of those
+is told by ``cdc.capture.columns``, as is everything about Arrow.
 
 The text formats are those of the output functions under ``cdc.model.pgtypes.PINNED_SETTINGS`` (manual, chapter "Data Types").
 """
@@ -13,151 +13,34 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from cdc.errors import ProtocolError
-from cdc.model.batch import EXACT_TYPE
 from cdc.model.kernel import inlined, kernel
-from cdc.model.pgtypes import arrow_type
-from cdc.model.table import Table
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
+Jobs = npt.NDArray[np.int64]
+"""One column of one table per row; what its entries say is told by the names below."""
 
-MAX_COLUMN_BYTES: Final = 2**31 - 1
-"""Arrow's utf8 and binary columns have 32-bit offsets; blocks are cut long before."""
+TEXT, INT2, INT4, INT8, DECIMAL, TIMESTAMP, TIMESTAMPTZ, DATE, TIME, BOOL, BINARY = range(11)
+"""What becomes of a column's fields."""
 
+KIND, FIRST, SECOND, AT, ROWS, VALID_AT, VALUES_AT, ENDS_AT, VALUES_BYTES, NULLS, MISFITS, BEYOND_ASCII = range(12)
+"""Of a job, given: KIND; a DECIMAL's precision and scale (FIRST, SECOND); the place of its first field (AT) and how many there are (ROWS).
+By ``lay_out``: where in the output its validity bitmap, values and (TEXT, BINARY) ends lie. By ``convert``: how many NULLs there are, misfits
+among them, and whether a text has bytes beyond ASCII."""
+JOB: Final = 12
 
-def columns(data: Bytes, offsets: Offsets, lengths: Lengths, table: Table) -> tuple[list[pa.Array], pa.Array]:
-    """Typed columns of one table.
-
-    data: the block. offsets, lengths: shape (columns, rows), C order. Returns (one array per column in the type that
-    ``arrow_type`` gives, the ``_cdc_exact`` column). Raises ProtocolError when a text is not UTF-8 or a column is too large.
-    """
-    arrays: list[pa.Array] = []
-    inexact: list[tuple[str, npt.NDArray[np.int64], pa.Array]] = []
-    for index, column in enumerate(table.columns):
-        array, misfit = _column(data, offsets[index], lengths[index], arrow_type(column))
-        arrays.append(array)
-        if misfit is not None:
-            rows = np.flatnonzero(misfit)
-            inexact.append((column.name, rows, text(data, offsets[index][rows], lengths[index][rows])))
-    return arrays, _exact(inexact, lengths.shape[1])
-
-
-def text(data: Bytes, offsets: Offsets, lengths: Lengths) -> pa.Array:
-    """The fields as they are: utf8, NULL where the length is negative."""
-    return _gathered(data, offsets, lengths, pa.utf8())
-
-
-def _column(data: Bytes, offsets: Offsets, lengths: Lengths, kind: pa.DataType) -> tuple[pa.Array, Flags | None]:
-    """One typed column and, where some fields do not fit their type, the flags of those rows."""
-    rows = len(lengths)
-    if pa.types.is_string(kind):
-        return text(data, offsets, lengths), None
-    valid = np.zeros((rows + 7) >> 3, np.uint8)
-    misfit = np.zeros(rows, np.bool_)
-    values: npt.NDArray[Any]
-    if pa.types.is_integer(kind):
-        values = np.empty(rows, np.int64)
-        low, high = _INTEGER_RANGE[kind.bit_width]
-        nulls, misfits = _integers(data, offsets, lengths, low, high, values, valid, misfit)
-        values = values.astype(kind.to_pandas_dtype(), copy=False)
-    elif pa.types.is_decimal(kind):
-        values = np.empty((rows, 2), np.uint64)
-        nulls, misfits = _decimals(data, offsets, lengths, kind.precision, kind.scale, values, valid, misfit)
-    elif pa.types.is_timestamp(kind):
-        values = np.empty(rows, np.int64)
-        nulls, misfits = _timestamps(data, offsets, lengths, kind.tz is not None, values, valid, misfit)
-    elif pa.types.is_date32(kind):
-        values = np.empty(rows, np.int32)
-        nulls, misfits = _dates(data, offsets, lengths, values, valid, misfit)
-    elif pa.types.is_time64(kind):
-        values = np.empty(rows, np.int64)
-        nulls, misfits = _times(data, offsets, lengths, values, valid, misfit)
-    elif pa.types.is_boolean(kind):
-        values = np.zeros((rows + 7) >> 3, np.uint8)
-        nulls, misfits = _booleans(data, offsets, lengths, values, valid, misfit)
-    elif pa.types.is_floating(kind):
-        return _floats(data, offsets, lengths, kind)
-    else:
-        assert pa.types.is_binary(kind), kind
-        return _binary(data, offsets, lengths)
-    buffers = [pa.py_buffer(valid) if nulls else None, pa.py_buffer(values)]
-    return pa.Array.from_buffers(kind, rows, buffers, nulls), (misfit if misfits else None)
-
-
-def _floats(data: Bytes, offsets: Offsets, lengths: Lengths, kind: pa.DataType) -> tuple[pa.Array, Flags | None]:
-    """Arrow's own parser rounds correctly, which the shortest digits need to read back bit-equal."""
-    fields = text(data, offsets, lengths)
-    try:
-        return fields.cast(kind), None
-    except pa.ArrowInvalid:
-        return pa.nulls(len(fields), kind), np.asarray(lengths >= 0)
-
-
-def _binary(data: Bytes, offsets: Offsets, lengths: Lengths) -> tuple[pa.Array, Flags | None]:
-    rows = len(lengths)
-    ends = np.empty(rows + 1, np.int32)
-    valid = np.zeros((rows + 7) >> 3, np.uint8)
-    misfit = np.zeros(rows, np.bool_)
-    total = int(lengths[lengths > 0].sum(dtype=np.int64))
-    _bounded(total)
-    out = np.empty(total // 2, np.uint8)
-    nulls, misfits = _hexadecimals(data, offsets, lengths, ends, out, valid, misfit)
-    buffers = [pa.py_buffer(valid) if nulls else None, pa.py_buffer(ends), pa.py_buffer(out)]
-    return pa.Array.from_buffers(pa.binary(), rows, buffers, nulls), (misfit if misfits else None)
-
-
-def _gathered(data: Bytes, offsets: Offsets, lengths: Lengths, kind: pa.DataType) -> pa.Array:
-    rows = len(lengths)
-    ends = np.empty(rows + 1, np.int32)
-    valid = np.zeros((rows + 7) >> 3, np.uint8)
-    total, nulls = _measure(lengths, ends, valid)
-    _bounded(total)
-    out = np.empty(total, np.uint8)
-    _gather(data, offsets, lengths, ends, out)
-    buffers = [pa.py_buffer(valid) if nulls else None, pa.py_buffer(ends), pa.py_buffer(out)]
-    array = pa.Array.from_buffers(kind, rows, buffers, nulls)
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise ProtocolError("a value is not valid UTF-8", hint="check the database's encoding (SQL_ASCII is refused)") from error
-    return array
-
-
-def _bounded(total: int) -> None:
-    if total > MAX_COLUMN_BYTES:
-        raise ProtocolError(f"one block holds {total} bytes of one column, more than {MAX_COLUMN_BYTES}")
-
-
-def _exact(inexact: list[tuple[str, npt.NDArray[np.int64], pa.Array]], rows: int) -> pa.Array:
-    """The ``_cdc_exact`` column: a map per row that has such values, NULL elsewhere."""
-    if not inexact:
-        return pa.nulls(rows, EXACT_TYPE)
-    at = np.concatenate([where for _, where, _ in inexact])
-    order = pa.array(np.argsort(at, kind="stable"))
-    names = pa.concat_arrays([pa.repeat(name, len(where)) for name, where, _ in inexact]).take(order)
-    texts = pa.concat_arrays([values for _, _, values in inexact]).take(order)
-    counts = np.bincount(at, minlength=rows)
-    ends = np.zeros(rows + 1, np.int32)
-    np.cumsum(counts, out=ends[1:])
-    return pa.MapArray.from_arrays(pa.array(ends), names, texts, type=EXACT_TYPE, mask=pa.array(counts == 0))
-
-
-_INTEGER_RANGE: Final = {width: (-(2 ** (width - 1)), 2 ** (width - 1) - 1) for width in (16, 32, 64)}
-
-# --- kernels: loops over fields, compiled, without the GIL ---------------------------------------------------------------
+CHUNK: Final = 256
+"""Rows whose columns are converted one after the other while their bytes are in the processor's cache; a multiple of 8, for bitmaps."""
 
 
 @kernel
-def _measure(lengths: Lengths, ends: npt.NDArray[np.int32], valid: Bytes) -> tuple[int, int]:
-    """Running ends of the values' bytes, the validity bitmap; returns (bytes in all, NULLs)."""
-    total = 0
+def _measure(lengths: Lengths, ends: npt.NDArray[np.int32], valid: Bytes) -> Any:
+    """Running ends of the values' bytes, which go on from ``ends[0]``, and the validity bitmap; returns the number of NULLs."""
+    total = np.int64(ends[0])
     nulls = 0
-    ends[0] = 0
     for i in range(lengths.shape[0]):
         if lengths[i] < 0:
             nulls += 1
@@ -165,7 +48,7 @@ def _measure(lengths: Lengths, ends: npt.NDArray[np.int32], valid: Bytes) -> tup
             total += lengths[i]
             valid[i >> 3] |= np.uint8(1 << (i & 7))
         ends[i + 1] = np.int32(total)
-    return total, nulls
+    return nulls
 
 
 @kernel
@@ -182,7 +65,7 @@ def _gather(data: Bytes, offsets: Offsets, lengths: Lengths, ends: npt.NDArray[n
 
 @kernel
 def _integers(
-    data: Bytes, offsets: Offsets, lengths: Lengths, low: int, high: int, out: Offsets, valid: Bytes, misfit: Flags
+    data: Bytes, offsets: Offsets, lengths: Lengths, low: int, high: int, out: npt.NDArray[Any], valid: Bytes, misfit: Flags
 ) -> tuple[int, int]:
     nulls = 0
     misfits = 0
@@ -455,11 +338,10 @@ def _hexadecimals(
     valid: Bytes,
     misfit: Flags,
 ) -> tuple[int, int]:
-    r"""``\x`` and two lower-case digits a byte (bytea_output = hex)."""
+    r"""``\x`` and two lower-case digits a byte (bytea_output = hex). The ends go on from ``ends[0]``."""
     nulls = 0
     misfits = 0
-    to = 0
-    ends[0] = 0
+    to = np.int64(ends[0])
     for i in range(lengths.shape[0]):
         length = lengths[i]
         if length < 0:
@@ -485,3 +367,109 @@ def _hexadecimals(
                 misfits += 1
         ends[i + 1] = np.int32(to)
     return nulls + misfits, misfits
+
+
+@inlined
+def _aligned(size: Any) -> Any:
+    return (size + 63) & ~63
+
+
+@kernel
+def lay_out(lengths: Lengths, jobs: Jobs) -> Any:
+    """Gives each job its places in the output; returns how long that has to be."""
+    end = np.int64(0)
+    for j in range(jobs.shape[0]):
+        kind = jobs[j, KIND]
+        rows = jobs[j, ROWS]
+        jobs[j, VALID_AT] = end
+        end += _aligned((rows + 7) >> 3)
+        if kind in (TEXT, BINARY):
+            jobs[j, ENDS_AT] = end
+            end += _aligned((rows + 1) * 4)
+            size = np.int64(0)
+            for i in range(jobs[j, AT], jobs[j, AT] + rows):
+                size += max(lengths[i], 0)
+            if kind == BINARY:
+                size >>= 1
+        elif kind == BOOL:
+            size = (rows + 7) >> 3
+        elif kind == DECIMAL:
+            size = rows * 16
+        elif kind == INT2:
+            size = rows * 2
+        elif kind in (INT4, DATE):
+            size = rows * 4
+        else:
+            size = rows * 8
+        jobs[j, VALUES_AT] = end
+        jobs[j, VALUES_BYTES] = size
+        end += _aligned(size)
+    return end
+
+
+@kernel
+def convert(data: Bytes, offsets: Offsets, lengths: Lengths, jobs: Jobs, tables: Offsets, out: Bytes, misfit: Flags) -> None:
+    """Does the jobs. tables: the number of each table's first job, and of all; a table's jobs have equally many rows."""
+    for t in range(tables.shape[0] - 1):
+        first = tables[t]
+        last = tables[t + 1]
+        if first == last:
+            continue
+        rows = jobs[first, ROWS]
+        for j in range(first, last):
+            out[jobs[j, VALID_AT] : jobs[j, VALID_AT] + ((rows + 7) >> 3)] = 0
+            if jobs[j, KIND] in (TEXT, BINARY):
+                out[jobs[j, ENDS_AT] : jobs[j, ENDS_AT] + 4] = 0
+            elif jobs[j, KIND] == BOOL:
+                out[jobs[j, VALUES_AT] : jobs[j, VALUES_AT] + jobs[j, VALUES_BYTES]] = 0
+        for low in range(0, rows, CHUNK):
+            for j in range(first, last):
+                _convert_some(data, offsets, lengths, jobs[j], low, min(low + CHUNK, rows), out, misfit)
+
+
+@kernel
+def _convert_some(
+    data: Bytes, offsets: Offsets, lengths: Lengths, job: Jobs, low: int, high: int, out: Bytes, misfit: Flags
+) -> None:
+    """Rows [low, high) of one column."""
+    kind = job[KIND]
+    at = offsets[job[AT] + low : job[AT] + high]
+    long = lengths[job[AT] + low : job[AT] + high]
+    unfit = misfit[job[AT] + low : job[AT] + high]
+    valid = out[job[VALID_AT] + (low >> 3) : job[VALID_AT] + ((high + 7) >> 3)]
+    values = out[job[VALUES_AT] : job[VALUES_AT] + job[VALUES_BYTES]]
+    nulls = 0
+    misfits = 0
+    if kind == TEXT:
+        ends = out[job[ENDS_AT] + low * 4 : job[ENDS_AT] + (high + 1) * 4].view(np.int32)
+        nulls = _measure(long, ends, valid)
+        _gather(data, at, long, ends, values)
+        seen = np.uint8(0)
+        for k in range(np.uint64(ends[0]), np.uint64(ends[high - low])):
+            seen |= values[k]
+        if seen >= 128:
+            job[BEYOND_ASCII] = 1
+    elif kind == BINARY:
+        ends = out[job[ENDS_AT] + low * 4 : job[ENDS_AT] + (high + 1) * 4].view(np.int32)
+        nulls, misfits = _hexadecimals(data, at, long, ends, values, valid, unfit)
+    elif kind == INT8:
+        nulls, misfits = _integers(
+            data, at, long, -9223372036854775808, 9223372036854775807, values.view(np.int64)[low:high], valid, unfit
+        )
+    elif kind == INT4:
+        nulls, misfits = _integers(data, at, long, -2147483648, 2147483647, values.view(np.int32)[low:high], valid, unfit)
+    elif kind == INT2:
+        nulls, misfits = _integers(data, at, long, -32768, 32767, values.view(np.int16)[low:high], valid, unfit)
+    elif kind == DECIMAL:
+        words = values.view(np.uint64)[low * 2 : high * 2].reshape((high - low, 2))
+        nulls, misfits = _decimals(data, at, long, job[FIRST], job[SECOND], words, valid, unfit)
+    elif kind in (TIMESTAMP, TIMESTAMPTZ):
+        nulls, misfits = _timestamps(data, at, long, kind == TIMESTAMPTZ, values.view(np.int64)[low:high], valid, unfit)
+    elif kind == DATE:
+        nulls, misfits = _dates(data, at, long, values.view(np.int32)[low:high], valid, unfit)
+    elif kind == TIME:
+        nulls, misfits = _times(data, at, long, values.view(np.int64)[low:high], valid, unfit)
+    else:
+        nulls, misfits = _booleans(data, at, long, values[low >> 3 : (high + 7) >> 3], valid, unfit)
+    job[NULLS] += nulls
+    job[MISFITS] += misfits

@@ -423,6 +423,24 @@ def test_many_tables_in_one_group_number_their_rows_in_stream_order(seed: int) -
     assert ord("c") == Op.INSERT
 
 
+def test_tables_that_come_for_the_first_time_get_one_batch_each() -> None:
+    tables = [replace(ORDERS, oid=5000 + n, name=f"t{n}") for n in range(50)]
+    described = [wire.relation(table) + wire.insert(table.oid, [str(n), "new"]) for n, table in enumerate(tables)]
+    again = [wire.insert(table.oid, [str(n), "more"]) for n, table in enumerate(tables)]
+    run = Run()
+    run.feed(wire.begin(700, 100) + b"".join(described + again) + wire.commit(100, 140))
+    assert [len(group.batches) for group in run.groups] == [50]
+    assert [row[:4] for row in run.rows] == [
+        (turn * 50 + n + 1, f"t{n}", "c", (n, what)) for turn, what in enumerate(("new", "more")) for n in range(50)
+    ]
+
+
+def test_a_row_before_its_description_is_refused_although_the_description_follows() -> None:
+    run = Run()
+    with pytest.raises(ProtocolError, match="before its RELATION"):
+        run.feed(wire.begin(700, 100) + wire.insert(ORDERS.oid, ["1", "new"]) + wire.relation(ORDERS) + wire.commit(100, 140))
+
+
 def test_a_torn_message_says_how_much_it_lacks() -> None:
     whole = wire.begin(1, 100) + wire.relation(ORDERS) + wire.insert(ORDERS.oid, ["1", "x" * 1000])
     for at in range(1, len(whole)):

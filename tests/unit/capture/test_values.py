@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.capture import values
+from cdc.capture import columns
 from cdc.errors import ProtocolError
 from cdc.model import pgtypes
 from cdc.model.pgtypes import canonical_text
@@ -29,7 +29,7 @@ def decode(column: Column, texts: Sequence[str | None]) -> tuple[pa.Array, list[
         lengths.append(-1 if text is None else len(raw))
         data += raw
     table = Table(1, "public", "t", (column,))
-    arrays, exact = values.columns(
+    arrays, exact = columns.columns(
         np.frombuffer(data, np.uint8), np.array([offsets], np.int64), np.array([lengths], np.int32), table
     )
     arrays[0].validate(full=True)
@@ -97,7 +97,7 @@ def test_a_column_without_nulls_has_no_validity_bitmap() -> None:
 def test_several_values_of_one_row_stand_in_one_map() -> None:
     table = Table(1, "public", "t", (Column("a", pgtypes.DATE), Column("b", pgtypes.TIME), Column("c", pgtypes.INT4)))
     data = b"infinity24:00:007"
-    arrays, exact = values.columns(
+    arrays, exact = columns.columns(
         np.frombuffer(bytearray(data), np.uint8),
         np.array([[0, 0], [8, 8], [16, 16]], np.int64),
         np.array([[8, -1], [8, -1], [1, 1]], np.int32),
@@ -109,7 +109,7 @@ def test_several_values_of_one_row_stand_in_one_map() -> None:
 
 def test_bytes_that_are_not_utf8_are_refused() -> None:
     with pytest.raises(ProtocolError, match="UTF-8"):
-        values.text(np.frombuffer(bytearray(b"\xff\xfe"), np.uint8), np.array([0], np.int64), np.array([2], np.int32))
+        columns.text(np.frombuffer(bytearray(b"\xff\xfe"), np.uint8), np.array([0], np.int64), np.array([2], np.int32))
 
 
 def test_random_integers_and_decimals_against_python(seed: int) -> None:
@@ -125,3 +125,49 @@ def test_random_integers_and_decimals_against_python(seed: int) -> None:
             text = digits[: len(digits) - scale] + ("." + digits[len(digits) - scale :] if scale else "")
             texts.append("-" + text if rng.random() < 0.5 and int(digits) else text)
         assert decode(Column("a", pgtypes.NUMERIC, numeric(precision, scale)), texts)[1] == texts, (precision, scale)
+
+
+def test_many_tables_at_once_give_what_each_gives_by_itself(seed: int) -> None:
+    rng = random.Random(seed)
+    kinds = [(oid, typmod, [*typed, *beside, None]) for _, oid, typmod, typed, beside in CASES]
+    data, offsets, lengths = bytearray(b"?"), np.empty(0, np.int64), np.empty(0, np.int32)
+    fields, alone = [], []
+    for number in range(12):
+        # Rows over several of the kernel's chunks, and room behind them as changed keys leave it.
+        rows = rng.choice([0, 1, 7, 8, 255, 256, 257, 600, 1031])
+        stride = rows + rng.randrange(3)
+        chosen = [rng.choice(kinds) for _ in range(rng.randint(0, 6))]
+        table = Table(number, "public", f"t{number}", tuple(Column(f"c{n}", *kind[:2]) for n, kind in enumerate(chosen)))
+        at, long = np.zeros((len(chosen), stride), np.int64), np.full((len(chosen), stride), -1, np.int32)
+        for place, (_, _, texts) in enumerate(chosen):
+            for row in range(rows):
+                text = rng.choice(texts)
+                at[place, row], long[place, row] = len(data), -1 if text is None else len(text.encode())
+                data += b"" if text is None else text.encode()
+        fields.append(columns.Fields(table, len(offsets), stride, rows))
+        alone.append((table, at[:, :rows], long[:, :rows]))
+        offsets, lengths = np.concatenate([offsets, at.reshape(-1)]), np.concatenate([lengths, long.reshape(-1)])
+    block = np.frombuffer(data, np.uint8)
+    together = columns.columns_of(block, offsets, lengths, fields)
+    for (arrays, exact), (table, at, long) in zip(together, alone, strict=True):
+        exact.validate(full=True)
+        beside = [dict(found or ()) for found in exact.to_pylist()]
+        for number, (column, array) in enumerate(zip(table.columns, arrays, strict=True)):
+            array.validate(full=True)
+            texts = canonical_text(array).to_pylist()
+            for row in range(at.shape[1]):
+                raw = data[at[number, row] : at[number, row] + long[number, row]].decode() if long[number, row] >= 0 else None
+                assert (texts[row] if column.name not in beside[row] else beside[row][column.name]) == raw
+        by_itself, its_exact = columns.columns(block, at, long, table)
+        assert exact.equals(its_exact)
+        assert all(one.equals(other) or str(one) == str(other) for one, other in zip(arrays, by_itself, strict=True))
+
+
+def test_bytes_beyond_ascii_are_looked_at_in_every_chunk() -> None:
+    data = np.frombuffer(bytearray(b"a\xff"), np.uint8)
+    offsets = np.zeros(1000, np.int64)
+    for odd in (0, 256, 999):
+        offsets[:] = 0
+        offsets[odd] = 1
+        with pytest.raises(ProtocolError, match="UTF-8"):
+            columns.text(data, offsets, np.ones(1000, np.int32))
