@@ -27,7 +27,7 @@ from cdc.model.position import Lsn, format_lsn
 from cdc.privacy import Protection
 from cdc.settings import Source as SourceSettings
 from cdc.source import identity
-from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
+from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.connection import address, parse
 from cdc.source.facts import load_facts
 from cdc.source.identity import Branch, Identity
@@ -173,9 +173,12 @@ class Preparation:
         return membership.interrupted(found, wanted)
 
     def _publish(self, connection: psycopg.Connection) -> None:
-        source.ensure_publication(connection, self._settings)
+        begun = identity.recorded(self._folder) is not None
+        source.ensure_publication(connection, self._settings, begun=begun)
         if not self._begun:
             refuse_unreadable(connection, self._settings)
+            for unknown in misnamed(find_tables(connection), self._settings.tables):
+                _log.warning("a table that source.tables names is not captured", problem=str(unknown), mend=unknown.hint)
         if self._protection.active:
             self._protection.check(load_published(connection, self._settings.publication, self._settings.tables))
         crashpoint("capture.published")
@@ -186,7 +189,7 @@ class Preparation:
         return replace(found, tables={oid: entry for oid, entry in found.tables.items() if oid in selected})
 
     def _selected(self, connection: psycopg.Connection) -> list[SourceTable]:
-        return select_tables(find_tables(connection), self._settings.tables)
+        return select_tables(find_tables(connection), self._settings.tables, begun=True)
 
 
 def _refuse_standby(connection: psycopg.Connection, dsn: str) -> None:

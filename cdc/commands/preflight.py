@@ -73,7 +73,7 @@ def _source(settings: Settings, *, fix: bool) -> Iterator[Finding]:
 def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: bool) -> Iterator[Finding]:
     """A slot that is missing although the log has begun is not made anew: that would hide lost changes."""
     try:
-        tables = ensure_publication(connection, settings.source)
+        tables = ensure_publication(connection, settings.source, begun=log_has_begun)
         yield Finding("ok", "fix", f"publication {settings.source.publication} covers {len(tables)} tables")
         ensure_slot(connection, settings.source, create=not log_has_begun)
         yield Finding("ok", "fix", f"replication slot {settings.source.slot} stands")
@@ -108,7 +108,7 @@ def _tables(settings: Settings) -> list[Table]:
     """The source's, as far as they are captured; none when it cannot be asked, which another finding says."""
     try:
         with connect(settings.source.dsn.get_secret_value(), application="headwater-doctor") as connection:
-            return [table.table for table in select_tables(find_tables(connection), settings.source.tables)]
+            return [table.table for table in select_tables(find_tables(connection), settings.source.tables, begun=True)]
     except (HeadwaterError, psycopg.Error):
         return []
 

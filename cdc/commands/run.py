@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from typing import Annotated
+from typing import Annotated, Final
 
 import structlog
 import typer
 
 from cdc import stops
 from cdc.commands.invocation import Invocation, invocation, store_options
-from cdc.commands.signals import die_with_parent, stop_on_signals
+from cdc.commands.signals import DRAIN_S, die_with_parent, stop_on_signals
 from cdc.errors import ConfigError, Stopped
 from cdc.settings import Settings
+from cdc.supervise import DRAIN_S as CHILDREN_DRAIN_S
 from cdc.supervise import PARENT_VARIABLE, refuse_second, supervise
+
+SUPERVISOR_DRAIN_S: Final = CHILDREN_DRAIN_S + 10.0
+"""It ends by itself, with 0, after the last child has."""
 
 _log = structlog.get_logger("run")
 
@@ -35,7 +39,7 @@ def run(
         from cdc.commands.preflight import refuse_unknown_contracts
 
         refuse_unknown_contracts(settings)
-    with stop_on_signals() as stop:
+    with stop_on_signals(DRAIN_S if only else SUPERVISOR_DRAIN_S) as stop:
         raise typer.Exit(_part(given, settings, only, stop))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -99,16 +99,17 @@ def find_tables(connection: psycopg.Connection) -> list[SourceTable]:
     return [_source_table(row, columns.get(row[0], []), connection.info.server_version) for row in rows]
 
 
-def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str]) -> list[SourceTable]:
+def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str], *, begun: bool = False) -> list[SourceTable]:
     """Those of the tables that ``source.tables`` selects and Postgres can publish.
 
     A partition is left out when its root is selected (its changes then come under the root's name). A pattern without wildcards must
-    name a table that can be published. Raises SourceError naming the first that does not, or when nothing is selected at all.
+    name a table that can be published, unless the log has ``begun``: a table that was dropped or renamed since is a change of the
+    source like any other, and no reason to leave all the others uncaptured. Raises SourceError naming the first that does not, or when
+    nothing is selected at all.
     """
-    by_name = {table.name: table for table in tables}
-    for pattern in named(patterns):
-        if matches(patterns, pattern):
-            _check_named(pattern, by_name.get(pattern))
+    if not begun:
+        for unknown in misnamed(tables, patterns):
+            raise unknown
     chosen = [table for table in tables if table.capturable and matches(patterns, table.name)]
     if not chosen:
         raise SourceError(
@@ -117,6 +118,17 @@ def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str]) -> lis
         )
     roots = {table.table.oid for table in chosen}
     return [table for table in chosen if table.root_oid is None or table.root_oid not in roots]
+
+
+def misnamed(tables: Sequence[SourceTable], patterns: Sequence[str]) -> Iterator[SourceError]:
+    """What is wrong with each pattern without wildcards that names no table that can be published."""
+    by_name = {table.name: table for table in tables}
+    for pattern in named(patterns):
+        if matches(patterns, pattern):
+            try:
+                _check_named(pattern, by_name.get(pattern))
+            except SourceError as error:
+                yield error
 
 
 def load_published(connection: psycopg.Connection, publication: str, patterns: Sequence[str] = ("*",)) -> list[Table]:

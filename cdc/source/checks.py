@@ -11,7 +11,7 @@ from psycopg import sql
 
 from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
-from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
+from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.configured import Publishing
 from cdc.source.leaves import refuse_leaf
 from cdc.source.pins import read_pins
@@ -91,7 +91,11 @@ def check_source(connection: psycopg.Connection, source: Selected, *, log_has_be
     yield from check_server(server, slot_exists=slot.exists)
     yield from check_role(role)
     try:
-        tables = select_tables(find_tables(connection), source.tables)
+        found = find_tables(connection)
+        if log_has_begun:
+            for unknown in misnamed(found, source.tables):
+                yield Finding("warn", "tables", str(unknown), unknown.hint)
+        tables = select_tables(found, source.tables, begun=log_has_begun)
     except HeadwaterError as error:
         yield Finding("fail", "tables", str(error), error.hint)
         tables = []

@@ -68,14 +68,14 @@ def add_tables(connection: psycopg.Connection, name: str, tables: Sequence[Sourc
     _execute(connection, sql.SQL("alter publication {} add table {}").format(sql.Identifier(name), _listed(tables)), name)
 
 
-def ensure_publication(connection: psycopg.Connection, source: Publishing) -> list[Table]:
+def ensure_publication(connection: psycopg.Connection, source: Publishing, *, begun: bool = False) -> list[Table]:
     """The tables that capture will see, after the publication has been made, or widened, to cover all that ``source.tables`` selects.
 
-    connection: an ordinary one, outside a transaction. The tables carry exactly the columns that the stream sends. Raises
+    connection: an ordinary one, outside a transaction. ``begun``: as of ``select_tables``. The tables carry exactly the columns that the stream sends. Raises
     SourceError naming the table and the SQL that mends it when one cannot be captured, or when the role may not change the publication.
     """
     refuse_unknown_encoding(connection)
-    selected = select_tables(find_tables(connection), source.tables)
+    selected = select_tables(find_tables(connection), source.tables, begun=begun)
     publication = read_publication(connection, source.publication)
     refuse_twins(selected)
     for table in selected:
@@ -117,7 +117,7 @@ def refuse_unreadable(connection: psycopg.Connection, source: Publishing) -> Non
 
     The stream shows all of them regardless; only the first load, and rows that are read back, need the right.
     """
-    selected = [table.name for table in select_tables(find_tables(connection), source.tables)]
+    selected = [table.name for table in select_tables(find_tables(connection), source.tables, begun=True)]
     found = connection.execute(_UNREADABLE, (source.publication, selected)).fetchall()
     role = sql.Identifier(connection.info.user).as_string()
     hidden = [name for name, _, active, _, _ in found if active]

@@ -189,7 +189,7 @@ class CatalogWatch:
         new = {oid for oid, name in rows if matches(self._source.tables, name)}
         if not new:
             return
-        everything = select_tables(find_tables(connection), self._source.tables)
+        everything = select_tables(find_tables(connection), self._source.tables, begun=True)
         for table in everything:
             if table.table.oid not in new:
                 continue

@@ -98,6 +98,28 @@ def test_what_changes_while_capture_is_away(postgres: Database, tmp_path: Path) 
     assert {topic: [op for _, op, _ in changes] for topic, changes in said.items()} == {"public.kept": ["c", "c"]}
 
 
+def test_a_table_that_is_named_and_then_dropped_holds_no_other_up(postgres: Database, tmp_path: Path) -> None:
+    """Neither the next start, nor a reconnect, nor the look that takes new tables in."""
+    sql = postgres.connect()
+    sql.execute("create table kept (id int primary key); create table gone (id int primary key); insert into gone values (1)")
+    tables = ("public.kept", "public.gone", "later.*")
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=tables)
+    with capture.running():
+        capture.until(lambda: "public.gone" in capture.topics() and len(rows(capture, "public.gone")) == 1)
+        sql.execute("drop table gone; create view gone as select 1 as id; insert into kept values (1)")
+        capture.until(lambda: records(capture, "public.gone") == ["dropped!"] and len(rows(capture, "public.kept")) == 1)
+        sql.execute("create schema later; create table later.one (id int primary key); insert into later.one values (1)")
+        capture.until(lambda: "later.one" in capture.topics() and len(rows(capture, "later.one")) == 1, "for the new table")
+    with capture.running():
+        sql.execute("insert into kept values (2)")
+        capture.until(lambda: len(rows(capture, "public.kept")) == 2)
+        sql.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots where active_pid is not null and database = current_database()"
+        )
+        sql.execute("insert into kept values (3)")
+        capture.until(lambda: len(rows(capture, "public.kept")) == 3)
+
+
 def test_a_table_that_leaves_the_publication_stops_capture(postgres: Database, tmp_path: Path) -> None:
     sql = postgres.connect()
     sql.execute("create table t (id int primary key); insert into t values (1); create table u (id int primary key)")

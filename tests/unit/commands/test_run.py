@@ -1,0 +1,36 @@
+"""How long the daemon gives its parts when it is told to end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cdc import supervise
+from cdc.__main__ import main
+from cdc.commands import run, signals
+from cdc.errors import ConfigError
+
+
+@pytest.mark.parametrize(("arguments", "least_s"), [([], supervise.DRAIN_S), (["--only", "capture"], 0.0)])
+def test_the_daemon_outwaits_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], least_s: float
+) -> None:
+    """One that gave up before them would end with 137 whenever a follower is slow to end, as Spark is while it starts."""
+    given: list[float] = []
+
+    @contextmanager
+    def noting(drain_s: float = signals.DRAIN_S) -> Iterator[threading.Event]:
+        given.append(drain_s)
+        raise ConfigError("far enough")
+        yield
+
+    monkeypatch.setattr(run, "stop_on_signals", noting)
+    (tmp_path / "cdc.toml").write_text('[source]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n')
+    assert main(["--config", str(tmp_path / "cdc.toml"), "run", *arguments]) == 2
+    assert len(given) == 1
+    assert given[0] > least_s
+    assert supervise.DRAIN_S > signals.DRAIN_S, "nor do children end themselves after they are killed"
