@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_row_level_security_is_refused(postgres: Database, sql: Connection, role
 def test_no_slot_is_free(postgres: Database, sql: Connection, tmp_path: Path) -> None:
     taken: list[str] = []
     try:
-        with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+        with suppress(psycopg.errors.ConfigurationLimitExceeded):
             while True:
                 name = f"taken_{len(taken)}"
                 sql.execute("select pg_create_physical_replication_slot(%s)", (name,))
