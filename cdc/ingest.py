@@ -122,8 +122,8 @@ class Ingest:
         if self._continuity is not None:
             self._continuity.on_group(group)
         self._feed.on_group(group, self._writer.head.commit_lsn)
-        for oid in group.again:
-            self._feed.read_again(oid)
+        for oid, joined in group.again.items():
+            self._feed.read_again(oid, joined=joined)
         for batch in group.batches:
             self._writer.append(batch)
         if not group.complete:
@@ -159,8 +159,8 @@ class Ingest:
             return []
         schema = self._decoder.schema
         records = [schema_record(change, 0, 0, 0) for change in schema.enter(table_of(chunk[0].schema))]
-        for oid in schema.take_again():
-            self._feed.read_again(oid)
+        for oid, joined in schema.take_again().items():
+            self._feed.read_again(oid, joined=joined)
         return records
 
     def _commit(self, lsn: int, commit_ts_us: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -204,7 +204,8 @@ class _Session:
         self._emitter = emitter
         self._board = Board()
         self._over = Event()
-        self._joining: dict[int, Barrier] = {}
+        self._joining: dict[int, tuple[int, Barrier]] = {}
+        """What a table (OID) that has joined waits for, and the run in which it joined."""
         self._refusals: Counter[int] = Counter()
         self._not_before: dict[int, float] = {}
         self._looked_at_slot = float("-inf")
@@ -232,43 +233,47 @@ class _Session:
         now = time.monotonic()
         due = [oid for oid in sorted(wanted) if not self._board.reads(oid) and now >= self._not_before.get(oid, 0.0)]
         if due:
+            runs = {oid: self._progress.run(oid) for oid in due}
             # Of all at once: what tells of one published table takes the server as long as what tells of all.
             seen = looks(self._looking, due)
             found = reload_tables(self._looking, due, self._source.publication)
-            joined = self._joined([source for source, _ in found.values() if self._progress.joining(source.table.oid)])
+            joined = self._joined([source for source, _ in found.values() if self._progress.joining(source.table.oid)], runs)
             for oid in due:
-                job = self._job(oid, seen[oid], *found.get(oid, (None, None)), joined=oid in joined)
+                job = self._job(oid, seen[oid], *found.get(oid, (None, None)), run=runs[oid], joined=oid in joined)
                 if job is not None:
                     self._board.add(job)
         return self._asked.offer(self._board, wanted) or bool(wanted)
 
-    def _job(self, oid: int, seen: Look, source: SourceTable | None, problem: SourceError | None, *, joined: bool) -> Job | None:
-        """The table's job; None when it has to wait, or is gone."""
+    def _job(
+        self, oid: int, seen: Look, source: SourceTable | None, problem: SourceError | None, *, run: int, joined: bool
+    ) -> Job | None:
+        """The table's job; None when it has to wait, or is gone. ``run``: in which the catalog was asked."""
         if problem is not None:
             # It could be read when we began, or was not there: the rest of the database goes on.
             log.warning("a table cannot be read", problem=problem.line(), again_in_s=_REFUSED_S)
             self._not_before[oid] = time.monotonic() + _REFUSED_S
             return None
         if source is None:
-            log.warning("a table went away before its snapshot was finished", table_oid=oid)
-            self._feed.forget(oid)
+            log.info("nothing is to be read any more of a table that is gone, or not published", table_oid=oid)
+            self._feed.forget(oid, run)
             self._joining.pop(oid, None)
             return None
         if oid in self._feed.to_read_again():
             self._feed.reading_again(oid)
+            joined = False
         if self._progress.joining(oid):
             if not joined:
                 return None
-            self._progress.joined(oid)
+            self._progress.joined(oid, run)
         if self._progress.empties(oid) and not self._empty(source):
             return None
         self._count_refusals(source)
-        run = self._progress.begin(source, seen.files)
+        begun = self._progress.begin(source, seen.files)
         step = range_pages(
             source, self._source.snapshot_chunk_rows, self._source.snapshot_workers, self._source.snapshot_rows_per_s
         )
-        tasks: Iterator[Task] = iter(()) if run.finished else page_tasks(Pages(source.pages, run.pages), step)
-        return Job(source, seen, _TableLoad(self._feed, self._progress, oid, run.number, self._refusals), tasks)
+        tasks: Iterator[Task] = iter(()) if begun.finished else page_tasks(Pages(source.pages, begun.pages), step)
+        return Job(source, seen, _TableLoad(self._feed, self._progress, oid, begun.number, self._refusals), tasks)
 
     def _count_refusals(self, source: SourceTable) -> None:
         oid = source.table.oid
@@ -293,16 +298,19 @@ class _Session:
         assert row is not None
         return Snapshot.parse(row[0])
 
-    def _joined(self, joining: Sequence[SourceTable]) -> set[int]:
+    def _joined(self, joining: Sequence[SourceTable], runs: Mapping[int, int]) -> set[int]:
         """Of tables that have just joined the publication, those (OIDs) that may be read: what was changed in transactions open at that
         moment is not streamed."""
         if not joining:
             return set()
-        fresh = [source.table.oid for source in joining if source.table.oid not in self._joining]
+        fresh = [
+            oid for oid in (source.table.oid for source in joining) if oid not in self._joining or self._joining[oid][0] != runs[oid]
+        ]
         if fresh:
-            self._joining |= dict.fromkeys(fresh, self.barrier())
+            barrier = self.barrier()
+            self._joining |= {oid: (runs[oid], barrier) for oid in fresh}
         snapshot = self._snapshot()
-        waiting = [source for source in joining if not self._joining[source.table.oid].passed_by(snapshot)]
+        waiting = [source for source in joining if not self._joining[source.table.oid][1].passed_by(snapshot)]
         told = [source.name for source in waiting if source.table.oid not in self._not_before]
         if told:
             oldest = [str(pin) for pin in read_pins(self._looking, least_s=0, most=1)]

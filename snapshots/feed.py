@@ -176,17 +176,18 @@ class SnapshotFeed:
             self._entered.clear()
             self._changed.notify_all()
 
-    def read_again(self, table_oid: int, *, empties: bool = False) -> None:
+    def read_again(self, table_oid: int, *, empties: bool = False, joined: bool = False) -> None:
         """The table's snapshot begins from the beginning, while streaming goes on; for a table that the progress does not know (it has just
         joined the publication) after the transactions that are open now. What was held of it is let go. Durable on return: a crash
         later changes nothing. From any thread; in ingest's, call it before the group with the SCHEMA record is made durable.
 
         empties: the log is to say, before the first row that is read, that every earlier row is gone (a SCHEMA record of kind
-        ``REWRITTEN``), so that rows that the source has no more vanish. For callers that log no emptying record of their own.
+        ``REWRITTEN``), so that rows that the source has no more vanish. For callers that log no emptying record of their own. joined: it has
+        just joined the publication, be it for the second time.
         """
         with self._changed:
             self._check()
-            self._progress.restart(table_oid, empties=empties)
+            self._progress.restart(table_oid, empties=empties, joined=joined)
             self._refuse_open(table_oid)
             self._holds.pop(table_oid, None)
             self._again.add(table_oid)
@@ -296,9 +297,11 @@ class SnapshotFeed:
         with self._changed:
             return self._holds[table_oid].keys(limit) if table_oid in self._holds else None
 
-    def forget(self, table_oid: int) -> None:
-        """The table is gone, or no longer published: nothing more is read of it. From any thread."""
+    def forget(self, table_oid: int, run: int) -> None:
+        """The table is gone, or no longer published: nothing more is read of it, unless it has begun anew since ``run``. From any thread."""
         with self._changed:
+            if self._progress.run(table_oid) != run:
+                return
             self._refuse_open(table_oid)
             self._holds.pop(table_oid, None)
             self._again.discard(table_oid)

@@ -145,21 +145,26 @@ class SnapshotProgress:
                 self._records[oid] = replace(record, waiting=True)
                 self._write()
 
-    def restart(self, oid: int, *, empties: bool = False) -> None:
-        """The table is to be read from the beginning; one that is not known yet has joined the publication."""
+    def run(self, oid: int) -> int:
+        """Another one whenever the table begins anew, see ``Run``."""
+        with self._lock:
+            return self._runs[oid]
+
+    def restart(self, oid: int, *, empties: bool = False, joined: bool = False) -> None:
+        """The table is to be read from the beginning; one that is not known yet has joined the publication, as others may have again."""
         with self._lock:
             record = self._records.get(oid, Record("", "", "", joining=True))
-            self._records[oid] = self._anew(oid, record, empties=empties)
+            self._records[oid] = self._anew(oid, replace(record, joining=record.joining or joined), empties=empties)
             self._write()
 
     def joining(self, oid: int) -> bool:
         with self._lock:
             return oid in self._records and self._records[oid].joining
 
-    def joined(self, oid: int) -> None:
-        """Every transaction that was open when it joined is visible."""
+    def joined(self, oid: int, run: int) -> None:
+        """Every transaction that was open when it joined is visible. Passed over when the table has begun anew since."""
         with self._lock:
-            if oid in self._records:
+            if oid in self._records and self._runs[oid] == run:
                 self._records[oid] = replace(self._records[oid], joining=False)
                 self._write_soon()
 

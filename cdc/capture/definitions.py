@@ -16,7 +16,7 @@ from typing import Final
 
 from cdc.errors import Stopped
 from cdc.model.evolution import Kind, SchemaChange
-from cdc.model.facts import Facts, hidden
+from cdc.model.facts import Facts, hidden, was_out
 from cdc.model.table import Table
 
 DDL_PREFIX: Final = "headwater.ddl"
@@ -62,7 +62,7 @@ class Definitions:
         self._facts = dict(facts or {})
         self._tables = {table.oid: table for table in known if table.qualified not in self._ended}
         self._topics = {table.qualified: oid for oid, table in self._tables.items()}
-        self._again: list[int] = []
+        self._again: dict[int, bool] = {}
         self._displaced: list[int] = []
         self._taken_in: set[int] = set()
         """Tables (OIDs) that are to be read because they have come in another's place, whether or not their facts have come yet."""
@@ -77,11 +77,15 @@ class Definitions:
         if self._stopped is not None:
             raise self._stopped
 
-    def take_again(self) -> list[int]:
-        """OIDs of tables whose stored rows have to be read again (or that are gone), since the last call. To be asked for before the
-        changes that were returned become durable: at worst a table is then read once more than needed."""
-        again, self._again = list(dict.fromkeys(self._again)), []
+    def take_again(self) -> dict[int, bool]:
+        """Tables (OIDs) whose stored rows have to be read again (or that are gone), since the last call; each with whether it has just joined
+        the publication. To be asked for before the changes that were returned become durable: at worst a table is then read once more
+        than needed."""
+        again, self._again = self._again, {}
         return again
+
+    def _read_again(self, oid: int, *, joined: bool = False) -> None:
+        self._again[oid] = joined or self._again.get(oid, False)
 
     def take_displaced(self) -> list[tuple[int, str, str]]:
         """(OID, schema, name) of tables whose names others have taken, and which go on under these, since the last call.
@@ -158,12 +162,12 @@ class Definitions:
         if holder not in (None, table.oid) or topic in self._ended:
             self._ended.discard(topic)
             changes.append(SchemaChange(table, Kind.CREATED, empties=True))
-            self._again.append(table.oid)
+            self._read_again(table.oid, joined=old is None)
             self._taken_in.add(table.oid)
             if holder not in (None, table.oid):
                 self._displaced.append(holder)
         elif moved:
-            self._again.append(table.oid)
+            self._read_again(table.oid)
         elif old is not None:
             changes.append(self._altered(old, new, table, certain=certain))
         return changes
@@ -198,10 +202,10 @@ class Definitions:
         by_number = numbered and was_numbered
         if new.key and _key(old, by_number=by_number) != _key(new, by_number=by_number):
             # Rows under the old key would stay for ever beside those under the new one.
-            self._again.append(table.oid)
+            self._read_again(table.oid)
             return SchemaChange(table, Kind.REWRITTEN, empties=True)
         if not certain or (numbered and not was_numbered and old.names != new.names) or self._otherwise_logged(old, new):
-            self._again.append(table.oid)
+            self._read_again(table.oid)
             return SchemaChange(table, Kind.REWRITTEN)
         return SchemaChange(table, Kind.ALTERED)
 
@@ -234,11 +238,11 @@ class Definitions:
         if before is None:
             # It has joined while the stream goes on. A row of it may have come before this, but none that it had already.
             if facts.oid not in self._taken_in:
-                self._again.append(facts.oid)
+                self._read_again(facts.oid, joined=True)
             return changes
         verdict = hidden(before, facts)
         if verdict is not None:
-            self._again.append(facts.oid)
+            self._read_again(facts.oid, joined=was_out(before, facts))
             if facts.oid in self._tables and not any(change.empties for change in changes):
                 changes.append(SchemaChange(table, Kind.REWRITTEN, empties=verdict.vanished))
         return changes
@@ -248,7 +252,7 @@ class Definitions:
         table = self._tables.pop(oid, None)
         if table is None:
             return []
-        self._again.append(oid)
+        self._read_again(oid)
         if self._topics.get(table.qualified) != oid:
             return []
         self._end(table)
@@ -266,7 +270,7 @@ class Definitions:
         if self._topics.get(table.qualified) != table.oid:
             return []
         self._end(table)
-        self._again.append(table.oid)
+        self._read_again(table.oid)
         if attached:
             return [SchemaChange(table, Kind.DROPPED, empties=True)]
         if self._unpublished_stop is not None and self._wanted(table.qualified):

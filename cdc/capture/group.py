@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -44,5 +45,6 @@ class Group:
     watermark: Watermark | None = None
     complete: bool = True
     """False: the last transaction goes on in the next group (its ``end_lsn`` is 0 here); append, but do not commit."""
-    again: tuple[int, ...] = ()
-    """OIDs of the tables whose stored rows changed without events in these transactions, or that are gone: to be read again."""
+    again: Mapping[int, bool] = field(default_factory=dict)
+    """The tables (OIDs) whose stored rows changed without events in these transactions, or that are gone: to be read again; each with whether it
+    has just joined the publication."""

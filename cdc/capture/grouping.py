@@ -71,7 +71,7 @@ class Grouping:
             index.commit_ts_us[first:last],
             base + np.cumsum(self._changed[first:last]),
         )
-        return Group(tuple(self._batches), transactions, watermark, complete, tuple(definitions.take_again()))
+        return Group(tuple(self._batches), transactions, watermark, complete, definitions.take_again())
 
     def _add(self, record: pa.RecordBatch, transaction: int) -> None:
         self._batches.append(record)

@@ -179,7 +179,7 @@ def hidden(before: Facts, after: Facts) -> Verdict | None:
     moved = {oid for oid in before.leaves.keys() & after.leaves.keys() if before.leaves[oid].filenode != after.leaves[oid].filenode}
     emptied = after.partitioned and bool(moved)
     vanished = (
-        bool(before.leaves.keys() - after.leaves.keys()) or emptied or _filter(before) != _filter(after) or _was_out(before, after)
+        bool(before.leaves.keys() - after.leaves.keys()) or emptied or _filter(before) != _filter(after) or was_out(before, after)
     )
     rewritten = (
         touched if moved else touched & {c.attnum for c in after.columns if c.attnum in columns and _retyped(columns[c.attnum], c)}
@@ -201,8 +201,8 @@ def _filter(facts: Facts) -> str | None:
     return facts.publishing.row_filter if facts.publishing else None
 
 
-def _was_out(before: Facts, after: Facts) -> bool:
-    """Changes may have been made in between that were not published."""
+def was_out(before: Facts, after: Facts) -> bool:
+    """The table left the publication and came back: changes may have been made in between that were not published."""
     if before.publishing is None or after.publishing is None:
         return False
     kept = set(before.publishing.ways) & set(after.publishing.ways)

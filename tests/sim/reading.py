@@ -138,7 +138,7 @@ class Reader:
         if not self._joining[oid].passed_by(Snapshot.parse(self.source.snapshot())):
             return False
         del self._joining[oid]
-        self.progress.joined(oid)
+        self.progress.joined(oid, self.progress.run(oid))
         return True
 
     def _empty(self, source: SourceTable) -> Generator[None, None, bool]:

@@ -68,7 +68,7 @@ class Run:
 
     @property
     def again(self) -> list[int]:
-        return self.definitions.take_again()
+        return list(self.definitions.take_again())
 
 
 def told(changes: Sequence[SchemaChange]) -> list[str]:
@@ -280,3 +280,15 @@ def test_what_the_log_has_already_is_as_it_was_at_its_end() -> None:
     assert run.definitions.standing(facts(7, "t", ID, A).table()) == facts(7, "u", ID, A, identity="f").table()
     narrower = facts(7, "t", ID).table()
     assert run.definitions.standing(narrower) == narrower
+
+
+def test_a_table_that_comes_back_has_joined() -> None:
+    run = Run(replace(OLD, publishing=Publishing(True, ways=(1,))))
+    run.message(replace(OLD, publishing=Publishing(True, ways=(2,))))
+    assert run.definitions.take_again() == {7: True}, "out and back between two looks"
+    other = Run(OLD)
+    other.message(replace(OLD, publishing=Publishing(False), attached=True))
+    other.message(OLD)
+    assert other.definitions.take_again() == {7: True}, "both in one group"
+    other.message(replace(OLD, columns=(*OLD.columns[:1], replace(OLD.columns[1], type_oid=23, version="9"), *OLD.columns[2:])))
+    assert other.definitions.take_again() == {7: False}, "a rewrite"

@@ -200,6 +200,26 @@ def test_read_again_of_an_unknown_table_waits_for_open_transactions(feed: Snapsh
     assert SnapshotProgress(tmp_path).joining(99)
 
 
+def test_a_table_that_comes_back_waits_for_open_transactions(feed: SnapshotFeed, tmp_path: Path) -> None:
+    feed._progress.finish(T.oid, 0)
+    asked_in = feed._progress.run(T.oid)
+    feed.read_again(T.oid, joined=True)
+    feed._progress.joined(T.oid, asked_in)
+    assert SnapshotProgress(tmp_path).joining(T.oid), "what was open when it came before is another matter"
+    feed._progress.joined(T.oid, feed._progress.run(T.oid))
+    feed._progress.flush()
+    assert not SnapshotProgress(tmp_path).joining(T.oid)
+
+
+def test_a_table_that_comes_back_while_the_catalog_is_asked_is_not_forgotten(feed: SnapshotFeed) -> None:
+    asked_in = feed._progress.run(T.oid)
+    feed.read_again(T.oid, joined=True)
+    feed.forget(T.oid, asked_in)
+    assert feed._progress.unfinished() == [T.oid]
+    feed.forget(T.oid, feed._progress.run(T.oid))
+    assert not feed._progress.known(T.oid)
+
+
 def test_a_schema_record_refuses_the_chunks_that_are_open(feed: SnapshotFeed) -> None:
     chunk = ready(feed)
     feed.on_group(group([schema_record(SchemaChange(T, Kind.REWRITTEN, empties=True), 1, 0, 0)], (200, 1)))

@@ -52,7 +52,7 @@ def test_what_is_done_is_written_when_it_is_due_and_what_waits_at_once(tmp_path:
     kept = SnapshotProgress(tmp_path)
     assert kept.unfinished() == [7, 8]
     assert kept.joining(8)
-    progress.joined(8)
+    progress.joined(8, progress.run(8))
     progress.finish(8, progress.begin(other, "files").number)
     progress.flush(when_due=True)
     assert SnapshotProgress(tmp_path).unfinished() == [7, 8]
