@@ -328,7 +328,8 @@ class Decoder:
         watermark = None
         if self._described and end > begin and self._rows.wanted(index, int(index.transaction[begin])):
             for oid in np.intersect1d(list(self._described), index.relation[begin:end]).tolist():
-                group.tell(self.schema.enter(self._described.pop(oid)), begin)
+                if _rows_follow(block, index, begin, end, oid):
+                    group.tell(self.schema.enter(self._described.pop(oid)), begin)
         for at in map(int, begin + np.flatnonzero(_RARE[index.kind[begin:end]])):
             body = _body(block, index, at)
             wanted = self._rows.wanted(index, int(index.transaction[at]))
@@ -341,7 +342,7 @@ class Decoder:
                         table = self.schema.standing(table)
                         self._described.pop(table.oid, None)  # what a replay brought back
                     changes = []
-                    if wanted and np.any(index.relation[at:end] == table.oid):
+                    if wanted and _rows_follow(block, index, at + 1, end, table.oid):
                         self._described.pop(table.oid, None)
                         changes = self.schema.enter(table)
                     elif wanted:
@@ -387,6 +388,15 @@ def _passed(commit: Commit, position: int) -> Group:
         np.array([position - 1], np.int64),
     )
     return Group((), transactions)
+
+
+def _rows_follow(block: Bytes, index: Index, begin: int, end: int, oid: int) -> bool:
+    """Whether a row of the table comes in messages [begin, end) before the table is described anew."""
+    rows = np.flatnonzero(index.relation[begin:end] == oid)
+    if not len(rows):
+        return False
+    described = begin + np.flatnonzero(index.kind[begin : begin + int(rows[0])] == ord("R"))
+    return all(int.from_bytes(_body(block, index, at)[:4], "big") != oid for at in described)
 
 
 def _body(block: Bytes, index: Index, at: np.int64 | int) -> bytes:

@@ -563,3 +563,33 @@ def test_a_prepared_transaction_that_is_replayed_after_a_restart_leaves_once(con
         again.settle(340)
     again.settle(400)
     assert connections.kept() == []
+
+
+def test_a_definition_under_which_no_row_comes_is_not_told_however_it_came(connections: Connections) -> None:
+    """One was prepared and rolled back, and is in force again after a replay; one was rolled back with its savepoint."""
+    run = connections.run()
+    run.feed(wire.begin(700, 100) + wire.relation(ORDERS) + order(1) + wire.commit(100, 140))
+    run.feed(
+        b"".join(
+            (
+                wire.begin_prepare(701, 200, 240, "one"),
+                wire.relation(WIDER),
+                wire.insert(WIDER.oid, ["9", "new", "90"]),
+                wire.prepare(701, 200, 240, "one"),
+                wire.rollback_prepared(701, "one"),
+                wire.stream(702, wire.relation(ORDERS), order(2)),
+                wire.prepare(702, 300, 340, "two", streamed=True),
+                wire.commit_prepared(702, 400, 440, "two"),
+                wire.begin(703, 500),
+                wire.relation(ORDERS),
+                order(3),
+                wire.commit(500, 540),
+                wire.stream(704, wire.relation(ORDERS), order(4)),
+                wire.stream(704, wire.by(705, wire.relation(WIDER), wire.insert(WIDER.oid, ["9", "new", "90"])), first=False),
+                wire.stream_abort(704, 705),
+                wire.stream(704, wire.relation(ORDERS), order(5), first=False),
+                wire.stream_commit(704, 600, 640),
+            )
+        )
+    )
+    assert [row[2:4] for row in run.rows] == [("c", (number, "new")) for number in (1, 2, 3, 4, 5)]
