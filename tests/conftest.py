@@ -139,7 +139,7 @@ def _left_over(mark: str) -> list[psutil.Process]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     left = _left_over(os.environ[_RUN_VARIABLE])
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -193,7 +193,7 @@ class Database:
             admin.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()", [self.name]
             )
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while slots := admin.execute(
                 "select slot_name, active_pid from pg_replication_slots where database = %s", [self.name]
             ).fetchall():

@@ -281,7 +281,7 @@ def test_wait_returns_when_something_comes(log: Home) -> None:
     waited: list[tuple[Cut, float]] = []
 
     def wait() -> None:
-        cut = log.reader.wait(Position(0), 10)
+        cut = log.reader.wait(Position(0), 120)
         waited.append((cut, time.monotonic()))
 
     thread = threading.Thread(target=wait)
@@ -291,16 +291,16 @@ def test_wait_returns_when_something_comes(log: Home) -> None:
     committed = time.monotonic()
     thread.join()
     assert waited[0][0].position == 1
-    assert waited[0][1] - committed < 0.5
+    assert waited[0][1] - committed < 60
 
 
 def test_wait_gives_up_after_the_timeout(log: Home) -> None:
     log.put(changes(ORDERS, [1]))
     started = time.monotonic()
     assert log.reader.wait(Position(1), 0.05).position == 1
-    assert 0.04 <= time.monotonic() - started < 1
-    assert log.reader.wait(Position(0), 5).position == 1
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started >= 0.04
+    assert log.reader.wait(Position(0), 120).position == 1
+    assert time.monotonic() - started < 60
 
 
 def test_a_new_writer_goes_on(log: Home) -> None:

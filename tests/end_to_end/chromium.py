@@ -44,7 +44,7 @@ class Page:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._commands, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             answer = self._next(deadline)
             if answer.get("id") == self._number:
@@ -73,7 +73,7 @@ class Page:
         found: str = self.run(f"((e) => e?.checkVisibility() ? e.innerText : '')(document.querySelector({json.dumps(selector)}))")
         return found
 
-    def until(self, script: str, timeout_s: float = 15) -> None:
+    def until(self, script: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not self.run(script):
             if time.monotonic() > deadline:

@@ -131,10 +131,10 @@ def test_traffic_on_a_real_server_goes_on_exactly_where_it_was_stopped(postgres:
     for _ in range(2):
         running = traffic.Traffic(postgres.dsn, small.flights, rate=500)
         running.start()
-        running.join(0.6)
+        while running.sent < 200 and running.is_alive():
+            running.join(0.05)
         running.end()
         running.check()
-        assert running.sent > 0
     done = connection.execute("select done from demo.progress").fetchone()[0]  # type: ignore[index]
     assert small.flights.happenings.before(loading.BEGINS) < done < len(small.flights.happenings)
     assert _table(connection) == _expected(loading.flights_after(small.flights, done))

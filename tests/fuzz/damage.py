@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 MEMORY_BYTES: Final = 200 * 2**20
 """What damage may cost on top: a length that is believed before it is bounded wants more."""
-CASE_S: Final = 10.0
+CASE_S: Final = 60.0
 """More than that for one damaged file is a hang."""
 
 

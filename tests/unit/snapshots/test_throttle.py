@@ -52,5 +52,5 @@ def test_a_pause_ends() -> None:
     waiting.start()
     assert throttle.reason == "because"
     throttle.pause(None)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()

@@ -124,7 +124,7 @@ def _log_with_an_old_head(folder: Path) -> list[Cut]:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
