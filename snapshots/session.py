@@ -12,8 +12,6 @@ from cdc.source.connection import connect
 _SESSION: Final = {
     "synchronous_commit": "local",
     "row_security": "off",
-    "default_transaction_read_only": "off",
-    "idle_session_timeout": "0",
     # Pages in their order, whatever the planner thinks of it.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -35,7 +33,6 @@ def open_session(dsn: str) -> psycopg.Connection:
         raise
     except SourceError as error:
         raise Unreachable(str(error)) from None
-    newest = {"transaction_timeout": "0"} if connection.info.server_version >= 170_000 else {}
-    for name, value in {**_SESSION, **newest}.items():
+    for name, value in _SESSION.items():
         connection.execute("select set_config(%s, %s, false)", (name, value))
     return connection

@@ -36,6 +36,7 @@ from cdc.capture.values import Bytes
 from cdc.capture.wire import gather
 from cdc.crashpoint import crashpoint
 from cdc.errors import ProtocolError, SourceError, presentable
+from cdc.model.pgtypes import HAS_TRANSACTION_TIMEOUT
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 
 BUFFER_BYTES: Final = 16 * 2**20
@@ -111,6 +112,9 @@ class Connection:
             hint = f'ALTER ROLE "{parameters["user"]}" REPLICATION' if refused and "user" in parameters else "cdc doctor"
             raise SourceError(f"cannot open a replication connection to {name}: {problem}", hint=hint) from None
         self._pg: PGconn = self._session.pgconn
+        if self._pg.server_version >= HAS_TRANSACTION_TIMEOUT:
+            # Decoding one transaction is one of the walsender's own: a large one would be broken off at the same place for ever.
+            self.query(b"SELECT set_config('transaction_timeout', '0', false)")
 
     def identify(self) -> System:
         row = self.query(b"IDENTIFY_SYSTEM")

@@ -29,7 +29,15 @@ PINNED_SETTINGS: Final[Mapping[str, str]] = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    "default_transaction_read_only": "off",
 }
+"""What no setting of the role or the database may change on a connection of ours. ``transaction_timeout`` belongs to them, but older
+servers do not know it (``HAS_TRANSACTION_TIMEOUT``)."""
+HAS_TRANSACTION_TIMEOUT: Final = 170_000
+"""The first server version that has it."""
 
 BOOL, BYTEA, CHAR, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 18, 19, 20, 21, 23, 25, 26
 JSON, XML, FLOAT4, FLOAT8, MONEY, BPCHAR, VARCHAR = 114, 142, 700, 701, 790, 1042, 1043

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.errors import ConfigError, SourceError, SourceUnreachable, presentable
-from cdc.model.pgtypes import PINNED_SETTINGS
+from cdc.model.pgtypes import HAS_TRANSACTION_TIMEOUT, PINNED_SETTINGS
 from cdc.source.patience import PatientConnection
 
 CONNECT_TIMEOUT_S: Final = 10
@@ -50,7 +50,8 @@ def connect(dsn: str, *, application: str = "headwater", connect_timeout_s: int 
     except psycopg.Error as error:
         kind = SourceUnreachable if _may_pass(error) else SourceError
         raise kind(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error)) from None
-    for name, value in PINNED_SETTINGS.items():
+    timeout = {"transaction_timeout": "0"} if connection.info.server_version >= HAS_TRANSACTION_TIMEOUT else {}
+    for name, value in {**timeout, **PINNED_SETTINGS}.items():
         connection.execute("select set_config(%s, %s, false)", (name, value))
     return connection
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from cdc.capture import stream
 from cdc.errors import SourceError
+from cdc.model.pgtypes import PINNED_SETTINGS
+from cdc.source.connection import connect, parse
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
 from tests.integration.source.test_stop_states import agrees
@@ -85,6 +88,28 @@ def test_row_level_security_is_refused(postgres: Database, sql: Connection, role
     assert error.hint is not None
     sql.execute(error.hint)
     with limited(postgres, role, tmp_path).running() as capture:
+        capture.until_snapshot_done()
+        assert len(capture.changes("public.t")) == 5
+
+
+def test_settings_of_the_database_do_not_reach_our_sessions(postgres: Database, sql: Connection, tmp_path: Path) -> None:
+    given = {
+        "statement_timeout": "1h",
+        "transaction_timeout": "1h",
+        "idle_session_timeout": "1h",
+        "default_transaction_isolation": "serializable",
+        "default_transaction_read_only": "on",
+        "default_transaction_deferrable": "on",
+        "datestyle": "SQL, DMY",
+    }
+    for name, value in given.items():
+        sql.execute(f"alter database {postgres.name} set {name} = '{value}'".encode())
+    wanted = ["0", "0", "0", "read committed", "off", "off", "ISO, MDY"]
+    with connect(postgres.dsn) as ours:
+        assert [ours.execute(f"show {name}".encode()).fetchone() for name in given] == [(value,) for value in wanted]
+    with closing(stream.Connection(parse(postgres.dsn), PINNED_SETTINGS, name="here")) as walsender:
+        assert [walsender.query(f"SHOW {name}".encode())[0].decode() for name in given] == wanted
+    with Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}").running() as capture:
         capture.until_snapshot_done()
         assert len(capture.changes("public.t")) == 5
 
