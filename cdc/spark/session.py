@@ -17,6 +17,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from cdc.embedded.jars import spark_jars
+from cdc.embedded.workers import worker_python
 
 CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """With the bare local file system: no ``chmod`` process per file, 25 of which a micro-batch would start otherwise."""
@@ -69,7 +70,8 @@ def session(
     jars = spark_jars()
     os.environ["JAVA_HOME"] = str(jars.java_home)
     # Workers must be this Python (else they time out), wherever the session was started from.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = str(worker_python()) if master.startswith("local") else sys.executable
     folder = scratch or Path(tempfile.gettempdir())
     builder: Any = SparkSession.builder.appName(app).master(master)
     given = {
