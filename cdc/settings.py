@@ -267,7 +267,10 @@ class _Loading:
         elif kind == "missing":
             self.problem(where, "is missing")
         else:
-            self.problem(where, message.removeprefix("Value error, ").removeprefix("Input ").strip())
+            self.problem(
+                where,
+                message.removeprefix("Value error, ").removeprefix("Input ").replace(" for <class 'pathlib.Path'>", "").strip(),
+            )
 
     def _with_secrets(self, model: type[BaseModel], raw: dict[str, Any], at: _At) -> dict[str, Any]:
         """KEY_file replaced by KEY, at any depth."""

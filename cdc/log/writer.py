@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import HeadwaterError
+from cdc.errors import ConfigError, HeadwaterError
 from cdc.log.disk import Disk
 from cdc.log.format import (
     HEAD_BYTES,
@@ -470,10 +470,21 @@ def _padded(message: pa.Buffer) -> bytes | pa.Buffer:
     return message if rest == 0 else message.to_pybytes() + bytes(rest)
 
 
+_NO_PLACE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR))
+
+
 def _lock(places: Places, disk: Disk) -> int:
     """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind."""
-    disk.make_folder(places.root)
-    fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        disk.make_folder(places.root)
+        fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_PLACE:
+            raise
+        raise ConfigError(
+            f"log.dir: cannot write in {places.root}: {os.strerror(error.errno)}",
+            hint="give this account a folder of its own there",
+        ) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

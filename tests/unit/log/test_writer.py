@@ -14,13 +14,20 @@ from pathlib import Path
 import pytest
 
 from cdc.crashpoint import armed
-from cdc.errors import HeadwaterError
+from cdc.errors import ConfigError, HeadwaterError
 from cdc.log import writer as writer_module
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.position import ZERO_CUT, Lsn, Position
 from tests.unit.log.changes import NOTES, ORDERS, USERS, changes, everything, expected, positions_in
 from tests.unit.log.disks import FailingDisk, QuickDisk
+
+
+def test_a_folder_that_cannot_be_is_a_wrong_configuration(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"log\.dir: cannot write in .*file/log: Not a directory") as failure:
+        EmbeddedLogWriter(tmp_path / "file" / "log")
+    assert failure.value.hint
 
 
 @pytest.fixture
