@@ -30,10 +30,11 @@ from snapshots.catalog import Look, SourceTable, load_tables, looks, reload_tabl
 from snapshots.copy import Abandoned
 from snapshots.feed import Chunk, SnapshotFeed, State
 from snapshots.fence import Barrier, Snapshot
+from snapshots.flight import Again
 from snapshots.jobs import Board, Job, Task, page_tasks
 from snapshots.plan import Pages, range_pages
 from snapshots.progress import SnapshotProgress
-from snapshots.reading import Again, Emitter, Reader
+from snapshots.reading import Emitter, Reader
 from snapshots.requests import Requests
 from snapshots.session import Unreachable, open_session
 from snapshots.throttle import SlotState, Throttle, reason_to_pause

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from threading import Event
@@ -25,19 +23,17 @@ import structlog
 from psycopg import pq
 
 from cdc.crashpoint import crashpoint
-from cdc.model.batch import EXACT, Op
-from cdc.model.pgtypes import canonical_text
 from cdc.source.pins import read_pins
 from snapshots.catalog import SourceTable, look
 from snapshots.copy import Abandoned, Block, copy_blocks, read_rows
 from snapshots.feed import PREFIX, Chunk, SnapshotFeed, State
 from snapshots.fence import Snapshot, Window
+from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
 from snapshots.jobs import Board, Job, Task
-from snapshots.plan import Key, KeyList, lock
+from snapshots.plan import lock
 from snapshots.session import Unreachable
 from snapshots.throttle import Throttle
 
-IN_FLIGHT: Final = 3
 PART_BYTES: Final = 8 * 2**20
 """A part is held in memory until its watermark has come back; wide rows make it shorter than the configured number of rows."""
 HELD_KEYS: Final = 5_000
@@ -46,14 +42,8 @@ LOCKED_S: Final = 5.0
 """So long a table stays locked (ACCESS SHARE: against DDL, behind which everybody would wait) while the log takes nothing."""
 _RETRY_S: Final = (0.01, 1.0)
 _WAIT_S: Final = 0.5
-_ARRIVED: Final = frozenset({State.ENTERED, State.DURABLE, State.REFUSED})
-_SAFE: Final = frozenset({State.DURABLE, State.REFUSED})
 
 log = structlog.get_logger(__name__)
-
-
-class Again(Exception):
-    """A part was refused at its watermark, or its table has changed: the job has to be made anew from what is durable."""
 
 
 class Emitter:
@@ -70,26 +60,6 @@ class Emitter:
 
     def emit(self, content: bytes) -> None:
         self._connection.execute("select pg_logical_emit_message(true, %s, %b)", (PREFIX, content))
-
-
-@dataclass(slots=True, eq=False)
-class _Reading:
-    """A task of which parts may still be on their way."""
-
-    task: Task
-    window: Window
-    rows: int = 0
-    left: int = 0
-    """Parts that are not durable yet."""
-    whole: bool = False
-    """No more parts come."""
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    reading: _Reading
-    chunk: Chunk
-    emitted: Future[None]
 
 
 class Reader:
@@ -117,7 +87,6 @@ class Reader:
         self._throttle = throttle
         self._chunk_rows = chunk_rows
         self._stop = stop
-        self._pending: deque[_Part] = deque()
 
     def read(self, job: Job) -> None:
         """The job's tasks, as long as there are any. Everything is durable and told to the job's purpose when it returns. Raises Again."""
@@ -125,33 +94,28 @@ class Reader:
 
     def finish(self, job: Job) -> None:
         """Rows that are held and lie in no part that is still to come are read back by their keys; then the job ends. Raises Again."""
-        oid = job.source.table.oid
+        flight: Flight[Future[None]] = Flight(self._feed, job)
         while True:
-            self._read_all(job, self._held(job.source))
-            if job.purpose.finish():
+            self._read_all(job, flight.held(HELD_KEYS))
+            if flight.finished():
                 return
-            if not self._feed.held(oid):
-                raise Again
 
-    def _held(self, source: SourceTable) -> Iterator[Task]:
-        """Their key was changed to one on a page that had been read already."""
-        while (held := self._feed.held_keys(source.table.oid, HELD_KEYS)) is not None:
-            yield Task(((KeyList(_key_texts(held, source)), Op.READ),))
-            self._drain()
-
-    def _read_all(self, job: Job, tasks: Iterator[Task]) -> None:
+    def _read_all(self, job: Job, tasks: Iterator[Task | None]) -> None:
+        """A task that is None: until everything is durable."""
         self._job = job
+        self._flight: Flight[Future[None]] = Flight(self._feed, job)
         try:
             for task in tasks:
-                self._throttle.wait(self._stop)
-                self._read(task)
+                if task is None:
+                    self._drain()
+                else:
+                    self._throttle.wait(self._stop)
+                    self._read(task)
             self._drain()
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
             raise Again from None
         finally:
-            for part in self._pending:
-                self._feed.abandon(part.chunk)
-            self._pending.clear()
+            self._flight.give_up()
 
     # --- visibility ----------------------------------------------------------------------------------------------------------
 
@@ -222,7 +186,7 @@ class Reader:
     def _read(self, task: Task) -> None:
         source = self._job.source
         with self._window(source) as window:
-            reading = _Reading(task, window)
+            reading = Reading(task, window)
             for part, op in task.reads:
                 blocks = copy_blocks(self._connection, part.query(source), self._stop, self._chunk_rows)
                 self._send(reading, blocks, partial(read_rows, table=source.table, kind=op))
@@ -230,11 +194,9 @@ class Reader:
                 # Rows that are gone: their deletes are in the stream before the watermark.
                 self._emit(reading, (), 0)
         crashpoint("snapshot.chunk.read")
-        reading.whole = True
-        if reading.left == 0:
-            self._complete(reading)
+        self._flight.whole(reading)
 
-    def _send(self, reading: _Reading, blocks: Iterator[Block], typing: Callable[[Block], pa.RecordBatch]) -> None:
+    def _send(self, reading: Reading, blocks: Iterator[Block], typing: Callable[[Block], pa.RecordBatch]) -> None:
         """The rows in parts, each as soon as it is whole."""
         typed: list[Future[pa.RecordBatch]] = []
         rows = size_bytes = 0
@@ -261,12 +223,10 @@ class Reader:
             self._copying = False
             raise
 
-    def _emit(self, reading: _Reading, typed: Sequence[Future[pa.RecordBatch]], rows: int) -> None:
+    def _emit(self, reading: Reading, typed: Sequence[Future[pa.RecordBatch]], rows: int) -> None:
         self._collect(IN_FLIGHT - 1)
         chunk = Chunk(self._emitter.content(), reading.window)
-        self._pending.append(_Part(reading, chunk, self._pool.submit(self._ready, chunk, typed)))
-        reading.left += 1
-        reading.rows += rows
+        self._flight.add(reading, chunk, self._pool.submit(self._ready, chunk, typed), rows)
 
     def _ready(self, chunk: Chunk, typed: Sequence[Future[pa.RecordBatch]]) -> None:
         """In the pool, after the part's blocks."""
@@ -278,25 +238,17 @@ class Reader:
     # --- what is on its way ----------------------------------------------------------------------------------------------------
 
     def _collect(self, most: int) -> None:
-        """Until at most so many parts have not entered; tells of those that are durable."""
-        while self._pending and self._pending[0].chunk.state in _SAFE:
-            self._record(self._pending.popleft())
-        waiting = [part for part in self._pending if part.chunk.state not in _ARRIVED]
-        for part in waiting[: max(0, len(waiting) - most)]:
-            self._await(part, _ARRIVED)
-        if any(part.chunk.state is State.REFUSED for part in self._pending):
-            raise Again
-        if self._job.over or self._job.source.table.oid in self._feed.to_read_again():
-            raise Again
+        """Until at most so many parts have not entered."""
+        while (part := self._flight.late(most)) is not None:
+            self._await(part, ARRIVED)
 
     def _drain(self) -> None:
         """Until everything is durable."""
         self._collect(0)
-        while self._pending:
-            self._await(self._pending[0], _SAFE)
-            self._record(self._pending.popleft())
+        while (part := self._flight.unsafe()) is not None:
+            self._await(part, SAFE)
 
-    def _await(self, part: _Part, states: frozenset[State]) -> None:
+    def _await(self, part: Part[Future[None]], states: frozenset[State]) -> None:
         part.emitted.result()
         began = time.monotonic()
         while not self._feed.wait(part.chunk, states, _WAIT_S):
@@ -305,31 +257,6 @@ class Reader:
             if locks and time.monotonic() - began > LOCKED_S:
                 raise Unreachable(f"the log takes nothing, so table {self._job.source.name} is let go")
 
-    def _record(self, part: _Part) -> None:
-        if part.chunk.state is State.REFUSED:
-            raise Again
-        reading = part.reading
-        reading.left -= 1
-        self._job.purpose.show(part.chunk.rows)
-        if reading.whole and reading.left == 0:
-            self._complete(reading)
-
-    def _complete(self, reading: _Reading) -> None:
-        self._feed.close(reading.window)
-        crashpoint("snapshot.chunk.before_record")
-        self._job.purpose.advance(reading.task, reading.rows)
-
     def _go_on(self) -> None:
         if self._stop.is_set():
             raise Abandoned
-
-
-def _key_texts(held: pa.RecordBatch, source: SourceTable) -> list[Key]:
-    """The held rows' keys as text, in the index's order."""
-    columns = [canonical_text(held.column(name)).to_pylist() for name in source.index]
-    exact = held.column(EXACT).to_pylist()
-    keys = []
-    for row, texts in enumerate(zip(*columns, strict=True)):
-        instead = dict(exact[row] or ())
-        keys.append(tuple(instead.get(name, text) for name, text in zip(source.index, texts, strict=True)))
-    return keys

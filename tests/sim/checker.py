@@ -28,6 +28,7 @@ import pyarrow as pa
 from cdc.log.names import Places
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
+from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
@@ -58,6 +59,8 @@ class Entry:
     key: Key
     row: Row | None
     lsn: int
+    empties: bool = False
+    """A SCHEMA record behind which no earlier row is left."""
 
     def __str__(self) -> str:
         return f"{_OPS[self.op]} {self.topic}{list(self.key)} tag {self.row and self.row.get('tag')} at position {self.position}"
@@ -200,6 +203,9 @@ class Checker:
                 self._skip_waiting(expected, None)
                 self._check_read(entry, cut)
             elif entry.op == Op.SCHEMA:
+                if entry.empties:
+                    self._fold[entry.oid].clear()
+                    self.waiting[entry.oid].clear()
                 continue
             else:
                 if reads:
@@ -362,12 +368,14 @@ def _of_batches(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[Entry
 
 def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
     table = table_of(batch.schema)
+    change = schema_change_of(batch)
+    empties = change is not None and change.empties
     positions, ops, lsns = (batch.column(name).to_pylist() for name in (POSITION, OP, LSN))
     exact = batch.column(EXACT).to_pylist()
     texts = [_texts(batch.column(name)) for name in table.names]
     for position, op, lsn, instead, values in zip(positions, ops, lsns, exact, zip(*texts, strict=True), strict=True):
         if op in ALONE:
-            yield Entry(position, op, table.oid, topic, (), None, lsn)
+            yield Entry(position, op, table.oid, topic, (), None, lsn, empties)
         else:
             row = {name: value for name, value in zip(table.names, values, strict=True) if value is not None} | dict(instead or ())
             yield Entry(position, op, table.oid, topic, key_of(table, row), None if op == Op.DELETE else row, lsn)

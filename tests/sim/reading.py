@@ -6,7 +6,7 @@ between. The board of jobs, the page ranges, the progress and the feed are the r
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,24 +16,23 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cdc.model.batch import Op
 from cdc.model.table import Table
 from snapshots.catalog import Look, SourceTable
 from snapshots.coordinator import _TableLoad
 from snapshots.copy import Block, read_rows
 from snapshots.feed import Chunk, SnapshotFeed, State
-from snapshots.fence import Barrier, Snapshot, Window
+from snapshots.fence import Barrier, Snapshot
+from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
 from snapshots.jobs import Board, Job, Task, page_tasks
 from snapshots.plan import KeyList, PageRange, Pages
 from snapshots.progress import SnapshotProgress
-from snapshots.reading import IN_FLIGHT, Again, _key_texts
 from tests.sim.source import Source
-from tests.sim.tables import PAGES, Row, page_of
+from tests.sim.tables import PAGES, Row, keyless, page_of
 
 Steps = Iterator[None]
 
-_ARRIVED: Final = (State.ENTERED, State.DURABLE, State.REFUSED)
-_SAFE: Final = (State.DURABLE, State.REFUSED)
+HELD_KEYS: Final = 3
+"""Held rows that are read back at once."""
 
 
 class Reader:
@@ -147,7 +146,7 @@ class Reader:
             self.feed.ready(chunk, ())
             yield
             self.source.emit(chunk.content)
-            while chunk.state not in _SAFE:
+            while chunk.state not in SAFE:
                 yield
         finally:
             self.feed.close(chunk.window)
@@ -172,25 +171,8 @@ class Reader:
 
     def _facts(self, oid: int) -> SourceTable:
         table = self.source.tables[oid]
-        index = tuple(column.name for column in table.key)
+        index = () if keyless(table) else tuple(column.name for column in table.key)
         return SourceTable(table, index[::-1] if oid % 2 else index, False, None, 0, 0, self.chance.randrange(1, PAGES + 1))
-
-
-@dataclass(slots=True, eq=False)
-class _Reading:
-    task: Task
-    window: Window
-    rows: int = 0
-    left: int = 0
-    whole: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    reading: _Reading
-    chunk: Chunk
-    batch: pa.RecordBatch | None
-    emitted: bool = False
 
 
 class _Worker:
@@ -200,7 +182,6 @@ class _Worker:
         self._owner = owner
         self._feed = owner.feed
         self._board = board
-        self._pending: deque[_Part] = deque()
 
     def live(self) -> Steps:
         while True:
@@ -222,31 +203,23 @@ class _Worker:
                 self._board.leave(job)
 
     def _finish(self, job: Job) -> Steps:
-        oid = job.source.table.oid
+        flight: Flight[_Typed] = Flight(self._feed, job)
         while True:
-            yield from self._read_all(job, self._held(job.source))
-            if job.purpose.finish():
+            yield from self._read_all(job, flight.held(HELD_KEYS))
+            if flight.finished():
                 return
-            if not self._feed.held(oid):
-                raise Again
-
-    def _held(self, source: SourceTable) -> Iterator[Task | None]:
-        while (held := self._feed.held_keys(source.table.oid, 3)) is not None:
-            yield Task(((KeyList(_key_texts(held, source)), Op.READ),))
-            yield None
 
     def _read_all(self, job: Job, tasks: Iterator[Task | None]) -> Steps:
         """A task that is None: until everything is durable."""
         self._job = job
+        self._flight: Flight[_Typed] = Flight(self._feed, job)
         try:
             for task in tasks:
                 yield
                 yield from self._drain() if task is None else self._read(task)
             yield from self._drain()
         finally:
-            for part in self._pending:
-                self._feed.abandon(part.chunk)
-            self._pending.clear()
+            self._flight.give_up()
 
     # --- one transaction ------------------------------------------------------------------------------------------------------------
 
@@ -267,7 +240,7 @@ class _Worker:
                     yield from self._pause()
                     admitted = self._feed.admit(window, snapshot)
                     if admitted:
-                        reading = _Reading(task, window)
+                        reading = Reading(task, window)
                         yield from self._send(reading, visible)
                         break
                     owner.not_admitted += 1
@@ -276,11 +249,9 @@ class _Worker:
                 self._feed.close(window)
                 raise
             yield from self._pause()
-        reading.whole = True
-        if reading.left == 0:
-            self._complete(reading)
+        self._flight.whole(reading)
 
-    def _send(self, reading: _Reading, visible: list[Row]) -> Steps:
+    def _send(self, reading: Reading, visible: list[Row]) -> Steps:
         source = self._job.source
         for part, _ in reading.task.reads:
             if isinstance(part, PageRange):
@@ -293,11 +264,10 @@ class _Worker:
         if reading.task.pages is None and not reading.left:
             yield from self._emit(reading, None)
 
-    def _emit(self, reading: _Reading, batch: pa.RecordBatch | None) -> Steps:
+    def _emit(self, reading: Reading, batch: pa.RecordBatch | None) -> Steps:
         yield from self._collect(IN_FLIGHT - 1)
-        self._pending.append(_Part(reading, Chunk(self._owner.content(), reading.window), batch))
-        reading.left += 1
-        reading.rows += 0 if batch is None else batch.num_rows
+        chunk = Chunk(self._owner.content(), reading.window)
+        self._flight.add(reading, chunk, _Typed(batch), 0 if batch is None else batch.num_rows)
 
     @contextmanager
     def _lock(self, table: Table) -> Iterator[_Lock]:
@@ -317,44 +287,34 @@ class _Worker:
     def _pause(self) -> Steps:
         """While this worker waits, the pool types its parts and emits their watermarks, in order."""
         yield
-        part = next((part for part in self._pending if not part.emitted), None)
+        part = next((part for part in self._flight.parts if not part.emitted.done), None)
         if part is not None and self._owner.chance.random() < self._owner.emits:
-            part.emitted = True
-            self._feed.ready(part.chunk, [] if part.batch is None else [part.batch])
+            part.emitted.done = True
+            batch = part.emitted.batch
+            self._feed.ready(part.chunk, [] if batch is None else [batch])
             yield
             self._owner.source.emit(part.chunk.content)
 
     def _collect(self, most: int) -> Steps:
-        while self._pending and self._pending[0].chunk.state in _SAFE:
-            self._record(self._pending.popleft())
-        waiting = [part for part in self._pending if part.chunk.state not in _ARRIVED]
-        for part in waiting[: max(0, len(waiting) - most)]:
-            while not part.emitted or part.chunk.state not in _ARRIVED:
-                yield from self._pause()
-        if any(part.chunk.state is State.REFUSED for part in self._pending):
-            raise Again
-        if self._job.over or self._job.source.table.oid in self._feed.to_read_again():
-            raise Again
+        while (part := self._flight.late(most)) is not None:
+            yield from self._await(part, ARRIVED)
 
     def _drain(self) -> Steps:
         yield from self._collect(0)
-        while self._pending:
-            while self._pending[0].chunk.state not in _SAFE:
-                yield
-            self._record(self._pending.popleft())
+        while (part := self._flight.unsafe()) is not None:
+            yield from self._await(part, SAFE)
 
-    def _record(self, part: _Part) -> None:
-        if part.chunk.state is State.REFUSED:
-            raise Again
-        reading = part.reading
-        reading.left -= 1
-        self._job.purpose.show(part.chunk.rows)
-        if reading.whole and reading.left == 0:
-            self._complete(reading)
+    def _await(self, part: Part[_Typed], states: frozenset[State]) -> Steps:
+        while not part.emitted.done or part.chunk.state not in states:
+            yield from self._pause()
 
-    def _complete(self, reading: _Reading) -> None:
-        self._feed.close(reading.window)
-        self._job.purpose.advance(reading.task, reading.rows)
+
+@dataclass(slots=True)
+class _Typed:
+    """What the pool is to type and to emit the watermark of."""
+
+    batch: pa.RecordBatch | None
+    done: bool = False
 
 
 class _Lock:

@@ -50,6 +50,7 @@ def make_tables(chance: Random) -> list[Table]:
 
 def _make(chance: Random, oid: int, name: str) -> Table:
     identity: Identity = chance.choice(("d", "d", "f", "i"))
+    whole = identity == "f" and chance.random() < 0.4
     keys = [Column("id", pgtypes.INT8)]
     if identity == "i":
         keys = [Column("code", pgtypes.TEXT)]
@@ -63,16 +64,28 @@ def _make(chance: Random, oid: int, name: str) -> Table:
     chance.shuffle(others)
     at = chance.randrange(len(others) + 1)
     columns = [*others[:at], *(replace(key, key=True) for key in keys), *others[at:]]
+    if whole:
+        columns = [replace(column, key=True) for column in columns]
     return Table(oid, "public", name, tuple(replace(c, attnum=0) for c in columns), identity)
 
 
+def keyless(table: Table) -> bool:
+    """Replica identity FULL and no primary key: the whole row identifies itself."""
+    return table.identity == "f" and all(column.key for column in table.columns)
+
+
 def key_of(table: Table, row: Row) -> Key:
+    """Without a key the tag stands for the row: no two rows ever have the same."""
+    if keyless(table):
+        return (row.get("tag") or "",)
     return tuple(row.get(column.name) or "" for column in table.key)
 
 
 def new_key(chance: Random, table: Table, keys: int) -> Row:
     """One of so many keys, so that they are met again."""
     row: Row = {}
+    if keyless(table):
+        return row
     for column in table.key:
         number = chance.randrange(keys)
         if column.type_oid == pgtypes.INT8:

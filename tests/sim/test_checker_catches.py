@@ -33,7 +33,7 @@ from tests.sim.disk import ModelDisk
 from tests.sim.world import simulate
 
 Patch = pytest.MonkeyPatch
-SEEDS = 250
+SEEDS = 600
 
 
 def _nothing(*_: object) -> None: ...
@@ -240,8 +240,9 @@ def prepared_transactions_go_when_they_end(patch: Patch) -> None:
     @contextmanager
     def ending(self: Prepared, xid: int, gid: str, end_lsn: int) -> Iterator[Any]:
         with original(self, xid, gid, end_lsn) as kept:
+            self._files.pop(xid).unlink()
             yield kept
-        self.settle(end_lsn)
+        self._ended.clear()
 
     patch.setattr(Prepared, "ending", ending)
     _sharpen(patch, work={"prepares": 0.5})

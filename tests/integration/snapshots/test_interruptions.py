@@ -20,9 +20,9 @@ from cdc.errors import SourceError
 from cdc.source import connect
 from snapshots import catalog
 from snapshots.catalog import load_tables
+from snapshots.flight import IN_FLIGHT
 from snapshots.plan import RANGE_PARTS
 from snapshots.progress import FILE
-from snapshots.reading import IN_FLIGHT
 from tests.conftest import Database
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
 

@@ -17,7 +17,7 @@ from cdc.embedded.postgres import Postgres
 from cdc.source import connect
 from snapshots.catalog import load_tables
 from snapshots.fence import Snapshot, Window
-from snapshots.reading import IN_FLIGHT
+from snapshots.flight import IN_FLIGHT
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, settle
 
 ROWS = 500
