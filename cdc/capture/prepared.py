@@ -70,6 +70,13 @@ class Prepared:
 
     def keep(self, spool: Spool, definitions: bytes, gid: str, end_lsn: int) -> None:
         """Durable when this returns. ``definitions``: frames of RELATION and TYPE messages that the spool's own frames rely on."""
+        try:
+            self._files[spool.xid] = self._keep(spool, definitions, gid, end_lsn)
+        except OSError as error:
+            problem = f"cannot keep a prepared transaction in {self._folder}: {os.strerror(error.errno or 0)}"
+            raise OSError(error.errno, problem) from error
+
+    def _keep(self, spool: Spool, definitions: bytes, gid: str, end_lsn: int) -> Path:
         if not self._folder.exists():
             self._folder.mkdir()
             _sync_folder(self._folder.parent)
@@ -90,15 +97,14 @@ class Prepared:
                 crc, at = google_crc32c.extend(crc, piece), at + got
             write(fd, memoryview(crc.to_bytes(4, "big") + MAGIC), len(head) + at)
             os.fsync(fd)
-        except OSError as error:
+        except OSError:
             aside.unlink()
-            problem = f"cannot keep a prepared transaction in {self._folder}: {os.strerror(error.errno or 0)}"
-            raise OSError(error.errno, problem) from error
+            raise
         finally:
             os.close(fd)
         aside.rename(path)
         _sync_folder(self._folder)
-        self._files[spool.xid] = path
+        return path
 
     @contextmanager
     def ending(self, xid: int, gid: str, end_lsn: int) -> Iterator[Kept]:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -378,6 +379,29 @@ def test_nothing_is_left_on_disk(connections: Connections) -> None:
 
 
 # Prepared transactions
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open", "pwrite", "fsync", "rename"])
+def test_a_full_disk_under_a_prepared_transaction_is_said_clearly(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    holder: Any = os if call in ("open", "pwrite", "fsync") else Path
+    works = getattr(holder, call)
+
+    def full(at: Any, *arguments: Any, **options: Any) -> Any:
+        path = Path(f"/proc/self/fd/{at}").readlink() if isinstance(at, int) else Path(at)
+        if "prepared" in (path.name, path.parent.name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return works(at, *arguments, **options)
+
+    run = connections.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, call, full)
+        with pytest.raises(OSError, match=r"cannot keep a prepared transaction in .*: No space left on device"):
+            run.feed(prepared_sample())
+    run = connections.run()
+    run.feed(prepared_sample())
+    assert run.rows, "it came again, and there was room"
 
 
 def prepared_sample() -> bytes:
