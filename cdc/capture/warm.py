@@ -6,6 +6,7 @@ import struct
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
@@ -50,6 +51,7 @@ def warm() -> None:
     for _ in decoder.groups(block, 0, len(block), lambda: 1):
         pass
     gather(-1, block, 0, 1, 1)  # no descriptor: nothing is read
+    pa.array(np.zeros(1))  # pyarrow imports pandas at its first array from numpy: 0.2 s that the first chunk would wait for
 
 
 class _Forgetful:
