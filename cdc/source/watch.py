@@ -34,6 +34,9 @@ PREFIX: Final = "headwater.ddl"
 INTERVAL_S: Final = 3.0
 _RETRY_S: Final = 2.0
 _LOCK_TIMEOUT: Final = "500ms"
+_HELD_S: Final = 10
+"""The server ends a look that goes no further for so long. Its locks (ACCESS SHARE) would keep the application's TRUNCATE and ALTER TABLE
+waiting: for ever, when the link has died though TCP acknowledges."""
 _AT_ONCE: Final = 100
 """Tables locked, and told of, in one transaction."""
 
@@ -99,8 +102,9 @@ class CatalogWatch:
             try:
                 with connect(self._source.dsn.get_secret_value(), application="headwater catalog") as connection:
                     connection.execute(
-                        "select set_config('synchronous_commit', 'local', false), set_config('lock_timeout', %s, false)",
-                        (_LOCK_TIMEOUT,),
+                        "select set_config('synchronous_commit', 'local', false), set_config('lock_timeout', %s, false), "
+                        "set_config('idle_in_transaction_session_timeout', %s, false)",
+                        (_LOCK_TIMEOUT, f"{_HELD_S}s"),
                     )
                     while not self._stop.is_set():
                         self._look(connection)
@@ -109,7 +113,7 @@ class CatalogWatch:
             except ConfigError as error:
                 self._fail(error)
                 return
-            except (SourceError, psycopg.OperationalError) as error:
+            except (SourceError, psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
                 text = str(error) if isinstance(error, SourceError) else reason(error)
                 _log.warning("cannot look at the catalog now", reason=text, again_in_s=_RETRY_S)
                 self._stop.wait(_RETRY_S)

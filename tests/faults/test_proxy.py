@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ RECOVERED_S = 60.0
 """… and another one streams at most this much later: the noticing, the pause before connecting, and what it costs on a busy machine."""
 STEPS = 6
 WINDOWS = 10
+PATIENT_S = 20
+"""What the application waits for a lock in these tests."""
 ALIVE = f"tcp_user_timeout={int(NOTICED_S * 1000)}&keepalives_idle=1&keepalives_interval=1&keepalives_count=1"
 
 
@@ -334,6 +337,49 @@ def test_a_look_at_the_catalog_is_not_waited_for_when_the_link_is_dead(
     # The second, when it was connecting at that moment.
     bench.until(lambda: any("has not answered" in line or "timeout expired" in line for line in said), "for the watch to notice")
     counters.add("proxy", "catalog swallowed")
+
+
+@pytest.mark.parametrize("dead", [True, False], ids=["dead link", "we stood still"])
+def test_a_look_that_goes_no_further_does_not_hold_up_the_application(
+    bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch, dead: bool
+) -> None:
+    """In the middle of it tables are locked against TRUNCATE and ALTER. The next look begins anew."""
+    bench.work.chance = random.Random(seed)
+    bench.until_equal()
+    held, went_on = threading.Event(), threading.Event()
+    lock = watch._lock
+
+    def stuck(connection: psycopg.Connection[Any], facts: Any) -> bool:
+        locked = lock(connection, facts)
+        if not held.is_set():
+            if dead:
+                bench.proxy.swallow(replication=False)
+            held.set()
+            if not dead:
+                went_on.wait(PATIENT_S)
+        return locked
+
+    monkeypatch.setattr(watch, "_lock", stuck)
+    monkeypatch.setattr(watch, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(watch, "_RETRY_S", 0.1)
+    monkeypatch.setattr(watch, "_HELD_S", 1)
+    # So that the watch connects under the settings of this test, and has something to tell.
+    bench.proxy.reset()
+    bench.connection.execute("create table if not exists another (id int primary key)")
+    bench.connection.execute("alter table another add column if not exists more text")
+    bench.until(held.is_set, "for a look")
+    # Less than the silence after which a client gives its connection up by itself.
+    bench.connection.execute(f"set statement_timeout = '{PATIENT_S}s'")
+    with bench.connection.transaction():
+        bench.connection.execute("lock table accounts, items, events, another in access exclusive mode")
+    bench.connection.execute("set statement_timeout = 0")
+    went_on.set()
+    bench.connection.execute("insert into another values (1, 'behind the look')")
+    bench.until_equal()
+    bench.until_confirmed()
+    bench.check()
+    bench.connection.execute("drop table another")
+    counters.add("proxy", "look held up")
 
 
 def test_a_living_but_idle_server_is_left_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
