@@ -226,13 +226,6 @@ def rolled_back_savepoints_of_streamed_transactions_stay(patch: Patch) -> None:
     patch.setattr(Spools, "abort", abort)
 
 
-def definitions_in_blocks_hold_at_once(patch: Patch) -> None:
-    """… as if every transaction ended in the order in which its first part came."""
-    original = Decoder._define
-    patch.setattr(Decoder, "_define", lambda self, table, body, _: original(self, table, body, 2**60))
-    _sharpen(patch, work={"alters": 0.1})
-
-
 def prepared_transactions_go_when_they_end(patch: Patch) -> None:
     """… and not when the log has made their end durable."""
     original = Prepared.ending
@@ -290,10 +283,9 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (tombstones_go_at_once, "ef"),
     (commits_go_back, "efgi"),
     (confirm_what_a_keepalive_says, "h"),
-    (keep_toast_of_a_broken_stream, "bd"),
+    (keep_toast_of_a_broken_stream, "bdf"),
     (go_on_with_open_chunks_after_a_break, "fi"),
     (rolled_back_savepoints_of_streamed_transactions_stay, "bd"),
-    (definitions_in_blocks_hold_at_once, "bdf"),
     (prepared_transactions_go_when_they_end, "ai"),
     (prepared_transactions_are_kept_in_memory_only, "ai"),
 ]
