@@ -189,15 +189,3 @@ def test_under_traffic(postgres: Any, tmp_path: Path, seed: int, attempt: int) -
         # Traffic has ended; the pipeline has closed in between, so what came last arrives after a restart.
         with running(postgres.unix_dsn, tmp_path, chunk_rows=60) as pipeline:
             equal(pipeline, sql, "public.t")
-
-
-def test_columns_change_while_it_is_read(postgres: Any, tmp_path: Path, seed: int) -> None:
-    with postgres.connect() as sql:
-        sql.execute(CREATE)
-        with running(postgres.unix_dsn, tmp_path, chunk_rows=20) as pipeline, Traffic(postgres.unix_dsn, seed, truncates=False):
-            while pipeline.entered < 20:
-                pipeline.check()
-            sql.execute("alter table t add column added int default 7")
-            pipeline.wait_finished()
-        with running(postgres.unix_dsn, tmp_path) as pipeline:
-            equal(pipeline, sql, "public.t")
