@@ -127,6 +127,14 @@ class Http(Strict):
     hosts: tuple[str, ...] = ()
     """Further names under which a browser may reach the port, such as a proxy's."""
 
+    @field_validator("listen")
+    @classmethod
+    def _is_an_address(cls, listen: str) -> str:
+        host, colon, port = listen.rpartition(":")
+        if not colon or not host.removeprefix("[").removesuffix("]") or not port.isdecimal() or int(port) > 65535:
+            raise ValueError("no address; write host:port, such as 127.0.0.1:8642")
+        return listen
+
 
 SchemaPolicy = Literal["apply", "pause", "ignore"]
 """What a store does when a table's definition changes: follow it, wait for an operator, or go on in the former shape."""

@@ -305,7 +305,9 @@ class _Session:
         if not joining:
             return set()
         fresh = [
-            oid for oid in (source.table.oid for source in joining) if oid not in self._joining or self._joining[oid][0] != runs[oid]
+            oid
+            for oid in (source.table.oid for source in joining)
+            if oid not in self._joining or self._joining[oid][0] != runs[oid]
         ]
         if fresh:
             barrier = self.barrier()

@@ -130,6 +130,13 @@ def test_a_slot_name_that_no_server_takes(file: Path) -> None:
     assert "lower-case letters, digits and _ only" in line
 
 
+@pytest.mark.parametrize("listen", ["nonsense", ":8642", "127.0.0.1:", "127.0.0.1:70000", "127.0.0.1:http"])
+def test_an_address_to_listen_at_that_is_none(file: Path, listen: str) -> None:
+    (line,) = problems(file, f'[source]\ndsn = "x"\n[http]\nlisten = "{listen}"')
+    assert "http.listen" in line
+    assert "write host:port" in line
+
+
 def test_no_source_at_all(file: Path) -> None:
     assert problems(file, "") == [f"{file}: source: is missing"]
 
