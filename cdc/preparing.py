@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import structlog
 
-from cdc import reloading, source
+from cdc import dropped, reloading, source
 from cdc.capture.stream import Connection, System
 from cdc.capture.toast import ToastMemory
 from cdc.crashpoint import crashpoint
@@ -181,6 +181,7 @@ class Preparation:
                 _log.warning("a table that source.tables names is not captured", problem=str(unknown), mend=unknown.hint)
         if self._protection.active:
             self._protection.check(load_published(connection, self._settings.publication, self._settings.tables))
+        dropped.save(self._folder, self._protection.dropped())
         crashpoint("capture.published")
 
     def _membership(self, connection: psycopg.Connection) -> Membership:

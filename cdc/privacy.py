@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
+from cdc import dropped
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.log.contract import LogReader, LogWriter
 from cdc.model.batch import EXACT, EXACT_TYPE, META_FIELDS, batch_schema, table_of
@@ -139,6 +140,13 @@ class Protection:
         for table in tables:
             if not all(self.revealed(table).values()):
                 self.logged(table)
+
+    def dropped(self) -> dropped.Dropped:
+        """What ``drop`` keeps out of the log."""
+        found = {
+            table: frozenset(c for c, policy in columns.items() if policy == "drop") for table, columns in self._policies.items()
+        }
+        return {table: columns for table, columns in found.items() if columns}
 
     def revealed(self, table: Table) -> dict[str, bool]:
         """The raw table's columns that were kept back until now, and would be logged as they are; each with whether ``keep`` says so."""
@@ -282,19 +290,20 @@ def protection_of(settings: Settings, log: LogReader) -> Protection:
         None if key is None else key.get_secret_value(),
         strict=settings.privacy.strict,
         known=(known := [topic.table for topic in log.topics()]),
-        dropped=_dropped(known, load_facts(settings.log.dir)),
+        dropped=_dropped(known, load_facts(settings.log.dir), dropped.load(settings.log.dir)),
     )
 
 
-def _dropped(known: Iterable[Table], facts: Mapping[int, Facts]) -> dict[int, dict[str, int]]:
-    """What the stream brought of each logged table, as capture last saw it, and the log does not have."""
+def _dropped(known: Iterable[Table], facts: Mapping[int, Facts], kept_out: dropped.Dropped) -> dict[int, dict[str, int]]:
+    """What was kept out of each logged table, with the numbers as capture last saw them."""
     found = {}
     for table in known:
         seen = facts.get(table.oid)
         # A topic that a renamed table has left behind knows nothing of columns that came later.
         if seen is not None and f"{seen.schema}.{seen.name}" == table.qualified:
             numbers = {column.attnum for column in table.columns}
-            found[table.oid] = {c.name: c.attnum for c in seen.published if c.attnum not in numbers and c.name not in table.names}
+            names = kept_out.get(table.qualified, frozenset()) - set(table.names)
+            found[table.oid] = {c.name: c.attnum for c in seen.published if c.name in names and c.attnum not in numbers}
     return found
 
 

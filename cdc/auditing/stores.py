@@ -25,7 +25,6 @@ from cdc.settings import Settings
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from cdc.source.rows import snapshot
-from cdc.status import read_capture
 from cdc.waiting import nudge, wait
 from sinks import make_sink
 from sinks.contract import Sink
@@ -46,7 +45,7 @@ def audit(
 ) -> list[StoreAudit]:
     """Audits one store, or all of them. ``table``: shell patterns of ``schema.name``, default every table of the store.
 
-    ``progress`` is called from this thread, often. Raises ConfigError (no such store or table, or nothing was captured yet), SourceError, StoreError, and
+    ``progress`` is called from this thread, often. Raises ConfigError (no such store or table), SourceError, StoreError, and
     WaitTimeout when a store does not get as far as the source within ``timeout_s``.
     """
     if store is not None and store not in settings.stores:
@@ -56,8 +55,6 @@ def audit(
     audits = []
     with ExitStack() as stack:
         reader = stack.enter_context(closing(open_reader(settings.log.dir)))
-        if not reader.head().commit_lsn and read_capture(settings.run_dir) is None:
-            raise ConfigError(f"there is nothing to compare: capture has never run over {settings.log.dir}", hint="cdc run")
         connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):

@@ -70,6 +70,7 @@ class Ledger:
 
     def shapes(self) -> list[Table]:
         """The definitions of all topics."""
+        self._cluster.ask("reading the ledger", "POST", f"/{self._index}/_refresh")  # what was just written is not found without it
         body = {"size": _SHAPES_MAX, "query": {"match_all": {}}}
         params = {"filter_path": "hits.hits._source.table"}
         found = self._cluster.ask("reading the ledger", "POST", f"/{self._index}/_search", body, params=params)

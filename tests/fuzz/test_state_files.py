@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc import approvals, jsonfile, reloading, status, stops
+from cdc import approvals, dropped, jsonfile, reloading, status, stops
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import Position
@@ -74,6 +74,7 @@ ARTEFACTS = [
     Artefact("snapshot.json", progress, lambda folder: SnapshotProgress(folder)._records),
     Artefact("source.json", source, identity.recorded),
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
+    Artefact("dropped.json", lambda folder: dropped.save(folder, {"public.users": frozenset({"note", "pay"})}), dropped.load),
     Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
     Artefact("snapshot request", request, lambda folder: list(Requests(folder).pending().values())),
     Artefact(
@@ -129,7 +130,9 @@ def test_json_of_another_shape(artefact: Artefact, shape: str, tmp_path: Path) -
     assert found is None if "status" in artefact.name else isinstance(found, HeadwaterError)
 
 
-@pytest.mark.parametrize("name", ["snapshot.json", "source.json", "catalog.json", "reload.json", "snapshot request"])
+@pytest.mark.parametrize(
+    "name", ["snapshot.json", "source.json", "catalog.json", "dropped.json", "reload.json", "snapshot request"]
+)
 def test_a_good_checksum_over_another_format_or_lacking_entries(name: str, tmp_path: Path) -> None:
     [artefact] = [artefact for artefact in ARTEFACTS if artefact.name == name]
     artefact.write(tmp_path)

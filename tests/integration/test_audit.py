@@ -407,12 +407,3 @@ def test_a_published_table_that_the_log_does_not_know_is_a_difference(postgres: 
     assert unseen.missing == 1
     assert "the log has nothing of this table" in (unseen.error or "")
     assert not result.equal
-
-
-@pytest.mark.usefixtures("source")
-def test_nothing_is_waited_for_that_has_never_begun(postgres: Database, tmp_path: Path) -> None:
-    settings = settings_of(postgres, tmp_path, {"never": {"kind": "memory"}})
-    settings.log.dir.mkdir(parents=True)
-    with pytest.raises(ConfigError, match="capture has never run") as refused:
-        audit(settings, timeout_s=60)
-    assert refused.value.hint == "cdc run"

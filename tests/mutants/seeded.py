@@ -97,11 +97,11 @@ MUTANTS = (
     Mutant("the timeline is not synced", "cdc/log/writer.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
     Mutant(
         "the segments are not synced", "cdc/log/writer.py",
-        "            if len(fds) == 1:\n                self._disk.sync(fds[0])\n            elif fds:\n", "            if len(fds) > 1:\n", (CRASH,),
+        "            self._together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
     ),
     Mutant(
         "a new segment's name is not synced", "cdc/log/writer.py",
-        "                    self._disk.sync_folder(folder)\n", "                    pass\n", (CRASH,),
+        "                self._together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))\n", "                pass\n", (CRASH,),
     ),
     Mutant(
         "a failed sync is tried again", "cdc/log/writer.py",

@@ -12,6 +12,7 @@ from cdc.errors import ConfigError, Stopped, StopState
 from cdc.planning import plan_catalog
 from cdc.privacy import MASKED, Keys
 from cdc.settings import Privacy
+from cdc.source.facts import read_facts, save_facts
 from tests.integration.capture.running import Capture
 
 SECRET = "k" * 32
@@ -160,3 +161,19 @@ def test_a_policy_that_is_taken_out_stops_capture_until_keep_says_so(postgres: A
                 lambda: {key: row.get("email") for key, row in asked.rows("public.users").items()} == expected, "for the values"
             )
         assert plan_catalog(bare.settings).ok, "what is in the log needs no policy any more"
+
+
+def test_a_column_that_capture_knows_before_the_log_does_was_not_kept_back(postgres: Any, tmp_path: Path) -> None:
+    """It came while capture was away, or went down before a row came under it: no policy has ever named it."""
+    with postgres.connect() as connection:
+        connection.execute(CREATE)
+        connection.execute("insert into users (id) values (1)")
+        capture = Capture(postgres.dsn, tmp_path)
+        with capture.running():
+            capture.until_snapshot_done()
+        connection.execute("alter table users add column more text")
+        save_facts(capture.settings.log.dir, {facts.oid: facts for facts in read_facts(connection, "cdc", published=True)})
+        again = Capture(postgres.dsn, tmp_path)
+        with again.running():
+            connection.execute("insert into users (id, more) values (2, 'x')")
+            again.until(lambda: [row.get("more") for row in again.rows("public.users").values()] == [None, "x"], "for the column")
