@@ -35,6 +35,7 @@ from cdc.capture.stream import PAUSE_S
 from cdc.embedded.postgres import Postgres
 
 SLOT = "bench"
+SILENCE_S = 1.0
 
 
 def main(arguments: list[str]) -> int:
@@ -131,11 +132,11 @@ def run_child(what: str, dsn: str, amount: int, log: Path) -> dict[str, Any]:
     if what in ("capture", "unsealed"):
         return _capture(dsn, amount, log, segment_bytes=2**30 if what == "unsealed" else 64 * 2**20)
     if what == "bytes":
-        return {"bytes": _drain(dsn, None, 0.0)}
+        return {"bytes": _drain(dsn, None, 0.0)[0]}
     before = _cpu_s()
     began = time.perf_counter()
-    _drain(dsn, amount, PAUSE_S["@127" in dsn] if what == "pausing" else 0.0)
-    return {"seconds": time.perf_counter() - began, "cpu_s": _cpu_s() - before}
+    _, ended = _drain(dsn, amount, PAUSE_S["@127" in dsn] if what == "pausing" else 0.0)
+    return {"seconds": ended - began, "cpu_s": _cpu_s() - before}
 
 
 def _capture(dsn: str, changes: int, log: Path, *, segment_bytes: int) -> dict[str, Any]:
@@ -212,8 +213,11 @@ def _silent() -> Any:
     return Silent(0)
 
 
-def _drain(dsn: str, amount: int | None, pause_s: float) -> int:
-    """Receives and drops ``amount`` bytes (None: until nothing comes for a second) and returns how many came."""
+def _drain(dsn: str, amount: int | None, pause_s: float) -> tuple[int, float]:
+    """Receives and drops ``amount`` bytes, or until nothing comes for a second; returns how many came, and when the last did.
+
+    How many there are is not quite certain: a server that works longer sends more keepalives.
+    """
     from cdc.capture.stream import Connection, _Socket
     from cdc.model.pgtypes import PINNED_SETTINGS
 
@@ -223,23 +227,23 @@ def _drain(dsn: str, amount: int | None, pause_s: float) -> int:
     ).encode()
     wire = _Socket(connection._pg, command)
     raw = wire._socket
-    wire._timeout(1000)
+    wire._timeout(int(SILENCE_S * 1000))
     into = memoryview(bytearray(2**20))
-    got = 0
+    got, last = 0, time.perf_counter()
     while amount is None or got < amount:
         if pause_s:
             time.sleep(pause_s)
         try:
             read = raw.recv_into(into, 0, socket.MSG_DONTWAIT if pause_s else 0)
         except BlockingIOError:
-            if amount is None:
+            if time.perf_counter() - last > SILENCE_S:
                 break
             continue
         if not read:
             raise ConnectionError("the server went away")
-        got += read
+        got, last = got + read, time.perf_counter()
     wire.close()
-    return got
+    return got, last
 
 
 def _recvlogical(server: Postgres) -> float:
