@@ -162,6 +162,7 @@ def recover(places: Places, disk: Disk, segment_bytes: int) -> Recovered:
     _repair(repairs, disk)
     recovered = Recovered(timeline, epoch, unsealed)
     crashpoint("recover.repaired")
+    disk.make_folder(places.topics)  # a power loss may have taken it while there was no topic
     publish_first(places, disk, head_of(recovered))
     crashpoint("recover.published")
     return recovered
@@ -212,15 +213,16 @@ def publish_first(places: Places, disk: Disk, head: Head) -> None:
         finally:
             disk.close(fd)
         disk.rename(aside, places.head)
-        disk.sync_folder(places.root)
-        return
-    fd = disk.open(places.head)
-    try:
-        disk.write(fd, [head.encode()], 0)
-        disk.truncate(fd, HEAD_BYTES)
-        disk.sync(fd)
-    finally:
-        disk.close(fd)
+    else:
+        fd = disk.open(places.head)
+        try:
+            disk.write(fd, [head.encode()], 0)
+            disk.truncate(fd, HEAD_BYTES)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+    # Also of names that are there already: whoever made them may have ended because this was refused.
+    disk.sync_folder(places.root)
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import random
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from cdc.log.segment import Place
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.position import Cut, Lsn
 from cdc.model.table import Table
+from tests.sim.disk import ModelDisk
 from tests.unit.log.changes import NOTES, ORDERS, ORDERS_WIDER, USERS, changes, everything, expected
 from tests.unit.log.disks import Crash, CrashDisk, Loss, QuickDisk
 
@@ -129,3 +133,43 @@ def test_power_loss_at_every_operation(quick_folder: Path, loss: Loss, variant: 
         reader.close()
         assert found == expected([*batches, changes(ORDERS, [next_one, next_one + 1])], [*tables, ORDERS])
         assert not list(root.rglob(".aside-*.parquet"))
+
+
+@pytest.mark.parametrize("refused", [(2,), (2, 3), (3,), (3, 4)])
+def test_names_that_a_former_start_could_not_make_durable(tmp_path: Path, refused: tuple[int, ...]) -> None:
+    """A folder's fsync is refused while the log is made, and perhaps again: whoever opens it at last makes all names durable."""
+    disk, count = ModelDisk(tmp_path, random.Random(0)), itertools.count(1)
+
+    def meet(what: str) -> None:
+        if what == "sync_folder" and next(count) in refused:
+            raise OSError(errno.EIO, "refused")
+
+    disk.meet = meet
+    for _ in range(1 + len(refused)):
+        try:
+            writer = EmbeddedLogWriter(tmp_path / "log", seal=False, disk=disk)
+        except OSError:
+            continue
+        writer.close()
+    commit_one(tmp_path, disk)
+
+
+def test_a_folder_of_topics_that_a_power_loss_took_is_made_durable(tmp_path: Path) -> None:
+    disk = ModelDisk(tmp_path, random.Random(0))
+    EmbeddedLogWriter(tmp_path / "log", seal=False, disk=disk).close()
+    topics = tmp_path / "log" / "topics"
+    topics.rmdir()
+    for names in (disk._names, disk._durable_names):
+        del names[topics]
+    commit_one(tmp_path, disk)
+
+
+def commit_one(folder: Path, disk: ModelDisk) -> None:
+    """Everything that was committed would survive a power loss."""
+    with closing(EmbeddedLogWriter(folder / "log", seal=False, disk=disk)) as writer:
+        [batch, *_], _ = batches_of(1)
+        writer.append(batch)
+        writer.commit(Lsn(10), 0)
+        [segment] = (folder / "log" / "topics").rglob("*.seg")
+        for path in (folder / "log" / "timeline", segment):
+            assert not disk.lacks(path, path.stat().st_size), path
