@@ -669,6 +669,8 @@ class World:
         chance = self._chance
         follow = chance.choice(self._follows)
         site = follow.site
+        if self._unrecovered:
+            self._check_log()  # a start that failed may have published what it found, and a follower reads it
         if site.late and chance.random() < 0.5:
             site.deliver_late()
             return
@@ -694,7 +696,9 @@ class World:
     # --- watching -------------------------------------------------------------------------------------------------------------------
 
     def _check_log(self) -> None:
-        if self._unrecovered or (self.capture is not None and self.capture.writer.head == self.checker.last):
+        if self._unrecovered and self._log.head().position <= self.checker.last.position:
+            return  # what the power loss took of the head comes back with the recovery
+        if self.capture is not None and self.capture.writer.head == self.checker.last:
             return
         after = self._complete()
         self.checker.finished = self._before
