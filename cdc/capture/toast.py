@@ -83,9 +83,9 @@ class ToastMemory:
         for row in map(int, np.flatnonzero(rows.partial | rows.wide | (rows.op == Op.DELETE))):
             key = _key([field(int(c), row) for c in keys]) if not nameless else b""
             if rows.op[row] == Op.DELETE:
-                # The second row of a changed key still needs what the first one's key knew.
+                # The second row of a changed key may still need what the first one's key knew.
                 moved = row + 1 < len(rows.op) and rows.order[row + 1] == rows.order[row] + 1
-                if not moved:
+                if not moved or not rows.partial[row + 1]:
                     self._forget(table.oid, key)
                 continue
             if rows.partial[row]:
@@ -106,6 +106,7 @@ class ToastMemory:
                     end += len(value)
                 if old != key:
                     self._forget(table.oid, old)
+                    self._forget(table.oid, key)  # what it knows is another row's, should this one stay unresolved
             if not unresolved[row] and not nameless:
                 self._remember(
                     table.oid,

@@ -125,6 +125,14 @@ def test_columns_that_swap_their_names_keep_their_values(memory: ToastMemory) ->
     assert "held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, wire.UNCHANGED]), table=retyped)[0]
 
 
+def test_a_row_that_moved_away_leaves_nothing_to_the_next_one_with_its_key(memory: ToastMemory) -> None:
+    """The next one moves in as a row that is not known yet (its chunk is still to come), and must not be completed from the former one."""
+    decode(memory, wire.insert(20, ["a", LONG, None, "1"]))
+    decode(memory, wire.update(20, ["b", "short", None, "1"], key=["a", None, None, None]))
+    assert "held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "2"], key=["z", None, None, None]))[0]
+    assert "held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "3"]))[0]
+
+
 def test_learning_deletes_forgets(memory: ToastMemory) -> None:
     decode(memory, wire.insert(20, ["a", LONG, None, "1"]))
     row = {"_cdc_position": 2, "_cdc_op": Op.DELETE, "_cdc_lsn": 1, "id": "a", "body": None, "meta": None, "n": None}
