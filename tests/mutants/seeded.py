@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "a deleted row's wide values live on in the memory", "cdc/capture/toast.py",
-        "                if not moved:\n                    self._forget(table.oid, key)\n", "", (TOAST,),
+        "                if not moved or not rows.partial[row + 1]:\n                    self._forget(table.oid, key)\n", "", (TOAST,),
     ),
     Mutant(
         "columns go by their names", "cdc/model/evolution.py",
