@@ -20,12 +20,7 @@ def ask(run_dir: Path, store: str, topic: str, position: Position) -> None:
     asked = {**approved(run_dir, store), topic: int(position)}
     path = _path(run_dir, store)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "w") as file:
-        file.write(jsonfile.encode(asked))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    jsonfile.write(path, asked, aside=path.with_name(f".{path.name}.{os.getpid()}"), mode=0o666)
 
 
 def approved(run_dir: Path, store: str) -> Mapping[str, int]:

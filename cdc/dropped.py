@@ -5,7 +5,6 @@ The log has nothing of them, and a column that it lacks may as well be a new one
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ Dropped = Mapping[str, frozenset[str]]
 """``schema.table`` → names of columns."""
 
 
-def load(folder: Path) -> Dropped:
+def load_dropped(folder: Path) -> Dropped:
     """Nothing when there is no such file. Raises LogCorrupt when it is not ours."""
     path = folder / FILE
     try:
@@ -37,20 +36,9 @@ def load(folder: Path) -> Dropped:
         ) from None
 
 
-def save(folder: Path, dropped: Dropped) -> None:
+def save_dropped(folder: Path, dropped: Dropped) -> None:
     """Durable on return. Writes nothing when the file says so already."""
-    if dropped == load(folder):
+    if dropped == load_dropped(folder):
         return
-    path = folder / FILE
-    aside = path.with_suffix(".aside")
     tables = {table: sorted(columns) for table, columns in dropped.items()}
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(jsonfile.encode({"format": _FORMAT, "tables": tables}))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    jsonfile.write(folder / FILE, {"format": _FORMAT, "tables": tables})

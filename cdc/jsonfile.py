@@ -1,14 +1,16 @@
-"""The text of the small JSON files that one process leaves for another, or for its next start: JSON with its own checksum in front.
+"""The small JSON files that one process leaves for another, or for its next start: JSON with its own checksum in front.
 
-Without it a single flipped bit could make pages that were never read look read, or move an LSN, and nobody would see. Pure; each file's
-owner writes it aside and renames it, and says what a damaged one means.
+Without it a single flipped bit could make pages that were never read look read, or move an LSN, and nobody would see. What a damaged file
+means, its owner says.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import google_crc32c
@@ -33,3 +35,26 @@ def decode(data: bytes) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(data)
     del content["crc32c"]
     return content
+
+
+def write(path: Path, content: Mapping[str, Any], *, aside: Path | None = None, mode: int = 0o600) -> None:
+    """Puts what ``encode`` makes of the content in the file's place: durable on return, and whole or not there at all at any time.
+
+    aside: where it is written first, in the same folder; to be a name of the writer's own where several may write at once.
+    """
+    aside = aside or path.with_suffix(".aside")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+        file.write(encode(content))
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes what was renamed or removed in the folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

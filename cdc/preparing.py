@@ -15,10 +15,11 @@ from pathlib import Path
 import psycopg
 import structlog
 
-from cdc import dropped, reloading, source
+from cdc import reloading, source
 from cdc.capture.stream import Connection, System
 from cdc.capture.toast import ToastMemory
 from cdc.crashpoint import crashpoint
+from cdc.dropped import save_dropped
 from cdc.errors import SourceError
 from cdc.log.contract import LogWriter
 from cdc.log.reader import EmbeddedLogReader
@@ -181,7 +182,7 @@ class Preparation:
                 _log.warning("a table that source.tables names is not captured", problem=str(unknown), mend=unknown.hint)
         if self._protection.active:
             self._protection.check(load_published(connection, self._settings.publication, self._settings.tables))
-        dropped.save(self._folder, self._protection.dropped())
+        save_dropped(self._folder, self._protection.dropped())
         crashpoint("capture.published")
 
     def _membership(self, connection: psycopg.Connection) -> Membership:

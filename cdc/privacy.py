@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-from cdc import dropped
+from cdc.dropped import Dropped, load_dropped
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.log.contract import LogReader, LogWriter
 from cdc.model.batch import EXACT, EXACT_TYPE, META_FIELDS, batch_schema, table_of
@@ -141,7 +141,7 @@ class Protection:
             if not all(self.revealed(table).values()):
                 self.logged(table)
 
-    def dropped(self) -> dropped.Dropped:
+    def dropped(self) -> Dropped:
         """What ``drop`` keeps out of the log."""
         found = {
             table: frozenset(c for c, policy in columns.items() if policy == "drop") for table, columns in self._policies.items()
@@ -290,11 +290,11 @@ def protection_of(settings: Settings, log: LogReader) -> Protection:
         None if key is None else key.get_secret_value(),
         strict=settings.privacy.strict,
         known=(known := [topic.table for topic in log.topics()]),
-        dropped=_dropped(known, load_facts(settings.log.dir), dropped.load(settings.log.dir)),
+        dropped=_dropped(known, load_facts(settings.log.dir), load_dropped(settings.log.dir)),
     )
 
 
-def _dropped(known: Iterable[Table], facts: Mapping[int, Facts], kept_out: dropped.Dropped) -> dict[int, dict[str, int]]:
+def _dropped(known: Iterable[Table], facts: Mapping[int, Facts], kept_out: Dropped) -> dict[int, dict[str, int]]:
     """What was kept out of each logged table, with the numbers as capture last saw them."""
     found = {}
     for table in known:

@@ -51,13 +51,8 @@ class Reload:
 def request(folder: Path, state: StopState) -> Reload:
     """Durable when it returns. ``folder``: the log's."""
     reload = Reload(state, time.time())
-    aside = folder / f".{FILE}.{os.getpid()}"
-    with open(aside, "w") as file:
-        file.write(jsonfile.encode({"format": _FORMAT, **asdict(reload)}))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(folder / FILE)
-    _sync(folder)
+    # Whoever asks may be another user than capture is, which has to read it.
+    jsonfile.write(folder / FILE, {"format": _FORMAT, **asdict(reload)}, aside=folder / f".{FILE}.{os.getpid()}", mode=0o666)
     return reload
 
 
@@ -78,12 +73,4 @@ def requested(folder: Path) -> Reload | None:
 def carried_out(folder: Path) -> None:
     """The request is done with."""
     (folder / FILE).unlink(missing_ok=True)
-    _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    jsonfile.sync_folder(folder)

@@ -53,7 +53,7 @@ def record(run_dir: Path, part: str, stopped: Stopped) -> Stop:
     crashpoint("stops.written_aside")
     aside.replace(path)
     crashpoint("stops.renamed")
-    _sync_folder(path.parent)
+    jsonfile.sync_folder(path.parent)
     return stop
 
 
@@ -87,7 +87,7 @@ def clear(run_dir: Path, name: str) -> list[Stop]:
     for stop in cleared:
         _path(run_dir, stop.part, stop.state).unlink(missing_ok=True)
     if cleared:
-        _sync_folder(run_dir / "stops")
+        jsonfile.sync_folder(run_dir / "stops")
     return cleared
 
 
@@ -110,11 +110,3 @@ def _read(path: Path) -> Stop | None:
             raise HeadwaterError(f"{path} is no record of a stop state", hint="remove it") from None
         stopped = Stopped(StopState(state), f"what stopped {part} is not known any more: {path} is damaged")
         return Stop(stopped.state, part, str(stopped).removeprefix(f"{state}: "), stopped.hint or "", written_at)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -261,17 +260,7 @@ class SnapshotProgress:
         self._unwritten = True
         self._path.parent.mkdir(parents=True, exist_ok=True)
         content = {"format": _FORMAT, "tables": {str(oid): asdict(record) for oid, record in self._records.items()}}
-        aside = self._path.with_suffix(".aside")
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(jsonfile.encode(content))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        jsonfile.write(self._path, content)
         self._unwritten = False
 
 

@@ -6,7 +6,6 @@ hold keys, so only the owner reads them, and a finished one is removed.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,7 +80,7 @@ class Requests:
         self._write(f"{name}.state", asdict(outcome))
         if outcome.state in ("done", "failed"):
             (self._folder / f"{name}.json").unlink(missing_ok=True)
-            self._sync_folder()
+            jsonfile.sync_folder(self._folder)
 
     def outcome(self, name: str) -> Outcome:
         """Raises HeadwaterError when the file that says so is damaged."""
@@ -98,17 +97,4 @@ class Requests:
         (self._folder / f"{name}.state").unlink(missing_ok=True)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        aside = self._folder / f".{name}.{token_hex(4)}"
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(jsonfile.encode(content))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._folder / name)
-        self._sync_folder()
-
-    def _sync_folder(self) -> None:
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        jsonfile.write(self._folder / name, content, aside=self._folder / f".{name}.{token_hex(4)}")

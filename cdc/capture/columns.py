@@ -84,8 +84,7 @@ def columns_of(data: Bytes, offsets: Offsets, lengths: Lengths, tables: Sequence
     """Typed columns of several tables, whose fields all lie in ``data``. Raises ProtocolError as ``columns`` does."""
     plans = [_plan(fields.table) for fields in tables]
     widths = np.array([len(plan.types) for plan in plans], np.int64)
-    firsts = np.zeros(len(tables) + 1, np.int64)
-    np.cumsum(widths, out=firsts[1:])
+    firsts = values.running(widths)
     jobs = np.zeros((int(firsts[-1]), JOB), np.int64)
     if len(jobs):
         jobs[:, KIND : SECOND + 1] = np.concatenate([plan.kinds for plan in plans])

@@ -23,6 +23,7 @@ from typing import Final
 import google_crc32c
 import numpy as np
 
+from cdc import jsonfile
 from cdc.capture.messages import Aborted
 from cdc.capture.spool import Piece, Spool, pieces, write
 from cdc.errors import LogCorrupt, ProtocolError
@@ -79,7 +80,7 @@ class Prepared:
     def _keep(self, spool: Spool, definitions: bytes, gid: str, end_lsn: int) -> Path:
         if not self._folder.exists():
             self._folder.mkdir()
-            _sync_folder(self._folder.parent)
+            jsonfile.sync_folder(self._folder.parent)
         facts = {"gid": gid, "prefixed": spool.prefixed, "aborted": spool.aborted.tolist()}
         said = json.dumps(facts).encode()
         head = MAGIC + len(said).to_bytes(4, "big") + said + definitions
@@ -103,7 +104,7 @@ class Prepared:
         finally:
             os.close(fd)
         aside.rename(path)
-        _sync_folder(self._folder)
+        jsonfile.sync_folder(self._folder)
         return path
 
     @contextmanager
@@ -122,7 +123,7 @@ class Prepared:
             if ended != path:
                 # Known to be over before the log can hold the commit: so nothing is left behind when we end in between.
                 path.rename(ended)
-                _sync_folder(self._folder)
+                jsonfile.sync_folder(self._folder)
                 self._files[xid] = ended
             yield kept
             self._ended[ended] = end_lsn
@@ -138,7 +139,7 @@ class Prepared:
         if path is not None:
             self._ended.pop(path, None)
             path.unlink()
-            _sync_folder(self._folder)
+            jsonfile.sync_folder(self._folder)
 
     def settle(self, durable_lsn: int) -> None:
         """The log holds every commit that ends at or before this LSN."""
@@ -167,11 +168,3 @@ def _opened(fd: int, path: Path, xid: int, gid: str) -> Kept:
     if facts["gid"] != gid:
         raise ProtocolError(f"COMMIT PREPARED of transaction {xid} names another GID than its PREPARE did")
     return Kept(xid, np.array(facts["aborted"], np.int64) if facts["prefixed"] else None, fd, start, length - 12)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

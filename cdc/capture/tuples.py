@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc.capture.messages import read_u16, read_u32
-from cdc.capture.values import Bytes, Flags, Lengths, Offsets
+from cdc.capture.values import Bytes, Flags, Lengths, Offsets, running
 from cdc.errors import ProtocolError
 from cdc.model.kernel import kernel
 from cdc.model.pgtypes import BPCHAR, BYTEA, INTERVAL, JSON, NAME, TEXT, TIMETZ, UUID, VARCHAR, XML, arrow_type
@@ -145,11 +145,10 @@ def parse(
     Raises ProtocolError on bytes that pgoutput does not send.
     """
     widths = np.array([len(shape.key) for shape in shapes], np.int64)
-    columns_at = _running(widths)
-    changed = np.zeros(len(kind) + 1, np.int64)
-    np.cumsum(kind == 85, out=changed[1:])
-    rows_at = _running(np.diff(starts) + np.diff(changed[starts]))
-    fields_at = _running(np.diff(rows_at) * widths)
+    columns_at = running(widths)
+    changed = running(kind == 85)
+    rows_at = running(np.diff(starts) + np.diff(changed[starts]))
+    fields_at = running(np.diff(rows_at) * widths)
     room = int(rows_at[-1])
     offsets = np.empty(fields_at[-1], np.int64)
     lengths = np.empty(fields_at[-1], np.int32)
@@ -170,13 +169,6 @@ def parse(
         offsets, lengths, op, placed, partial, wide,
         tuple(fields_at.tolist()), tuple(rows_at.tolist()), tuple(counts.tolist()), tuple(odd.tolist()),
     )  # fmt: skip
-
-
-def _running(sizes: npt.NDArray[np.int64]) -> Offsets:
-    """Where each begins, and where all end."""
-    begins = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=begins[1:])
-    return begins
 
 
 @kernel

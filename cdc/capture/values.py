@@ -36,6 +36,12 @@ CHUNK: Final = 256
 """Rows whose columns are converted one after the other while their bytes are in the processor's cache; a multiple of 8, for bitmaps."""
 
 
+def running(sizes: npt.ArrayLike) -> Offsets:
+    """Where each begins of things that lie one behind the other, and where the last ends."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    return np.concatenate([np.zeros(1, np.int64), ends])
+
+
 @kernel
 def _measure(lengths: Lengths, ends: npt.NDArray[np.int32], valid: Bytes) -> Any:
     """Running ends of the values' bytes, which go on from ``ends[0]``, and the validity bitmap; returns the number of NULLs."""

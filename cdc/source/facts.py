@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -127,15 +126,4 @@ def load_facts(folder: Path) -> dict[int, Facts]:
 
 def save_facts(folder: Path, tables: Mapping[int, Facts]) -> None:
     """Durable on return."""
-    path = folder / FILE
-    aside = path.with_suffix(".aside")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(jsonfile.encode({"format": _FORMAT, "tables": [facts.to_json() for facts in tables.values()]}))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    jsonfile.write(folder / FILE, {"format": _FORMAT, "tables": [facts.to_json() for facts in tables.values()]})

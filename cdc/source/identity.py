@@ -78,11 +78,7 @@ def record(folder: Path, identity: Identity) -> None:
     crashpoint("identity.before_rename")
     aside.replace(folder / FILE)
     crashpoint("identity.before_fsync_dir")
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    jsonfile.sync_folder(folder)
 
 
 def parse_history(text: str) -> tuple[Branch, ...]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cdc import approvals, dropped, jsonfile, reloading, status, stops
+from cdc import approvals, jsonfile, reloading, status, stops
+from cdc.dropped import load_dropped, save_dropped
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import Position
@@ -74,7 +75,7 @@ ARTEFACTS = [
     Artefact("snapshot.json", progress, lambda folder: SnapshotProgress(folder)._records),
     Artefact("source.json", source, identity.recorded),
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
-    Artefact("dropped.json", lambda folder: dropped.save(folder, {"public.users": frozenset({"note", "pay"})}), dropped.load),
+    Artefact("dropped.json", lambda folder: save_dropped(folder, {"public.users": frozenset({"note", "pay"})}), load_dropped),
     Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
     Artefact("snapshot request", request, lambda folder: list(Requests(folder).pending().values())),
     Artefact(
