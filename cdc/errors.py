@@ -17,6 +17,7 @@ class StopState(StrEnum):
     PUBLICATION_LOST = "PUBLICATION_LOST"
     TABLE_UNPUBLISHED = "TABLE_UNPUBLISHED"
     PRIVACY_UNDECIDED = "PRIVACY_UNDECIDED"
+    COLUMN_RESERVED = "COLUMN_RESERVED"
     POISON_ROW = "POISON_ROW"
     LOG_CORRUPT = "LOG_CORRUPT"
     POSITION_GONE = "POSITION_GONE"
@@ -74,7 +75,7 @@ class Stopped(HeadwaterError):
 
 
 class ProtocolError(HeadwaterError):
-    """Bytes that the replication protocol does not allow. Raised by the decoder, and nothing else is."""
+    """Bytes that the replication protocol does not allow. Raised by the decoder; of all bytes it raises nothing else but ``ColumnReserved``."""
 
 
 class LogCorrupt(Stopped):
@@ -89,6 +90,18 @@ class PositionGone(Stopped):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(StopState.POSITION_GONE, message, hint=hint)
+
+
+class ColumnReserved(Stopped):
+    """A captured table has got a column with a name that batches and stores use themselves."""
+
+    def __init__(self, table: str, column: str) -> None:
+        super().__init__(
+            StopState.COLUMN_RESERVED,
+            f"table {table} has got a column {column}, a name that Headwater uses itself",
+            hint="rename the column, then cdc resume COLUMN_RESERVED (with --rebuild if rows were written under that name; "
+            "deploy/runbook.md, COLUMN_RESERVED)",
+        )
 
 
 class StoreError(HeadwaterError):

@@ -28,6 +28,7 @@ WHOLE: Final = frozenset(
         StopState.SYSTEM_CHANGED,
         StopState.PUBLICATION_LOST,
         StopState.POISON_ROW,
+        StopState.COLUMN_RESERVED,
     }
 )
 """The slot begins anew, and every table is read again."""

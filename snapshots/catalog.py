@@ -12,6 +12,7 @@ from psycopg import sql
 
 from cdc.capture.relations import FIRST_OWN_TYPE, identify
 from cdc.errors import SourceError
+from cdc.model.batch import reserved_column
 from cdc.model.selection import matches
 from cdc.model.table import Column, Table
 
@@ -190,6 +191,11 @@ def _problem(
         return SourceError(
             f"row-level security hides rows of table {source.name} from role {role!r}",
             hint=f"ALTER ROLE {sql.Identifier(role).as_string()} BYPASSRLS",
+        )
+    column = reserved_column(table)
+    if column is not None:
+        return SourceError(
+            f"table {source.name} has a column {column}, a name that Headwater uses itself", hint="rename the column"
         )
     if not whole_key:
         return SourceError(

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from cdc.errors import Stopped
+from cdc.model.batch import reserved_column
 from cdc.model.evolution import Kind, SchemaChange
 from cdc.model.facts import Facts, hidden, was_out
 from cdc.model.table import Table
@@ -224,6 +225,10 @@ class Definitions:
         facts = told if told.publishing is not None or before is None else replace(told, publishing=before.publishing)
         if facts.publishing is None:
             self._look()  # only a look at the catalog tells whether it is published
+            return []
+        if facts.publishing.published and reserved_column(facts.table()) is not None:
+            # No row can come like this: the look stops capture unless the column has been renamed since, and the first row does.
+            self._look()
             return []
         self._facts_changed |= facts != before
         old = self._tables.get(facts.oid)

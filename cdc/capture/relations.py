@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from cdc.capture.definitions import Definitions
-from cdc.errors import ProtocolError
-from cdc.model.batch import RESERVED
+from cdc.errors import ColumnReserved, ProtocolError
+from cdc.model.batch import reserved_column
 from cdc.model.table import Column, Identity, Table
 
 FIRST_OWN_TYPE: Final = 10_000
@@ -116,7 +116,7 @@ class Relations:
             self._tables[table.oid] = table
 
     def parse_relation(self, body: bytes) -> Table:
-        """The table that a RELATION message describes; it is not in force until ``put``."""
+        """The table that a RELATION message describes; it is not in force until ``put``. Raises Stopped (COLUMN_RESERVED)."""
         fields = _Fields(body)
         oid = fields.number(4)
         schema, name = fields.string(), fields.string()
@@ -128,14 +128,12 @@ class Relations:
             key = bool(fields.number(1) & 1)
             label = fields.string()
             type_oid, typmod = fields.number(4), fields.number(4, signed=True)
-            if label.casefold() in RESERVED:
-                raise ProtocolError(
-                    f"column {label} of table {schema}.{name} has a name that Headwater uses itself",
-                    hint="rename the column or take it out of the publication with a column list",
-                )
             columns.append(Column(label, type_oid, typmod, self._type_name(type_oid), key))
         fields.finish()
-        return self._definitions.number(Table(oid, schema or "pg_catalog", name, tuple(columns), cast(Identity, identity)))
+        table = Table(oid, schema or "pg_catalog", name, tuple(columns), cast(Identity, identity))
+        if (column := reserved_column(table)) is not None:
+            raise ColumnReserved(table.qualified, column)
+        return self._definitions.number(table)
 
     def _type_name(self, oid: int) -> str:
         if oid < FIRST_OWN_TYPE:

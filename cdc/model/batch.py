@@ -52,6 +52,11 @@ RESERVED: Final = frozenset({POSITION, OP, LSN, TS, EXACT, "_cdc_deleted", "_cdc
 """Names that a column of a captured table cannot have: batches, and the documents and rows of stores, use them beside its own."""
 
 
+def reserved_column(table: Table) -> str | None:
+    """The first column that has one of our names, however written."""
+    return next((name for name in table.names if name.casefold() in RESERVED), None)
+
+
 class Op(IntEnum):
     """What happened to a row (or, for TRUNCATE and SCHEMA, to its table); Debezium's letters, and ``s``."""
 

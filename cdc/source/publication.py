@@ -11,7 +11,7 @@ from psycopg import sql
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
-from cdc.model.batch import RESERVED
+from cdc.model.batch import reserved_column
 from cdc.model.table import Table
 from cdc.source.catalog import PARTITIONED, SourceTable, find_tables, load_published, select_tables
 from cdc.source.configured import Publishing
@@ -170,15 +170,15 @@ def refuse_uncapturable(table: SourceTable, *, computed: bool) -> None:
 
 def reserved_problem(table: Table) -> tuple[str, str] | None:
     """(what is wrong, the SQL that mends it) with the names of the table's columns, or None."""
-    for column in table.columns:
-        if column.name.casefold() in RESERVED:
-            quoted, name = sql.Identifier(table.schema, table.name).as_string(), sql.Identifier(column.name).as_string()
-            rename = f'ALTER TABLE {quoted} RENAME COLUMN {name} TO "{column.name.lstrip("_")}"'
-            return (
-                f"has a column {column.name}, a name that Headwater uses itself",
-                f"{rename}; or leave the column out of the publication with a column list",
-            )
-    return None
+    column = reserved_column(table)
+    if column is None:
+        return None
+    quoted, name = sql.Identifier(table.schema, table.name).as_string(), sql.Identifier(column).as_string()
+    rename = f'ALTER TABLE {quoted} RENAME COLUMN {name} TO "{column.lstrip("_")}"'
+    return (
+        f"has a column {column}, a name that Headwater uses itself",
+        f"{rename}; or leave the column out of the publication with a column list",
+    )
 
 
 def refuse_reserved(table: Table) -> None:

@@ -19,7 +19,8 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from cdc.errors import ConfigError, SourceError
+from cdc.errors import ColumnReserved, ConfigError, SourceError
+from cdc.model.batch import reserved_column
 from cdc.model.facts import Facts
 from cdc.model.selection import matches
 from cdc.source.catalog import find_tables, select_tables
@@ -151,6 +152,9 @@ class CatalogWatch:
             self._fail(
                 SourceError(f"two tables are both called {twins[0]} now", hint="rename one of them: ALTER TABLE … RENAME TO …")
             )
+        for table in (facts.table() for facts in covered):
+            if (column := reserved_column(table)) is not None:
+                self._fail(ColumnReserved(table.qualified, column))
         lost = next((facts.table() for facts in covered if not facts.table().key), None)
         if lost is not None:
             quoted = sql.Identifier(lost.schema, lost.name).as_string()

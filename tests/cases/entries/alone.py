@@ -206,6 +206,25 @@ STOPS: Final[tuple[Case, ...]] = (
         "no usable replica identity",
     ),
     _stops(
+        "B18-reserved-name-later",
+        "a column gets a name that Headwater uses itself while capture runs",
+        _TABLE,
+        "1: alter table t add column _cdc_position int",
+        "COLUMN_RESERVED",
+        "_cdc_position",
+    ),
+    _stops(
+        "B18-reserved-name-later-with-rows",
+        "rows come under a name that Headwater uses itself",
+        _TABLE,
+        """
+        1: alter table t rename column v to "_CDC_Op"
+        1: insert into t values (2, 'b')
+        """,
+        "COLUMN_RESERVED",
+        "_CDC_Op",
+    ),
+    _stops(
         "B18-twin-names-later",
         "a table whose schema and name give a topic that is taken, under FOR ALL TABLES",
         'create schema $S__x; create table $S__x."y.z" (id int primary key); create schema "$S__x.y"; create publication cdc for all tables',

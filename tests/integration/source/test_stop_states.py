@@ -187,6 +187,39 @@ def test_a_table_that_leaves_the_publication_while_capture_runs(capture: Capture
     rebuilt(capture, StopState.TABLE_UNPUBLISHED, sql)
 
 
+def test_a_column_that_gets_one_of_our_names_and_loses_it_before_rows_come(
+    capture: Capture, sql: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.source.watch.INTERVAL_S", 0.1)
+    capture.start()
+    capture.until_snapshot_done()
+    sql.execute("alter table t rename column v to _cdc_op")
+    error = capture.failure()
+    capture.stop()
+    assert isinstance(error, Stopped)
+    assert error.state is StopState.COLUMN_RESERVED
+    sql.execute("alter table t rename column _cdc_op to v")
+    unseen(sql)
+    with capture.running():
+        agrees(capture, sql)
+
+
+def test_a_column_that_has_one_of_our_names_while_rows_come(capture: Capture, sql: Connection) -> None:
+    capture.start()
+    capture.until_snapshot_done()
+    with sql.transaction():
+        sql.execute("alter table t rename column v to _cdc_op")
+        sql.execute("update t set _cdc_op = 'under that name' where id = 5")
+        sql.execute("alter table t rename column _cdc_op to v")
+    error = capture.failure()
+    capture.stop()
+    assert isinstance(error, Stopped)
+    assert error.state is StopState.COLUMN_RESERVED
+    unseen(sql)
+    assert "--rebuild" in (stopped(capture, StopState.COLUMN_RESERVED).hint or "")
+    rebuilt(capture, StopState.COLUMN_RESERVED, sql)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -16,7 +16,7 @@ from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.group import Group
 from cdc.capture.values import Bytes, Flags
-from cdc.errors import ProtocolError
+from cdc.errors import ColumnReserved, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.batch import Op, table_of
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of
@@ -332,15 +332,17 @@ def test_rows_that_stay_partial_are_held_and_take_no_position() -> None:
         wire.xlog(b"?"),
         b"d\xff\xff\xff\xff" + bytes(10),
         b"\0" * 20,
-        wire.begin(1, 5)
-        + wire.relation(replace(ORDERS, columns=(Column("_cdc_op", pgtypes.INT4),)))
-        + wire.insert(ORDERS.oid, ["1"])
-        + wire.commit(5, 7),
     ],
 )
 def test_what_the_protocol_does_not_allow_is_our_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         Run().feed(data)
+
+
+def test_a_column_with_one_of_our_names_stops_capture() -> None:
+    named = replace(ORDERS, columns=(Column("_cdc_op", pgtypes.INT4),))
+    with pytest.raises(ColumnReserved, match=r"^COLUMN_RESERVED: .*column _cdc_op,"):
+        Run().feed(wire.begin(1, 5) + wire.relation(named) + wire.insert(named.oid, ["1"]) + wire.commit(5, 7))
 
 
 def test_garbage_gives_our_error_or_rows_and_nothing_else(seed: int) -> None:

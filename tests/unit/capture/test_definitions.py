@@ -77,6 +77,15 @@ def told(changes: Sequence[SchemaChange]) -> list[str]:
     ]
 
 
+def test_a_definition_with_one_of_our_names_is_never_logged_but_looked_at() -> None:
+    named = facts(7, "t", ID, A, (3, "_cdc_op", 25))
+    run = Run(OLD)
+    assert run.message(named) == []
+    assert run.looks == 1
+    assert run.again == []
+    assert run.message(OLD) == [], "the column has its name back"
+
+
 def test_a_reconnect_with_equal_definitions_says_nothing() -> None:
     run = Run(OLD)
     assert run.relation(OLD.table()) == []
