@@ -5,8 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
+from datetime import UTC, date, datetime
+from datetime import time as dt_time
+from decimal import Context, Decimal
+from itertools import cycle, islice
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,8 +21,10 @@ from cdc.log.reader import EmbeddedLogReader
 from cdc.log.sealed import LARGE_BYTES
 from cdc.log.views import joined
 from cdc.log.writer import EmbeddedLogWriter
-from cdc.model.batch import batch_schema, table_of
+from cdc.model.batch import EXACT_TYPE, batch_schema, table_of
+from cdc.model.pgtypes import BOOL, DATE, FLOAT8, INT2, INT4, INT8, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ
 from cdc.model.position import Lsn, Position
+from cdc.model.table import Column, Table
 from tests.unit.log.changes import ORDERS, ORDERS_WIDER, USERS, changes, everything, expected, positions_in, rows_of
 from tests.unit.log.disks import FailingDisk, QuickDisk
 
@@ -96,6 +103,54 @@ def test_a_sealed_file_is_plain_parquet(tmp_path: Path) -> None:
     found = list(EmbeddedLogReader(root).read("public.orders", Position(0), ALL))
     assert [batch.schema.equals(batch_schema(table_of(batch.schema)), check_metadata=True) for batch in found] == [True] * 3
     writer.close()
+
+
+def test_numbers_of_every_kind_are_sealed_exactly(tmp_path: Path) -> None:
+    """Extremes side by side make the largest differences there are; a column may hold nothing but NULL."""
+    numerics = [(precision, scale) for precision in (1, 9, 10, 18, 19, 38) for scale in (0, precision)]
+    columns = [Column("id", INT8, key=True), Column("nothing", INT8), Column("d.ot", INT8)]
+    columns += [Column(f"k{kind}", kind) for kind in (INT2, INT4, INT8, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, BOOL, FLOAT8)]
+    columns += [Column(f"n{p}_{s}", NUMERIC, (p << 16 | s) + 4) for p, s in numerics]
+    table = Table(104, "public", "extremes", tuple(columns))
+    schema = batch_schema(table)
+    rows = 300
+
+    def extremes(kind: pa.DataType) -> list[object]:
+        if pa.types.is_decimal(kind):
+            most = Decimal(10**kind.precision - 1).scaleb(-kind.scale, Context(prec=60))
+            return [most, most.copy_negate(), None, Decimal(0)]
+        if pa.types.is_boolean(kind):
+            return [True, None, False]
+        if pa.types.is_floating(kind):
+            return [1.5, -0.0, None, 1e300]
+        bits = 63 if kind == pa.int64() else kind.bit_width - 1
+        if pa.types.is_date(kind):
+            return [date.min, None, date.max]
+        if pa.types.is_time(kind):
+            return [dt_time.min, None, dt_time.max]
+        if pa.types.is_timestamp(kind):
+            zone = UTC if kind.tz else None
+            return [datetime.min.replace(tzinfo=zone), None, datetime.max.replace(tzinfo=zone)]
+        return [2**bits - 1, -(2**bits), None, 0]
+
+    arrays = [pa.array(range(1, rows + 1), pa.int64()), *(pa.array([0] * rows, field.type) for field in list(schema)[1:4])]
+    arrays += [pa.nulls(rows, EXACT_TYPE), pa.array(range(rows), pa.int64()), pa.nulls(rows, pa.int64())]
+    arrays += [pa.array(list(islice(cycle(extremes(field.type)), rows)), field.type) for field in list(schema)[len(arrays) :]]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    writer = EmbeddedLogWriter(tmp_path, segment_bytes=100, disk=QuickDisk())
+    writer.append(batch)
+    writer.commit(Lsn(1), 0)
+    writer.drain_seals()
+    writer.close()
+    with closing(EmbeddedLogReader(tmp_path)) as reader:
+        (found,) = reader.read(table.qualified, Position(0), ALL)
+    assert found.equals(batch, check_metadata=True)
+    (file,) = tmp_path.rglob("*.parquet")
+    metadata = pq.ParquetFile(file).metadata
+    encodings = {(c := metadata.row_group(0).column(n)).path_in_schema: c.encodings for n in range(metadata.num_columns)}
+    assert "DELTA_BINARY_PACKED" in encodings["id"]
+    assert "DELTA_BINARY_PACKED" in encodings["n18_18"]
+    assert "DELTA_BINARY_PACKED" not in encodings["n19_19"]
 
 
 def test_sealing_while_a_reader_follows(tmp_path: Path) -> None:
