@@ -10,21 +10,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
+import pytest
 from pydantic import SecretStr
 
 from cdc import status
 from cdc.capture.warm import warm
 from cdc.capturing import run_capture
 from cdc.errors import HeadwaterError
+from cdc.ingest import Ingest
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import EXACT, OP, POSITION, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Position
 from cdc.settings import Log, Settings, Source
+from cdc.source.watch import CatalogWatch
 
 DEADLINE_S = 120.0
+_READ = "select 1 from pg_replication_slots where slot_name = %s and active"
 
 
 class Capture:
@@ -96,6 +101,13 @@ class Capture:
         """Until everything up to the LSN is durable in the log."""
         self.until(lambda: self.reader.head().commit_lsn >= lsn or self.status.received_lsn >= lsn, f"for LSN {lsn}")
 
+    def until_released(self, connection: psycopg.Connection[Any]) -> None:
+        """Until the server has let go of the slot, which it does a little after a stream that we end: so long nobody else can have it."""
+        deadline = time.monotonic() + DEADLINE_S
+        while connection.execute(_READ, (self.settings.source.slot,)).fetchone() is not None:
+            assert time.monotonic() < deadline, "the slot is still read"
+            time.sleep(0.01)
+
     def failure(self) -> HeadwaterError:
         """What capture ended with."""
         assert self._thread is not None
@@ -137,6 +149,22 @@ class Capture:
                 else:
                     table[tuple(values[name] for name in key)] = values
         return table
+
+
+def unobserved(monkeypatch: pytest.MonkeyPatch) -> threading.Lock:
+    """While it is held, capture neither looks at the catalog nor takes in what the stream brings; to be asked for before capture starts."""
+    held = threading.Lock()
+
+    def under(method: Callable[..., None]) -> Callable[..., None]:
+        def waiting(*arguments: Any) -> None:
+            with held:
+                method(*arguments)
+
+        return waiting
+
+    monkeypatch.setattr(CatalogWatch, "_look", under(CatalogWatch._look))
+    monkeypatch.setattr(Ingest, "_consume", under(Ingest._consume))
+    return held
 
 
 def changes_of(batch: pa.RecordBatch) -> list[tuple[int, str, dict[str, str | None]]]:

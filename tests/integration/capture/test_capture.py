@@ -19,7 +19,7 @@ from cdc.errors import ConfigError, SourceError, Stopped, StopState
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import parse_lsn
 from cdc.source.connection import parse
-from tests.integration.capture.running import Capture
+from tests.integration.capture.running import DEADLINE_S, Capture
 
 TYPES: list[tuple[str, list[str]]] = [
     ("int2", ["-32768", "32767"]),
@@ -106,8 +106,12 @@ def built_with_xml(connection: psycopg.Connection) -> bool:
 
 
 def agree(capture: Capture, connection: psycopg.Connection, table: str, key: tuple[str, ...]) -> None:
+    """Rows that are read back, or read again, come behind what they belong to."""
     capture.until_lsn(lsn(connection))
     expected = {tuple(row[name] for name in key): row for row in source_rows(connection, table)}
+    deadline = time.monotonic() + DEADLINE_S
+    while capture.rows(table) != expected and capture.error is None and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert capture.rows(table) == expected
 
 
@@ -386,11 +390,13 @@ def test_an_idle_database_frees_its_wal(postgres: Any, tmp_path: Path, monkeypat
 def test_only_what_is_durable_is_confirmed(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cdc.log.writer import EmbeddedLogWriter
 
-    gate = threading.Event()
+    gate, waits = threading.Event(), threading.Event()
     gate.set()
     commit = EmbeddedLogWriter.commit
 
     def slow(self: EmbeddedLogWriter, *arguments: Any) -> Any:
+        if not gate.is_set():
+            waits.set()
         assert gate.wait(240)
         return commit(self, *arguments)
 
@@ -402,7 +408,10 @@ def test_only_what_is_durable_is_confirmed(postgres: Any, tmp_path: Path, monkey
             capture.until_snapshot_done()
             gate.clear()
             connection.execute("insert into a values (1)")
-            before = connection.execute("select confirmed_flush_lsn from pg_replication_slots where slot_name = 'cdc'").fetchone()
+            capture.until(waits.is_set, "for a commit that cannot become durable")
+            durable = (capture.reader.head().commit_lsn,)
+            confirmed = "select (confirmed_flush_lsn - '0/0')::int8 from pg_replication_slots where slot_name = 'cdc'"
+            capture.until(lambda: connection.execute(confirmed).fetchone() == durable, "for what is durable to be confirmed")
             reply = "select reply_time from pg_stat_replication join pg_replication_slots on pid = active_pid where database = current_database()"
             replied = connection.execute(reply).fetchone()
             # The server is answered all the same: once with what may have been under way, and once again.
@@ -410,8 +419,7 @@ def test_only_what_is_durable_is_confirmed(postgres: Any, tmp_path: Path, monkey
                 assert replied is not None
                 capture.until(lambda last=replied: connection.execute(reply).fetchone() > last, "for another status")  # type: ignore[misc]
                 replied = connection.execute(reply).fetchone()
-            after = connection.execute("select confirmed_flush_lsn from pg_replication_slots where slot_name = 'cdc'").fetchone()
-            assert before == after
+            assert connection.execute(confirmed).fetchone() == durable
             gate.set()
             agree(capture, connection, "public.a", ("id",))
 
@@ -421,6 +429,7 @@ def test_a_dropped_slot_is_a_stop_state(postgres: Any, tmp_path: Path) -> None:
         connection.execute("create table a (id int primary key)")
         with Capture(postgres.dsn, tmp_path).running() as capture:
             capture.until_snapshot_done()
+        capture.until_released(connection)
         connection.execute("select pg_drop_replication_slot('cdc')")
         connection.execute("insert into a values (1)")
         error = Capture(postgres.dsn, tmp_path).start().failure()

@@ -17,10 +17,11 @@ from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.source import watch
 from tests.conftest import Database, PostgresServers, _database
 from tests.integration.capture.running import Capture
+from tests.integration.capture.test_capture import lsn
 from tests.integration.schema.cases import CASES, Case
 from tests.integration.schema.folding import Row, fold
 
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 ROLES = Path(__file__).parents[3] / "deploy/roles.sql"
 NAMES = {case.name: f"c{number}" for number, case in enumerate(CASES)}
 
@@ -68,11 +69,12 @@ def played(
     trigger = request.param == "trigger"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch, "INTERVAL_S", 1.0 if trigger else 0.3)
+        looks = counted_looks(patch)
         for database in _database(server):
             sql = database.connect()
             if trigger:
                 psql = [str(server.binary("psql")), "-Xqd", database.dsn, "-v", f"role={server_user(sql)}", "-v", "schema=public"]
-                subprocess.run([*psql, "-f", str(ROLES)], check=True, timeout=30)
+                subprocess.run([*psql, "-f", str(ROLES)], check=True, timeout=DEADLINE_S)
                 sql.execute("drop publication if exists cdc")
             for case in CASES:
                 sql.execute(f"create schema {NAMES[case.name]}")
@@ -90,8 +92,25 @@ def played(
                 while left and time.monotonic() < deadline:
                     left = [case for case in left if not result.equal(case)]
                     time.sleep(0.2)
-                time.sleep(4 * watch.INTERVAL_S)  # whatever is told twice has come by now
+                # Whatever is told twice has come by then: the last look found nothing to tell that the ones before had not told.
+                looks.clear()
+                capture.until(lambda: len(looks) >= 3, "for looks at the catalog")
+                capture.until_lsn(lsn(sql))
+                capture.until_snapshot_done()
                 yield result
+
+
+def counted_looks(patch: pytest.MonkeyPatch) -> list[None]:
+    """Gets longer with each look at the catalog that has ended."""
+    ended: list[None] = []
+    look = watch.CatalogWatch._look
+
+    def counted(self: watch.CatalogWatch, connection: psycopg.Connection) -> None:
+        look(self, connection)
+        ended.append(None)
+
+    patch.setattr(watch.CatalogWatch, "_look", counted)
+    return ended
 
 
 def run(sql: psycopg.Connection[Any], case: Case, statements: str) -> None:

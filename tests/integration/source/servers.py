@@ -72,4 +72,4 @@ class Clusters:
 
 def promote(server: Postgres) -> None:
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
-        admin.execute("select pg_promote(true, 30)")
+        assert admin.execute("select pg_promote(true, 120)").fetchone() == (True,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -19,15 +20,36 @@ from snapshots.copy import copy_blocks
 from tests.conftest import Database
 from tests.faults.proxy import Proxy
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
+LOCK = 41
 
 
 @pytest.fixture
-def proxy(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    monkeypatch.setattr(patience, "SILENCE_S", 0.3)
-    monkeypatch.setattr(patience, "GRACE_S", 0.1)
+def proxy(postgres: Database) -> Iterator[Proxy]:
     with closing(Proxy(int(conninfo_to_dict(postgres.dsn)["port"] or 0), lambda: 0)) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def swallow(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the call on the link is silent, and nobody waits long any more: a busy machine's server may take its time before."""
+    made: list[patience.Patience] = []
+    begin = patience.Patience.__init__
+
+    def remembered(self: patience.Patience, connection: psycopg.Connection[Any]) -> None:
+        begin(self, connection)
+        made.append(self)
+
+    monkeypatch.setattr(patience.Patience, "__init__", remembered)
+
+    def now() -> None:
+        proxy.swallow(replication=False)
+        monkeypatch.setattr(patience, "SILENCE_S", 0.3)
+        monkeypatch.setattr(patience, "GRACE_S", 0.1)
+        for one in made:
+            one.heard()
+
+    return now
 
 
 @pytest.fixture
@@ -58,45 +80,62 @@ def ending(work: Callable[[], object], cut: Callable[[], object]) -> BaseExcepti
     return error
 
 
-def test_a_statement_that_is_swallowed_ends(linked: psycopg.Connection[Any], proxy: Proxy) -> None:
-    proxy.swallow(replication=False)
+def test_a_statement_that_is_swallowed_ends(linked: psycopg.Connection[Any], proxy: Proxy, swallow: Callable[[], None]) -> None:
+    swallow()
     error = ending(lambda: linked.execute("select 1"), proxy.reset)
     assert "has not answered" in str(error)
     assert linked.closed
 
 
-def test_a_copy_that_is_swallowed_ends(linked: psycopg.Connection[Any], proxy: Proxy) -> None:
+def test_a_copy_that_is_swallowed_ends(linked: psycopg.Connection[Any], proxy: Proxy, swallow: Callable[[], None]) -> None:
     never = threading.Event()
     blocks = copy_blocks(linked, "COPY (SELECT repeat('x', 1000) FROM generate_series(1, 100000)) TO STDOUT", never)
     assert next(blocks).rows
-    proxy.swallow(replication=False)
+    swallow()
     error = ending(lambda: list(blocks), proxy.reset)
     assert "has not answered" in str(error)
 
 
 def test_a_copy_through_libpq_that_is_swallowed_ends(
-    linked: psycopg.Connection[Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    linked: psycopg.Connection[Any], proxy: Proxy, swallow: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("snapshots.copy._is_plain", lambda _: False)
-    test_a_copy_that_is_swallowed_ends(linked, proxy)
+    test_a_copy_that_is_swallowed_ends(linked, proxy, swallow)
 
 
-def test_a_statement_that_takes_its_time_is_waited_for(linked: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "SILENCE_S", 0.1)
+def test_a_statement_that_takes_its_time_is_waited_for(
+    postgres: Database, linked: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a lock until the server has been asked three times what it does."""
+    sql = postgres.connect()
+    sql.execute("select pg_advisory_lock(%s)", (LOCK,))
     asked: list[bool] = []
     works = patience._works
-    monkeypatch.setattr(patience, "_works", lambda connection: asked.append(works(connection)) or asked[-1])
-    assert linked.execute("select pg_sleep(1.0), 7").fetchone() == ("", 7)
-    assert asked
-    assert all(asked)
+
+    def ask(connection: psycopg.Connection[Any]) -> bool:
+        waits = "select 1 from pg_stat_activity where pid = %s and wait_event = 'advisory'"
+        deadline = time.monotonic() + DEADLINE_S
+        while len(asked) < 3 and not sql.execute(waits, (connection.info.backend_pid,)).fetchone():
+            assert time.monotonic() < deadline, "the statement has not reached the server"
+            time.sleep(0.01)
+        asked.append(works(connection))
+        if len(asked) == 3:
+            monkeypatch.setattr(patience, "SILENCE_S", DEADLINE_S)  # the answer may take its time, too
+            sql.execute("select pg_advisory_unlock(%s)", (LOCK,))
+        return asked[-1]
+
+    monkeypatch.setattr(patience, "_works", ask)
+    monkeypatch.setattr(patience, "SILENCE_S", 0.1)
+    assert linked.execute("select pg_advisory_lock(%s)::text, 7", (LOCK,)).fetchone() == ("", 7)
+    assert asked == [True] * 3
 
 
 def test_a_replication_command_that_is_swallowed_ends(postgres: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "ANSWER_S", 0.3)
     parts = conninfo_to_dict(postgres.dsn)
     given = {"host": "127.0.0.1", "port": str(proxy.port), "user": str(parts["user"]), "dbname": str(parts["dbname"])}
     with closing(stream.Connection({**given, "sslmode": "disable"}, PINNED_SETTINGS, name="here")) as connection:
         assert connection.identify().database == parts["dbname"]
         proxy.swallow()
+        monkeypatch.setattr(stream, "ANSWER_S", 0.3)
         with pytest.raises(SourceError, match="does not answer IDENTIFY_SYSTEM"):
             connection.identify()

@@ -146,8 +146,7 @@ def test_a_new_slot_that_was_made_during_a_rewrite_begins_anew(
             assert "begin anew" in failure.line()
             assert failure.exit_code == 1, "the supervisor starts it again soon"
             capture.stop()
-        capture.error = None
-        capture.until(lambda: not read_slot(sql, slot).active, "for the server to let go of the slot")
+        capture.until_released(sql)
         before = read_slot(sql, slot).confirmed_lsn
         sql.execute("delete from t where id = 1")
         with capture.running():
@@ -202,13 +201,19 @@ def test_an_idle_timeout_is_told(postgres: Database) -> None:
         connection.execute("alter system set idle_replication_slot_timeout = '90min'")
         connection.execute("select pg_reload_conf()")
         try:
-            deadline = 200
-            while read_slot(connection, f"s_{postgres.name}").idle_timeout_s != 5400 and deadline:
-                deadline -= 1
-            assert read_slot(connection, f"s_{postgres.name}").idle_timeout_s == 5400
+            until_idle_timeout(connection, f"s_{postgres.name}", 5400)
         finally:
             connection.execute("alter system reset idle_replication_slot_timeout")
             connection.execute("select pg_reload_conf()")
+            until_idle_timeout(connection, f"s_{postgres.name}", None)
+
+
+def until_idle_timeout(connection: psycopg.Connection, slot: str, wanted_s: int | None) -> None:
+    """A session reads the configuration again some time after the server was told to."""
+    deadline = time.monotonic() + 60
+    while read_slot(connection, slot).idle_timeout_s != wanted_s:
+        assert time.monotonic() < deadline, read_slot(connection, slot)
+        time.sleep(0.01)
 
 
 def test_a_damaged_record_of_the_source(postgres: Database, tmp_path: Path) -> None:
