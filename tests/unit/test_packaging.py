@@ -26,12 +26,15 @@ def test_a_wheel_holds_the_code_and_what_it_reads(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     built = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), "."],
+        [
+            sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-index", "--no-deps",
+            "--no-build-isolation", "--wheel-dir", str(tmp_path), ".",
+        ],
         cwd=source,
         capture_output=True,
         text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())

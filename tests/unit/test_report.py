@@ -23,6 +23,13 @@ CANARY = "s3cr3t-canary"
 MB = 2**20
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for a while changes nothing of what is reported."""
+    monkeypatch.setattr(report, "STALE_S", 3600.0)
+    monkeypatch.setattr(report, "RETRY_SOURCE_S", 3600.0)
+
+
 class Probe(SourceProbe):
     """A source with one slot, without a server."""
 

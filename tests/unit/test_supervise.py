@@ -69,7 +69,7 @@ def seen(run_dir: Path) -> ProcessStatus:
 def test_a_dead_child_is_restarted_and_a_running_one_drained(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     program = (
-        f"import sys, time; open({str(marks)!r}, 'a').write('x'); time.sleep(0 if len(open({str(marks)!r}).read()) < 3 else 60)"
+        f"import sys, time; open({str(marks)!r}, 'a').write('x'); time.sleep(0 if len(open({str(marks)!r}).read()) < 3 else 600)"
     )
     with supervised(tmp_path, child(program)):
         until(lambda: marks.exists() and marks.read_text() == "xxx")
@@ -82,7 +82,7 @@ def test_a_dead_child_is_restarted_and_a_running_one_drained(tmp_path: Path) -> 
 def test_a_child_that_does_not_drain_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "DRAIN_S", 0.2)
     ready = tmp_path / "ready"
-    deaf = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(60)"
+    deaf = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(600)"
     with supervised(tmp_path, child(deaf)):
         until(ready.exists)
     assert seen(tmp_path).exit_code == -9
@@ -90,7 +90,7 @@ def test_a_child_that_does_not_drain_is_killed(tmp_path: Path, monkeypatch: pyte
 
 def test_a_stopped_child_waits_for_resume_while_the_other_runs_on(tmp_path: Path) -> None:
     stops.record(tmp_path, "capture", Stopped(StopState.SLOT_LOST, "gone"))
-    other = child("import time; time.sleep(60)", "followers")
+    other = child("import time; time.sleep(600)", "followers")
     with supervised(tmp_path, child("raise SystemExit(4)"), other):
         until(lambda: seen(tmp_path).state == "stopped")
         time.sleep(0.5)
@@ -104,7 +104,7 @@ def test_a_stopped_child_waits_for_resume_while_the_other_runs_on(tmp_path: Path
 
 def test_a_running_child_begins_anew_when_one_of_its_parts_is_resumed(tmp_path: Path) -> None:
     stops.record(tmp_path, "capture", Stopped(StopState.STORE_REFUSES, "one of several"))
-    with supervised(tmp_path, child("import time; time.sleep(60)")):
+    with supervised(tmp_path, child("import time; time.sleep(600)")):
         until(lambda: seen(tmp_path).state == "running")
         first = seen(tmp_path).pid
         time.sleep(0.3)

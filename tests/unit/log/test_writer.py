@@ -287,7 +287,7 @@ def test_killed_writers_under_a_following_reader(quick_folder: Path, seed: int) 
         child = subprocess.Popen([sys.executable, "-c", WRITE_UNTIL_KILLED, str(root)], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         assert child.stdout.readline() == "open\n"
-        before, give_up = len(seen), time.monotonic() + 30
+        before, give_up = len(seen), time.monotonic() + 60
         stop = time.monotonic() + chance.uniform(0.02, 0.3)
         while time.monotonic() < give_up and (time.monotonic() < stop or len(seen) == before):
             reader.wait(Position(seen[-1] if seen else 0), 0.05)
@@ -302,7 +302,7 @@ def test_killed_writers_under_a_following_reader(quick_folder: Path, seed: int) 
     writer = EmbeddedLogWriter(root)
     assert writer.head.position >= seen[-1]
     writer.close()
-    assert len(seen) > 50
+    assert len(seen) >= 50
     assert sorted(everything(EmbeddedLogReader(root))) == list(range(1, writer.head.position + 1))
 
 

@@ -75,10 +75,7 @@ def test_drift_is_found_and_nothing_else(spill_rows: int) -> None:
     assert differing(source, store, spill_rows=spill_rows, size=50) == {"77", "4000", "extra"}
 
 
-def test_random_drift(request: pytest.FixtureRequest) -> None:
-    seed = random.randrange(1 << 32)
-    request.node.user_properties.append(("seed", seed))
-    print("seed", seed)
+def test_random_drift(seed: int) -> None:
     dice = random.Random(seed)
     source = {str(i): (str(i), dice.choice([None, "", "x" * dice.randrange(40)]), str(dice.random())) for i in range(2000)}
     store = dict(source)
