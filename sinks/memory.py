@@ -19,7 +19,7 @@ from cdc.settings import StoreOptions
 from sinks.contract import NOTHING, Outcome, Shape, audit_schema
 from sinks.policy import emptied
 from sinks.reshape import reshaped, rewrites
-from sinks.rowtext import join_key, row_keys, row_text
+from sinks.rowtext import join_key, row_keys, row_text, rows_of_nothing
 
 Row = dict[str, str | None]
 
@@ -149,5 +149,7 @@ def make(name: str, options: Options) -> MemorySink:
 
 
 def _batch(rows: list[Row], table: Table) -> pa.RecordBatch:
+    if not table.names:
+        return rows_of_nothing(len(rows))
     columns = [pa.array([row.get(name) for row in rows], pa.utf8()) for name in table.names]
     return pa.RecordBatch.from_arrays(columns, schema=audit_schema(table))

@@ -60,8 +60,15 @@ def column_text(batch: pa.RecordBatch, name: str, exact: Mapping[str, ExactValue
 
 def row_text(batch: pa.RecordBatch, table: Table) -> pa.RecordBatch:
     """Every column of the batch as canonical text. Schema: ``sinks.contract.audit_schema(table)``."""
+    if not table.names:
+        return rows_of_nothing(len(batch))
     exact = exact_values(batch)
     return pa.RecordBatch.from_arrays([column_text(batch, name, exact) for name in table.names], names=list(table.names))
+
+
+def rows_of_nothing(count: int) -> pa.RecordBatch:
+    """So many rows of a table without columns (its last one was dropped); from no arrays Arrow makes no rows."""
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
 
 
 def keys(batch: pa.RecordBatch, table: Table) -> pa.Array:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from cdc.errors import ConfigError
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT4, INT8, NUMERIC, TEXT, TIMESTAMPTZ
@@ -252,6 +253,28 @@ def test_a_numeric_loses_its_bounds(lab: Lab) -> None:
     feed(sink, upserts(new, 6, [exact]))
     sink.commit(cut(6))
     expect(lab, sink, new, [*NASTY, exact])
+
+
+def test_the_last_column_is_dropped_and_another_comes(lab: Lab) -> None:
+    """What tells rows apart comes only with a new definition, under which they are read again; a cache can have no such table."""
+    tags = dataclasses.replace(BASE, identity="f", columns=(Column("tag", TEXT, -1, "", key=True, attnum=1),))
+    sink = ready(lab, tags)
+    feed(sink, upserts(tags, 1, [{"tag": "a"}, {"tag": ""}]))
+    sink.commit(cut(2))
+    bare = dataclasses.replace(tags, columns=())
+    if lab.kind == "redis":
+        with pytest.raises(ConfigError, match=r"public\.items has no identity"):
+            sink.apply(schema(bare, 3))
+    else:
+        change(lab, sink, bare, 3)
+        feed(sink, upserts(bare, 4, [{}]))
+        sink.commit(cut(4))
+    again = dataclasses.replace(tags, columns=(Column("tag", TEXT, -1, "", key=True, attnum=2),))
+    change(lab, sink, again, 5, Kind.REWRITTEN, empties=True)
+    expect(lab, sink, again, [])
+    feed(sink, upserts(again, 6, [{"tag": "b"}]))
+    sink.commit(cut(6))
+    expect(lab, sink, again, [{"tag": "b"}])
 
 
 def test_a_table_without_identity_keeps_its_rows(lab: Lab) -> None:
