@@ -50,4 +50,5 @@ def service(settings: Settings) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads), "it does not end"
