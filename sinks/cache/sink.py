@@ -6,6 +6,7 @@ What a reader finds under a key: ``value = "json"``: the document of ``sinks.jso
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -47,6 +48,8 @@ SEND_BYTES: Final = 1 << 19
 VALUE_BYTES_MAX: Final = 512 << 20
 """The server's own limit of one value (proto-max-bulk-len)."""
 SCAN_COUNT: Final = 2000
+LOOK_S: Final = 10.0
+"""How often ``applied`` looks whether somebody has let the server evict keys."""
 
 
 class Options(StoreOptions):
@@ -78,21 +81,27 @@ class CacheSink:
         self._bound: dict[Table, TableKeys] = {}
         self._connection: Any = None
         self._sha: dict[str, bytes] = {}
+        self._looked_at = 0.0
 
     def open(self) -> Cut:
         jsonrows.warm_up()
         resp.warm_up()
         self._drop_connection()
+        self._refuse_server()
+        return self.applied()
+
+    def _refuse_server(self) -> None:
+        """Raises StoreError for a server that could lose rows without a word, or that cannot take any."""
         info = self._ask(self._client.info)
+        self._looked_at = time.monotonic()
         if info.get("maxmemory_policy", "noeviction") != "noeviction":
             policy = info["maxmemory_policy"]
-            hint = "CONFIG SET maxmemory-policy noeviction: any other policy drops rows without a word"
+            hint = "CONFIG SET maxmemory-policy noeviction: any other policy drops rows without a word; cdc audit finds those that have gone"
             raise StoreError(f"store {self.name}: the server evicts keys ({policy})", retryable=False, hint=hint)
         if info.get("cluster_enabled"):
             raise redis_error(self.name, "MOVED")
         if info.get("role") == "slave":
             raise redis_error(self.name, "READONLY")
-        return self.applied()
 
     def prepare(self, table: Table) -> None:
         keys = self.check(table)
@@ -161,6 +170,8 @@ class CacheSink:
         crashpoint("cache.commit.done")
 
     def applied(self) -> Cut:
+        if time.monotonic() - self._looked_at >= LOOK_S:
+            self._refuse_server()
         fields = ("position", "commit_lsn", "commit_ts_us")
         held: list[bytes | None] = self._ask(lambda: self._client.hmget(self._applied_key, *fields))
         if held[0] is None:

@@ -124,6 +124,23 @@ def test_a_server_that_evicts_is_refused(valkey: Any, opened: Any, policy: str) 
     assert "noeviction" in str(failure.value.hint)
 
 
+def test_a_server_that_begins_to_evict_is_noticed(valkey: Any, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.cache.sink.LOOK_S", 3600.0)
+    sink = opened()
+    with valkey.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            assert sink.applied() == ZERO_CUT, "not asked each time"
+            monkeypatch.setattr("sinks.cache.sink.LOOK_S", 0.0)
+            with pytest.raises(StoreError, match="evicts") as failure:
+                sink.applied()
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+    assert not failure.value.retryable
+    assert "noeviction" in str(failure.value.hint)
+    assert sink.applied() == ZERO_CUT
+
+
 def test_a_full_server_is_waited_for(valkey: Any, opened: Any) -> None:
     sink = opened()
     rows = [order(i, CANARY, note="x" * 2000) for i in range(5000)]
