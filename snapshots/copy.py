@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import psycopg
@@ -21,14 +21,14 @@ import pyarrow as pa
 from psycopg import pq
 
 from cdc.capture.columns import columns
-from cdc.capture.messages import read_u32
-from cdc.capture.values import Bytes, Lengths, Offsets
+from cdc.capture.values import Bytes
 from cdc.capture.wire import gather
 from cdc.errors import ProtocolError
 from cdc.model.batch import Op, batch_schema
-from cdc.model.kernel import inlined, kernel
+from cdc.model.memory import Take, fresh
 from cdc.model.table import Table
 from cdc.source.patience import Patience
+from snapshots.fields import split, whole_rows
 
 BLOCK_BYTES: Final = 2 * 2**20
 PAUSE_US: Final = 250
@@ -64,26 +64,29 @@ class Block:
     skip: int
 
 
-def copy_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int = 2**31) -> Iterator[Block]:
+def copy_blocks(
+    connection: psycopg.Connection, query: str, stop: Stop, most_rows: int = 2**31, take: Take = fresh
+) -> Iterator[Block]:
     """Runs a COPY … TO STDOUT and yields its rows, at most so many in a block. The connection is usable again once the iterator has
-    ended by itself.
+    ended by itself. ``take``: where the blocks' memory comes from.
 
     Raises psycopg.Error as the server says (primary message only: details may quote rows), OperationalError also for a link that has gone
     silent, Abandoned when ``stop`` is set.
     """
     if _is_plain(connection):
-        return _raw_blocks(connection, query, stop, most_rows)
+        return _raw_blocks(connection, query, stop, most_rows, take)
     return _libpq_blocks(connection, query, stop, most_rows)
 
 
-def read_rows(block: Block, table: Table, kind: Op = Op.READ) -> pa.RecordBatch:
-    """The block as a batch of changes of one kind (``batch_schema``); position, LSN and time are zero, to be set by ``feed.place``."""
+def read_rows(block: Block, table: Table, kind: Op = Op.READ, take: Take = fresh) -> pa.RecordBatch:
+    """The block as a batch of changes of one kind (``batch_schema``); position, LSN and time are zero, to be set by ``feed.place``.
+    ``take``: where its memory comes from."""
     width = len(table.columns)
-    offsets = np.empty((width, block.rows), np.int64)
-    lengths = np.empty((width, block.rows), np.int32)
-    if _split(block.data, block.skip, offsets, lengths) != block.rows:
+    offsets = take(width * block.rows * 8).view(np.int64).reshape(width, block.rows)
+    lengths = take(width * block.rows * 4).view(np.int32).reshape(width, block.rows)
+    if split(block.data, block.skip, offsets, lengths) != block.rows:
         raise ProtocolError(f"COPY of table {table.qualified} gave rows of another shape than the catalog says")
-    arrays, exact = columns(block.data, offsets, lengths, table)
+    arrays, exact = columns(block.data, offsets, lengths, table, take)
     zero = np.zeros(block.rows, np.int64)
     op = np.full(block.rows, int(kind), np.int8)
     meta = [
@@ -108,19 +111,19 @@ def _is_plain(connection: psycopg.Connection) -> bool:
     return row == (False,)
 
 
-def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int) -> Iterator[Block]:
+def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int, take: Take) -> Iterator[Block]:
     body = query.encode() + b"\0"
     patience = Patience(connection)
     # A descriptor of our own: closing it leaves libpq's alone.
     with socket.socket(fileno=os.dup(connection.pgconn.socket)) as wire:
         wire.settimeout(_WAIT_S)
         wire.sendall(b"Q" + struct.pack("!I", len(body) + 4) + body)
-        room = np.empty(BLOCK_BYTES, np.uint8)
+        room = take(BLOCK_BYTES)
         # Bytes [0, end) are here, of which [0, at) are whole rows.
         rows = at = end = 0
         done, failure = False, None
         while not done:
-            more, at = _whole_rows(room, at, end, most_rows - rows)
+            more, at = whole_rows(room, at, end, most_rows - rows)
             rows += more
             control = at < end and room[at] != _COPY_DATA
             if rows < most_rows and end < len(room) and not control:
@@ -129,7 +132,7 @@ def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_row
             if rows:
                 yield Block(room[:at], rows, _HEADER)
             at, done, failure = _control(room, at, end, failure)
-            room, end = _moved(room, at, end)
+            room, end = _moved(room, at, end, take)
             rows = at = 0
             if control and end and room[0] != _COPY_DATA and not done:
                 # A message that is not whole yet.
@@ -185,15 +188,15 @@ def _server_error(fields: bytes) -> psycopg.Error:
     return kind(found.get(b"M", "the server gave no reason"))
 
 
-def _moved(room: Bytes, start: int, end: int) -> tuple[Bytes, int]:
-    """A fresh block that begins with what is left over, and how much that is; larger when one row needs more."""
+def _moved(room: Bytes, start: int, end: int, take: Take) -> tuple[Bytes, int]:
+    """Another block that begins with what is left over, and how much that is; larger when one row needs more."""
     left = end - start
     needed = BLOCK_BYTES
     if left >= _HEADER:
         needed = max(needed, int.from_bytes(room[start + 1 : start + 5].tobytes(), "big") + 1 + _HEADER)
-    fresh = np.empty(max(needed, left + _HEADER), np.uint8)
-    fresh[:left] = room[start:end]
-    return fresh, left
+    another = take(max(needed, left + _HEADER))
+    another[:left] = room[start:end]
+    return another, left
 
 
 def _libpq_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int) -> Iterator[Block]:
@@ -241,96 +244,3 @@ def _await_result(wire: pq.abc.PGconn, stop: Stop, patience: Patience) -> None:
             return
         if result.status != pq.ExecStatus.COMMAND_OK:
             raise psycopg.errors.error_from_result(result, encoding="utf-8")
-
-
-# --- kernels ---------------------------------------------------------------------------------------------------------------
-
-
-@kernel
-def _whole_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
-    """Hops over at most so many CopyData messages: (how many are whole, where they end)."""
-    rows = 0
-    while rows < most and end - at >= 5 and data[at] == 100:
-        length = read_u32(data, at + 1)
-        if length < 4 or end - at < 1 + length:
-            break
-        at += 1 + length
-        rows += 1
-    return rows, at
-
-
-_ONES: Final = np.uint64(0x0101010101010101)
-_HIGHS: Final = np.uint64(0x8080808080808080)
-_TABS, _LINE_FEEDS, _BACKSLASHES = _ONES * np.uint64(9), _ONES * np.uint64(10), _ONES * np.uint64(92)
-
-
-@inlined
-def _has(word: Any, byte: Any) -> Any:
-    """Not zero iff one of the word's bytes is this one, given eight times (Hacker's Delight, "Find First 0-Byte")."""
-    other = word ^ byte
-    return (other - _ONES) & ~other & _HIGHS
-
-
-@kernel
-def _split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
-    """Where each field lies, escapes resolved in place (a value is never longer than its escaped form), ``\\N`` as length -1.
-
-    Returns the number of rows, or -1 when a row has another number of fields or the block ends inside one.
-    """
-    width = offsets.shape[0]
-    room = offsets.shape[1]
-    size = data.shape[0]
-    words = data[: size & ~7].view(np.uint64)
-    at = np.int64(0)
-    row = 0
-    while at < size:
-        if row == room:
-            return -1
-        at += skip
-        for c in range(width):
-            start = at
-            while at < size and data[at] != 9 and data[at] != 10 and data[at] != 92:
-                at += 1
-                if at & 7 == 0:
-                    # Eight bytes at once, as long as none of them is one of the three.
-                    word = at >> 3
-                    while word < words.shape[0] and not (
-                        _has(words[word], _TABS) | _has(words[word], _LINE_FEEDS) | _has(words[word], _BACKSLASHES)
-                    ):
-                        word += 1
-                    at = word << 3
-            length = at - start
-            if at < size and data[at] == 92:
-                if length == 0 and at + 2 < size and data[at + 1] == 78 and (data[at + 2] == 9 or data[at + 2] == 10):
-                    length -= 1
-                    at += 2
-                else:
-                    to = at
-                    while at < size and data[at] != 9 and data[at] != 10:
-                        byte = data[at]
-                        at += 1
-                        if byte == 92 and at < size:
-                            byte = data[at]
-                            at += 1
-                            if byte == 98:
-                                byte = np.uint8(8)
-                            elif byte == 116:
-                                byte = np.uint8(9)
-                            elif byte == 110:
-                                byte = np.uint8(10)
-                            elif byte == 118:
-                                byte = np.uint8(11)
-                            elif byte == 102:
-                                byte = np.uint8(12)
-                            elif byte == 114:
-                                byte = np.uint8(13)
-                        data[to] = byte
-                        to += 1
-                    length = to - start
-            offsets[c, row] = start
-            lengths[c, row] = np.int32(length)
-            if at >= size or data[at] != (10 if c == width - 1 else 9):
-                return -1
-            at += 1
-        row += 1
-    return row

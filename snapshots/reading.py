@@ -23,6 +23,7 @@ import structlog
 from psycopg import pq
 
 from cdc.crashpoint import crashpoint
+from cdc.model.memory import Reused
 from cdc.source.pins import read_pins
 from snapshots.catalog import SourceTable, look
 from snapshots.copy import Abandoned, Block, copy_blocks, read_rows
@@ -36,6 +37,8 @@ from snapshots.throttle import Throttle
 
 PART_BYTES: Final = 8 * 2**20
 """A part is held in memory until its watermark has come back; wide rows make it shorter than the configured number of rows."""
+MEMORY_BYTES: Final = 32 * 2**20
+"""So much of each size is kept for the next blocks while a worker reads: about what its parts on their way hold."""
 HELD_KEYS: Final = 5_000
 """Held rows that are read back at once."""
 LOCKED_S: Final = 5.0
@@ -86,6 +89,7 @@ class Reader:
         self._pool = pool
         self._throttle = throttle
         self._chunk_rows = chunk_rows
+        self._memory = Reused(MEMORY_BYTES)
         self._stop = stop
 
     def read(self, job: Job) -> None:
@@ -188,8 +192,9 @@ class Reader:
         with self._window(source) as window:
             reading = Reading(task, window)
             for part, op in task.reads:
-                blocks = copy_blocks(self._connection, part.query(source), self._stop, self._chunk_rows)
-                self._send(reading, blocks, partial(read_rows, table=source.table, kind=op))
+                take = self._memory.take
+                blocks = copy_blocks(self._connection, part.query(source), self._stop, self._chunk_rows, take)
+                self._send(reading, blocks, partial(read_rows, table=source.table, kind=op, take=take))
             if task.pages is None and not reading.left:
                 # Rows that are gone: their deletes are in the stream before the watermark.
                 self._emit(reading, (), 0)

@@ -38,6 +38,7 @@ from cdc.capture.values import (
 )
 from cdc.errors import ProtocolError
 from cdc.model.batch import EXACT_TYPE
+from cdc.model.memory import Take, fresh
 from cdc.model.pgtypes import arrow_type
 from cdc.model.table import Table
 
@@ -68,19 +69,19 @@ class _Plan:
     floating: tuple[bool, ...]
 
 
-def columns(data: Bytes, offsets: Offsets, lengths: Lengths, table: Table) -> Columns:
+def columns(data: Bytes, offsets: Offsets, lengths: Lengths, table: Table, take: Take = fresh) -> Columns:
     """Typed columns of one table.
 
-    data: the block. offsets, lengths: shape (columns, rows). Raises ProtocolError when a text is not UTF-8 or a column is too large.
+    data: the block. offsets, lengths: shape (columns, rows). take: where the columns' memory comes from. Raises ProtocolError when a text
+    is not UTF-8 or a column is too large.
     """
     rows = lengths.shape[1]
-    (found,) = columns_of(
-        data, np.ascontiguousarray(offsets).reshape(-1), np.ascontiguousarray(lengths).reshape(-1), [Fields(table, 0, rows, rows)]
-    )
+    flat = np.ascontiguousarray(offsets).reshape(-1), np.ascontiguousarray(lengths).reshape(-1)
+    (found,) = columns_of(data, *flat, [Fields(table, 0, rows, rows)], take)
     return found
 
 
-def columns_of(data: Bytes, offsets: Offsets, lengths: Lengths, tables: Sequence[Fields]) -> list[Columns]:
+def columns_of(data: Bytes, offsets: Offsets, lengths: Lengths, tables: Sequence[Fields], take: Take = fresh) -> list[Columns]:
     """Typed columns of several tables, whose fields all lie in ``data``. Raises ProtocolError as ``columns`` does."""
     plans = [_plan(fields.table) for fields in tables]
     widths = np.array([len(plan.types) for plan in plans], np.int64)
@@ -94,7 +95,7 @@ def columns_of(data: Bytes, offsets: Offsets, lengths: Lengths, tables: Sequence
     number = np.arange(len(jobs)) - firsts[:-1].repeat(widths)
     jobs[:, AT] = places[:, 0] + number * places[:, 1]
     jobs[:, ROWS] = places[:, 2]
-    out, misfit = _convert(data, offsets, lengths, jobs, firsts)
+    out, misfit = _convert(data, offsets, lengths, jobs, firsts, take)
     done = jobs.tolist()
     return [
         _columns(data, offsets, lengths, fields, plan, done[first : first + len(plan.types)], out, misfit)
@@ -106,18 +107,19 @@ def text(data: Bytes, offsets: Offsets, lengths: Lengths) -> pa.Array:
     """The fields as they are: utf8, NULL where the length is negative."""
     jobs = np.zeros((1, JOB), np.int64)
     jobs[0, ROWS] = len(lengths)
-    out, _ = _convert(data, offsets, lengths, jobs, np.array([0, 1], np.int64))
+    out, _ = _convert(data, offsets, lengths, jobs, np.array([0, 1], np.int64), fresh)
     return _array(jobs[0].tolist(), pa.utf8(), out)
 
 
-def _convert(data: Bytes, offsets: Offsets, lengths: Lengths, jobs: Jobs, firsts: Offsets) -> tuple[pa.Buffer, Flags]:
+def _convert(data: Bytes, offsets: Offsets, lengths: Lengths, jobs: Jobs, firsts: Offsets, take: Take) -> tuple[pa.Buffer, Flags]:
     """The memory in which all columns lie, and the flags of the fields that do not fit."""
     room = values.lay_out(lengths, jobs)
     largest = int(jobs[:, VALUES_BYTES].max(initial=0))
     if largest > MAX_COLUMN_BYTES:
         raise ProtocolError(f"one block holds {largest} bytes of one column, more than {MAX_COLUMN_BYTES}")
-    out = np.empty(room, np.uint8)
-    misfit = np.zeros(len(lengths), np.bool_)
+    out = take(room)
+    misfit = take(len(lengths)).view(np.bool_)
+    misfit[:] = False
     values.convert(data, offsets, lengths, jobs, firsts, out, misfit)
     return pa.py_buffer(out), misfit
 

@@ -11,7 +11,8 @@ from cdc.errors import ProtocolError
 from cdc.model.batch import EXACT, OP, Op
 from cdc.model.pgtypes import INT8, TEXT
 from cdc.model.table import Column, Table
-from snapshots.copy import Block, _whole_rows, read_rows
+from snapshots.copy import Block, read_rows
+from snapshots.fields import whole_rows
 
 ESCAPES = {"\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\v": r"\v", "\\": r"\\"}
 
@@ -88,4 +89,4 @@ def test_rows_are_taken_whole_wherever_the_bytes_end(most: int) -> None:
         ends.append(at + 1 + int.from_bytes(made.data[at + 1 : at + 5].tobytes(), "big"))
     for cut in range(len(made.data) + 1):
         whole = min(most, sum(end <= cut for end in ends[1:]))
-        assert _whole_rows(made.data, 0, cut, most) == (whole, ends[whole])
+        assert whole_rows(made.data, 0, cut, most) == (whole, ends[whole])
