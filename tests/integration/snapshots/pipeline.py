@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -29,6 +30,7 @@ from cdc.settings import Source
 from cdc.source import connect, ensure_publication, ensure_slot
 from cdc.source.connection import parse
 from cdc.source.facts import read_facts
+from cdc.source.slot import read_slot
 from snapshots.coordinator import SnapshotCoordinator
 from snapshots.feed import SnapshotFeed, place
 from snapshots.progress import SnapshotProgress
@@ -50,6 +52,11 @@ class Pipeline:
             ensure_publication(connection, self.source)
             self.writer = EmbeddedLogWriter(folder, seal=False)
             ensure_slot(connection, self.source, create=not self.writer.head.commit_lsn)
+            # The server lets go of it a little after the process before has gone.
+            deadline = time.monotonic() + 120
+            while read_slot(connection, self.source.slot).active:
+                assert time.monotonic() < deadline, "somebody else reads the slot"
+                time.sleep(0.01)
         self.progress = SnapshotProgress(folder, interval_s=0.0)
         self.feed = SnapshotFeed(self.progress)
         self.requests = Requests(folder)
@@ -69,8 +76,12 @@ class Pipeline:
 
     def close(self) -> None:
         self.stop.set()
-        self._thread.join(60)
-        self.coordinator.join(10) if self.coordinator._thread.is_alive() else None
+        self._thread.join(120)
+        if self.coordinator._thread.is_alive():
+            self.coordinator.join(120)
+        # What follows would meet them in the folder.
+        assert not self._thread.is_alive()
+        assert not self.coordinator._thread.is_alive()
         self.writer.close()
 
     def check(self) -> None:

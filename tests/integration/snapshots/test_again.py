@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from snapshots.catalog import look
 from snapshots.plan import RANGE_PARTS
-from tests.integration.snapshots.pipeline import fold, operations, rows_of, running, settle
+from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
+
+
+def until(pipeline: Pipeline, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        pipeline.check()
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.001)
 
 
 def oid_of(sql: psycopg.Connection[Any], table: str) -> int:
@@ -47,22 +59,38 @@ def test_a_table_joins_while_streaming(postgres: Any, tmp_path: Path) -> None:
             assert sorted(fold(tmp_path, "public.late").values(), key=repr) == rows_of(sql, "public.late")
 
 
-def test_a_rewritten_table_begins_from_the_beginning(postgres: Any, tmp_path: Path) -> None:
+def test_a_rewritten_table_begins_from_the_beginning(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """VACUUM FULL moves rows to pages that had been read, and no event tells."""
     with postgres.connect() as sql:
         sql.execute("create table t (id int primary key, v text)")
         sql.execute("insert into t select i, repeat('v', 50) from generate_series(1, 8000) i")
         sql.execute("vacuum analyze t")
-        with running(postgres.unix_dsn, tmp_path, chunk_rows=20, snapshot_workers=1) as pipeline:
-            # The first range is done, so that only another look at the files lets it be read again.
-            while not any(table.done > 20 * RANGE_PARTS for table in pipeline.progress.tables()):
-                pipeline.check()
-                time.sleep(0.001)
+        with contextlib.closing(Pipeline(postgres.unix_dsn, tmp_path, chunk_rows=20, snapshot_workers=1)) as pipeline:
+            advance = pipeline.progress.advance
+
+            def pausing(*arguments: Any, **more: Any) -> None:
+                advance(*arguments, **more)
+                # The first range is done, so that only another look at the files lets it be read again.
+                if not rewritten and any(table.done > 20 * RANGE_PARTS for table in pipeline.progress.tables()):
+                    pipeline.pause.set()
+
+            rewritten: list[bool] = []
+            monkeypatch.setattr(pipeline.progress, "advance", pausing)
+            pipeline.start()
+            until(pipeline, pipeline.pause.is_set)
             assert not pipeline.coordinator.finished
-            # What is left moves to the front.
+            # What is left moves to the front. From when the rewriting waits for its lock on, no page is read before it.
             sql.execute("delete from t where id <= 4000")
-            sql.execute("vacuum full t")
+            with postgres.connect() as other, ThreadPoolExecutor(1) as pool:
+                full = pool.submit(other.execute, "vacuum full t")
+                waits = "select 1 from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+                pid = other.info.backend_pid
+                until(pipeline, lambda: full.done() or sql.execute(waits, (pid,)).fetchone() is not None)
+                rewritten.append(True)
+                pipeline.pause.clear()
+                full.result()
             settle(pipeline, sql)
+            pipeline.check()
             assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(sql, "public.t")
 
 

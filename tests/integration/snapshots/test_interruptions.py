@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -30,12 +29,18 @@ ROWS, CHUNK = 5000, 50
 LOCK = 77
 
 CHILD = """
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
+from snapshots.progress import SnapshotProgress
 from tests.conftest import Database
 from tests.integration.snapshots.pipeline import Pipeline
-pipeline = Pipeline(sys.argv[1], Path(sys.argv[2]), chunk_rows=int(sys.argv[3]), snapshot_workers=int(sys.argv[4]),
-    snapshot_rows_per_s=10_000)
+advance = SnapshotProgress.advance
+def dying(self, oid, *arguments, **more):
+    advance(self, oid, *arguments, **more)
+    if self.rows(oid)[0] >= int(sys.argv[5]):
+        os.kill(os.getpid(), signal.SIGKILL)
+SnapshotProgress.advance = dying
+pipeline = Pipeline(sys.argv[1], Path(sys.argv[2]), chunk_rows=int(sys.argv[3]), snapshot_workers=int(sys.argv[4]))
 pipeline.start()
 while True:
     pipeline.check()
@@ -62,16 +67,12 @@ def test_killed_and_resumed(postgres: Any, tmp_path: Path, workers: int) -> None
         sql.execute("vacuum analyze t")
         reached = 0
         for _ in range(3):
-            child = subprocess.Popen([sys.executable, "-c", CHILD, postgres.unix_dsn, str(tmp_path), str(CHUNK), str(workers)])
-            deadline = time.monotonic() + 120
-            while done(tmp_path) < reached + 3 * ranged:
-                assert child.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait()
+            # It kills itself once so many rows are done: from outside it might be too fast to be caught in the middle.
+            given = (postgres.unix_dsn, tmp_path, CHUNK, workers, reached + 3 * ranged)
+            child = subprocess.run([sys.executable, "-c", CHILD, *map(str, given)], timeout=240)
+            assert child.returncode == -signal.SIGKILL
             reached = done(tmp_path)
-            assert 0 < reached < rows, "the child was too fast to be caught in the middle"
+            assert 0 < reached < rows
             sql.execute("update t set v = v || 'x' where id % 100 = 0")
             sql.execute("update t set id = id + 100000 where id % 1000 = 1")
         with running(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK, snapshot_workers=workers) as pipeline:

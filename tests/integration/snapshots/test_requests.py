@@ -40,7 +40,7 @@ def behind_the_back(sql: psycopg.Connection[Any], statement: str) -> None:
     sql.execute("alter publication cdc add table t")
 
 
-def done(pipeline: Pipeline, name: str, timeout_s: float = 30) -> Outcome:
+def done(pipeline: Pipeline, name: str, timeout_s: float = 120) -> Outcome:
     deadline = time.monotonic() + timeout_s
     while (outcome := pipeline.requests.outcome(name)).state not in ("done", "failed"):
         pipeline.check()

@@ -65,7 +65,7 @@ def closing(pipeline: Pipeline) -> Iterator[Pipeline]:
         pipeline.close()
 
 
-def until(condition: Any, timeout_s: float = 60) -> None:
+def until(condition: Any, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
