@@ -278,9 +278,7 @@ def streaming(shop: Shop) -> Any:
 
 def test_capture_alone_and_what_the_log_then_shows(shop: Shop) -> None:
     process = shop.start("run", "--only", "capture")
-    report = until(lambda: streaming(shop))
-    assert report["healthy"], report["problems"]
-    assert report["source"]["slot"]["active"]
+    report = until(lambda: (told := streaming(shop)) and told["healthy"] and told["source"]["slot"]["active"] and told)
     shop.database.connect().execute("update orders set status = 'sent' where id = 7")
     envelope = until(lambda: [row for row in envelopes(shop) if row["op"] == "u"])[0]
     assert envelope["after"] == {"id": 7, "status": "sent"}
@@ -316,7 +314,8 @@ def test_the_supervisor_restarts_what_is_killed_and_drains(shop: Shop) -> None:
     assert (child["name"], child["state"]) == ("capture", "running")
     os.kill(child["pid"], signal.SIGKILL)
     shop.database.connect().execute("insert into orders select n from generate_series(101, 200) n")
-    until(lambda: shop.report()["log"]["rows"] == 200)
+    # What the killed one had not yet noted as read comes again.
+    until(lambda: shop.report()["log"]["rows"] >= 200)
     (again,) = shop.report()["processes"]
     assert again["pid"] != child["pid"]
     assert again["restarts"] == 1
@@ -324,7 +323,14 @@ def test_the_supervisor_restarts_what_is_killed_and_drains(shop: Shop) -> None:
     assert "another cdc run" in refused(shop.cdc("run"), 2)
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(DEADLINE_S) == 0
-    assert not psutil.pid_exists(again["pid"])
+    assert not lives(again["pid"])
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_children_die_with_a_killed_supervisor(shop: Shop) -> None:
@@ -333,14 +339,14 @@ def test_children_die_with_a_killed_supervisor(shop: Shop) -> None:
     (child,) = shop.report()["processes"]
     daemon.kill()
     daemon.wait()
-    until(lambda: not psutil.pid_exists(child["pid"]) or psutil.Process(child["pid"]).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not lives(child["pid"]))
 
 
 def test_a_stop_state_waits_for_resume(shop: Shop) -> None:
     first = shop.start("run", "--only", "capture")
     until(lambda: streaming(shop))
     first.send_signal(signal.SIGTERM)
-    first.wait(30)
+    assert first.wait(DEADLINE_S) == 0
     shop.database.connect().execute("select pg_drop_replication_slot(%s)", (shop.slot,))
     shop.start("run")
     stop = until(lambda: shop.report()["stops"])[0]
@@ -360,7 +366,7 @@ def test_ctrl_c(shop: Shop) -> None:
     assert watching.stdout is not None
     assert json.loads(watching.stdout.readline())["healthy"] is False
     watching.send_signal(signal.SIGINT)
-    assert watching.wait(10) == 130
+    assert watching.wait(DEADLINE_S) == 130
     watching.stdout.close()
 
 
@@ -393,8 +399,7 @@ def test_the_daemon_keeps_a_store_equal_and_both_children_may_be_killed(shop: Sh
         assert done.returncode == 1
         assert "  missing (id=7)" in done.stdout
     assert "no table 'nope'" in refused(shop.cdc("audit", "cache", "--table", "nope"), 2)
-    (follower,) = shop.report()["followers"]
-    assert follower["lag"] == {"changes": 0, "bytes": 0, "seconds": 0.0}
+    until(lambda: shop.report()["followers"][0]["lag"] == {"changes": 0, "bytes": 0, "seconds": 0.0})
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(DEADLINE_S) == 0
     caught_up = shop.cdc("follow", "cache", "--until-caught-up")
