@@ -106,6 +106,7 @@ def _capture(
     meter.alarms = watch
     attempts = 0
     now: Identity | None = None
+    streaming = settings.source.streaming
     try:
         while not stop.is_set():
             began = time.monotonic()
@@ -117,7 +118,9 @@ def _capture(
                     meter.loaded, meter.paused = partial(_loaded, coordinator), partial(_paused, coordinator)
                     coordinator.start()
                     watch.start()
-                _stream_once(settings.source, settings.log.dir, now, writer, memory, feed, evolving, meter, stop)
+                _stream_once(
+                    settings.source, settings.log.dir, now, writer, memory, feed, evolving, meter, stop, streaming=streaming
+                )
             except (ConnectionError, OSError, SourceError, ProtocolError, psycopg.OperationalError) as error:
                 if coordinator is None and not _passes(error, settings.log.dir):
                     raise
@@ -128,7 +131,12 @@ def _capture(
                 _catch_up(memory, writer, settings.log.dir)
                 feed.reset()
                 feed.check()
-                _remake_slot(error, now, writer.head, settings.log.dir)
+                # Some transactions the server can decode only once they have ended, such as one that rewrites a table after a savepoint
+                # with DDL was taken back: "could not map filenumber", although nothing is wrong with it.
+                ended_only = isinstance(error, StreamEnded) and error.undecodable
+                if not (ended_only and streaming):
+                    _remake_slot(error, now, writer.head, settings.log.dir)
+                streaming = settings.source.streaming and not ended_only
                 _count(poison, error, writer.head.commit_lsn)
                 attempts = 0 if time.monotonic() - began > BACKOFF_S[-1] else attempts
                 problem = error.line() if isinstance(error, SourceError) else (str(error) or type(error).__name__)
@@ -197,7 +205,10 @@ def _stream_once(
     evolving: Evolving,
     meter: Meter,
     stop: threading.Event,
+    *,
+    streaming: bool,
 ) -> None:
+    """``streaming``: large transactions come before they have ended."""
     dsn = settings.dsn.get_secret_value()
     with source.connect(dsn) as catalog:
         connection = Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))
@@ -209,7 +220,7 @@ def _stream_once(
             settings.publication,
             now.since_lsn,
             Feedback(0),  # until the log's end has been recognised
-            streaming=settings.streaming,
+            streaming=streaming,
             two_phase=settings.two_phase,
         )
         with stream, closing(Spools(folder)) as spools:

@@ -312,6 +312,25 @@ RESTARTS: Final[tuple[Case, ...]] = (
         rig=ALONE_RIG,
     ),
     Case(
+        "B70-rewritten-behind-a-savepoint",
+        "a large transaction that rewrites a table after a savepoint with DDL was taken back: servers cannot decode it before it has ended",
+        _TABLE,
+        """
+        1: begin
+        1: insert into t select g, repeat('p', 200) from generate_series(100, 1500) g
+        1: savepoint a
+        1: alter table t add column n int default 5
+        1: insert into t select g, repeat('gone', 50), 6 from generate_series(2100, 3500) g
+        1: rollback to a
+        1: alter table t alter v type varchar using 'r' || v
+        1: insert into t select g, repeat('s', 200) from generate_series(4100, 5500) g
+        1: commit
+        1: update t set v = 'after' where id < 200
+        """,
+        rig=ALONE_RIG,
+        versions=(15, 18),
+    ),
+    Case(
         "B71-no-end",
         "a large transaction whose session was killed leaves nothing, also after a restart",
         _TABLE,
