@@ -194,10 +194,22 @@ class IcebergTable:
                 if error.java_exception.getClass().getSimpleName() != "ValidationException":
                     raise
                 # Iceberg goes from version to version, and the one that it knows has been deleted: others have committed often since.
-                self._java = self._load()
+                self._java = self._load_again()
                 self._operations = self._java.operations()
             if self._operations.current().metadataFileLocation() != self.version:
                 self.renew()
+
+    def _load_again(self) -> Any:
+        try:
+            return self._load()
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() != "NoSuchTableException":
+                raise
+            raise StoreError(
+                f"the warehouse's table {self.properties.get(SOURCE_KEY, self.location.name)} is gone",
+                retryable=False,
+                hint="put it back, or leave it to be built again from the log",
+            ) from error
 
     def cut(self) -> Cut:
         """The cut that the table holds; ``ZERO_CUT`` when it never held one.

@@ -127,6 +127,19 @@ def test_position_and_lsn_are_in_the_snapshot_that_holds_the_rows(shop: Shop) ->
     assert shop.sink().applied() == cut(7)
 
 
+def test_a_store_is_read_in_the_folder_where_it_is(spark: Any, tmp_path: Path) -> None:
+    """Spark remembers a catalog, with its folder, by the catalog's name."""
+    use_session(lambda: spark)
+    name = f"wh{uuid.uuid4().hex[:8]}"
+    for number in (1, 2):
+        sink = make(name, Options(kind="iceberg", path=tmp_path / f"folder {number}"))
+        sink.open()
+        sink.apply(upserts(ORDERS, 1, [order(number)]))
+        sink.commit(cut(1))
+        assert [row["id"] for row in held(sink, ORDERS)] == [str(number)]
+        sink.close()
+
+
 def test_one_commit_a_table_whatever_the_mix(shop: Shop) -> None:
     sink = shop.sink()
     sink.apply(upserts(ORDERS, 1, [order(key) for key in range(20)]))
@@ -264,6 +277,11 @@ def test_a_lost_table_rewinds_the_store(shop: Shop) -> None:
         sink.commit(cut(number))
     assert shop.sink().applied() == cut(2)
     shop.sql("drop table orders purge")
+    sink.apply(upserts(ORDERS, 3, [order(3)]))
+    with pytest.raises(StoreError, match=r"public\.orders is gone") as failure:
+        sink.commit(cut(3))
+    assert not failure.value.retryable, "an operator says whether it comes back"
+    assert "again from the log" in str(failure.value.hint)
     again = shop.sink()
     assert again.applied() == ZERO_CUT
     again.apply(upserts(ORDERS, 1, [order(1)]))
