@@ -7,6 +7,7 @@ each table skips what it holds already. Readers need nothing of ours: Spark, Tri
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -208,7 +209,8 @@ class Warehouse:
         if place is None:
             return
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        catalog = f"headwater_{safe(self.name)}"
+        # Spark remembers a catalog, and so the folder, by its name as long as the session lives.
+        catalog = f"headwater_{safe(self.name)}_{hashlib.sha256(str(self._path).encode()).hexdigest()[:16]}"
         for key, value in {
             "": "org.apache.iceberg.spark.SparkCatalog",
             ".type": "hadoop",
