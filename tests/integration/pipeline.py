@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from cdc.capture.warm import warm
 from cdc.capturing import run_capture
 from cdc.log.reader import open_reader
 from cdc.settings import Settings
@@ -27,6 +28,7 @@ def settings_of(postgres: Database, folder: Path, stores: Mapping[str, Mapping[s
 @contextmanager
 def service(settings: Settings) -> Iterator[None]:
     """Capture and one follower for each store, in threads."""
+    warm()  # compiling may take a minute, and no deadline shall count it
     stop = threading.Event()
 
     def follow(store: str) -> None:

@@ -238,7 +238,9 @@ def _scanned(connection: psycopg.Connection) -> None:
 @kind
 def a_slot_that_is_gone(scene: Scene) -> None:
     capture = scene.captured()
-    scene.postgres.connect().execute("select pg_drop_replication_slot(%s)", (scene.slot,))
+    connection = scene.postgres.connect()
+    capture.until_released(connection)
+    connection.execute("select pg_drop_replication_slot(%s)", (scene.slot,))
     scene.fails(capture)
 
 

@@ -43,7 +43,7 @@ def test_the_role_is_enough_and_no_more(pg_versions: Database) -> None:
         str(ROOT / "deploy/roles.sql"),
     ]
     for _ in range(2):
-        done = subprocess.run([str(pg_versions.server.binary("psql")), *psql[1:]], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([str(pg_versions.server.binary("psql")), *psql[1:]], capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
     dsn = pg_versions.server.dsn(pg_versions.name, user=role.replace(" ", "%20"))
     source = Source(dsn=SecretStr(dsn), tables=("my shop.*", "!my shop.loose"), slot=f"s_{pg_versions.name}")

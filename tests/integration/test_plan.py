@@ -63,7 +63,7 @@ def actions(plan: Plan, number: int = 0) -> dict[str, str]:
 
 
 def ddl(shop: Settings, statement: str) -> Plan:
-    return plan_ddl(shop, statement, timeout_ms=5000)
+    return plan_ddl(shop, statement, timeout_ms=60_000)
 
 
 @pytest.mark.parametrize(

@@ -35,18 +35,18 @@ STEPS = [
 ]
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
 
 
-def equal(settings: Settings, seconds: float = 20.0) -> None:
+def equal(settings: Settings, seconds: float = 120.0) -> None:
     """Every store becomes equal to the source: what the stream cannot tell is found by polling the catalog, and read again."""
     deadline = time.monotonic() + seconds
     while True:
-        found = audit(settings, None, None, timeout_s=60.0)
+        found = audit(settings, None, None, timeout_s=240.0)
         different = [audited.to_json() for audited in found if not audited.equal]
         if not different:
             return
@@ -104,7 +104,7 @@ def test_the_audit_says_that_a_store_which_ignores_a_change_cannot_be_compared(p
             connection.execute("alter table items add column more text")
             connection.execute("insert into items values (301, 'late', 1.10, null, 'more')")
             until(lambda: len(STORES[ignores].rows["public.items"]) == 301)
-            [store] = audit(settings, None, None, timeout_s=60.0)
+            [store] = audit(settings, None, None, timeout_s=240.0)
             [table] = store.tables
     assert not store.equal
     assert "former definition" in (table.error or "")
