@@ -14,12 +14,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cdc.capture.arrays import Bytes as Bytes
+from cdc.capture.arrays import Flags as Flags
+from cdc.capture.arrays import Lengths as Lengths
+from cdc.capture.arrays import Offsets as Offsets
+from cdc.capture.digits import TENS, few, some
+from cdc.capture.moments import dates, times, timestamps
 from cdc.model.kernel import inlined, kernel
 
-Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
-Lengths = npt.NDArray[np.int32]
-Flags = npt.NDArray[np.bool_]
 Jobs = npt.NDArray[np.int64]
 """One column of one table per row; what its entries say is told by the names below."""
 
@@ -87,6 +89,12 @@ def _integers(
             at += 1
         good = 0 < end - at <= 19
         value = np.int64(0)
+        if good and end - at <= 16 <= end:
+            # As below a negative number, and all at once.
+            found = some(data, end, end - at)
+            good = found >= 0
+            value = -found
+            at = end
         while good and at < end:
             digit = np.int64(data[at]) - 48
             good = 0 <= digit <= 9
@@ -106,6 +114,21 @@ def _integers(
     return nulls + misfits, misfits
 
 
+@inlined
+def _short_decimal(data: Bytes, at: Any, end: Any, scale: Any, power: Any, limit: Any) -> Any:
+    """The digits of ``at`` to ``end`` as one number below ``limit``; -1 where it is not so short. power: 10 to the ``scale``, or 0."""
+    point = end - scale - 1 if scale > 0 else end
+    whole = np.int64(-1)
+    if power > 0 and 0 < point - at <= 8 and point >= 8:
+        whole = few(data, point, point - at)
+        if scale > 0 and whole >= 0:
+            fraction = few(data, end, scale)
+            whole = whole * power + fraction if fraction >= 0 and data[point] == 46 else np.int64(-1)
+        if whole >= limit:
+            whole = np.int64(-1)
+    return whole
+
+
 @kernel
 def _decimals(
     data: Bytes,
@@ -123,6 +146,8 @@ def _decimals(
     mask = np.uint64(0xFFFFFFFF)
     shift = np.uint64(32)
     ten = np.uint64(10)
+    power = np.int64(TENS[scale]) if 0 <= scale <= 8 else np.int64(0)
+    limit = np.int64(TENS[min(precision, 16)])
     for i in range(lengths.shape[0]):
         out[i, 0] = 0
         out[i, 1] = 0
@@ -134,6 +159,12 @@ def _decimals(
         negative = at < end and data[at] == 45
         if negative:
             at += 1
+        value = _short_decimal(data, at, end, scale, power, limit)
+        if value >= 0:
+            out[i, 0] = np.uint64(-value if negative else value)
+            out[i, 1] = np.uint64(-1 if negative and value > 0 else 0)
+            valid[i >> 3] |= np.uint8(1 << (i & 7))
+            continue
         good = at < end
         low = np.uint64(0)
         high = np.uint64(0)
@@ -169,135 +200,6 @@ def _decimals(
                     high += np.uint64(1)
             out[i, 0] = low
             out[i, 1] = high
-            valid[i >> 3] |= np.uint8(1 << (i & 7))
-        else:
-            misfit[i] = True
-            misfits += 1
-    return nulls + misfits, misfits
-
-
-@inlined
-def _two(data: Bytes, at: int) -> Any:
-    """Two digits as a number, or -1000 when they are not digits."""
-    tens = np.int64(data[at]) - 48
-    ones = np.int64(data[at + 1]) - 48
-    if tens < 0 or tens > 9 or ones < 0 or ones > 9:
-        return np.int64(-1000)
-    return tens * 10 + ones
-
-
-@kernel
-def _day(data: Bytes, at: int) -> Any:
-    """Days since 1970-01-01 of ``YYYY-MM-DD`` (years 0001 to 9999), or the int64 minimum when it is none.
-
-    Howard Hinnant's days_from_civil: years begin in March so that the leap day is a year's last.
-    """
-    none = np.int64(-9223372036854775808)
-    century = _two(data, at)
-    year = century * 100 + _two(data, at + 2)
-    month = _two(data, at + 5)
-    day = _two(data, at + 8)
-    if data[at + 4] != 45 or data[at + 7] != 45 or century < 0 or year < 1 or month < 1 or month > 12 or day < 1 or day > 31:
-        return none
-    if month <= 2:
-        year -= 1
-    era = year // 400
-    of_era = year - era * 400
-    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
-    return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
-
-
-@kernel
-def _clock(data: Bytes, at: int, end: int) -> Any:
-    """Microseconds of ``HH:MM:SS[.ffffff]`` up to ``end``, or -1 when it is no time of day (24:00:00 is none)."""
-    if end - at < 8 or data[at + 2] != 58 or data[at + 5] != 58:
-        return np.int64(-1)
-    hour = _two(data, at)
-    minute = _two(data, at + 3)
-    second = _two(data, at + 6)
-    if hour < 0 or hour > 23 or minute < 0 or minute > 59 or second < 0 or second > 59:
-        return np.int64(-1)
-    micros = np.int64(0)
-    at += 8
-    if at < end:
-        if data[at] != 46 or end - at < 2 or end - at > 7:
-            return np.int64(-1)
-        weight = np.int64(100000)
-        for k in range(at + 1, end):
-            digit = np.int64(data[k]) - 48
-            if digit < 0 or digit > 9:
-                return np.int64(-1)
-            micros += digit * weight
-            weight //= 10
-    return ((hour * 60 + minute) * 60 + second) * 1000000 + micros
-
-
-@kernel
-def _timestamps(
-    data: Bytes, offsets: Offsets, lengths: Lengths, zoned: bool, out: Offsets, valid: Bytes, misfit: Flags
-) -> tuple[int, int]:
-    """Microseconds since 1970-01-01. Zoned text ends in ``+00`` because the connection's TimeZone is UTC."""
-    none = np.int64(-9223372036854775808)
-    nulls = 0
-    misfits = 0
-    for i in range(lengths.shape[0]):
-        out[i] = 0
-        if lengths[i] < 0:
-            nulls += 1
-            continue
-        at = offsets[i]
-        end = at + lengths[i]
-        good = end - at >= (22 if zoned else 19)
-        if good and zoned:
-            end -= 3
-            good = data[end] == 43 and data[end + 1] == 48 and data[end + 2] == 48
-        if good and data[at + 10] == 32:
-            day = _day(data, at)
-            micros = _clock(data, at + 11, end)
-            if day != none and micros >= 0:
-                out[i] = day * 86400000000 + micros
-                valid[i >> 3] |= np.uint8(1 << (i & 7))
-                continue
-        misfit[i] = True
-        misfits += 1
-    return nulls + misfits, misfits
-
-
-@kernel
-def _dates(
-    data: Bytes, offsets: Offsets, lengths: Lengths, out: npt.NDArray[np.int32], valid: Bytes, misfit: Flags
-) -> tuple[int, int]:
-    none = np.int64(-9223372036854775808)
-    nulls = 0
-    misfits = 0
-    for i in range(lengths.shape[0]):
-        out[i] = 0
-        if lengths[i] < 0:
-            nulls += 1
-            continue
-        if lengths[i] == 10:
-            day = _day(data, offsets[i])
-            if day != none:
-                out[i] = np.int32(day)
-                valid[i >> 3] |= np.uint8(1 << (i & 7))
-                continue
-        misfit[i] = True
-        misfits += 1
-    return nulls + misfits, misfits
-
-
-@kernel
-def _times(data: Bytes, offsets: Offsets, lengths: Lengths, out: Offsets, valid: Bytes, misfit: Flags) -> tuple[int, int]:
-    nulls = 0
-    misfits = 0
-    for i in range(lengths.shape[0]):
-        out[i] = 0
-        if lengths[i] < 0:
-            nulls += 1
-            continue
-        micros = _clock(data, offsets[i], offsets[i] + lengths[i])
-        if micros >= 0:
-            out[i] = micros
             valid[i >> 3] |= np.uint8(1 << (i & 7))
         else:
             misfit[i] = True
@@ -470,11 +372,11 @@ def _convert_some(
         words = values.view(np.uint64)[low * 2 : high * 2].reshape((high - low, 2))
         nulls, misfits = _decimals(data, at, long, job[FIRST], job[SECOND], words, valid, unfit)
     elif kind in (TIMESTAMP, TIMESTAMPTZ):
-        nulls, misfits = _timestamps(data, at, long, kind == TIMESTAMPTZ, values.view(np.int64)[low:high], valid, unfit)
+        nulls, misfits = timestamps(data, at, long, kind == TIMESTAMPTZ, values.view(np.int64)[low:high], valid, unfit)
     elif kind == DATE:
-        nulls, misfits = _dates(data, at, long, values.view(np.int32)[low:high], valid, unfit)
+        nulls, misfits = dates(data, at, long, values.view(np.int32)[low:high], valid, unfit)
     elif kind == TIME:
-        nulls, misfits = _times(data, at, long, values.view(np.int64)[low:high], valid, unfit)
+        nulls, misfits = times(data, at, long, values.view(np.int64)[low:high], valid, unfit)
     else:
         nulls, misfits = _booleans(data, at, long, values[low >> 3 : (high + 7) >> 3], valid, unfit)
     job[NULLS] += nulls

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from datetime import date
+from decimal import Context
 
 import numpy as np
 import pyarrow as pa
@@ -171,3 +174,88 @@ def test_bytes_beyond_ascii_are_looked_at_in_every_chunk() -> None:
         offsets[odd] = 1
         with pytest.raises(ProtocolError, match="UTF-8"):
             columns.text(data, offsets, np.ones(1000, np.int32))
+
+
+def oracle_timestamp(text: str) -> int | None:
+    """Microseconds since 1970; the server has already seen to the days of the month."""
+    found = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?\+00", text, re.ASCII)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = map(int, found.groups()[:6])
+    if not (year >= 1 and 1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):
+        return None
+    days = date(year, month, 1).toordinal() - date(1970, 1, 1).toordinal() + day - 1
+    return ((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+
+
+def oracle_integer(text: str) -> int | None:
+    found = re.fullmatch(r"-?\d{1,19}", text, re.ASCII)
+    return int(text) if found and -(2**63) <= int(text) < 2**63 else None
+
+
+def oracle_decimal(text: str, precision: int, scale: int) -> int | None:
+    point = rf"\.\d{{{scale}}}" if scale else r"\.?"
+    found = re.fullmatch(rf"-?\d*{point}", text, re.ASCII) and text not in ("", "-")
+    if not found:
+        return None
+    digits = int("0" + text.replace("-", "").replace(".", ""))
+    return None if digits >= 10**precision else -digits if text[0] == "-" else digits
+
+
+def texts_with_flaws(rng: random.Random, make: Callable[[], str]) -> list[str]:
+    """Most as the server writes them; the others with one byte too many, too few or another one."""
+    texts = []
+    for _ in range(400):
+        text = make()
+        at = rng.randrange(len(text))
+        other = rng.choice("0123456789-:. +/x\x00\x7f")
+        texts.append(
+            rng.choice([text, text, text[:at] + other + text[at + 1 :], text[:at] + text[at + 1 :], text[:at] + other + text[at:]])
+        )
+    return texts
+
+
+def numbers(column: Column, texts: Sequence[str], before: str) -> list[int | None]:
+    """What the column's values are as whole numbers; ``before`` lies before each text."""
+    raw = [(before + text).encode() for text in texts]
+    ends = np.cumsum([len(one) for one in raw], dtype=np.int64)
+    lengths = np.array([[len(text.encode()) for text in texts]], np.int32)
+    arrays, exact = columns.columns(
+        np.frombuffer(bytearray(b"".join(raw)), np.uint8), ends[None, :] - lengths, lengths, Table(1, "public", "t", (column,))
+    )
+    assert [found is None for found in exact.to_pylist()] == [value.is_valid for value in arrays[0]]
+    if pa.types.is_decimal(arrays[0].type):
+        return [
+            None if value is None else int(value.scaleb(arrays[0].type.scale, Context(prec=60))) for value in arrays[0].to_pylist()
+        ]
+    return arrays[0].cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("before", ["", "9", "12345678"])
+def test_numbers_and_times_are_what_every_byte_of_them_says(seed: int, before: str) -> None:
+    """Eight bytes are looked at together: whichever of them is wrong, wherever the text lies, and whatever stands before it."""
+    rng = random.Random(seed)
+
+    def timestamp() -> str:
+        fraction = f".{rng.randrange(10 ** (size := rng.randint(1, 6))):0{size}}" if rng.random() < 0.5 else ""
+        day = f"{rng.choice([1, 1970, 2024, 9999, rng.randint(0, 9999)]):04}-{rng.randint(0, 13):02}-{rng.randint(0, 32):02}"
+        return f"{day} {rng.randint(0, 24):02}:{rng.randint(0, 60):02}:{rng.randint(0, 60):02}{fraction}+00"
+
+    texts = texts_with_flaws(rng, timestamp)
+    assert numbers(Column("a", pgtypes.TIMESTAMPTZ), texts, before) == [oracle_timestamp(text) for text in texts]
+
+    def digits() -> str:
+        return ("-" if rng.random() < 0.3 else "") + "".join(rng.choices("0123456789", k=rng.randint(1, 20)))
+
+    texts = texts_with_flaws(rng, digits)
+    assert numbers(Column("a", pgtypes.INT8), texts, before) == [oracle_integer(text) for text in texts]
+    for precision, scale in ((4, 0), (12, 2), (15, 8), (16, 8), (18, 9), (38, 2)):
+
+        def decimal(precision: int = precision, scale: int = scale) -> str:
+            whole = "".join(rng.choices("0123456789", k=rng.randint(1, precision - scale + 1)))
+            rest = "." + "".join(rng.choices("0123456789", k=scale)) if scale else ""
+            return ("-" if rng.random() < 0.3 else "") + whole + rest
+
+        texts = texts_with_flaws(rng, decimal)
+        expected = [oracle_decimal(text, precision, scale) for text in texts]
+        assert numbers(Column("a", pgtypes.NUMERIC, numeric(precision, scale)), texts, before) == expected
