@@ -1,12 +1,13 @@
 """Snapshots that somebody asked for: small files in the log's folder, written by ``cdc snapshot`` and taken up by capture.
 
 ``NAME.json`` is a request, which stays until it is done, whatever is killed meanwhile; ``NAME.state`` says how far it has come. Requests may
-hold keys, so only the owner reads them, and a finished one is removed.
+hold keys, so only the owner reads them, and a finished one is removed; what became of it stays for whoever waits, a day at most.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -17,6 +18,8 @@ from cdc.errors import HeadwaterError, LogCorrupt
 from snapshots.plan import Key
 
 FOLDER: Final = "requests"
+OUTCOME_KEPT_S: Final = 24 * 3600.0
+"""Whoever waits looks several times a second; of a request that nobody waits for, somebody may still look at the file."""
 _FORMAT: Final = 1
 
 
@@ -60,7 +63,8 @@ class Requests:
         return name
 
     def pending(self) -> dict[str, Request]:
-        """Name → request, oldest first. Raises LogCorrupt for a file that is not ours."""
+        """Name → request, oldest first. Raises LogCorrupt for a file that is not ours. Outcomes that nobody has fetched for long go."""
+        self._forget_old()
         found = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
@@ -95,6 +99,12 @@ class Requests:
     def forget(self, name: str) -> None:
         """Nobody asks for its outcome any more."""
         (self._folder / f"{name}.state").unlink(missing_ok=True)
+
+    def _forget_old(self) -> None:
+        for path in self._folder.glob("*.state"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > OUTCOME_KEPT_S and not path.with_suffix(".json").exists():
+                    path.unlink()
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         jsonfile.write(self._folder / name, content, aside=self._folder / f".{name}.{token_hex(4)}")
