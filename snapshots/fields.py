@@ -10,11 +10,10 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from cdc.capture.messages import read_u32
 from cdc.capture.values import Bytes, Lengths, Offsets
-from cdc.model.kernel import inlined, kernel
+from cdc.model.kernel import inlined, instruction, kernel
 
 WINDOW: Final = 64
 """Bytes that are looked at together: one bit each of a word."""
@@ -45,8 +44,16 @@ def _first(_context: Any, word: Any) -> Any:
     return types.int64(word), generate
 
 
-_marked_at = intrinsic(_marked)
-_first_of = intrinsic(_first)
+def _marked_one_by_one(data: Any, at: Any) -> Any:
+    return np.uint64(sum(1 << k for k in range(WINDOW) if data[at + k] in _MARKS))
+
+
+def _first_counted(word: Any) -> Any:
+    return (int(word) & -int(word)).bit_length() - 1
+
+
+_marked_at = instruction(_marked, _marked_one_by_one)
+_first_of = instruction(_first, _first_counted)
 
 
 @inlined

@@ -90,11 +90,10 @@ def _integers(
         good = 0 < end - at <= 19
         value = np.int64(0)
         if good and end - at <= 16 <= end:
-            # As below a negative number, and all at once.
             found = some(data, end, end - at)
-            good = found >= 0
-            value = -found
-            at = end
+            if found >= 0:
+                value = -found  # negative as below
+                at = end
         while good and at < end:
             digit = np.int64(data[at]) - 48
             good = 0 <= digit <= 9

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from numba import njit
+from numba import config, njit
+from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -18,3 +19,9 @@ def kernel(function: Function) -> Function:
 def inlined(function: Function) -> Function:
     """A kernel that becomes part of the kernels that call it."""
     return cast(Function, njit(cache=True, nogil=True, inline="always")(function))
+
+
+def instruction(typed: Callable[..., Any], interpreted: Function) -> Function:
+    """What numba has no words for, to be called by kernels only. ``typed``: how it is compiled (``numba.extending.intrinsic``);
+    ``interpreted``: what stands for it where nothing is compiled."""
+    return interpreted if config.DISABLE_JIT else cast(Function, intrinsic(typed))
