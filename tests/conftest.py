@@ -139,7 +139,7 @@ def _left_over(mark: str) -> list[psutil.Process]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     left = _left_over(os.environ[_RUN_VARIABLE])
     while left and time.monotonic() < deadline:
         time.sleep(0.1)

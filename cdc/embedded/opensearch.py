@@ -107,7 +107,7 @@ class OpenSearch:
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """One JSON request to the node; for set-up and checks. Raises OSError when it is not reachable, ValueError on a status >= 400."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             content = None if body is None else json.dumps(body)
             connection.request(method, path, content, {"Content-Type": "application/json"})

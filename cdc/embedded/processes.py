@@ -100,7 +100,9 @@ def free_port_like(preferred: int) -> int:
         return preferred
 
 
-def wait_until(probe: Callable[[], bool], process: subprocess.Popen[bytes], *, what: str, log: Path, timeout_s: float = 60) -> None:
+def wait_until(
+    probe: Callable[[], bool], process: subprocess.Popen[bytes], *, what: str, log: Path, timeout_s: float = 180
+) -> None:
     """Returns once ``probe`` says yes. Raises EmbeddedError when the process ends first, or after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not probe():

@@ -68,7 +68,7 @@ class Valkey:
             argv += ["--appendonly", "yes", "--save", "", "--daemonize", "no"]
             self._process = spawn(argv, log=self.log)
             try:
-                wait_until(self._is_ready, self._process, what="Valkey", log=self.log, timeout_s=30)
+                wait_until(self._is_ready, self._process, what="Valkey", log=self.log)
             except EmbeddedError:
                 if attempt == attempts - 1 or b"Address already in use" not in self.log.read_bytes():
                     raise

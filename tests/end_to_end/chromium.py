@@ -153,7 +153,7 @@ def browser(program: str, folder: Path) -> Iterator[Page]:
         yield page
         page._session = None
         page.call("Browser.close")
-        process.wait(10)
+        process.wait(60)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, 9)

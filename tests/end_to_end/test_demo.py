@@ -143,7 +143,7 @@ def test_traffic_on_a_real_server_goes_on_exactly_where_it_was_stopped(postgres:
 def test_traffic_that_cannot_go_on_says_so(postgres: Database, small: Airport) -> None:
     running = traffic.Traffic(postgres.dsn, small.flights, rate=10)
     running.start()
-    running.join(10)
+    running.join(120)
     with pytest.raises(psycopg.errors.UndefinedTable):
         running.check()
 

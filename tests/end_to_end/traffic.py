@@ -42,7 +42,7 @@ class Traffic(threading.Thread):
 
     def stop(self) -> None:
         self._ending.set()
-        self.join(30)
+        self.join(120)
 
     def end(self) -> None:
         self.stop()

@@ -131,7 +131,7 @@ class _Link:
     def _introduce(self) -> bool:
         """The client's first packet, which has no letter in front, and the refusal of encryption before it."""
         for end in (self.client, self.server):
-            end.settimeout(10)
+            end.settimeout(30)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
             head = self._exactly(8)
@@ -278,7 +278,7 @@ class Proxy:
         self._listener.close()
         self._all(_State.RESET)
         for _, thread in self._links:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
     def _all(self, state: _State) -> None:

@@ -36,7 +36,7 @@ def test_a_crash_point_by_environment_on_a_real_process(fault_server: Postgres, 
             env={**os.environ, VARIABLE: f"ingest.commit.durable=kill@{mark}"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=200,
         )
         assert ended.returncode == KILLED, ended.stderr[-2000:]
         assert mark.exists()
