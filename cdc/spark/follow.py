@@ -87,7 +87,7 @@ def _run(
     try:
         for query in queries:
             query.start()
-        _watch(followers, target if until_caught_up else None, stop)
+        _watch(queries, followers, target if until_caught_up else None, stop)
     finally:
         enough.set()
         for query in queries:
@@ -96,13 +96,17 @@ def _run(
             follower.close()
         if ours:
             sessions.stop()
+    for query in queries:
+        query.check()
     return 4 if any(follower.stopped for follower in followers) else 0
 
 
-def _watch(followers: list[Follower], target: Position | None, stop: threading.Event) -> None:
-    """Reports until there is nothing left to do."""
+def _watch(queries: list[Query], followers: list[Follower], target: Position | None, stop: threading.Event) -> None:
+    """Reports until there is nothing left to do. Raises what ended a query's thread: the supervisor starts the process again."""
     reported_at = 0.0
     while not stop.wait(_POLL_S):
+        for query in queries:
+            query.check()
         if all(follower.stopped for follower in followers):
             return
         if target is not None and all(follower.stopped or follower.applied.position >= target for follower in followers):
@@ -122,8 +126,9 @@ class Query:
         self._log_dir = log_dir
         self._scratch = scratch / follower.store
         self._stop = stop
+        self._failure: BaseException | None = None
         self._accident: str | None = None
-        self._thread = threading.Thread(target=self._keep_running, name=f"follow-{follower.store}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"follow-{follower.store}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -131,21 +136,41 @@ class Query:
     def join(self) -> None:
         self._thread.join()
 
+    def check(self) -> None:
+        """Raises what has ended the thread, where nothing should."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._keep_running()
+        except BaseException as failure:
+            self._failure = failure
+
     def _keep_running(self) -> None:
         # Each store's jobs get a fair share of the cores.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._follower.store)
-        while self._follower.start():
-            checkpoint = self._scratch / uuid4().hex
-            query = self._started(checkpoint)
+        while not self._stop.is_set() and not self._follower.stopped:
+            self._accident = None
             try:
-                while query.isActive and not self._stop.is_set() and not self._follower.stopped:
-                    self._follower.idle()
-                    self._stop.wait(_POLL_S)
-                self._explain()
-            finally:
-                self._end(query)
-                shutil.rmtree(checkpoint, ignore_errors=True)
+                if self._follower.start():
+                    self._run_a_query()
+            except Exception as error:  # outside a micro-batch, as when the store is opened: an accident like one inside
+                self._accident = _place_of(error)
+            self._explain()
             self._stop.wait(_RESTART_S)
+
+    def _run_a_query(self) -> None:
+        """Returns when it has ended, by itself or because it was asked to."""
+        checkpoint = self._scratch / uuid4().hex
+        query = self._started(checkpoint)
+        try:
+            while query.isActive and not self._stop.is_set() and not self._follower.stopped:
+                self._follower.idle()
+                self._stop.wait(_POLL_S)
+        finally:
+            self._end(query)
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _started(self, checkpoint: Path) -> StreamingQuery:
         options = self._follower.options

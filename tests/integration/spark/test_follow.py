@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -18,12 +19,14 @@ import pyarrow as pa
 import pytest
 import redis
 
+from cdc.crashpoint import armed
 from cdc.errors import HeadwaterError, StoreError
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import OP, Op
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.settings import StoreOptions
 from cdc.spark import apply as applying
+from cdc.spark import follow as following_module
 from cdc.spark import follower as followers
 from cdc.spark.follow import run_followers
 from cdc.spark.lease import Lease
@@ -265,6 +268,41 @@ def test_a_store_that_fails_on_the_workers_is_waited_for(traffic: Traffic) -> No
     with pytest.raises(StoreError) as refused:
         applying.outcome_of(pa.Table.from_batches(results))
     assert refused.value.retryable
+
+
+def test_an_accident_outside_a_batch_ends_the_query_and_not_the_follower(
+    traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the store has been opened, and when it is looked at between two batches."""
+    looked: list[None] = []
+
+    def look(follower: followers.Follower) -> None:
+        looked.append(None)
+        if len(looked) == 1:
+            raise OSError(errno.EIO, "once")
+        real(follower)
+
+    real = followers.Follower.idle
+    monkeypatch.setattr(followers.Follower, "idle", look)
+    name, options = in_memory()
+    with armed("follower.opened=error") as opening, Following(traffic, tmp_path / "run", {name: options}) as following:
+        following.until(lambda: len(looked) > 1)
+        following.until_at(traffic.transactions(3))
+    assert opening.hit
+    assert following.answer() == 0
+
+
+def test_a_thread_that_cannot_go_on_ends_the_process(traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look alive for ever; its supervisor starts it again."""
+    monkeypatch.setattr(following_module.Query, "_explain", _no_room)
+    monkeypatch.setattr(followers.Follower, "start", _no_room)
+    name, options = in_memory()
+    following = Following(traffic, tmp_path / "run", {name: options})
+    assert isinstance(following.answer(), OSError)
+
+
+def _no_room(_: object) -> None:
+    raise OSError(errno.ENOSPC, "no room")
 
 
 def _slice() -> Any:
