@@ -26,8 +26,6 @@ class Rig:
     publication: str = ""
     database: str = ""
     """Options of CREATE DATABASE."""
-    settle_s: float = 10.0
-    """How long the log may take to come to what the source has."""
 
 
 PLAIN: Final = Rig("plain")

@@ -18,7 +18,7 @@ from tests.cases.case import EXTENSIONS, Case, line, lines, record
 from tests.cases.case import records as expected_records
 from tests.cases.conftest import Benches, log_folder
 from tests.cases.entries import ALONE, REFUSALS, STOPS
-from tests.cases.sessions import Sessions
+from tests.cases.sessions import PATIENT, Sessions
 from tests.integration.capture.running import Capture
 
 
@@ -36,7 +36,7 @@ def prepared(case: Case, server: Postgres, folder: Path) -> Iterator[tuple[Captu
         settings["tables"] = tuple(map(case.sql, case.settings["tables"]))
     capture = Capture(dsn, folder, **settings)
     try:
-        with psycopg.connect(dsn, autocommit=True) as owner:
+        with psycopg.connect(dsn, autocommit=True, options=PATIENT) as owner:
             yield capture, owner
     finally:
         capture.stop()

@@ -6,8 +6,8 @@ from typing import Final
 
 from tests.cases.case import ALL, Case, Rig
 
-EVERYTHING: Final = Rig("everything", "create publication cdc for all tables with (publish_via_partition_root = true)", settle_s=12)
-EVOLVING: Final = Rig("evolving", settle_s=30)
+EVERYTHING: Final = Rig("everything", "create publication cdc for all tables with (publish_via_partition_root = true)")
+EVOLVING: Final = Rig("evolving")
 """Tables whose definitions change; stored rows may have to be read again."""
 
 _PAIR: Final = (
