@@ -39,7 +39,7 @@ def init(
             raise ConfigError(
                 f"--source: the environment has no variable {error.args[0]}", hint=f"export {error.args[0]}=…"
             ) from None
-        with connect(dsn, application="headwater-init") as connection:
+        with connect(dsn, application="headwater-init", given_as="--source") as connection:
             tables = [table for table in find_tables(connection) if table.capturable and table.root_oid is None]
     text = "".join(f"{line}\n" for line in configuration(source, tables))
     write_new(path, text)

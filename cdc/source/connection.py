@@ -32,16 +32,20 @@ _PASSING: Final = (
     "remaining connection slots",
     "terminating connection",
 )
-_UNUSABLE: Final = "source.dsn is no connection string that libpq understands"
+CONFIGURED: Final = "source.dsn"
+"""What messages call the connection string, unless it came another way."""
 _UNUSABLE_HINT: Final = "write it as postgresql://user@host:5432/database; reserved characters in a URL are percent-encoded"
 
 
-def connect(dsn: str, *, application: str = "headwater", connect_timeout_s: int = CONNECT_TIMEOUT_S) -> psycopg.Connection:
+def connect(
+    dsn: str, *, application: str = "headwater", connect_timeout_s: int = CONNECT_TIMEOUT_S, given_as: str = CONFIGURED
+) -> psycopg.Connection:
     """An autocommit connection under the pinned settings. Raises SourceError (ConfigError when the DSN itself is wrong).
 
+    given_as: what messages call the DSN.
     Its statements may take as long as the server works on them; a link that has gone silent ends one with psycopg.OperationalError.
     """
-    parts = parse(dsn)
+    parts = parse(dsn, given_as)
     parts.setdefault("connect_timeout", str(connect_timeout_s))
     parts = {**ALIVE, **parts}
     parts.setdefault("application_name", application)
@@ -49,28 +53,29 @@ def connect(dsn: str, *, application: str = "headwater", connect_timeout_s: int 
         connection = PatientConnection.connect(make_conninfo(**parts), autocommit=True)
     except psycopg.Error as error:
         kind = SourceUnreachable if _may_pass(error) else SourceError
-        raise kind(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error)) from None
+        raise kind(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error, given_as)) from None
     timeout = {"transaction_timeout": "0"} if connection.info.server_version >= HAS_TRANSACTION_TIMEOUT else {}
     for name, value in {**timeout, **PINNED_SETTINGS}.items():
         connection.execute("select set_config(%s, %s, false)", (name, value))
     return connection
 
 
-def parse(dsn: str) -> dict[str, str]:
+def parse(dsn: str, given_as: str = CONFIGURED) -> dict[str, str]:
     """libpq's parameters; a server on another machine is verified (``sslmode=verify-full``) where neither the DSN nor the environment
     says otherwise: libpq's own default, ``prefer``, would also talk to whoever answers. libpq quotes pieces of a string that it cannot parse, so its own words are not passed on.
 
     A URL in whose password a reserved character stands as it is can still parse, with parts of the password as port or database:
     those are refused here, as later messages show them.
     """
+    unusable = f"{given_as} is no connection string that libpq understands"
     try:
         parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     except (psycopg.Error, UnicodeError):
-        raise ConfigError(_UNUSABLE, hint=_UNUSABLE_HINT) from None
+        raise ConfigError(unusable, hint=_UNUSABLE_HINT) from None
     ports = parts.get("port", "").split(",")
     misread = "://" in dsn and "@" in parts.get("host", "") + parts.get("dbname", "")
     if misread or not all(port == "" or (port.isascii() and port.isdecimal()) for port in ports):
-        raise ConfigError(_UNUSABLE, hint=_UNUSABLE_HINT)
+        raise ConfigError(unusable, hint=_UNUSABLE_HINT)
     said = "sslmode" in parts or "service" in parts or "PGSSLMODE" in os.environ
     hosts = [*parts.get("host", "").split(","), *parts.get("hostaddr", "").split(",")]
     if not said and not all(map(is_local, hosts)):
@@ -118,14 +123,15 @@ def _may_pass(error: psycopg.Error) -> bool:
     return not any(words in text for words in ("SSL", "certificate", "GSSAPI", "channel binding", "password"))
 
 
-def _connect_hint(error: psycopg.Error) -> str:
+def _connect_hint(error: psycopg.Error, given_as: str) -> str:
     text = str(error)
     if "password authentication failed" in text or "no password supplied" in text:
-        return "give the password in source.dsn_file, ${ENV} or a passfile (PGPASSFILE)"
+        file = f"{given_as}_file, " if given_as == CONFIGURED else ""
+        return f"give the password in {file}${{ENV}} or a passfile (PGPASSFILE)"
     if "pg_hba.conf" in text:
         return "allow the role in pg_hba.conf, e.g. hostssl DATABASE ROLE ADDRESS scram-sha-256"
     if "not permitted to log in" in text:
         return "ALTER ROLE … LOGIN"
     if "does not exist" in text:
-        return "check user and database in source.dsn; deploy/roles.sql creates the roles"
-    return "check host, port and database in source.dsn, and that the server runs"
+        return f"check user and database in {given_as}; deploy/roles.sql creates the roles"
+    return f"check host, port and database in {given_as}, and that the server runs"

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from typer.testing import CliRunner
 
+from cdc.commands.app import app
 from cdc.commands.init import write_new
 from cdc.commands.starter import MANY_TABLES, configuration, without_password
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, SourceError
 from cdc.model.table import Column, Table
 from cdc.settings import Settings, interpolate
 from cdc.source.catalog import SourceTable
@@ -75,3 +77,16 @@ def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
     with pytest.raises(ConfigError, match="cannot write"):
         write_new(tmp_path / "nowhere" / "cdc.toml", "new")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [("nonsense", ConfigError), ("postgresql://me@127.0.0.1:port/d", ConfigError), ("postgresql://me@127.0.0.1:1/d", SourceError)],
+)
+def test_what_is_wrong_with_the_source_names_the_option(tmp_path: Path, source: str, kind: type[Exception]) -> None:
+    done = CliRunner().invoke(app, ["--config", str(tmp_path / "cdc.toml"), "init", "--source", source])
+    assert isinstance(done.exception, kind), done.output
+    line = done.exception.line()
+    assert "--source" in line
+    assert "source.dsn" not in line
+    assert list(tmp_path.iterdir()) == []
