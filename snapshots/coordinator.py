@@ -348,8 +348,14 @@ class _Session:
     @contextmanager
     def _workers(self) -> Iterator[None]:
         number = self._source.snapshot_workers
-        with ThreadPoolExecutor(number, thread_name_prefix="snapshot-parse") as pool:
-            threads = [Thread(target=self._work, args=(pool,), name=f"snapshot-{one + 1}", daemon=True) for one in range(number)]
+        with (
+            ThreadPoolExecutor(number, thread_name_prefix="snapshot-parse") as typists,
+            ThreadPoolExecutor(number, thread_name_prefix="snapshot-emit") as emitters,
+        ):
+            threads = [
+                Thread(target=self._work, args=(typists, emitters), name=f"snapshot-{one + 1}", daemon=True)
+                for one in range(number)
+            ]
             for thread in threads:
                 thread.start()
             try:
@@ -360,7 +366,7 @@ class _Session:
                 for thread in threads:
                     thread.join()
 
-    def _work(self, pool: ThreadPoolExecutor) -> None:
+    def _work(self, typists: ThreadPoolExecutor, emitters: ThreadPoolExecutor) -> None:
         """One worker's life; its connection is opened when it finds something to do."""
         try:
             with ExitStack() as stack:
@@ -368,8 +374,8 @@ class _Session:
                 while (job := self._board.next()) is not None:
                     if reader is None:
                         reader = Reader(
-                            partial(open_session, self._source.dsn.get_secret_value()), self._emitter, self._feed, self._board, pool, self._throttle,
-                            self._source.snapshot_chunk_rows, self._over,
+                            partial(open_session, self._source.dsn.get_secret_value()), self._emitter, self._feed, self._board, typists,
+                            emitters, self._throttle, self._source.snapshot_chunk_rows, self._over,
                         )  # fmt: skip
                         stack.enter_context(closing(reader))
                     self._serve(reader, job)

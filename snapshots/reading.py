@@ -74,7 +74,8 @@ class Reader:
         emitter: Emitter,
         feed: SnapshotFeed,
         board: Board,
-        pool: ThreadPoolExecutor,
+        typists: ThreadPoolExecutor,
+        emitters: ThreadPoolExecutor,
         throttle: Throttle,
         chunk_rows: int,
         stop: Event,
@@ -86,7 +87,8 @@ class Reader:
         self._emitter = emitter
         self._feed = feed
         self._board = board
-        self._pool = pool
+        self._typists = typists
+        self._emitters = emitters
         self._throttle = throttle
         self._chunk_rows = chunk_rows
         self._memory = Reused(MEMORY_BYTES)
@@ -209,7 +211,7 @@ class Reader:
             if typed and (rows + block.rows > self._chunk_rows or size_bytes >= PART_BYTES):
                 self._emit(reading, typed, rows)
                 typed, rows, size_bytes = [], 0, 0
-            typed.append(self._pool.submit(typing, block))
+            typed.append(self._typists.submit(typing, block))
             rows += block.rows
             size_bytes += len(block.data)
             owed_s = self._throttle.owed_s(block.rows)
@@ -231,10 +233,10 @@ class Reader:
     def _emit(self, reading: Reading, typed: Sequence[Future[pa.RecordBatch]], rows: int) -> None:
         self._collect(IN_FLIGHT - 1)
         chunk = Chunk(self._emitter.content(), reading.window)
-        self._flight.add(reading, chunk, self._pool.submit(self._ready, chunk, typed), rows)
+        self._flight.add(reading, chunk, self._emitters.submit(self._ready, chunk, typed), rows)
 
     def _ready(self, chunk: Chunk, typed: Sequence[Future[pa.RecordBatch]]) -> None:
-        """In the pool, after the part's blocks."""
+        """By a thread that types nothing: the server syncs its WAL before it answers, and the next part's blocks wait."""
         self._feed.ready(chunk, [future.result() for future in typed])
         crashpoint("snapshot.chunk.ready")
         self._emitter.emit(chunk.content)
