@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
 _LIBRARIES = (
     "hypothesis", "numba", "numpy", "pandas", "psutil", "psycopg", "pyarrow.compute", "pyarrow.parquet", "pydantic", "pydantic_settings",
     "pytest", "redis", "rich.console", "rich.progress", "structlog", "typer",

@@ -57,7 +57,7 @@ def test_there_are_thirty() -> None:
 
 
 @pytest.mark.xdist_group("mutants")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_is_caught(breeder: Breeder, mutant: Mutant) -> None:
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
