@@ -92,7 +92,7 @@ class Ingest:
         if self._lacks > 0:
             self._torn.append(taken.copy())
             return
-        self._consume(np.concatenate([*self._torn, taken]) if self._torn else taken)
+        self._consume(self._stream.behind(np.concatenate(self._torn), taken) if self._torn else taken)
 
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder

@@ -43,6 +43,9 @@ BUFFER_BYTES: Final = 16 * 2**20
 """Two of these: one fills while the other is decoded. The longer a group takes, as with changes of very many tables, the larger the next one
 may become, and what each table costs in a group is shared by more rows."""
 
+HEADROOM_BYTES: Final = 2**20
+"""Before what a buffer is filled with: the beginning of a transaction whose end comes with it is put there, instead of both elsewhere."""
+
 STAGING_BYTES: Final = 2**20
 """The most that one read takes."""
 
@@ -57,8 +60,9 @@ BACKLOG_BYTES: Final = 4 * 2**10
 READS: Final = 16
 """So many reads in a row need no GIL, which the decoding thread may hold for longer than a pause."""
 
-BLOCK_BYTES: Final = 2**20
-"""Under a backlog the decoder waits for blocks of this size: the cost of a group (and the fsync behind it) is shared by more rows."""
+BLOCK_BYTES: Final = 4 * 2**20
+"""Under a backlog the decoder waits for blocks of this size: the cost of a group (and the fsync behind it) is shared by more rows. Only wide
+rows come so fast."""
 
 BLOCK_S: Final = 0.03
 """… but at most this long."""
@@ -304,8 +308,8 @@ class Stream:
     def __init__(self, wire: _Socket | _Libpq, feedback: Feedback) -> None:
         self._wire = wire
         self._feedback = feedback
-        self._filling = np.empty(BUFFER_BYTES, np.uint8)
-        self._spare = np.empty(BUFFER_BYTES, np.uint8)
+        self._filling = np.empty(HEADROOM_BYTES + BUFFER_BYTES, np.uint8)
+        self._spare = np.empty(HEADROOM_BYTES + BUFFER_BYTES, np.uint8)
         self._filled = 0
         self._wanted = 1
         self._changed = threading.Condition()
@@ -335,11 +339,19 @@ class Stream:
                 if self._failure is not None:
                     raise self._failure
                 return self._filling[:0]
-            taken = self._filling[: self._filled]
+            taken = self._filling[HEADROOM_BYTES : HEADROOM_BYTES + self._filled]
             self._filling, self._spare = self._spare, self._filling
             self._filled = 0
             self._changed.notify_all()
             return taken
+
+    def behind(self, torn: Bytes, taken: Bytes) -> Bytes:
+        """``torn`` and what the last call of ``take`` gave, one behind the other; as long valid as that."""
+        if len(torn) > HEADROOM_BYTES:
+            return np.concatenate([torn, taken])
+        begin = HEADROOM_BYTES - len(torn)
+        self._spare[begin:HEADROOM_BYTES] = torn
+        return self._spare[begin : HEADROOM_BYTES + len(taken)]
 
     def confirm(self, durable_lsn: int) -> None:
         """Everything up to this LSN is durable; the server hears of it soon."""
@@ -369,7 +381,8 @@ class Stream:
                         self._changed.wait(1.0)
                     if self._closing:
                         return
-                    self._filling[self._filled : self._filled + got] = view[:got]
+                    end = HEADROOM_BYTES + self._filled
+                    self._filling[end : end + got] = view[:got]
                     self._filled += got
                     self.received += got
                     if self._filled >= self._wanted or not self._wire.backlog:

@@ -268,6 +268,9 @@ class Link:
         self.received += length
         return np.frombuffer(bytearray(taken), np.uint8)
 
+    def behind(self, torn: Bytes, taken: Bytes) -> Bytes:
+        return np.concatenate([torn, taken])
+
     def confirm(self, lsn: int) -> None:
         self.on_confirm(lsn)
         self.feedback.confirm(lsn)
