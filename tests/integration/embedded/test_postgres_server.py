@@ -45,7 +45,7 @@ def test_a_crash_kills_every_process_and_keeps_what_was_committed(postgres_serve
         processes += processes[0].children(recursive=True)
         assert len(processes) > 3
         postgres_server.crash()
-    assert not psutil.wait_procs(processes, timeout=5)[1]
+    assert not psutil.wait_procs(processes, timeout=60)[1]
     postgres_server.start()
     assert postgres_server.port == port
     with psycopg.connect(postgres_server.dsn()) as connection:
@@ -106,7 +106,7 @@ def test_servers_die_with_the_process_that_started_them(server_folder: Path) -> 
     servers = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
     os.kill(starter.pid, signal.SIGKILL)
     starter.wait()
-    assert not psutil.wait_procs(servers, timeout=10)[1]
+    assert not psutil.wait_procs(servers, timeout=60)[1]
 
 
 def test_no_such_version() -> None:
