@@ -37,7 +37,7 @@ from snapshots.throttle import Throttle
 
 PART_BYTES: Final = 8 * 2**20
 """A part is held in memory until its watermark has come back; wide rows make it shorter than the configured number of rows."""
-MEMORY_BYTES: Final = 32 * 2**20
+MEMORY_BYTES: Final = 64 * 2**20
 """So much of each size is kept for the next blocks while a worker reads: about what its parts on their way hold."""
 HELD_KEYS: Final = 5_000
 """Held rows that are read back at once."""
