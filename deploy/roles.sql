@@ -81,7 +81,10 @@ json_build_object(
   'leaves', (
     select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
         (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a
-         where a.attrelid = l.oid and a.attnum in (-1, 1)))), '{}')
+         where a.attrelid = l.oid and a.attnum in (-1, 1)),
+        (select coalesce(string_agg(i.xmin::text, ' ' order by i.inhrelid), '')
+         from pg_partition_ancestors(l.oid) way join pg_inherits i on i.inhrelid = way.relid
+         where i.inhrelid not in (select relid from pg_partition_ancestors(c.oid))))), '{}')
     from pg_class l
     where l.oid in (select c.oid where c.relkind = 'r'
                     union all
@@ -98,7 +101,7 @@ json_build_object(
           where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
       where next.oid >= 10000)
     select coalesce(json_object_agg(told.what, told.text), '{}') from (
-      select 'e' || e.oid as what, e.enumlabel::text as text from reached r join pg_enum e on e.enumtypid = r.oid
+      select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
       union all
       select 'a' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.atttypmod || ' ' || b.attisdropped
       from reached r join pg_type t on t.oid = r.oid join pg_attribute b on b.attrelid = t.typrelid and b.attnum > 0

@@ -59,6 +59,8 @@ class Definitions:
         self._unpublished_stop = unpublished
         self._keep = keep
         self._uncertain: set[int] = set()
+        self._numbered_last = 0
+        """OID of the table of the last RELATION message."""
         self._ended = set(ended)
         self._facts = dict(facts or {})
         self._tables = {table.oid: table for table in known if table.qualified not in self._ended}
@@ -128,6 +130,8 @@ class Definitions:
         definition before. Columns that stay without a number have 0, and the table will be read again.
         """
         self._uncertain.discard(table.oid)
+        self._leaf_of(self._numbered_last, table)
+        self._numbered_last = table.oid
         facts, before = self._facts.get(table.oid), self._tables.get(table.oid)
         if facts is not None and (found := _numbered_by(table, facts.table())) is not None:
             return found
@@ -135,12 +139,27 @@ class Definitions:
         live = None if now is None else now.table()
         for known in (live, before):
             if known is not None and (found := _numbered_by(table, known)) is not None:
+                if now is not None and known is live and _skips(now, facts, before):
+                    self._uncertain.add(table.oid)
                 return found
         if live is None and before is None:
             return table
         if live is not None:  # else nothing is left to be read again
             self._uncertain.add(table.oid)
         return _guessed(table, live, before)
+
+    def _leaf_of(self, oid: int, table: Table) -> None:
+        """Behind a partitioned table (OID) the server describes the partition whose row comes next, under the partitioned table's name.
+
+        One that the catalog has not told of yet may be gone again before it does: then this is the only trace of it.
+        """
+        root = self._facts.get(oid)
+        if root is None or not root.partitioned or oid == table.oid or table.oid in root.leaves:
+            return
+        if {(c.name, c.type_oid) for c in table.columns} == {(c.name, c.type_oid) for c in root.table().columns}:
+            self._facts[oid] = root.with_leaf(table.oid)
+            self._facts_changed = True
+            self._note(oid)
 
     def enter(self, table: Table) -> list[SchemaChange]:
         """From here on the table's rows have this definition; returns the SCHEMA records that have to come before them."""
@@ -304,6 +323,13 @@ def _numbered_by(table: Table, known: Table) -> Table | None:
     if _shape(table) != _shape(known):
         return None
     return _with(table, [column.attnum for column in known.columns], [column.name for column in known.key])
+
+
+def _skips(now: Facts, facts: Facts | None, before: Table | None) -> bool:
+    """Whether columns have come and gone since, so that a new one may not be the one that the catalog has under its name."""
+    known = [column.attnum for column in (facts.columns if facts is not None else before.columns if before is not None else ())]
+    new = [column.attnum for column in now.columns if column.attnum > max(known, default=0)]
+    return bool(known) and bool(new) and max(new) != max(known) + len(new)
 
 
 def _guessed(table: Table, live: Table | None, before: Table | None) -> Table:

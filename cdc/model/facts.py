@@ -37,8 +37,11 @@ class Leaf:
     """One relation that holds rows: the table itself, or one of its partitions."""
 
     filenode: int
+    """0: only the stream has told of it, before any look at the catalog did."""
     born: bool
     """It was created as a partition, and so was empty when it became one."""
+    joined: str = ""
+    """Of a partition: the versions of the catalog's rows by which it belongs to the table; others after it was detached and attached again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Facts:
                 [c.attnum, c.name, c.type_oid, c.typmod, c.type_name, c.generated, c.filled, c.version] for c in self.columns
             ],
             "index": list(self.index),
-            "leaves": {str(oid): [leaf.filenode, leaf.born] for oid, leaf in self.leaves.items()},
+            "leaves": {str(oid): [leaf.filenode, leaf.born, leaf.joined] for oid, leaf in self.leaves.items()},
             "types": dict(self.types),
             "publishing": None
             if publishing is None
@@ -153,6 +156,10 @@ class Facts:
             self.identity,
         )
 
+    def with_leaf(self, leaf: int) -> Self:
+        """Rows have come out of this partition, of which nothing else is known."""
+        return replace(self, leaves={leaf: Leaf(0, born=True), **self.leaves})
+
     def without(self, leaf: int) -> Self:
         return replace(self, leaves={oid: facts for oid, facts in self.leaves.items() if oid != leaf})
 
@@ -176,10 +183,19 @@ def hidden(before: Facts, after: Facts) -> Verdict | None:
         for column in after.columns
         if column.attnum not in columns or columns[column.attnum].version != column.version
     }
-    moved = {oid for oid in before.leaves.keys() & after.leaves.keys() if before.leaves[oid].filenode != after.leaves[oid].filenode}
-    emptied = after.partitioned and bool(moved)
+    new = {oid for oid in after.leaves if oid not in before.leaves or not before.leaves[oid].filenode}
+    stayed = after.leaves.keys() - new
+    moved = {oid for oid in stayed if before.leaves[oid].filenode != after.leaves[oid].filenode}
+    rejoined = any(before.leaves[oid].joined != after.leaves[oid].joined for oid in stayed)
+    # A table's first file has its OID for a number: what is in another one has been truncated, if not before it joined.
+    emptied = after.partitioned and (bool(moved) or any(after.leaves[oid].filenode != oid for oid in new))
     vanished = (
-        bool(before.leaves.keys() - after.leaves.keys()) or emptied or _filter(before) != _filter(after) or was_out(before, after)
+        bool(before.leaves.keys() - after.leaves.keys())
+        or emptied
+        or rejoined
+        or (not moved and _was_partition(before, after))
+        or _filter(before) != _filter(after)
+        or was_out(before, after)
     )
     rewritten = (
         touched if moved else touched & {c.attnum for c in after.columns if c.attnum in columns and _retyped(columns[c.attnum], c)}
@@ -188,13 +204,16 @@ def hidden(before: Facts, after: Facts) -> Verdict | None:
     key = {column.attnum for column in after.table().key}
     vanished |= bool(rewritten & key & columns.keys())
     vanished |= retold and any(column.type_name for column in after.table().key)
-    changed = (
-        bool(rewritten)
-        or any(oid not in before.leaves and not leaf.born for oid, leaf in after.leaves.items())
-        or _shows(before, after)
-        or retold
-    )
+    changed = bool(rewritten) or any(not after.leaves[oid].born for oid in new) or _shows(before, after) or retold
     return Verdict(vanished) if vanished or changed else None
+
+
+def _was_partition(before: Facts, after: Facts) -> bool:
+    """The table was a partition of another one in between, under whose name its changes came: attaching and detaching touch all of its columns."""
+    if after.partitioned or after.attached or len(before.columns) != len(after.columns):
+        return False
+    pairs = list(zip(before.columns, after.columns, strict=True))
+    return before.attached or all(old.version != new.version and replace(old, version=new.version) == new for old, new in pairs)
 
 
 def _filter(facts: Facts) -> str | None:

@@ -89,7 +89,8 @@ class CatalogWatch:
         self._wake.set()
 
     def note(self, oid: int) -> None:
-        """From any thread: a table that the stream has told of. It may be gone, or a partition of another, before a look finds it."""
+        """From any thread: a table that the stream has told of, or told more of than the catalog did. It may be gone, or a partition of another,
+        before a look finds it. The next look tells of it, whether or not it has changed."""
         self._noted.put(oid)
         self._wake.set()
 
@@ -130,7 +131,7 @@ class CatalogWatch:
         known = read_publication(connection, publication)
         check_publishes(known)
         while not self._noted.empty():
-            self._told.setdefault(self._noted.get())
+            self._told[self._noted.get()] = None
         found = {facts.oid: facts for facts in read_facts(connection, publication, list(self._told), published=True)}
         dropped = [oid for oid in self._told if oid not in found]
         changed = [oid for oid, facts in found.items() if self._told.get(oid) != facts]

@@ -49,8 +49,20 @@ def _with(*columns: FactColumn) -> Callable[[Facts], Facts]:
         (PLAIN, _with(ID, FactColumn(3, "v", 25, -1, "", "", False, "11")), OVERLAY),
         (PLAIN, _with(ID), None),
         (PARTED, lambda facts: facts.without(8), VANISHED),
-        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(110, True)}), None),
-        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(110, False)}), OVERLAY),
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(11, True)}), None),
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(110, True)}), VANISHED),  # truncated since
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(11, False)}), OVERLAY),
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 8: replace(facts.leaves[8], joined="10")}), VANISHED),
+        (PARTED.with_leaf(11), lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(11, True, "10")}), None),
+        (PARTED.with_leaf(11), lambda facts: facts.without(11), VANISHED),
+        (PARTED.with_leaf(8), lambda facts: facts, None),
+        (
+            PLAIN,
+            _with(replace(ID, version="11"), replace(V, version="11")),
+            VANISHED,
+        ),  # attached to another table and detached again
+        (PLAIN, lambda facts: replace(_with(replace(ID, version="11"), replace(V, version="11"))(facts), attached=True), None),
+        (replace(PLAIN, attached=True), lambda facts: replace(facts, attached=False), VANISHED),
         (PLAIN, lambda facts: replace(facts, types={**facts.types, "e2": "b"}), None),
         (PLAIN, lambda facts: replace(facts, types={**facts.types, "e1": "z"}), OVERLAY),
         (PLAIN, lambda facts: replace(facts, types={**facts.types, "a5.2": "25 -1 false"}), OVERLAY),

@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.cases.case import Case
 from tests.cases.entries.alone import ALONE, REFUSALS, STOPS
+from tests.cases.entries.between_looks import BETWEEN_LOOKS
 from tests.cases.entries.evolution import EVOLUTION
 from tests.cases.entries.partitions import TABLES
 from tests.cases.entries.publications import PUBLICATIONS
@@ -14,7 +15,16 @@ from tests.cases.entries.scalars import SCALARS
 from tests.cases.entries.structured import STRUCTURED
 from tests.cases.entries.transactions import TRANSACTIONS
 
-TOGETHER: Final[tuple[Case, ...]] = (*SCALARS, *STRUCTURED, *ROWS, *TABLES, *EVOLUTION, *TRANSACTIONS, *PUBLICATIONS)
+TOGETHER: Final[tuple[Case, ...]] = (
+    *SCALARS,
+    *STRUCTURED,
+    *ROWS,
+    *TABLES,
+    *EVOLUTION,
+    *BETWEEN_LOOKS,
+    *TRANSACTIONS,
+    *PUBLICATIONS,
+)
 """Cases that share a database and a capture with others of their rig."""
 
 __all__ = ["ALONE", "REFUSALS", "STOPS", "TOGETHER"]

@@ -43,6 +43,7 @@ class Run:
         self.live = {one.oid: one for one in live}
         self.kept: list[set[int]] = []
         self.looks = 0
+        self.noted: list[int] = []
         self.definitions = Definitions(
             lambda oid: self.live.get(oid),
             known=[*(one.table() for one in before), *tables],
@@ -52,6 +53,7 @@ class Run:
             passwords=[PASSWORD],
             wanted=lambda name: not name.endswith("unwanted"),
             look=self._look,
+            note=self.noted.append,
             unpublished=lambda name: Stopped(StopState.TABLE_UNPUBLISHED, name),
             keep=lambda found: self.kept.append(set(found)),
         )
@@ -193,6 +195,35 @@ def test_a_dropped_partition_takes_rows_of_its_root_away() -> None:
     assert run.message(dropped=[20]) == ["t rewritten!"]
     assert run.again == [7]
     assert run.message(dropped=[7, 21]) == ["t dropped!"]
+
+
+def test_rows_of_a_partition_that_no_look_has_seen_are_taken_away_when_it_is_gone() -> None:
+    root = replace(OLD, partitioned=True, leaves={20: Leaf(20, True)})
+    run = Run(root)
+    run.relation(root.table())
+    run.definitions.number(sent(facts(30, "leaf", ID, A, B).table()))
+    assert run.noted == [7]
+    run.definitions.settle()
+    assert run.kept == [{7}]
+    assert run.message(root) == ["t rewritten!"]
+    assert run.again == [7]
+
+
+def test_a_partition_that_a_look_finds_is_nothing_new() -> None:
+    root = replace(OLD, partitioned=True, leaves={20: Leaf(20, True)})
+    run = Run(root)
+    run.relation(root.table())
+    run.definitions.number(sent(facts(30, "leaf", ID, A, B).table()))
+    assert run.message(replace(root, leaves={**root.leaves, 30: Leaf(30, True)})) == []
+    run.relation(root.table())
+    run.definitions.number(sent(facts(30, "leaf", ID, A, B).table()))
+    assert (run.again, run.noted) == ([], [7])
+
+
+def test_a_new_column_may_not_be_the_one_that_the_catalog_has_under_its_name() -> None:
+    run = Run(OLD, live=[facts(7, "t", ID, A, B, (5, "c", 25))])
+    assert run.relation(facts(7, "t", ID, A, B, (4, "c", 25)).table()) == ["t rewritten"]
+    assert run.again == [7]
 
 
 def test_facts_are_kept_when_they_are_durable() -> None:
