@@ -17,6 +17,9 @@ from psycopg.conninfo import make_conninfo
 SILENCE_S: Final = 30.0
 GRACE_S: Final = 3.0
 """What the server has just sent may still be on its way when it is asked."""
+UNKNOWN_MAX: Final = 10
+"""So often in a row the server may have no room for who asks. Dead links of ours may be what fills it."""
+_CROWDED: Final = ("too many", "remaining connection slots")
 _ASK_TIMEOUT_S: Final = 10
 _INTERVAL_S: Final = 0.1
 _WORKS: Final = "select coalesce(wait_event not in ('ClientRead', 'ClientWrite'), true) from pg_stat_activity where pid = %s"
@@ -36,6 +39,7 @@ class Patience:
         self._since = time.monotonic()
         self._left_s = SILENCE_S
         self._doubted = False
+        self._unknown = 0
 
     def check(self) -> None:
         """Nothing has come. Raises psycopg.OperationalError, with the connection closed, when nothing ever will."""
@@ -44,7 +48,9 @@ class Patience:
         if self._doubted:
             self._connection.pgconn.finish()
             raise psycopg.OperationalError(f"the server has not answered for {SILENCE_S:g} s, and is not at work on it")
-        self._doubted = not _works(self._connection)
+        works = _works(self._connection)
+        self._unknown = self._unknown + 1 if works is None else 0
+        self._doubted = works is False or self._unknown >= UNKNOWN_MAX
         self._since = time.monotonic()
         self._left_s = min(GRACE_S, SILENCE_S) if self._doubted else SILENCE_S
 
@@ -76,8 +82,8 @@ class _Asking(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(gen, interval, timeout)
 
 
-def _works(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the connection's server process is at work, rather than waiting for us, or gone."""
+def _works(connection: psycopg.Connection[Any]) -> bool | None:
+    """Whether the connection's server process is at work, rather than waiting for us, or gone; None when there is no room to ask."""
     info = connection.info
     parts = {**info.get_parameters(), "host": info.host, "port": str(info.port), "password": info.password}
     if "hostaddr" in parts:
@@ -86,6 +92,7 @@ def _works(connection: psycopg.Connection[Any]) -> bool:
     try:
         with _Asking.connect(make_conninfo(**{**given, "connect_timeout": str(_ASK_TIMEOUT_S)}), autocommit=True) as asking:
             row = asking.execute(_WORKS, (info.backend_pid,)).fetchone()
-    except psycopg.Error:
-        return False  # whoever connects anew will say why
+    except psycopg.Error as error:
+        # Else whoever connects anew will say why.
+        return None if any(words in str(error) for words in _CROWDED) else False
     return row is not None and bool(row[0])

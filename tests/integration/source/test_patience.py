@@ -109,10 +109,10 @@ def test_a_statement_that_takes_its_time_is_waited_for(
     """It waits for a lock until the server has been asked three times what it does."""
     sql = postgres.connect()
     sql.execute("select pg_advisory_lock(%s)", (LOCK,))
-    asked: list[bool] = []
+    asked: list[bool | None] = []
     works = patience._works
 
-    def ask(connection: psycopg.Connection[Any]) -> bool:
+    def ask(connection: psycopg.Connection[Any]) -> bool | None:
         waits = "select 1 from pg_stat_activity where pid = %s and wait_event = 'advisory'"
         deadline = time.monotonic() + DEADLINE_S
         while len(asked) < 3 and not sql.execute(waits, (connection.info.backend_pid,)).fetchone():
@@ -128,6 +128,46 @@ def test_a_statement_that_takes_its_time_is_waited_for(
     monkeypatch.setattr(patience, "SILENCE_S", 0.1)
     assert linked.execute("select pg_advisory_lock(%s)::text, 7", (LOCK,)).fetchone() == ("", 7)
     assert asked == [True] * 3
+
+
+@pytest.fixture
+def crowded(postgres: Database) -> Iterator[tuple[psycopg.Connection[Any], psycopg.Connection[Any]]]:
+    """The only connection that its role may have, so that nobody can ask what it does, and another role's that holds the lock."""
+    sql, role = postgres.connect(), f"r_{postgres.name}"
+    sql.execute("select pg_advisory_lock(%s)", (LOCK,))
+    sql.execute(f'create role "{role}" login connection limit 1'.encode())
+    with closing(connect(postgres.server.dsn(postgres.name, user=role))) as connection:
+        yield connection, sql
+    sql.execute(f'drop role "{role}"'.encode())
+
+
+def test_a_server_without_room_for_the_question_is_no_dead_link(
+    crowded: tuple[psycopg.Connection[Any], psycopg.Connection[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, holding = crowded
+    asked: list[bool | None] = []
+    works = patience._works
+
+    def ask(connection: psycopg.Connection[Any]) -> bool | None:
+        asked.append(works(connection))
+        if len(asked) == 3:
+            monkeypatch.setattr(patience, "SILENCE_S", DEADLINE_S)
+            holding.execute("select pg_advisory_unlock(%s)", (LOCK,))
+        return asked[-1]
+
+    monkeypatch.setattr(patience, "_works", ask)
+    monkeypatch.setattr(patience, "SILENCE_S", 0.1)
+    assert waiting.execute("select pg_advisory_lock(%s)::text, 7", (LOCK,)).fetchone() == ("", 7)
+    assert asked == [None] * 3
+
+
+def test_a_server_that_never_has_room_for_the_question_ends_the_statement(
+    crowded: tuple[psycopg.Connection[Any], psycopg.Connection[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "UNKNOWN_MAX", 3)
+    monkeypatch.setattr(patience, "SILENCE_S", 0.1)
+    with pytest.raises(psycopg.OperationalError, match="has not answered"):
+        crowded[0].execute("select pg_advisory_lock(%s)", (LOCK,))
 
 
 def test_a_replication_command_that_is_swallowed_ends(postgres: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
