@@ -2,7 +2,7 @@
 
 Which worker gets what: under ``--dist loadgroup`` every test that uses ``spark`` runs in one worker, so that there is one Spark session,
 and every other test that uses ``opensearch`` runs in one worker as well. A test that uses both goes with Spark, whose worker then starts
-a node of its own. Postgres and Valkey are cheap: each worker has them.
+a node of its own, unless it names another group. Postgres and Valkey are cheap: each worker has them.
 
 Isolation: a test's ``postgres`` is a database of its own, Valkey is emptied before each test, and OpenSearch's indices are deleted after.
 """
@@ -73,7 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in ("spark", "opensearch"):
             if name in used or item.get_closest_marker(name):
                 item.add_marker(getattr(pytest.mark, name))
-                item.add_marker(pytest.mark.xdist_group(name))
+                if item.get_closest_marker("xdist_group") is None:
+                    item.add_marker(pytest.mark.xdist_group(name))
                 break
     yield
     if getattr(config.option, "loadgroup", False):

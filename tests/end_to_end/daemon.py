@@ -18,7 +18,7 @@ from cdc import status
 from cdc.embedded.processes import kill_group, spawn
 
 STORES = ("search", "cache", "warehouse")
-DEADLINE_S = 180.0
+DEADLINE_S = 300.0
 """For one step, on a machine with much else to do."""
 
 CONFIGURATION = """
@@ -69,7 +69,7 @@ class Daemon:
             kill_group(self._process)
 
     def cdc(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*self._command, *arguments], capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False)
+        return subprocess.run([*self._command, *arguments], capture_output=True, text=True, timeout=4 * DEADLINE_S, check=False)
 
     def follower(self, store: str) -> status.FollowerStatus:
         return status.read_follower(self.folder / "run", store) or status.FollowerStatus(store)
@@ -78,6 +78,12 @@ class Daemon:
         """Of the log."""
         told = status.read_capture(self.folder / "run")
         return 0 if told is None else told.position
+
+    @property
+    def reports(self) -> bool:
+        """Whether the status files are this supervisor's, and not its predecessor's."""
+        told = status.read_supervisor(self.folder / "run")
+        return told is not None and self._process is not None and told.pid == self._process.pid
 
     def process(self, name: str) -> status.ProcessStatus:
         told = status.read_supervisor(self.folder / "run")
