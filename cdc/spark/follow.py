@@ -10,7 +10,6 @@ import json
 import shutil
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,7 @@ from cdc.model.position import Cut, Position
 from cdc.settings import Contract, StoreOptions
 from cdc.spark import session as sessions
 from cdc.spark.apply import Slices
+from cdc.spark.causes import ending_of, place_of
 from cdc.spark.follower import Follower
 from cdc.spark.lease import Lease
 from cdc.spark.source import CdcSource, cut_at
@@ -156,7 +156,7 @@ class Query:
                 if self._follower.start():
                     self._run_a_query()
             except Exception as error:  # outside a micro-batch, as when the store is opened: an accident like one inside
-                self._accident = _place_of(error)
+                self._accident = place_of(error)
             self._explain()
             self._stop.wait(_RESTART_S)
 
@@ -168,6 +168,8 @@ class Query:
             while query.isActive and not self._stop.is_set() and not self._follower.stopped:
                 self._follower.idle()
                 self._stop.wait(_POLL_S)
+            if not query.isActive and self._accident is None:
+                self._accident = ending_of(query)
         finally:
             self._end(query)
             shutil.rmtree(checkpoint, ignore_errors=True)
@@ -188,7 +190,7 @@ class Query:
                     after = end_of(checkpoint, number - 1).position if number else start
                     self._follower.follow_to(end_of(checkpoint, number), Slices(after, frame))
                 except Exception as error:
-                    self._accident = _place_of(error)
+                    self._accident = place_of(error)
                     raise
 
         writer = (
@@ -225,9 +227,3 @@ def end_of(checkpoint: Path, number: int) -> Cut:
     """The cut that micro-batch ``number`` reaches: foreachBatch is not told, but Spark has written it down before."""
     lines = (checkpoint / "offsets" / str(number)).read_text().splitlines()
     return cut_at(json.loads(lines[2]))
-
-
-def _place_of(error: Exception) -> str:
-    """The error's kind and where it arose. Not its text, which may show rows."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"

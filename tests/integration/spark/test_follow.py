@@ -292,6 +292,39 @@ def test_an_accident_outside_a_batch_ends_the_query_and_not_the_follower(
     assert following.answer() == 0
 
 
+def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once where it reads the log, and once where it makes its checkpoint; the third time it may run."""
+    told: list[str | None] = []
+    started, explain = following_module.Query._started, following_module.Query._explain
+
+    def start(query: following_module.Query, checkpoint: Path) -> Any:
+        if not told:
+            with monkeypatch.context() as wrong:
+                wrong.setattr(query, "_log_dir", tmp_path / "nowhere")
+                return started(query, checkpoint)
+        if len(told) == 1:
+            (tmp_path / "file").touch()
+            return started(query, tmp_path / "file" / "checkpoint")
+        return started(query, checkpoint)
+
+    def listen(query: following_module.Query) -> None:
+        explain(query)
+        told.append(query._follower.status.error)
+
+    monkeypatch.setattr(following_module.Query, "_started", start)
+    monkeypatch.setattr(following_module.Query, "_explain", listen)
+    name, options = in_memory()
+    with Following(traffic, tmp_path / "run", {name: options}) as following:
+        following.until(lambda: len(told) >= 2)
+        following.until_at(traffic.transactions(3))
+    again = f"the query of store {name} starts again: "
+    assert told[0] is not None
+    assert told[0].startswith(f"{again}SparkException: ")
+    assert str(tmp_path / "nowhere") in told[0]
+    assert told[1] is not None
+    assert told[1].startswith(f"{again}ParentNotDirectoryException: ")
+
+
 def test_a_thread_that_cannot_go_on_ends_the_process(traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look alive for ever; its supervisor starts it again."""
     monkeypatch.setattr(following_module.Query, "_explain", _no_room)
