@@ -262,8 +262,9 @@ def _catch_up(memory: ToastMemory, writer: LogWriter, folder: Path) -> None:
     if known is not None and memory.position < known.since_position:
         memory.begin_at(known.since_position)
     with closing(EmbeddedLogReader(folder)) as reader:
-        for topic in reader.topics():
-            for batch in reader.read(topic.name, Position(memory.position), writer.head.position):
+        indexes = reader.timeline.topics.values() if reader.timeline else ()
+        for name in [index.name for index in indexes if index.last > memory.position]:
+            for batch in reader.read(name, Position(memory.position), writer.head.position):
                 memory.learn(batch)
     crashpoint("capture.toast_caught_up")
     memory.commit(writer.head.position)

@@ -16,7 +16,7 @@ from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
-from sinks.contract import NOTHING, Outcome, Shape, audit_schema
+from sinks.contract import Outcome, Shape, audit_schema
 from sinks.policy import emptied
 from sinks.reshape import reshaped, rewrites
 from sinks.rowtext import join_key, row_keys, row_text, rows_of_nothing
@@ -39,15 +39,13 @@ class Store:
 
     def write(self, batch: pa.RecordBatch) -> Outcome:
         table = table_of(batch.schema)
-        outcome = NOTHING
         if (change := schema_change_of(batch)) is not None:
             return Outcome(1) if self._reshape(change, Position(first_position(batch))) else Outcome(0, stale=1)
         texts = row_text(batch, table)
         keys = row_keys(texts, batch, table).to_pylist()
         changes = zip(batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist(), keys, texts.to_pylist(), strict=True)
-        for position, op, key, row in changes:
-            outcome += Outcome(1) if self._change(table.qualified, position, op, key, row) else Outcome(0, stale=1)
-        return outcome
+        applied = sum(self._change(table.qualified, position, op, key, row) for position, op, key, row in changes)
+        return Outcome(applied, stale=len(batch) - applied)
 
     def _change(self, table: str, position: int, op: int, key: str, row: Row) -> bool:
         """Whether the change took effect: not covered by a commit or a truncate, and the newest of its key."""

@@ -386,10 +386,10 @@ def place(batches: Sequence[pa.RecordBatch], first_position: Position, commit_ls
     position = int(first_position)
     for batch in batches:
         rows = batch.num_rows
-        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns[POSITION] = pa.array(np.arange(position, position + rows, dtype=np.int64))
         columns[LSN] = pa.array(np.full(rows, commit_lsn, np.int64))
-        columns[TS] = pa.array(np.full(rows, commit_ts_us, np.int64)).cast(batch.schema.field(TS).type)
+        columns[TS] = pa.array(np.full(rows, commit_ts_us, np.int64)).view(columns[TS].type)
         placed.append(pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema))
         position += rows
     return placed

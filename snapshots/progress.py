@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -45,6 +45,9 @@ class Record:
     def anew(self, *, empties: bool = False) -> Record:
         """Nothing of it has been read. What has to happen before its first row still has to."""
         return Record(self.table, self.shape, self.files, joining=self.joining, empties=self.empties or empties)
+
+
+_RECORD_FIELDS: Final = tuple(field.name for field in fields(Record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +262,7 @@ class SnapshotProgress:
         self._written_at = time.monotonic()
         self._unwritten = True
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"format": _FORMAT, "tables": {str(oid): asdict(record) for oid, record in self._records.items()}}
+        content = {"format": _FORMAT, "tables": {str(oid): _entry(record) for oid, record in self._records.items()}}
         jsonfile.write(self._path, content)
         self._unwritten = False
 
@@ -278,6 +281,11 @@ def _read(path: Path) -> dict[int, Record]:
     if not known:
         raise LogCorrupt(f"{path} has format {content['format']}, this version reads {_FORMAT}")
     return records
+
+
+def _entry(record: Record) -> dict[str, Any]:
+    # Written with every chunk of a small table; asdict copies every page range on its way.
+    return {name: getattr(record, name) for name in _RECORD_FIELDS}
 
 
 def _record(entry: dict[str, Any]) -> Record:

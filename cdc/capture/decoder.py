@@ -44,6 +44,7 @@ OPEN_BYTES: Final = 8 * 2**20
 WATERMARK_PREFIX: Final = "headwater"
 
 _COMMIT = ord("C")
+_MESSAGE = ord("M")
 _RARE: Final = np.ones(256, np.bool_)
 _RARE[[ord("I"), ord("U"), ord("D"), ord("B"), _COMMIT]] = False
 
@@ -120,7 +121,8 @@ class Decoder:
         """
         index = scan(block, start, stop, self._open, self._inside)
         count = len(index.kind)
-        ends = np.flatnonzero((index.kind == _COMMIT) | SPOOLING[index.kind] if index.spooling else index.kind == _COMMIT)
+        commits = index.kind == _COMMIT
+        ends = (commits | SPOOLING[index.kind] if index.spooling else commits).nonzero()[0]
         whole = int(ends[-1]) + 1 if len(ends) else 0
         self._inside = index.inside if index.inside in (Inside.STREAM, Inside.PREPARED) else Inside.NOTHING
         self.reply_requested = index.reply_requested
@@ -144,7 +146,7 @@ class Decoder:
         """Messages [0, whole) are whole transactions and what concerns spooled ones; ``partial``: what follows is a group, too."""
         count = len(index.kind)
         begin = 0
-        turns = np.flatnonzero(SPOOLING[index.kind[:whole]]).tolist() if index.spooling else []
+        turns = SPOOLING[index.kind[:whole]].nonzero()[0].tolist() if index.spooling else []
         for turn in (*turns, whole):
             for end in (*self._cuts(block, index, begin, turn), turn):
                 if end > begin:
@@ -163,7 +165,7 @@ class Decoder:
     def _cuts(self, block: Bytes, index: Index, begin: int, end: int) -> list[int]:
         """A group ends behind each transaction that carries one of our watermarks."""
         cuts = []
-        for at in begin + np.flatnonzero(index.kind[begin:end] == ord("M")):
+        for at in begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]:
             message = parse_message(_body(block, index, at))
             if message.prefix == WATERMARK_PREFIX:
                 cuts.append(int(at) + int(np.argmax(index.kind[at:end] == _COMMIT)) + 1)
@@ -330,7 +332,7 @@ class Decoder:
             for oid in np.intersect1d(list(self._described), index.relation[begin:end]).tolist():
                 if _rows_follow(block, index, begin, end, oid):
                     group.tell(self.schema.enter(self._described.pop(oid)), begin)
-        for at in map(int, begin + np.flatnonzero(_RARE[index.kind[begin:end]])):
+        for at in (begin + _RARE[index.kind[begin:end]].nonzero()[0]).tolist():
             body = _body(block, index, at)
             wanted = self._rows.wanted(index, int(index.transaction[at]))
             match chr(index.kind[at]):
@@ -392,10 +394,10 @@ def _passed(commit: Commit, position: int) -> Group:
 
 def _rows_follow(block: Bytes, index: Index, begin: int, end: int, oid: int) -> bool:
     """Whether a row of the table comes in messages [begin, end) before the table is described anew."""
-    rows = np.flatnonzero(index.relation[begin:end] == oid)
+    rows = (index.relation[begin:end] == oid).nonzero()[0]
     if not len(rows):
         return False
-    described = begin + np.flatnonzero(index.kind[begin : begin + int(rows[0])] == ord("R"))
+    described = begin + (index.kind[begin : begin + int(rows[0])] == ord("R")).nonzero()[0]
     return all(int.from_bytes(_body(block, index, at)[:4], "big") != oid for at in described)
 
 

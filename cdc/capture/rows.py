@@ -69,7 +69,7 @@ class Rows:
             transaction = index.transaction[begin:end]
             ends = index.end_lsn[transaction]
             mask &= np.where(ends > 0, ends > self._durable_lsn, index.commit_lsn[transaction] >= self._durable_lsn)
-        at = begin + np.flatnonzero(mask)
+        at = begin + mask.nonzero()[0]
         if not len(at):
             return []
         at, tables, starts = self._by_table(index, at)
@@ -107,7 +107,7 @@ class Rows:
             return at, [self._relations.table(int(relations[0]))], np.array([0, len(at)], np.int64)
         by_table = np.argsort(relations, kind="stable")
         relations = relations[by_table]
-        starts = np.flatnonzero(np.diff(relations, prepend=-1))
+        starts = np.append(0, (relations[1:] != relations[:-1]).nonzero()[0] + 1)
         tables = [self._relations.table(oid) for oid in relations[starts].tolist()]
         return at[by_table], tables, np.append(starts, len(at))
 

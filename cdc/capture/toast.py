@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -53,12 +53,13 @@ class ToastMemory:
         self._db = _open(path)
         self._kept_back = kept_back
         self._relations = {relation for (relation,) in self._db.execute("SELECT DISTINCT relation FROM wide")}
+        (position,) = self._db.execute("SELECT position FROM done").fetchone()
+        self._position = int(position)
 
     @property
     def position(self) -> int:
         """The log's position up to which this memory is complete."""
-        (position,) = self._db.execute("SELECT position FROM done").fetchone()
-        return int(position)
+        return self._position
 
     def knows(self, table: Table) -> bool:
         """Whether it remembers any row of the table, so that it has to hear of deletes."""
@@ -73,7 +74,7 @@ class ToastMemory:
         added: list[bytes] = []
         end = len(block)
         unresolved = np.zeros(len(rows.op), np.bool_)
-        shortest = {c: least for c, least in _shortest(shape).items() if table.columns[c].name not in kept_back}
+        shortest = {c: least for c, least in _shortest(table).items() if table.columns[c].name not in kept_back}
         fresh: dict[int, bytes] = {}
 
         def field(column: int, row: int) -> bytes:
@@ -129,7 +130,7 @@ class ToastMemory:
         if any(column.name in kept_back for column in table.key):
             return
         shape = tuples.shape_of(table)
-        shortest = {table.columns[c].name: least for c, least in _shortest(shape).items() if table.columns[c].name not in kept_back}
+        shortest = {table.columns[c].name: least for c, least in _shortest(table).items() if table.columns[c].name not in kept_back}
         if not shortest:
             return
         if table.oid not in self._relations and _none_is_wide(batch, table, shape):
@@ -149,7 +150,7 @@ class ToastMemory:
         if not wide.any() and table.oid not in self._relations:
             return
         chosen = wide | deleted
-        rows = batch.filter(pa.array(chosen))
+        rows = batch if chosen.all() else batch.filter(pa.array(chosen))
         keys = [canonical_text(rows.column(column.name)).to_pylist() for column in table.key]
         values = {name: canonical_text(rows.column(name)).to_pylist() for name in shortest}
         labels = {column.name: _label(column) for column in table.columns}
@@ -175,31 +176,32 @@ class ToastMemory:
             _set_position(self._db, position)
             crashpoint("toast.commit.begun")
             self._db.commit()
+            self._position = position
             crashpoint("toast.commit.done")
-        elif position - self.position >= 100_000:
+        elif position - self._position >= 100_000:
             # Nothing wide for a while: move on anyway, so that a restart has little to read again.
-            _set_position(self._db, position)
-            self._db.commit()
+            self._move_to(position)
 
     def rollback(self) -> None:
         self._db.rollback()
 
     def clear(self) -> None:
         """Forgets everything; position 0."""
-        self._db.execute("DELETE FROM wide")
-        _set_position(self._db, 0)
-        self._db.commit()
-        self._relations.clear()
+        self.begin_at(0)
 
     def begin_at(self, position: int) -> None:
         """Forgets everything; what stands in the log up to this position is not to be learnt again, for rows may have changed unseen."""
         self._db.execute("DELETE FROM wide")
-        _set_position(self._db, position)
-        self._db.commit()
+        self._move_to(position)
         self._relations.clear()
 
     def close(self) -> None:
         self._db.close()
+
+    def _move_to(self, position: int) -> None:
+        _set_position(self._db, position)
+        self._db.commit()
+        self._position = position
 
     def _latest(self, relation: int, key: bytes) -> Mapping[str, bytes]:
         """SQLite's pages carry no checksum, so each value does: a damaged one is not known, and the database is asked for it."""
@@ -244,9 +246,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check(db: sqlite3.Connection) -> None:
-    if not _tables(db):
+    tables = _tables(db)
+    if not tables:
         db.executescript(_SCHEMA)
-    if _tables(db) != _sound_tables():
+        tables = _tables(db)
+    if tables != _sound_tables():
         raise sqlite3.DatabaseError("the tables are not ours")
     (fine,) = db.execute("PRAGMA quick_check").fetchone()
     if fine != "ok":
@@ -296,18 +300,33 @@ def _none_is_wide(batch: pa.RecordBatch, table: Table, shape: tuples.Shape) -> b
     """Whether a row that had each column's longest value would still not be wide: most tables are told by that, without a sum per row."""
     if batch.column(EXACT).null_count < len(batch):
         return False
+    # Of a few narrow rows all that the batch holds is less than the longest value may be.
+    return any(_widest(batch, table, shape, longest) < tuples.TOAST_TUPLE_BYTES for longest in (_all_bytes, _longest))
+
+
+def _widest(batch: pa.RecordBatch, table: Table, shape: tuples.Shape, longest: Callable[[pa.Array], int]) -> int:
     width = tuples.ROW_HEADER_BYTES + len(table.columns) // 8
     for column, weight in zip(table.columns, shape.weight.tolist(), strict=True):
         if weight > 0:
             values = batch.column(column.name)
-            width += (pc.max(pc.binary_length(values)).as_py() or 0) * weight * _text_ratio(values.type) + 24
+            width += longest(values) * weight * _text_ratio(values.type) + 24
         else:
             width -= weight
-    return width < tuples.TOAST_TUPLE_BYTES
+    return width
 
 
-def _shortest(shape: tuples.Shape) -> dict[int, int]:
+def _all_bytes(values: pa.Array) -> int:
+    return int(values.get_total_buffer_size())
+
+
+def _longest(values: pa.Array) -> int:
+    return int(pc.max(pc.binary_length(values)).as_py() or 0)
+
+
+@lru_cache(maxsize=4096)
+def _shortest(table: Table) -> Mapping[int, int]:
     """The columns that can be TOASTed, each with the shortest text worth remembering."""
+    shape = tuples.shape_of(table)
     return {int(c): MIN_TOAST_BYTES if shape.weight[c] == 1 else 1 for c in np.flatnonzero(shape.weight > 0)}
 
 

@@ -66,6 +66,11 @@ def sealed_of(name: str) -> Sealed | None:
     return Sealed(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16)) if found else None
 
 
+@lru_cache(maxsize=4096)
+def _folder(root: Path, topic: str) -> Path:
+    return root / TOPICS / folder_of(topic)
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where everything of one log lies."""
@@ -89,7 +94,7 @@ class Places:
         return self.root / TOPICS
 
     def folder(self, topic: str) -> Path:
-        return self.root / TOPICS / folder_of(topic)
+        return _folder(self.root, topic)
 
     def segment(self, topic: str, first: int) -> Path:
         return self.folder(topic) / segment_name(first)

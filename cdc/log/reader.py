@@ -157,7 +157,7 @@ class EmbeddedLogReader:
                 except (FileNotFoundError, NotADirectoryError):
                     return None
             head = self._head_file.read()
-            if self._seen != head:
+            if self._seen is not head and self._seen != head:
                 self._catch_up(head)
                 self._seen = head
             return self._timeline

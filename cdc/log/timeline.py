@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from cdc.log.format import (
 )
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 
+_CUT_KIND, _PART_KIND, _NAME_KIND = int(RecordKind.CUT), int(RecordKind.PART), int(RecordKind.NAME)
 _CUTS: Final = np.dtype([("last", "i8"), ("lsn", "i8"), ("ts", "i8"), ("bytes", "i8")])
 _PARTS: Final = np.dtype(
     [
@@ -86,8 +88,8 @@ class TopicIndex:
             rows[name] = new[name]
         rows["base"] = bases
         before = self.parts[-1] if self._parts.size else None
-        rows["rows"] = np.cumsum(new["rows"], dtype=np.int64) + (before["rows"] if before is not None else 0)
-        rows["bytes"] = np.cumsum(rows["end"] - rows["start"]) + (before["bytes"] if before is not None else 0)
+        rows["rows"] = new["rows"].cumsum(dtype=np.int64) + (before["rows"] if before is not None else 0)
+        rows["bytes"] = (rows["end"] - rows["start"]).cumsum() + (before["bytes"] if before is not None else 0)
         self._parts.extend(rows)
 
     @property
@@ -110,8 +112,9 @@ class TopicIndex:
     def between(self, after: int, upto: int) -> tuple[int, int]:
         """The parts [from, to) that may hold positions in (after, upto]."""
         parts = self.parts
-        low = int(np.searchsorted(parts["last"], after, "right"))
-        high = min(int(np.searchsorted(parts["base"], upto, "right")), int(np.searchsorted(parts["last"], upto, "left")) + 1)
+        lasts = parts["last"]
+        low = int(lasts.searchsorted(after, "right"))
+        high = min(int(parts["base"].searchsorted(upto, "right")), int(lasts.searchsorted(upto, "left")) + 1)
         return low, max(low, high)
 
     def totals(self, low: int, high: int) -> tuple[int, int]:
@@ -126,7 +129,7 @@ class TopicIndex:
         """The parts [low, high) by segment: (segment, its low, its high)."""
         segments = self.parts["segment"][:high]
         while low < high:
-            end = low + int(np.searchsorted(segments[low:], segments[low], "right"))
+            end = low + int(segments[low:].searchsorted(segments[low], "right"))
             yield int(segments[low]), low, end
             low = end
 
@@ -135,7 +138,7 @@ class TopicIndex:
         sizes = self.parts["bytes"][:high]
         while low < high:
             done = int(sizes[low - 1]) if low else 0
-            end = max(int(np.searchsorted(sizes, done + target_bytes, "right")), low + 1)
+            end = max(int(sizes.searchsorted(done + target_bytes, "right")), low + 1)
             yield self.run(low, end)
             low = end
 
@@ -188,15 +191,16 @@ class Timeline:
         raw = np.frombuffer(data, np.uint8, count * RECORD_BYTES).reshape(count, RECORD_BYTES)
         whole = whole_records(raw, self.crc)
         cut_records = raw[:whole].reshape(-1).view(CUT_DTYPE)
-        cut_at = np.flatnonzero(cut_records["kind"] == RecordKind.CUT)
+        kinds = cut_records["kind"]
+        cut_at = (kinds == _CUT_KIND).nonzero()[0]
         if not len(cut_at):
             return 0
         whole = int(cut_at[-1]) + 1
         parts = raw[:whole].reshape(-1).view(PART_DTYPE)
-        part_at = np.flatnonzero(parts["kind"] == RecordKind.PART)
-        name_at = np.flatnonzero(parts["kind"] == RecordKind.NAME)
+        part_at = (kinds[:whole] == _PART_KIND).nonzero()[0]
+        name_at = (kinds[:whole] == _NAME_KIND).nonzero()[0]
         cuts, parts = cut_records[cut_at], parts[part_at]
-        group_of = np.searchsorted(cut_at, part_at)
+        group_of = cut_at.searchsorted(part_at)
         self._check(cuts, cut_at, parts, group_of, whole - len(name_at))
         self._take_names(data, name_at)
         self._take_parts(parts, cuts["first"][group_of], part_at)
@@ -216,21 +220,19 @@ class Timeline:
         expected: int,
     ) -> None:
         """The chain says that a writer of ours wrote this; these say that it kept the log's promises."""
-        before = np.concatenate(([self.head.position], cuts["last"][:-1]))
+        firsts, lasts = cuts["first"], cuts["last"]
+        before = np.concatenate(([self._head.position], lasts[:-1]))
         rows = np.zeros(len(cuts), np.int64)
         np.add.at(rows, group_of, parts["rows"].astype(np.int64))
-        good = (
-            (cuts["first"] == before + 1)
-            & (cuts["last"] - before == rows)
-            & (np.bincount(group_of, minlength=len(cuts)) == cuts["parts"])
-        )
+        good = (firsts == before + 1) & (lasts - before == rows) & (np.bincount(group_of, minlength=len(cuts)) == cuts["parts"])
         if not good.all():
             raise Damaged(int(cut_at[int(np.argmin(good))]) * RECORD_BYTES, "a group's positions are not dense")
         if len(cuts) + len(parts) != expected:
             raise Damaged(0, "a record of unknown kind")
-        if np.any(parts["end"] <= parts["start"]) or np.any(parts["last"] < parts["segment"]):
+        ends = parts["last"]
+        if (parts["end"] <= parts["start"]).any() or (ends < parts["segment"]).any():
             raise Damaged(0, "a part without bytes")
-        if np.any(parts["last"] < cuts["first"][group_of]) or np.any(parts["last"] > cuts["last"][group_of]):
+        if (ends < firsts[group_of]).any() or (ends > lasts[group_of]).any():
             raise Damaged(0, "a part that ends outside its group")
 
     def _take_names(self, data: bytes, name_at: npt.NDArray[np.intp]) -> None:
@@ -252,19 +254,24 @@ class Timeline:
     def _take_parts(self, parts: npt.NDArray[np.void], bases: npt.NDArray[np.int64], part_at: npt.NDArray[np.intp]) -> None:
         if not len(parts):
             return
-        order = np.argsort(parts["topic"], kind="stable")
+        order = parts["topic"].argsort(kind="stable")
         numbers = parts["topic"][order]
-        edges = np.flatnonzero(np.diff(numbers)) + 1
-        for chosen in np.split(order, edges):
-            number = int(parts["topic"][chosen[0]])
-            if number not in self.topics:
+        edges = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+        for begin, end in pairwise((0, *edges.tolist(), len(order))):
+            chosen = order[begin:end]
+            topic = self.topics.get(int(numbers[begin]))
+            if topic is None:
                 raise Damaged(int(part_at[chosen[0]]) * RECORD_BYTES, "a topic without a name")
-            topic = self.topics[number]
-            lasts = np.diff(parts["last"][chosen], prepend=topic.last)
-            segments = np.diff(parts["segment"][chosen], prepend=topic.parts["segment"][-1] if topic.rows else 1)
-            if np.any(lasts <= 0) or np.any(segments < 0):
+            new = parts[chosen]
+            lasts, segments = new["last"], new["segment"]
+            if (
+                lasts[0] <= topic.last
+                or segments[0] < (topic.parts["segment"][-1] if topic.rows else 1)
+                or (lasts[1:] <= lasts[:-1]).any()
+                or (segments[1:] < segments[:-1]).any()
+            ):
                 raise Damaged(int(part_at[chosen[0]]) * RECORD_BYTES, "a topic's parts do not rise")
-            topic.extend(parts[chosen], bases[chosen])
+            topic.extend(new, bases[chosen])
 
     def _take_cuts(self, cuts: npt.NDArray[np.void], parts: npt.NDArray[np.void], group_of: npt.NDArray[np.intp]) -> None:
         rows = np.empty(len(cuts), _CUTS)
@@ -273,9 +280,10 @@ class Timeline:
         sizes = np.zeros(len(cuts), np.int64)
         np.add.at(sizes, group_of, parts["end"].astype(np.int64) - parts["start"])
         before = self.cuts[-1] if self._cuts.size else None
-        rows["bytes"] = np.cumsum(sizes) + (before["bytes"] if before is not None else 0)
-        earlier = np.concatenate(([before["lsn"] if before is not None else 0], rows["lsn"][:-1]))
-        falls = np.flatnonzero(rows["lsn"] < earlier)
+        rows["bytes"] = sizes.cumsum() + (before["bytes"] if before is not None else 0)
+        lsns = rows["lsn"]
+        earlier = np.concatenate(([before["lsn"] if before is not None else 0], lsns[:-1]))
+        falls = (lsns < earlier).nonzero()[0]
         if len(falls):
             self._lsns_rise_from = self._cuts.size + int(falls[-1])
         self._cuts.extend(rows)
@@ -283,12 +291,13 @@ class Timeline:
     def within(self, after: int, max_rows: int, max_bytes: int) -> Cut:
         """See ``LogReader.cut_within``."""
         cuts = self.cuts
-        following = int(np.searchsorted(cuts["last"], after, "right"))
+        lasts = cuts["last"]
+        following = int(lasts.searchsorted(after, "right"))
         if following >= len(cuts):
             return self.head
         done = int(cuts["bytes"][following - 1]) if following else 0
-        by_rows = int(np.searchsorted(cuts["last"], after + max_rows, "right")) - 1
-        by_bytes = int(np.searchsorted(cuts["bytes"], done + max_bytes, "right")) - 1
+        by_rows = int(lasts.searchsorted(after + max_rows, "right")) - 1
+        by_bytes = int(cuts["bytes"].searchsorted(done + max_bytes, "right")) - 1
         return self.cut(max(following, min(by_rows, by_bytes)))
 
     def at_lsn(self, lsn: int) -> Cut | None:

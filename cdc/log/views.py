@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from cdc.model.batch import ALONE
@@ -22,20 +21,20 @@ def clip(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
     positions = batch.column(0).to_numpy()
     if len(positions) and positions[0] > after and positions[-1] <= upto:
         return batch
-    low, high = np.searchsorted(positions, (after, upto), "right")
+    low, high = positions.searchsorted((after, upto), "right")
     return batch.slice(int(low), max(0, int(high - low)))
 
 
 def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Splits the batch so that a change of the table as a whole stands alone, as sinks are promised."""
     ops = batch.column(1).to_numpy()
-    found = np.flatnonzero((ops == ALONE[0]) | (ops == ALONE[1]))
+    found = ((ops == ALONE[0]) | (ops == ALONE[1])).nonzero()[0]
     start = 0
-    for at in found:
+    for at in found.tolist():
         if at > start:
-            yield batch.slice(start, int(at) - start)
-        yield batch.slice(int(at), 1)
-        start = int(at) + 1
+            yield batch.slice(start, at - start)
+        yield batch.slice(at, 1)
+        start = at + 1
     if start < batch.num_rows:
         yield batch.slice(start) if start else batch
 
@@ -58,8 +57,8 @@ def joined(batches: Iterable[pa.RecordBatch], large_bytes: int = JOINED_BYTES) -
         waiting.append(batch)
         rows += batch.num_rows
         if len(waiting) > 1:
-            # Measuring costs as much as reading a tiny batch, and most reads of a log that is followed closely find one.
-            size, measured = size + sum(one.nbytes for one in waiting[measured:]), len(waiting)
+            # What they hold in memory: what of it they show (``nbytes``) takes longer to find out than reading a tiny batch.
+            size, measured = size + sum(one.get_total_buffer_size() for one in waiting[measured:]), len(waiting)
         if rows >= JOINED_ROWS or size >= JOINED_BYTES:
             yield _join(waiting)
             waiting, rows, size, measured = [], 0, 0, 0

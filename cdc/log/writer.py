@@ -138,7 +138,7 @@ class EmbeddedLogWriter:
         except BaseException:
             self.close()
             raise
-        self._published = head_of(recovered)
+        self._stand_at(head_of(recovered))
         self._topics = {index.name: self._resumed(index) for index in recovered.timeline.topics.values()}
         self._next_number = max(recovered.timeline.topics, default=0) + 1
         self._staged = _Staged(Density(self._published.position))
@@ -149,8 +149,7 @@ class EmbeddedLogWriter:
 
     @property
     def head(self) -> Cut:
-        head = self._published
-        return Cut(Position(head.position), Lsn(head.commit_lsn), head.commit_ts_us)
+        return self._cut
 
     @property
     def next_position(self) -> Position:
@@ -392,7 +391,11 @@ class EmbeddedLogWriter:
             crashpoint("log.timeline.fsynced")
             self._disk.write(self._head_fd, [head.encode()], 0)
             crashpoint("log.head.written")
+        self._stand_at(head)
+
+    def _stand_at(self, head: Head) -> None:
         self._published = head
+        self._cut = Cut(Position(head.position), Lsn(head.commit_lsn), head.commit_ts_us)
 
     def _close_full(self, staged: _Staged) -> None:
         """Hands full segments to sealing, and keeps the number of open files bounded."""

@@ -47,6 +47,8 @@ DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, TIMETZ, NUMERIC, UUID, JSONB = (
 
 MAX_DECIMAL_PRECISION = 38
 
+_TRUE, _FALSE = pa.scalar("t", pa.utf8()), pa.scalar("f", pa.utf8())
+
 _SIMPLE: Final[dict[int, pa.DataType]] = {
     BOOL: pa.bool_(),
     INT2: pa.int16(),
@@ -89,7 +91,7 @@ def canonical_text(values: pa.Array) -> pa.Array:
     if pa.types.is_string(kind):
         return values
     if pa.types.is_boolean(kind):
-        return pc.if_else(values, pa.scalar("t", pa.utf8()), pa.scalar("f", pa.utf8()))
+        return pc.if_else(values, _TRUE, _FALSE)
     if pa.types.is_float32(kind):
         return pa.array([None if v is None else _float_text(v, 4) for v in values.to_pylist()], pa.utf8())
     if pa.types.is_float64(kind):
@@ -97,8 +99,9 @@ def canonical_text(values: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind):
         return pa.array([None if v is None else "\\x" + v.hex() for v in values.to_pylist()], pa.utf8())
     if pa.types.is_timestamp(kind):
-        text = pc.strftime(values.cast(pa.timestamp("us")), format="%Y-%m-%d %H:%M:%S").cast(pa.utf8())
-        text = _trim_fraction(text)
+        # Held in UTC, so that the same number without its zone is the same time; a cast would ask the zone for each value.
+        naive = values.view(pa.timestamp("us")) if kind.unit == "us" else values.cast(pa.timestamp("us"))
+        text = _trim_fraction(pc.strftime(naive, format="%Y-%m-%d %H:%M:%S"))
         return pc.binary_join_element_wise(text, "+00", "") if kind.tz else text
     if pa.types.is_time64(kind):
         return _trim_fraction(values.cast(pa.utf8()))

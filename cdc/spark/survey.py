@@ -91,7 +91,9 @@ def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicR
             found.tables[table_of(batch.schema)] = None
         if found.kept is not None:
             found.kept.append(batch)
-            size += batch.nbytes
+            # What it holds in memory is told at once; what it shows of that (less, in a part of a batch) takes longer than reading a tiny one.
+            held = batch.get_total_buffer_size()
+            size += held if size + held <= kept_bytes else batch.nbytes
             if size > kept_bytes:
                 found.kept = None
     return found, 0 if found.kept is None else size

@@ -358,7 +358,11 @@ class Checker:
 def _merged(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """The same changes in as few batches as there are versions, so that it does not matter where a read began and ended."""
     versions = groupby(batches, key=lambda batch: batch.schema.metadata[TABLE_METADATA])
-    return [pa.concat_batches(list(version)) for _, version in versions]
+    return [_whole(list(version)) for _, version in versions]
+
+
+def _whole(version: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return version[0] if len(version) == 1 else pa.concat_batches(version)
 
 
 def _of_batches(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[Entry]:

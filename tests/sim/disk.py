@@ -42,29 +42,29 @@ class ModelDisk(Disk):
         self.root = root
         self.meet: Callable[[str], None] = lambda _: None
         self._chance = chance
-        self._open: dict[int, tuple[Path, _File]] = {}
-        self._names: dict[Path, _File] = {}
-        self._durable_names: dict[Path, _File] = {}
+        self._open: dict[int, _File] = {}
+        self._names: dict[str, _File] = {}
+        self._durable_names: dict[str, _File] = {}
 
     # --- the port ---------------------------------------------------------------------------------------------------------------
 
     def make_folder(self, path: Path) -> None:
         self.meet("make_folder")
         super().make_folder(path)
-        for folder in (path, *path.parents):
-            if folder.is_relative_to(self.root):
-                self._names.setdefault(folder, _File(folder=True))
+        name, root = str(path), str(self.root)
+        while name == root or name.startswith(f"{root}/"):
+            self._names.setdefault(name, _File(folder=True))
+            name = _parent(name)
 
     def create(self, path: Path) -> int:
         self.meet("create")
         fd = super().create(path)
-        file = self._names[path] = _File()
-        self._open[fd] = (path, file)
+        self._open[fd] = self._names[str(path)] = _File()
         return fd
 
     def open(self, path: Path) -> int:
         fd = super().open(path)
-        self._open[fd] = (path, self._names[path])
+        self._open[fd] = self._names[str(path)]
         return fd
 
     def write(self, fd: int, parts: Sequence[bytes | pa.Buffer], offset: int) -> None:
@@ -83,7 +83,7 @@ class ModelDisk(Disk):
         super().truncate(fd, length)
 
     def sync(self, fd: int) -> None:
-        _, file = self._open[fd]
+        file = self._open[fd]
         now = os.pread(fd, os.fstat(fd).st_size, 0)
         try:
             self.meet("sync")
@@ -97,70 +97,74 @@ class ModelDisk(Disk):
 
     def sync_folder(self, path: Path) -> None:
         self.meet("sync_folder")
-        self._durable_names = {name: file for name, file in self._durable_names.items() if name.parent != path}
-        self._durable_names |= {name: file for name, file in self._names.items() if name.parent == path}
+        folder = str(path)
+        self._durable_names = {name: file for name, file in self._durable_names.items() if _parent(name) != folder}
+        self._durable_names |= {name: file for name, file in self._names.items() if _parent(name) == folder}
 
     def rename(self, old: Path, new: Path) -> None:
         self.meet("rename")
         super().rename(old, new)
-        self._names[new] = self._names.pop(old)
+        self._names[str(new)] = self._names.pop(str(old))
 
     def remove(self, path: Path) -> None:
         self.meet("remove")
         super().remove(path)
-        del self._names[path]
+        del self._names[str(path)]
 
     # --- for the simulation -------------------------------------------------------------------------------------------------------
 
     def durable(self, path: Path) -> bytes | None:
         """What the worst power loss now would leave of the file; None when not even its name."""
-        file = self._durable_names.get(path)
-        folder = path.parent
-        while folder != self.root:
+        file = self._durable_names.get(str(path))
+        folder, root = _parent(str(path)), str(self.root)
+        while folder != root:
             if folder not in self._durable_names:
                 return None
-            folder = folder.parent
+            folder = _parent(folder)
         return file.durable if file is not None else None
 
     def lacks(self, path: Path, length: int) -> bool:
         """Whether the worst power loss now would take anything of the file's first ``length`` bytes. A file that has been removed lacks nothing."""
-        file = self._names.get(path)
-        if file is None:
+        if str(path) not in self._names:
             return False
         durable = self.durable(path)
         if durable is None:
             return True
-        with open(path, "rb", buffering=0) as now:
-            return durable[:length] != now.read(length)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return durable[:length] != os.pread(fd, length, 0)
+        finally:
+            os.close(fd)
 
     def lose_power(self, loss: Loss) -> None:
         """Leaves on the real files what a reboot finds: of what was not synced nothing, or some."""
         names = dict(self._durable_names)
         if loss == "torn":
-            for name in sorted({*self._names, *self._durable_names}):
+            for name in sorted({*self._names, *self._durable_names}, key=_parts):
                 chosen = self._chance.choice((self._names, self._durable_names)).get(name)
                 if chosen is None:
                     names.pop(name, None)
                 else:
                     names[name] = chosen
         standing = {file: name for name, file in self._names.items() if not file.folder}
-        contents = {file: (name.read_bytes() if name.exists() else file.durable) for file, name in standing.items()}
-        for name in sorted(self._names, reverse=True):
-            if self._names[name].folder:
-                if name != self.root and not any(name.iterdir()):
-                    name.rmdir()
-            else:
-                name.unlink(missing_ok=True)
-        kept: dict[Path, _File] = {self.root: _File(folder=True)}
-        for name in sorted(names):
-            if name == self.root or not name.parent.exists():
+        contents = {file: (Path(name).read_bytes() if Path(name).exists() else file.durable) for file, name in standing.items()}
+        root = str(self.root)
+        for name in sorted(self._names, key=_parts, reverse=True):
+            path = Path(name)
+            if not self._names[name].folder:
+                path.unlink(missing_ok=True)
+            elif name != root and not any(path.iterdir()):
+                path.rmdir()
+        kept: dict[str, _File] = {root: _File(folder=True)}
+        for name in sorted(names, key=_parts):
+            file, path = names[name], Path(name)
+            if name == root or not path.parent.exists():
                 continue
-            file = names[name]
             if file.folder:
-                name.mkdir(mode=0o700, exist_ok=True)
+                path.mkdir(mode=0o700, exist_ok=True)
             else:
                 file.durable = self._content(file, contents.get(file, file.durable), loss)
-                name.write_bytes(file.durable)
+                path.write_bytes(file.durable)
             file.clean.clear()
             kept[name] = file
         self._names, self._durable_names, self._open = kept, dict(kept), {}
@@ -168,7 +172,7 @@ class ModelDisk(Disk):
     # --- inside -----------------------------------------------------------------------------------------------------------------
 
     def _written(self, fd: int, offset: int, length: int) -> None:
-        clean = self._open[fd][1].clean
+        clean = self._open[fd].clean
         if clean and length:
             clean.difference_update(range(offset // BLOCK, (offset + length - 1) // BLOCK + 1))
 
@@ -181,6 +185,15 @@ class ModelDisk(Disk):
             chosen = file.durable if at in file.clean else self._chance.choice((file.durable, now))
             out += _block(chosen, at).ljust(BLOCK, b"\0")
         return bytes(out[:length])
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _parts(name: str) -> list[str]:
+    """Sorted by this, a folder comes right before what is in it."""
+    return name.split("/")
 
 
 def _block(data: bytes, number: int) -> bytes:

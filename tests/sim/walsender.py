@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from random import Random
 from typing import Final
 
@@ -197,9 +198,14 @@ class Walsender:
 
     def _relation(self, table: Table, sent: Sent) -> bytes:
         sent[table.oid] = table
-        if table.identity == "f":
-            table = replace(table, columns=tuple(replace(column, key=True) for column in table.columns))
-        return wire.relation(table)
+        return _relation_message(table)
+
+
+@lru_cache(maxsize=256)
+def _relation_message(table: Table) -> bytes:
+    if table.identity == "f":
+        table = replace(table, columns=tuple(replace(column, key=True) for column in table.columns))
+    return wire.relation(table)
 
 
 def _encoded(change: Change) -> bytes:

@@ -370,7 +370,7 @@ class World:
         self.counts["commits that wait for a standby"] += waits
         self.counts["commits that do not wait for the disk"] += unsafe
         commit = self.source.commit(session, waits=waits, flushed=not unsafe)
-        if commit is not None:
+        if commit is not None and self._trace is not None:
             self._say(
                 f"commit of {commit.xid} at {commit.commit_lsn:X}-{commit.end_lsn:X}{' waits' * waits}{' unsafe' * unsafe}: "
                 + ", ".join(_told(change) for change in commit.changes)
@@ -549,7 +549,7 @@ class World:
             self._say(f"the stream broke: {error}")
             self.counts["reconnects"] += 1
             capture.broken()
-        if before:
+        if before and self._trace is not None:
             self._say(f"took {before - link.waiting} bytes, the log is at {capture.writer.head}")
         self._check_log()
 

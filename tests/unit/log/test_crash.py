@@ -160,7 +160,7 @@ def test_a_folder_of_topics_that_a_power_loss_took_is_made_durable(tmp_path: Pat
     topics = tmp_path / "log" / "topics"
     topics.rmdir()
     for names in (disk._names, disk._durable_names):
-        del names[topics]
+        del names[str(topics)]
     commit_one(tmp_path, disk)
 
 
