@@ -31,6 +31,7 @@ from snapshots.holds import Holds
 from tests.sim import world
 from tests.sim.checker import Violation
 from tests.sim.disk import ModelDisk
+from tests.sim.tables import keyless
 from tests.sim.world import simulate
 
 Patch = pytest.MonkeyPatch
@@ -94,6 +95,7 @@ def forget_the_toast_fill(patch: Patch) -> None:
 
 def never_catch_the_memory_up(patch: Patch) -> None:
     patch.setattr(capturing, "_catch_up", _nothing)
+    _sharpen(patch, work={"wide": 0.6, "keys": 2, "deletes": 0.1}, dangers={"favourite": "ingest.commit.durable"})
 
 
 def drop_the_fence(patch: Patch) -> None:
@@ -220,6 +222,23 @@ def rolled_back_savepoints_of_streamed_transactions_stay(patch: Patch) -> None:
     patch.setattr(Spools, "abort", abort)
 
 
+def transactions_end_in_the_order_of_their_first_blocks(patch: Patch) -> None:
+    """… as if no block came ahead of the end of an earlier transaction."""
+    original = Spools.ended
+    patch.setattr(Spools, "ended", lambda self, xid: next(iter(self._spools.values()), None) or original(self, xid))
+
+
+def rows_without_a_key_pass_the_fence(patch: Patch) -> None:
+    """… as if nothing could happen to them but that they are inserted."""
+    original = Window.survivors
+
+    def survivors(self: Window, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        return list(chunk) if keyless(self.table) else original(self, chunk)
+
+    patch.setattr(Window, "survivors", survivors)
+    _sharpen(patch, work={"rows_before": 10})
+
+
 def prepared_transactions_go_when_they_end(patch: Patch) -> None:
     """… and not when the log has made their end durable."""
     original = Prepared.ending
@@ -280,6 +299,8 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (keep_toast_of_a_broken_stream, "bdf"),
     (go_on_with_open_chunks_after_a_break, "fi"),
     (rolled_back_savepoints_of_streamed_transactions_stay, "bd"),
+    (transactions_end_in_the_order_of_their_first_blocks, "abd"),
+    (rows_without_a_key_pass_the_fence, "f"),
     (prepared_transactions_go_when_they_end, "ai"),
     (prepared_transactions_are_kept_in_memory_only, "ai"),
 ]
