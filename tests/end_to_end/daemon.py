@@ -114,7 +114,7 @@ class Daemon:
         return f"{(self.folder / 'cdc.log').read_text()[-6000:]}\n{states}"
 
     def audit(self) -> tuple[int, dict[str, Any]]:
-        done = self.cdc("audit", "--json", "--timeout", str(DEADLINE_S))
+        done = self.cdc("audit", "--json", "--timeout", str(2 * DEADLINE_S))
         assert done.stdout, f"{done.stderr}\n{self.said()}"
         return done.returncode, json.loads(done.stdout)
 

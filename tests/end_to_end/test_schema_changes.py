@@ -67,7 +67,7 @@ CHANGES: Final = (
 
 def until_equal(daemon: Daemon) -> dict[str, Any]:
     """`cdc audit` ends with 0. Again while it does not: what no event tells is found by a look at the catalog, and read again."""
-    deadline = time.monotonic() + 2 * DEADLINE_S
+    deadline = time.monotonic() + 4 * DEADLINE_S
     while True:
         code, told = daemon.audit()
         if (code, told["equal"]) == (0, True):
@@ -108,7 +108,7 @@ def running(daemon: Daemon, traffic: AnyRows) -> Iterator[None]:
 
 @pytest.mark.faults
 @pytest.mark.spark
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not ROUNDS, reason="make faults")
 def test_every_store_follows_and_one_waits_for_its_contract(
     postgres: Database, valkey: Cache, opensearch: OpenSearch, tmp_path: Path, seed: int
@@ -161,7 +161,7 @@ ACTIONS: Final = 30
 @pytest.mark.faults
 @pytest.mark.spark
 @pytest.mark.xdist_group("opensearch")  # its Spark is a process of the daemon's, and the worker with the session has most to do
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("pg_versions", [15, 18], indirect=True, ids=["pg15", "pg18"])
 @pytest.mark.parametrize("round", range(ROUNDS))
 def test_random_definitions_under_kill_9(

@@ -1,7 +1,7 @@
-"""The crash points that a follower and the warehouse meet, in a real Spark process: whatever becomes of it, the store ends up equal to the log.
+"""The crash points that a follower and the warehouse meet on real Spark: whatever becomes of it, the store ends up equal to the log.
 
-Starting Spark's JVM takes seconds, so `make test` kills at a few points one process after the other, and lets the rest fail in its own
-process; `make faults` has a process of its own for every point × {kill, error, hang}.
+Starting Spark's JVM takes seconds, so a process that is killed is followed by one that is killed at the next point, and errors happen to
+queries of the session that is there already. `make test` takes a few points, `make faults` every one × {kill, error, hang}.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -21,6 +22,7 @@ import pytest
 from cdc.crashpoint import KILLED, VARIABLE, Fault, Kind, armed
 from cdc.embedded.processes import kill_group, spawn
 from cdc.log.reader import EmbeddedLogReader
+from cdc.spark.follow import run_followers
 from sinks import make_sink, options_model
 from sinks.warehouse import use_session
 from tests import counters
@@ -34,9 +36,16 @@ from tests.integration.spark.traffic import Traffic, assert_equal
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.usefixtures("session")]
 
-DEADLINE_S: Final = 180.0
+DEADLINE_S: Final = 600.0
+"""Far more than a process takes, on a machine with much else to do."""
 CHOSEN: Final = ("warehouse.vectors_written", "warehouse.table_committed")
 """Between the files and the commit that names them, and between the commit of one table and that of the store."""
+IN_TURN: Final = (
+    "follower.opened", "follower.batch.read", "follower.batch.applied", "follower.before_commit", "warehouse.files_written",
+    "warehouse.before_table", "warehouse.table_committed", "warehouse.before_ledger", "warehouse.ledger_written", "follower.committed",
+    "warehouse.vectors_written", "follower.schema.read", "follower.schema.applied",
+)  # fmt: skip
+"""Each is met in what its predecessors leave of the log: the ledger's commits let go of a range each, and the last has the changes of definitions."""
 FOLLOWER: Final = [point for point in points.of("cache") if point.startswith("follower.")]
 ALL: Final = [*points.of("warehouse"), *FOLLOWER]
 CONFIGURATION: Final = """
@@ -76,13 +85,20 @@ class Follow:
         finally:
             kill_group(process)
 
-    def run(self) -> None:
-        """A process that nothing happens to."""
-        with self.process() as process:
-            assert process.wait(DEADLINE_S) == 0, self.told
+    def here(self) -> None:
+        """A query that nothing more happens to, on this process's session, until the store has caught up."""
+        stop = threading.Event()
+        late = threading.Timer(DEADLINE_S, stop.set)
+        late.start()
+        try:
+            assert run_followers(self.log, self.folder / "run", {"store": self.options}, until_caught_up=True, stop=stop) == 0
+            assert not stop.is_set(), "it did not catch up"
+        finally:
+            late.cancel()
+            late.join()
 
-    def fail(self, point: str, kind: Kind) -> None:
-        """A process that meets the point. After an error it goes on by itself; what a dead one leaves behind (the JVM) ends as well."""
+    def end(self, point: str, kind: Kind) -> None:
+        """A process that is killed at the point, or that hangs there and is killed. What it leaves behind (the JVM) ends as well."""
         mark = self.folder / f"{point}-{kind}"
         with self.process(f"{point}={kind}@{mark}") as process:
             deadline = time.monotonic() + DEADLINE_S
@@ -93,14 +109,11 @@ class Follow:
                 assert time.monotonic() < deadline, f"{point} was not reached\n{self.told}"
                 time.sleep(0.01)
             assert mark.exists(), f"{point} was not reached\n{self.told}"
-            match kind:
-                case Kind.ERROR:
-                    assert process.returncode == 0, self.told
-                case Kind.KILL:
-                    assert process.returncode == KILLED, self.told
-                case Kind.HANG:
-                    process.kill()
-                    process.wait()
+            if kind is Kind.HANG:
+                process.kill()
+                process.wait()
+            else:
+                assert process.returncode == KILLED, self.told
             while any(map(lives, children)):
                 assert time.monotonic() < deadline, [child for child in children if lives(child)]
                 time.sleep(0.01)
@@ -126,26 +139,31 @@ def warehouse_of(folder: Path, written: Written) -> Follow:
     return Follow(folder, written.folder / "log", kind="iceberg", path=folder / "warehouse", batch_rows=400)
 
 
-@pytest.mark.timeout(900)
-def test_killed_at_one_point_after_the_other(written: Written, tmp_path: Path) -> None:
-    """Each process goes on where its predecessor was killed; the last one here, in this process, since it is there already."""
+def test_no_point_is_forgotten() -> None:
+    assert sorted(IN_TURN) == sorted(ALL)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", [Kind.KILL, Kind.HANG] if EVERYTHING else [Kind.KILL])
+def test_one_point_after_the_other(kind: Kind, written: Written, tmp_path: Path) -> None:
+    """Each process goes on where its predecessor came to its end; the last one is a query of this process."""
     follow = warehouse_of(tmp_path, written)
-    for point in CHOSEN:
-        follow.fail(point, Kind.KILL)
-    with closing(EmbeddedLogReader(follow.log)) as reader:
-        apply_all(follow.options, reader, written, tmp_path)
+    for point in IN_TURN if EVERYTHING else CHOSEN:
+        follow.end(point, kind)
+    follow.here()
     check(follow, written)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", list(Kind))
 @pytest.mark.parametrize("point", ALL if EVERYTHING else [])
-def test_each_point(point: str, kind: Kind, written: Written, tmp_path: Path) -> None:
+def test_an_error_in_a_query(point: str, written: Written, tmp_path: Path) -> None:
+    """The same follower goes on by itself, with a new query."""
     follow = warehouse_of(tmp_path, written)
-    follow.fail(point, kind)
-    if kind is not Kind.ERROR:
-        follow.run()
+    with armed(f"{point}={Kind.ERROR}") as fault:
+        follow.here()
+    assert fault.hit, f"{point} was not reached"
     check(follow, written)
+    counters.add("crash points in Spark", str(Kind.ERROR))
 
 
 @pytest.mark.timeout(900)
