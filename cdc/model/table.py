@@ -57,6 +57,10 @@ class Table:
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
 
+    def __hash__(self) -> int:
+        # Asked for several times with every batch, and a table has few versions. Numbers only: what is pickled hashes alike elsewhere.
+        return hash((self.oid, self.epoch, len(self.columns)))
+
     def to_json(self) -> str:
         return self._json
 
