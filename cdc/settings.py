@@ -274,6 +274,8 @@ class _Loading:
             self.problem(where, "there is no such key", hint=_suggestion(_model_at(model, loc[:-1]), str(loc[-1])))
         elif kind == "missing":
             self.problem(where, "is missing")
+        elif kind in ("tuple_type", "list_type"):
+            self.problem(where, "should be a list", hint=f'write it in brackets: {where[-1]} = ["…"]')
         else:
             self.problem(
                 where,

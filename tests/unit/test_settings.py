@@ -137,6 +137,12 @@ def test_an_address_to_listen_at_that_is_none(file: Path, listen: str) -> None:
     assert "write host:port" in line
 
 
+def test_a_single_table_that_is_no_list(file: Path) -> None:
+    (line,) = problems(file, '[source]\ndsn = "x"\ntables = "public.t"')
+    assert "source.tables: should be a list" in line
+    assert 'tables = ["…"]' in line
+
+
 def test_no_source_at_all(file: Path) -> None:
     assert problems(file, "") == [f"{file}: source: is missing"]
 
