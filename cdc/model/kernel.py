@@ -8,20 +8,30 @@ from typing import Any, TypeVar, cast
 from numba import config, njit
 from numba.extending import intrinsic
 
+from cdc.model.kernelcache import LOCATORS
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def kernel(function: Function) -> Function:
     """Compiles on first call; the machine code is kept beside the source, so later processes start without compiling."""
-    return cast(Function, njit(cache=True, nogil=True)(function))
+    return _compiled(function, nogil=True)
 
 
 def inlined(function: Function) -> Function:
     """A kernel that becomes part of the kernels that call it."""
-    return cast(Function, njit(cache=True, nogil=True, inline="always")(function))
+    return _compiled(function, nogil=True, inline="always")
 
 
 def instruction(typed: Callable[..., Any], interpreted: Function) -> Function:
     """What numba has no words for, to be called by kernels only. ``typed``: how it is compiled (``numba.extending.intrinsic``);
     ``interpreted``: what stands for it where nothing is compiled."""
     return interpreted if config.DISABLE_JIT else cast(Function, intrinsic(typed))
+
+
+def _compiled(function: Function, **options: Any) -> Function:
+    others, config.CACHE_LOCATOR_CLASSES = config.CACHE_LOCATOR_CLASSES, LOCATORS
+    try:
+        return cast(Function, njit(cache=True, **options)(function))
+    finally:
+        config.CACHE_LOCATOR_CLASSES = others  # whoever imports us may have kernels of their own

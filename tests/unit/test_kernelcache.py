@@ -1,0 +1,40 @@
+"""Machine code kept on disk is that of the kernels as they are, also of those that a kernel calls in another file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cdc
+
+_CALLED = "from cdc.model.kernel import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
+_CALLS = (
+    "from cdc.model.kernel import kernel\nfrom cdc.called import called\n\n@kernel\ndef calls(x):\n    return called(x) * 10\n\n"
+    "print(calls(1), sum(calls.stats.cache_hits.values()))\n"
+)
+
+
+def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
+    model = tmp_path / "cdc" / "model"
+    model.mkdir(parents=True)
+    for name in ("kernel.py", "kernelcache.py"):
+        shutil.copy(Path(cdc.__file__).parent / "model" / name, model)
+    for folder in (model, model.parent):
+        (folder / "__init__.py").touch()
+    (model.parent / "calls.py").write_text(_CALLS)
+
+    def run(summand: int) -> list[str]:
+        (model.parent / "called.py").write_text(_CALLED.format(summand))
+        left = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "cdc.calls"], cwd=tmp_path, env=left, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert run(1) == ["20", "0"]
+    assert run(1) == ["20", "1"], "kept on disk"
+    assert run(2) == ["30", "0"], "the file of the kernel itself has not changed"
