@@ -31,7 +31,7 @@ from cdc.spark import follower as followers
 from cdc.spark.follow import run_followers
 from cdc.spark.lease import Lease
 from cdc.spark.rules import Rules
-from cdc.status import read_follower
+from cdc.status import FollowerStatus, read_follower
 from sinks import make_sink, memory, options_model, warehouse
 from tests.contract.rows import ORDERS
 from tests.integration.spark.traffic import Traffic, assert_equal, held
@@ -69,12 +69,13 @@ class Following:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(120)
+        assert not self._thread.is_alive(), "it does not end"
 
-    def status(self, store: str) -> Any:
-        return read_follower(self.run_dir, store)
+    def status(self, store: str) -> FollowerStatus:
+        return read_follower(self.run_dir, store) or FollowerStatus(store)
 
-    def until(self, done: Callable[[], bool], timeout_s: float = 90) -> None:
+    def until(self, done: Callable[[], bool], timeout_s: float = 150) -> None:
         deadline = time.monotonic() + timeout_s
         while not done():
             assert time.monotonic() < deadline, {store: self.status(store) for store in self.stores}
@@ -82,9 +83,7 @@ class Following:
             time.sleep(0.02)
 
     def until_at(self, cut: Cut) -> None:
-        self.until(
-            lambda: all((found := self.status(store)) is not None and found.position >= cut.position for store in self.stores)
-        )
+        self.until(lambda: all(self.status(store).position >= cut.position for store in self.stores))
 
     def answer(self) -> Any:
         self._thread.join(120)
@@ -115,10 +114,10 @@ def test_every_store_follows_and_new_topics_join_by_themselves(traffic: Traffic,
         f"w{uuid.uuid4().hex[:8]}": warehouse.Options(kind="iceberg", path=tmp_path / "warehouse", commit_interval_ms=100),
     }
     with Following(traffic, tmp_path / "run", stores) as following:
-        following.until(lambda: all((found := following.status(store)) and found.state == "following" for store in stores))
+        following.until(lambda: all(following.status(store).state == "following" for store in stores))
         cut = traffic.transactions(40)
         following.until_at(cut)
-        assert {found.commit_lsn for store in stores if (found := following.status(store))} == {cut.commit_lsn}
+        assert {following.status(store).commit_lsn for store in stores} == {cut.commit_lsn}
     for store, given in stores.items():
         if store != part:
             assert_equal(opened(store, given), traffic.folder)
@@ -168,7 +167,7 @@ def test_a_refusing_store_holds_up_nobody_and_stops_for_an_operator(traffic: Tra
     Moody.refusal = StoreError("the disk is full", retryable=True)
     with Following(traffic, tmp_path / "run", {name: options, refusing: options}) as following:
         cut = traffic.transactions(5)
-        following.until(lambda: (found := following.status(name)) is not None and found.position == cut.position)
+        following.until(lambda: following.status(name).position == cut.position)
         following.until(
             lambda: (following.status(refusing).state, following.status(refusing).error) == ("waiting", "the disk is full")
         )
@@ -358,12 +357,13 @@ run_followers(Path(sys.argv[1]), Path(sys.argv[2]), stores, stop=threading.Event
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(600)
 def test_kill_9_in_the_middle_of_traffic_loses_and_doubles_nothing(traffic: Traffic, tmp_path: Path, valkey: Any) -> None:
     run_dir, house = tmp_path / "run", tmp_path / "house"
     command = [sys.executable, "-c", FOLLOW, str(traffic.folder), str(run_dir), valkey.url, str(house)]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             traffic.transactions(3)
             time.sleep(0.02)
