@@ -137,6 +137,9 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
 rootLogger.level = error
 rootLogger.appenderRef.stdout.ref = console
+# Else Spark sets a level of its own for shells, and says on three lines how to set another.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 """
 
 
