@@ -469,8 +469,7 @@ def _run(tip: _Tip) -> Run:
 
 
 def _padded(message: pa.Buffer) -> bytes | pa.Buffer:
-    rest = padding(message.size)
-    return message if rest == 0 else message.to_pybytes() + bytes(rest)
+    return message.to_pybytes() + bytes(rest) if (rest := padding(message.size)) else message
 
 
 _NO_PLACE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR))
