@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests import counters
-from tests.sim.running import Failure, grouped, run_seeds
+from tests.sim.running import Failure, grouped, run_timed, warm_up
 from tests.sim.world import simulate
 
 PIECE = 25
@@ -26,28 +26,30 @@ def _run_all(start: int, count: int, console: Console) -> int:
     pieces = [range(at, min(at + PIECE, start + count)) for at in range(start, start + count, PIECE)]
     counts: Counter[str] = Counter()
     failures: list[Failure] = []
-    began = said_at = time.monotonic()
+    cpu_s = 0.0
+    said_at = time.monotonic()
     columns = (
         TextColumn("simulator"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"), TimeRemainingColumn(),
     )  # fmt: skip
     with (
-        multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, len(pieces))) as pool,
+        multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, len(pieces)), warm_up) as pool,
         Progress(*columns, console=console, disable=not console.is_terminal) as bars,
     ):
         task = bars.add_task("seeds", total=count, failed=0)
-        for done, failed in pool.imap_unordered(run_seeds, pieces):
+        for done, failed, took_s in pool.imap_unordered(run_timed, pieces):
             counts += done
+            cpu_s += took_s
             failures += failed
             for failure in failed:
                 console.print(str(failure), highlight=False, markup=False)
             bars.update(task, completed=counts["runs"], failed=len(failures))
             if not console.is_terminal and (time.monotonic() - said_at > LINE_EVERY_S or counts["runs"] == count):
                 said_at = time.monotonic()
-                rate = counts["runs"] / (said_at - began)
-                console.print(
-                    f"simulator: {counts['runs']} of {count} seeds, {rate:.1f}/s, {len(failures)} failed", highlight=False
-                )
+                console.print(f"simulator: {counts['runs']} of {count} seeds, {len(failures)} failed", highlight=False)
     console.print(counters.table(counters.grouped(grouped(counts))))
+    if cpu_s:
+        speed = f"{counts['runs'] / cpu_s:.1f} runs a second and core ({cpu_s / counts['runs'] * 1000:.0f} ms of CPU time a run)"
+        console.print(f"simulator: {speed}", highlight=False)
     if failures:
         console.print(f"failed: {' '.join(str(failure.seed) for failure in sorted(failures, key=lambda one: one.seed))}")
     return 1 if failures else 0

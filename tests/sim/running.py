@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,18 @@ def run_seeds(seeds: Sequence[int]) -> tuple[Counter[str], list[Failure]]:
     finally:
         gc.enable()
     return counts, failures
+
+
+def warm_up() -> None:
+    """Loads what is compiled, so that the speed that is told is that of the runs. `make test` runs these seeds, so what fails is seen there."""
+    run_seeds(range(5))
+
+
+def run_timed(seeds: Sequence[int]) -> tuple[Counter[str], list[Failure], float]:
+    """``run_seeds``, and how many seconds of CPU time it took: others on the machine take little part in those."""
+    began = time.process_time()
+    counts, failures = run_seeds(seeds)
+    return counts, failures, time.process_time() - began
 
 
 def grouped(counts: Counter[str]) -> Iterator[tuple[str, str, int]]:
