@@ -38,9 +38,22 @@ def row_texts(documents: Sequence[Mapping[str, Any]], table: Table, names: Mappi
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(kind):
-        return canonical_text(pa.array([None if value is None else float(value) for value in values], pa.float64()).cast(kind))
+        return _floats(values, kind)
     convert = _converter(kind)
     return pa.array([None if value is None else convert(value) for value in values], pa.utf8())
+
+
+def _floats(values: list[Any], kind: pa.DataType) -> pa.Array:
+    # A column that a store keeps in its former type has texts among them that are no numbers.
+    numbers, others = [], {}
+    for row, value in enumerate(values):
+        try:
+            numbers.append(None if value is None else float(value))
+        except ValueError:
+            numbers.append(None)
+            others[row] = value
+    texts = canonical_text(pa.array(numbers, pa.float64()).cast(kind))
+    return pa.array([others.get(row, text) for row, text in enumerate(texts.to_pylist())], pa.utf8()) if others else texts
 
 
 def _converter(kind: pa.DataType) -> Callable[[Any], str]:

@@ -56,14 +56,15 @@ def reshaped(rows: pa.RecordBatch, old: Table, new: Table, position: int) -> pa.
     """Rows that a store holds, as reads of ``new`` that all stand at the change's position.
 
     rows: canonical text, ``sinks.contract.audit_schema(old)``. Returns a batch in ``batch_schema(new)``. A value that a column's new
-    type cannot hold is kept as exact text.
+    type cannot hold is kept as exact text; one that is none of it is NULL, for the rows of such a change are read again.
     """
     came_from, count = origins(old, new), rows.num_rows
     columns, exact = [], {}
     for column in new.columns:
         came = came_from[column.name]
         texts = pa.nulls(count, pa.utf8()) if came is None else rows.column(came.name)
-        values, exact[column.name] = typed(texts, arrow_type(column))
+        values, odd = typed(texts, arrow_type(column))
+        exact[column.name] = {} if came is not None and _all_hold(column) and arrow_type(came) != arrow_type(column) else odd
         columns.append(values)
     meta = {
         POSITION: pa.array(np.full(count, position, np.int64)),
@@ -73,6 +74,12 @@ def reshaped(rows: pa.RecordBatch, old: Table, new: Table, position: int) -> pa.
         EXACT: exact_column(count, exact),
     }
     return pa.RecordBatch.from_arrays([*(meta[field.name] for field in META_FIELDS), *columns], schema=batch_schema(new))
+
+
+def _all_hold(column: Column) -> bool:
+    """Whether the column's Arrow type holds all that the source has under its type, so that a text beside it can be no value of it."""
+    kind = arrow_type(column)
+    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind)
 
 
 def conformed(batch: pa.RecordBatch, shape: Table) -> pa.RecordBatch:

@@ -53,7 +53,7 @@ def _field(column: Column) -> dict[str, Any]:
     if column.type_oid in (NUMERIC, FLOAT8, FLOAT4):
         return {"type": "float" if column.type_oid == FLOAT4 else "double", "ignore_malformed": True}
     if pa.types.is_integer(kind):
-        return {"type": "long"}
+        return {"type": "long", "ignore_malformed": True}
     if pa.types.is_boolean(kind):
         return {"type": "boolean"}
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
