@@ -79,7 +79,7 @@ def reshaped(rows: pa.RecordBatch, old: Table, new: Table, position: int) -> pa.
 def _all_hold(column: Column) -> bool:
     """Whether the column's Arrow type holds all that the source has under its type, so that a text beside it can be no value of it."""
     kind = arrow_type(column)
-    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind)
+    return any(is_kind(kind) for is_kind in (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_binary))
 
 
 def conformed(batch: pa.RecordBatch, shape: Table) -> pa.RecordBatch:
