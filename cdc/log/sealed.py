@@ -129,6 +129,7 @@ class SealedFile:
             metadata = self._file.metadata.metadata
             origin = json.loads(metadata[ORIGIN])
             self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata[b"ARROW:schema"])))
+            _ = self.schema.names  # Arrow decodes a name only when it is asked for
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
             raise LogCorrupt(f"{path}: not a sealed segment ({type(error).__name__})") from None
         check_version(origin.get("format"), str(path))

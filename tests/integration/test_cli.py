@@ -364,7 +364,12 @@ def test_a_stop_state_waits_for_resume(shop: Shop) -> None:
 
 
 def test_ctrl_c(shop: Shop) -> None:
-    watching = subprocess.Popen(shop.command("status", "--watch", "--json"), stdout=subprocess.PIPE, text=True)
+    watching = subprocess.Popen(
+        shop.command("status", "--watch", "--json"),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts in the background ignores it
+    )
     assert watching.stdout is not None
     assert json.loads(watching.stdout.readline())["healthy"] is False
     watching.send_signal(signal.SIGINT)
