@@ -1,11 +1,15 @@
-"""What has to hold for batches between two commits: rising within a topic, and together dense behind the head. Pure."""
+"""What has been appended since the last commit: where it lies, and what has to hold for it (rising within a topic, and together dense behind
+the head). Pure."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc.log.timeline import Run
 from cdc.model.batch import POSITION, TABLE_METADATA
 
 Positions = npt.NDArray[np.int64]
@@ -68,3 +72,64 @@ class Density:
     @property
     def dense(self) -> bool:
         return not self._apart
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """Where a topic's bytes end: its newest segment. ``segment`` is 0 before the first; ``schema`` None when a new one is due."""
+
+    segment: int = 0
+    begin: int = 0
+    begin_seed: int = 0
+    end: int = 0
+    last: int = 0
+    chain: int = 0
+    rows: int = 0
+    closed: bool = True
+    schema: pa.Schema | None = None
+    schema_at: int = 0
+
+
+@dataclass(slots=True)
+class OpenTopic:
+    """One that the writer has written to."""
+
+    number: int
+    name: str
+    tip: Tip
+    """As staged."""
+    durable: Tip
+    folder_exists: bool
+
+
+@dataclass(slots=True)
+class OpenPart:
+    """What the group being staged has put into one segment so far."""
+
+    topic: OpenTopic
+    segment: int
+    start: int
+    seed: int
+    end: int = 0
+    last: int = 0
+    rows: int = 0
+    chain: int = 0
+
+
+@dataclass(slots=True)
+class Staged:
+    """A group between two commits."""
+
+    density: Density
+    topics: dict[str, OpenTopic] = field(default_factory=dict)
+    """Every topic that the group touches."""
+    named: list[OpenTopic] = field(default_factory=list)
+    parts: list[OpenPart] = field(default_factory=list)
+    newest: dict[int, OpenPart] = field(default_factory=dict)
+    """Each topic's last part, by its number: a search would cost as much as there are topics."""
+    created: list[tuple[OpenTopic, int]] = field(default_factory=list)
+    closed: list[tuple[OpenTopic, Run]] = field(default_factory=list)
+
+
+def run_of(tip: Tip) -> Run:
+    return Run(tip.segment, tip.begin, tip.end, tip.rows, tip.last, tip.begin_seed, tip.chain)

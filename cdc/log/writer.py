@@ -7,20 +7,19 @@ published. Readers believe the head only, so they never see what a power loss co
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import resource
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import ConfigError, HeadwaterError
+from cdc.errors import HeadwaterError
 from cdc.log.disk import Disk
 from cdc.log.format import (
     HEAD_BYTES,
@@ -37,12 +36,13 @@ from cdc.log.format import (
     encode_group,
     padding,
 )
+from cdc.log.lock import hold
 from cdc.log.names import Places
 from cdc.log.recover import head_of, recover
 from cdc.log.seal import Sealer
 from cdc.log.segment import Place
-from cdc.log.staging import Density, Positions, positions_of
-from cdc.log.timeline import Run, TopicIndex
+from cdc.log.staging import Density, OpenPart, OpenTopic, Positions, Staged, Tip, positions_of, run_of
+from cdc.log.timeline import TopicIndex
 from cdc.model.batch import table_of
 from cdc.model.position import Cut, Lsn, Position
 
@@ -55,59 +55,6 @@ SYNC_THREADS: Final = 32
 """So many files are synced at once: a disk takes them together, and one that waits costs nothing."""
 
 _Synced = TypeVar("_Synced", int, Path)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tip:
-    """Where a topic's bytes end: its newest segment. ``segment`` is 0 before the first; ``schema`` None when a new one is due."""
-
-    segment: int = 0
-    begin: int = 0
-    begin_seed: int = 0
-    end: int = 0
-    last: int = 0
-    chain: int = 0
-    rows: int = 0
-    closed: bool = True
-    schema: pa.Schema | None = None
-    schema_at: int = 0
-
-
-@dataclass(slots=True)
-class _Topic:
-    number: int
-    name: str
-    tip: _Tip
-    """As staged."""
-    durable: _Tip
-    folder_exists: bool
-
-
-@dataclass(slots=True)
-class _OpenPart:
-    """What the group being staged has put into one segment so far."""
-
-    topic: _Topic
-    segment: int
-    start: int
-    seed: int
-    end: int = 0
-    last: int = 0
-    rows: int = 0
-    chain: int = 0
-
-
-@dataclass(slots=True)
-class _Staged:
-    density: Density
-    topics: dict[str, _Topic] = field(default_factory=dict)
-    """Every topic that the group touches."""
-    named: list[_Topic] = field(default_factory=list)
-    parts: list[_OpenPart] = field(default_factory=list)
-    newest: dict[int, _OpenPart] = field(default_factory=dict)
-    """Each topic's last part, by its number: a search would cost as much as there are topics."""
-    created: list[tuple[_Topic, int]] = field(default_factory=list)
-    closed: list[tuple[_Topic, Run]] = field(default_factory=list)
 
 
 class EmbeddedLogWriter:
@@ -129,7 +76,7 @@ class EmbeddedLogWriter:
         self._broken: str | None = None
         self._timeline_fd = self._head_fd = -1
         self._pool: ThreadPoolExecutor | None = None
-        self._lock_fd = _lock(self._places, self._disk)
+        self._lock_fd = hold(self._places, self._disk)
         self._sealer: Sealer | None = None
         try:
             recovered = recover(self._places, self._disk, segment_bytes)
@@ -141,7 +88,7 @@ class EmbeddedLogWriter:
         self._stand_at(head_of(recovered))
         self._topics = {index.name: self._resumed(index) for index in recovered.timeline.topics.values()}
         self._next_number = max(recovered.timeline.topics, default=0) + 1
-        self._staged = _Staged(Density(self._published.position))
+        self._staged = Staged(Density(self._published.position))
         if seal:
             self._sealer = Sealer(self._places, self._disk)
             for index, run in recovered.unsealed:
@@ -206,7 +153,7 @@ class EmbeddedLogWriter:
         for topic in staged.topics.values():
             topic.durable = topic.tip
         # From here on nothing of it may be taken back, whatever else goes wrong.
-        self._staged = _Staged(Density(self._published.position))
+        self._staged = Staged(Density(self._published.position))
         crashpoint("log.commit.published")
         self._close_full(staged)
         return self.head
@@ -214,7 +161,7 @@ class EmbeddedLogWriter:
     def rollback(self) -> None:
         """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened anew."""
         self._check_usable()
-        staged, self._staged = self._staged, _Staged(Density(self._published.position))
+        staged, self._staged = self._staged, Staged(Density(self._published.position))
         with self._fatal():
             crashpoint("log.rollback.begun")
             for topic, segment in staged.created:
@@ -255,18 +202,18 @@ class EmbeddedLogWriter:
 
     # --- staging -----------------------------------------------------------------------------------------------------
 
-    def _topic(self, name: str) -> _Topic:
+    def _topic(self, name: str) -> OpenTopic:
         staged = self._staged
         topic = self._topics.get(name)
         if topic is None:
-            topic = _Topic(self._next_number, name, _Tip(), _Tip(), folder_exists=False)
+            topic = OpenTopic(self._next_number, name, Tip(), Tip(), folder_exists=False)
             self._next_number += 1
             self._topics[name] = topic
             staged.named.append(topic)
         staged.topics[name] = topic
         return topic
 
-    def _write(self, topic: _Topic, batch: pa.RecordBatch, positions: Positions) -> None:
+    def _write(self, topic: OpenTopic, batch: pa.RecordBatch, positions: Positions) -> None:
         body = batch.serialize()
         if len(body) > SPLIT_BYTES and len(positions) > 1:
             middle = len(positions) // 2
@@ -299,21 +246,21 @@ class EmbeddedLogWriter:
         part.end, part.last, part.chain = end, last, running
         part.rows += len(positions)
         rows = tip.rows + len(positions)
-        topic.tip = _Tip(
+        topic.tip = Tip(
             tip.segment, tip.begin, tip.begin_seed, end, last, running, rows, closed=False, schema=schema, schema_at=schema_at
         )
 
-    def _part(self, topic: _Topic, tip: _Tip) -> _OpenPart:
+    def _part(self, topic: OpenTopic, tip: Tip) -> OpenPart:
         part = self._staged.newest.get(topic.number)
         if part is None or part.segment != tip.segment:
-            part = self._staged.newest[topic.number] = _OpenPart(topic, tip.segment, tip.end, tip.chain)
+            part = self._staged.newest[topic.number] = OpenPart(topic, tip.segment, tip.end, tip.chain)
             self._staged.parts.append(part)
         return part
 
-    def _begin_segment(self, topic: _Topic, first: int) -> _Tip:
+    def _begin_segment(self, topic: OpenTopic, first: int) -> Tip:
         old = topic.tip
         if old.segment and not old.closed:
-            self._staged.closed.append((topic, _run(old)))
+            self._staged.closed.append((topic, run_of(old)))
         header = SegmentHeader(
             self._published.log_id, topic.number, topic.name, first,
             previous=old.segment, previous_last=old.last, previous_chain=old.chain,
@@ -328,7 +275,7 @@ class EmbeddedLogWriter:
         crashpoint("log.segment.created")
         self._disk.write(fd, [raw], 0)
         crashpoint("log.segment.header_written")
-        topic.tip = _Tip(first, len(raw), crc, len(raw), old.last, crc, 0, closed=False)
+        topic.tip = Tip(first, len(raw), crc, len(raw), old.last, crc, 0, closed=False)
         return topic.tip
 
     # --- commit ------------------------------------------------------------------------------------------------------
@@ -397,11 +344,11 @@ class EmbeddedLogWriter:
         self._published = head
         self._cut = Cut(Position(head.position), Lsn(head.commit_lsn), head.commit_ts_us)
 
-    def _close_full(self, staged: _Staged) -> None:
+    def _close_full(self, staged: Staged) -> None:
         """Hands full segments to sealing, and keeps the number of open files bounded."""
         for topic in staged.topics.values():
             if topic.tip.end >= self._segment_bytes and not topic.tip.closed:
-                staged.closed.append((topic, _run(topic.tip)))
+                staged.closed.append((topic, run_of(topic.tip)))
                 topic.tip = topic.durable = replace(topic.tip, closed=True, schema=None)
         for topic, run in staged.closed:
             crashpoint("log.segment.closed")
@@ -413,19 +360,19 @@ class EmbeddedLogWriter:
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def _resumed(self, index: TopicIndex) -> _Topic:
+    def _resumed(self, index: TopicIndex) -> OpenTopic:
         newest = index.segments()[-1]
         # One that was full when segments were shorter is sealed, and its file gone.
         closed = newest.end >= self._segment_bytes or not self._places.segment(index.name, newest.segment).exists()
-        tip = _Tip(
+        tip = Tip(
             newest.segment, newest.start, newest.seed, newest.end, newest.last, newest.chain, newest.rows, closed=closed
         )  # fmt: skip
-        return _Topic(index.number, index.name, tip, tip, folder_exists=True)
+        return OpenTopic(index.number, index.name, tip, tip, folder_exists=True)
 
     def _place(self, number: int, name: str, segment: int) -> Place:
         return Place(self._published.log_id, number, name, segment)
 
-    def _file(self, topic: _Topic, segment: int) -> int:
+    def _file(self, topic: OpenTopic, segment: int) -> int:
         key = (topic.number, segment)
         fd = self._files.get(key)
         if fd is None:
@@ -464,37 +411,5 @@ class _Fatal:
             self._writer._broken = f"the disk failed before ({code})"
 
 
-def _run(tip: _Tip) -> Run:
-    return Run(tip.segment, tip.begin, tip.end, tip.rows, tip.last, tip.begin_seed, tip.chain)
-
-
 def _padded(message: pa.Buffer) -> bytes | pa.Buffer:
     return message.to_pybytes() + bytes(rest) if (rest := padding(message.size)) else message
-
-
-_NO_PLACE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR))
-
-
-def _lock(places: Places, disk: Disk) -> int:
-    """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind."""
-    try:
-        disk.make_folder(places.root)
-        fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        if error.errno not in _NO_PLACE:
-            raise
-        raise ConfigError(
-            f"log.dir: cannot write in {places.root}: {os.strerror(error.errno)}",
-            hint="give this account a folder of its own there",
-        ) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-        os.close(fd)
-        raise HeadwaterError(
-            f"process {pid or '?'} already writes to the log in {places.root}", hint=f"stop it first: kill {pid}"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
