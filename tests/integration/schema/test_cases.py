@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ def played(
     trigger = request.param == "trigger"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch, "INTERVAL_S", 1.0 if trigger else 0.3)
-        looks = counted_looks(patch)
+        between_steps = threading.Lock()
+        looks = counted_looks(patch, between_steps)
         for database in _database(server):
             sql = database.connect()
             if trigger:
@@ -85,7 +87,8 @@ def played(
                 capture.until_snapshot_done()
                 for case in CASES:
                     for step in case.steps:
-                        run(sql, case, step)
+                        with between_steps:
+                            run(sql, case, step)
                 result = Played(capture, database, trigger)
                 deadline = time.monotonic() + DEADLINE_S
                 left = list(CASES)
@@ -100,13 +103,14 @@ def played(
                 yield result
 
 
-def counted_looks(patch: pytest.MonkeyPatch) -> list[None]:
-    """Gets longer with each look at the catalog that has ended."""
+def counted_looks(patch: pytest.MonkeyPatch, allowed: threading.Lock) -> list[None]:
+    """Gets longer with each look at the catalog that has ended; none begins while somebody else holds ``allowed``."""
     ended: list[None] = []
     look = watch.CatalogWatch._look
 
     def counted(self: watch.CatalogWatch, connection: psycopg.Connection) -> None:
-        look(self, connection)
+        with allowed:
+            look(self, connection)
         ended.append(None)
 
     patch.setattr(watch.CatalogWatch, "_look", counted)
