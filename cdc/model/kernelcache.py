@@ -25,25 +25,21 @@ def stamp() -> str:
     return digest.hexdigest()
 
 
-class Chosen(UserProvidedCacheLocator):  # type: ignore[misc]
+class _Stamped:
+    def get_source_stamp(self) -> str:
+        return stamp()
+
+
+class Chosen(_Stamped, UserProvidedCacheLocator):  # type: ignore[misc]
     """In the folder that NUMBA_CACHE_DIR names."""
 
-    def get_source_stamp(self) -> str:
-        return stamp()
 
-
-class BesideSource(InTreeCacheLocator):  # type: ignore[misc]
+class BesideSource(_Stamped, InTreeCacheLocator):  # type: ignore[misc]
     """In ``__pycache__``, where that can be written to."""
 
-    def get_source_stamp(self) -> str:
-        return stamp()
 
-
-class OfUser(UserWideCacheLocator):  # type: ignore[misc]
+class OfUser(_Stamped, UserWideCacheLocator):  # type: ignore[misc]
     """In the user's cache folder."""
-
-    def get_source_stamp(self) -> str:
-        return stamp()
 
 
 LOCATORS = ",".join(f"{locator.__module__}.{locator.__qualname__}" for locator in (Chosen, BesideSource, OfUser))
