@@ -16,10 +16,10 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
@@ -41,6 +41,15 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _select_something(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    if all(pattern.startswith("!") for pattern in patterns):
+        why = "every pattern in it only takes tables out" if patterns else "it is empty"
+        raise ValueError(f'selects no table: {why}; write a pattern such as "public.*" first')
+    return patterns
+
+
+Patterns = Annotated[tuple[str, ...], AfterValidator(_select_something)]
+"""Of ``schema.table`` (``cdc.model.selection``)."""
 ColumnPolicy = Literal["keep", "drop", "mask", "hmac", "encrypt"]
 """What of a column's values may reach the log (``cdc.privacy``)."""
 
@@ -70,7 +79,7 @@ class SecretFile(SecretStr):
 
 class Source(Strict):
     dsn: SecretStr
-    tables: tuple[str, ...] = ("public.*",)
+    tables: Patterns = ("public.*",)
     slot: str = "cdc"
     publication: str = Field("cdc", min_length=1, max_length=63)
     failover: bool = True
@@ -151,7 +160,7 @@ class StoreOptions(Strict):
     """What every store's options have; each sink's own model extends it."""
 
     kind: str
-    tables: tuple[str, ...] = ("*",)
+    tables: Patterns = ("*",)
     batch_rows: int = Field(200_000, ge=1)
     batch_bytes: int = Field(64 * 2**20, ge=1)
     workers_from_rows: int = Field(20_000, ge=0)

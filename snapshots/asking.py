@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Collection, Sequence
+from typing import Final
 
 import psycopg
 from psycopg import pq
 
 from cdc.errors import ConfigError
+from cdc.model.selection import matches
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 from snapshots.catalog import SourceTable, key_types, load_tables
 from snapshots.plan import relation
 from snapshots.requests import Request
+
+_ROOT: Final = """
+select case when c.relispartition then (
+         select rn.nspname || '.' || r.relname from pg_class r join pg_namespace rn on rn.oid = r.relnamespace
+         where r.oid = pg_partition_root(c.oid)) end
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname || '.' || c.relname = %s and c.relkind in ('r', 'p')
+"""
 
 
 class WrongKey(ConfigError):
@@ -27,12 +38,10 @@ class WrongKey(ConfigError):
 
 def check_request(connection: psycopg.Connection, request: Request, source: Publishing) -> None:
     """Raises ConfigError (what was asked is wrong; WrongKey for one of the keys) or SourceError (the table cannot be read)."""
-    found = [one for one in load_tables(connection, source.tables, source.publication) if one.name == request.table]
-    if not found:
-        raise ConfigError(
-            f"table {request.table} is not captured", hint="name it as schema.table; cdc status lists the captured ones"
-        )
-    (table,) = found
+    captured = {table.name: table for table in load_tables(connection, source.tables, source.publication)}
+    if request.table not in captured:
+        raise _not_captured(connection, request.table, captured, source)
+    table = captured[request.table]
     if request.where is not None:
         _check_condition(connection, table, request.where)
     if request.keys is not None:
@@ -45,6 +54,28 @@ def check_request(connection: psycopg.Connection, request: Request, source: Publ
             wrong = _not_of_type(connection, kind, texts)
             if wrong is not None:
                 raise WrongKey(wrong, f"what stands there for column {name} is no {kind}")
+
+
+def _not_captured(connection: psycopg.Connection, name: str, captured: Collection[str], source: Publishing) -> ConfigError:
+    """Why the table is none of those that are captured, and what to do."""
+    if connection.execute("select from pg_publication where pubname = %s", (source.publication,)).fetchone() is None:
+        return ConfigError(
+            f"there is no publication {source.publication!r} yet, so no table is captured",
+            hint="cdc run makes it and reads every table",
+        )
+    row = connection.execute(_ROOT, (name,)).fetchone()
+    if row is None:
+        close = [one for one in captured if one.endswith(f".{name}")] or difflib.get_close_matches(name, captured, 1, 0.8)
+        hint = f"did you mean {close[0]}?" if close else "cdc status lists the captured ones, as schema.table"
+        return ConfigError(f"there is no table {name}" if "." in name else f"table {name} is not captured", hint=hint)
+    if row[0] is not None and row[0] in captured:
+        return ConfigError(f"table {name} is a partition, captured as a part of {row[0]}", hint=f"cdc snapshot {row[0]} --where …")
+    if not matches(source.tables, name):
+        return ConfigError(f"source.tables does not select table {name}", hint="add it there, in cdc.toml; cdc run then reads it")
+    return ConfigError(
+        f"table {name} is not in the publication {source.publication!r}",
+        hint="cdc run adds it and reads it, as soon as it can be captured; cdc status says what keeps it out",
+    )
 
 
 def _not_of_type(connection: psycopg.Connection, kind: str, texts: Sequence[str]) -> int | None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Final
 
+from cdc import status, stops
 from cdc.auditing.compare import SourceSide, TableInWork, Target, compare
 from cdc.auditing.findings import Progress, Report, StoreAudit, TableAudit
 from cdc.auditing.settle import CaughtUp, settle
@@ -18,7 +19,7 @@ from cdc.log.contract import LogReader
 from cdc.log.ended import ended_topics
 from cdc.log.reader import open_reader
 from cdc.model.evolution import Kind
-from cdc.model.position import Cut, Lsn, format_lsn
+from cdc.model.position import ZERO_CUT, Cut, Lsn, format_lsn
 from cdc.model.selection import matches
 from cdc.privacy import protection_of
 from cdc.settings import Settings
@@ -45,8 +46,8 @@ def audit(
 ) -> list[StoreAudit]:
     """Audits one store, or all of them. ``table``: shell patterns of ``schema.name``, default every table of the store.
 
-    ``progress`` is called from this thread, often. Raises ConfigError (no such store or table), SourceError, StoreError, and
-    WaitTimeout when a store does not get as far as the source within ``timeout_s``.
+    ``progress`` is called from this thread, often. Raises ConfigError (no such store or table, nothing captured yet), SourceError,
+    StoreError, and WaitTimeout when a store does not get as far as the source within ``timeout_s``.
     """
     if store is not None and store not in settings.stores:
         close = difflib.get_close_matches(store, settings.stores, 1)
@@ -55,6 +56,7 @@ def audit(
     audits = []
     with ExitStack() as stack:
         reader = stack.enter_context(closing(open_reader(settings.log.dir)))
+        _refuse_unbegun(settings, reader)
         connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
@@ -63,6 +65,14 @@ def audit(
                 caught_up = _caught_up(settings, reader, sink, timeout_s)
                 audits.append(audit_store(database, sink, tables, caught_up, progress))
     return audits
+
+
+def _refuse_unbegun(settings: Settings, reader: LogReader) -> None:
+    """Raises ConfigError, or what stopped capture, where nothing is in the log and nobody at work on it: there is nothing to wait for."""
+    parts = (status.read_supervisor(settings.run_dir), status.read_capture(settings.run_dir))
+    if reader.head() == ZERO_CUT and not any(part is not None and status.alive(part.pid) for part in parts):
+        stops.check(settings.run_dir, "capture")
+        raise ConfigError(f"nothing has been captured into {settings.log.dir} yet, and capture does not run", hint="cdc run")
 
 
 def targets(settings: Settings, reader: LogReader, database: SourceSide, store: str, table: str | None) -> list[Target]:

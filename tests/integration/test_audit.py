@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -15,11 +16,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from cdc import status, stops
 from cdc.auditing.compare import SourceSide, Target
 from cdc.auditing.findings import Progress, StoreAudit, TableAudit
 from cdc.auditing.settle import LISTED_KEYS
 from cdc.auditing.stores import NUDGE_AFTER_S, audit, audit_store
-from cdc.errors import ConfigError, WaitTimeout
+from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
@@ -393,6 +395,23 @@ def test_a_store_that_lags_is_waited_for_and_then_named(postgres: Database, tmp_
     with pytest.raises(WaitTimeout):
         audit(settings, timeout_s=0.5)
     assert time.monotonic() - began < NUDGE_AFTER_S + 60
+
+
+@pytest.mark.usefixtures("source")
+def test_nothing_is_waited_for_where_nothing_has_ever_run(postgres: Database, tmp_path: Path) -> None:
+    settings = settings_of(postgres, tmp_path, {"twin": {"kind": "memory"}})
+    with pytest.raises(ConfigError, match="nothing has been captured into") as refused:
+        audit(settings, timeout_s=CATCH_UP_S)
+    assert refused.value.hint == "cdc run"
+    # Beside a run that has only begun it waits, as long as it is told to.
+    status.write(settings.run_dir, "supervisor", status.SupervisorStatus(pid=os.getpid()))
+    with pytest.raises(WaitTimeout):
+        audit(settings, timeout_s=0.1)
+    # What stopped it is the answer, where something did.
+    stops.record(settings.run_dir, "capture", Stopped(StopState.SLOT_MISSING, "the slot is not there"))
+    status.write(settings.run_dir, "supervisor", status.SupervisorStatus(pid=0))
+    with pytest.raises(Stopped, match="SLOT_MISSING"):
+        audit(settings, timeout_s=CATCH_UP_S)
 
 
 @pytest.mark.usefixtures("source")

@@ -143,6 +143,19 @@ def test_a_single_table_that_is_no_list(file: Path) -> None:
     assert 'tables = ["…"]' in line
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f'source = {{ dsn = "{DSN}", tables = [] }}', "source.tables"),
+        (f'source = {{ dsn = "{DSN}", tables = ["!public.audit_log"] }}', "source.tables"),
+        (f'source = {{ dsn = "{DSN}" }}\n[stores.cache]\nkind = "redis"\ntables = []', "stores.cache.tables"),
+    ],
+)
+def test_a_list_of_tables_that_selects_none(file: Path, text: str, key: str) -> None:
+    (line,) = problems(file, text)
+    assert f"{key}: selects no table" in line
+
+
 def test_no_source_at_all(file: Path) -> None:
     assert problems(file, "") == [f"{file}: source: is missing"]
 

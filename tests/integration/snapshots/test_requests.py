@@ -109,7 +109,7 @@ def test_a_request_outlives_the_process(postgres: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("request_of", "says"),
     [
-        (Request("public.no"), "not captured"),
+        (Request("public.no"), "no table public.no"),
         (Request("public.t", where="v ="), "no condition"),
         (Request("public.t", where="v"), "no condition"),
         (Request("public.t", where="nothing = 1"), "no condition"),
@@ -160,6 +160,28 @@ def test_conditions_that_are_fine(postgres: Any) -> None:
         with closing(open_session(postgres.unix_dsn)) as connection:
             for condition in ("id > 5", "v in ('a)', 'b;c') -- so", "id = (select 1) or v is null"):
                 check_request(connection, Request("public.t", where=condition), _SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("setup", "table", "says", "hint"),
+    [
+        ("select 1", "public.t", "there is no publication 'cdc' yet, so no table is captured", "cdc run"),
+        ("create publication cdc for table t", "t", "table t is not captured", "did you mean public.t?"),
+        ("create publication cdc for table t", "public.tt", "there is no table public.tt", "did you mean public.t?"),
+        ("create publication cdc for table t", "public.far", "there is no table public.far", "cdc status lists"),
+        ("create publication cdc for table t", "other.u", "source.tables does not select table other.u", "cdc.toml"),
+        ("create publication cdc for table t", "public.w", "table public.w is not in the publication 'cdc'", "cdc status"),
+    ],
+)
+def test_a_table_that_is_not_captured_is_told_why(postgres: Any, setup: str, table: str, says: str, hint: str) -> None:
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key); create schema other; create table other.u (id int primary key)")
+        sql.execute("create table w (id int primary key)")
+        sql.execute(setup)
+        with closing(open_session(postgres.unix_dsn)) as connection, pytest.raises(ConfigError) as raised:
+            check_request(connection, Request(table), _SOURCE)
+    assert says in str(raised.value)
+    assert hint in (raised.value.hint or "")
 
 
 class _Source:
