@@ -12,9 +12,9 @@ from psycopg import sql
 
 from cdc.capture.relations import FIRST_OWN_TYPE, identify
 from cdc.errors import SourceError
-from cdc.model.batch import reserved_column
 from cdc.model.selection import matches
 from cdc.model.table import Column, Table
+from cdc.source.capturable import Definition, identity_problem, reserved_problem
 
 # The stream leaves stored generated columns out before 18; from 18 on pg_publication_tables.attnames says which it sends.
 # A domain's TYPE message names its base type, hence the recursion.
@@ -34,7 +34,7 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
           from pg_attribute a
          where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attname = any (p.attnames)
            and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)),
-       exists (select from pg_index d where d.indrelid = c.oid and d.indisprimary and not d.indimmediate)
+       (select d.indimmediate from pg_index d where d.indrelid = c.oid and d.indisprimary and d.indisvalid)
 from pg_publication_tables p
 join pg_namespace n on n.nspname = p.schemaname
 join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
@@ -159,9 +159,7 @@ _READABLE: Final = 7
 
 
 def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceError | None]:
-    oid, schema, name, kind, identity, index, row_filter, readable, row_security, estimate, size, pages, attributes, deferrable = (
-        row
-    )
+    oid, schema, name, kind, identity, index, row_filter, readable, row_security, estimate, size, pages, attributes, immediate = row
     numbers = [int(number) for number in index.split()]
     names = {number: label for number, label, *_ in attributes or ()}
     columns = tuple(
@@ -175,41 +173,26 @@ def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceE
         columns = tuple(replace(column, key=False) for column in columns)
     table = Table(oid, schema, name, identify(columns, identity, key), identity)
     facts = SourceTable(table, key, kind == "p", row_filter, estimate, size or 0, pages or 0)
-    return facts, _problem(facts, len(numbers) == len(key), readable, row_security, role, deferrable=deferrable)
+    definition = Definition(table, has_primary_key=immediate is not None, deferrable_key=immediate is False)
+    return facts, _problem(definition, len(numbers) == len(key), readable, row_security, role)
 
 
-def _problem(
-    source: SourceTable, whole_key: bool, readable: bool, row_security: bool, role: str, *, deferrable: bool
-) -> SourceError | None:
-    table = source.table
+def _problem(definition: Definition, whole_key: bool, readable: bool, row_security: bool, role: str) -> SourceError | None:
+    table = definition.table
     quoted = sql.Identifier(table.schema, table.name).as_string()
     if not readable:
         grant = f"GRANT USAGE ON SCHEMA {sql.Identifier(table.schema).as_string()} TO {sql.Identifier(role).as_string()}; "
         grant += f"GRANT SELECT ON {quoted} TO {sql.Identifier(role).as_string()}"
-        return SourceError(f"role {role!r} may not read table {source.name}", hint=grant)
+        return SourceError(f"role {role!r} may not read table {table.qualified}", hint=grant)
     if row_security:
         return SourceError(
-            f"row-level security hides rows of table {source.name} from role {role!r}",
+            f"row-level security hides rows of table {table.qualified} from role {role!r}",
             hint=f"ALTER ROLE {sql.Identifier(role).as_string()} BYPASSRLS",
-        )
-    column = reserved_column(table)
-    if column is not None:
-        return SourceError(
-            f"table {source.name} has a column {column}, a name that Headwater uses itself", hint="rename the column"
         )
     if not whole_key:
         return SourceError(
-            f"the publication leaves out a key column of table {source.name}",
+            f"the publication leaves out a key column of table {table.qualified}",
             hint="add the column to the publication's column list",
         )
-    if deferrable and table.identity in "df":
-        return SourceError(
-            f"table {source.name} has a deferrable primary key, which is no replica identity",
-            hint="add the key anew without DEFERRABLE",
-        )
-    if table.identity == "n" or not table.key:
-        return SourceError(
-            f"table {source.name} has no usable replica identity",
-            hint=f"add a primary key, or: ALTER TABLE {quoted} REPLICA IDENTITY FULL",
-        )
-    return None
+    problem = reserved_problem(table) or identity_problem(definition)
+    return None if problem is None else SourceError(f"table {table.qualified} {problem[0]}", hint=problem[1])

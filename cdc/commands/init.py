@@ -24,9 +24,9 @@ def init(
 ) -> None:
     """Write a commented cdc.toml for the tables it finds. Refuses to overwrite one."""
     from cdc.commands.starter import configuration
+    from cdc.source.capturable import identity_problem
     from cdc.source.catalog import find_tables
     from cdc.source.connection import connect
-    from cdc.source.publication import identity_problem
 
     path = invocation(context).config
     if path.exists():
@@ -43,7 +43,7 @@ def init(
             tables = [table for table in find_tables(connection) if table.capturable and table.root_oid is None]
     text = "".join(f"{line}\n" for line in configuration(source, tables))
     write_new(path, text)
-    left_out = sum(identity_problem(table) is not None for table in tables)
+    left_out = sum(identity_problem(table.definition) is not None for table in tables)
     without = f" ({left_out} more cannot be captured as they are)" if left_out else ""
     typer.echo(f"wrote {path} for {len(tables) - left_out} tables{without}; next: edit it, then cdc doctor")
 

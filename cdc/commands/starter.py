@@ -8,9 +8,9 @@ from typing import Final
 
 from psycopg.conninfo import make_conninfo
 
+from cdc.source.capturable import identity_problem
 from cdc.source.catalog import SourceTable
 from cdc.source.connection import parse
-from cdc.source.publication import identity_problem
 
 PLACEHOLDER_DSN: Final = "postgresql://cdc@localhost:5432/postgres"
 PASSWORD_VARIABLE: Final = "CDC_SOURCE_PASSWORD"
@@ -30,7 +30,7 @@ def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator
     yield f"dsn = {_string(dsn)}"
     yield f"tables = [{', '.join(map(_string, patterns))}]      # schema.table, * and ? match, !pattern takes out"
     for table in tables:
-        problem = identity_problem(table)
+        problem = identity_problem(table.definition)
         if problem is not None:
             yield _comment(f"{table.name} {problem[0]}; to capture it: {problem[1]}")
     yield 'slot = "cdc"                    # made by `cdc doctor --fix` or on first run'
@@ -69,12 +69,12 @@ def without_password(dsn: str) -> tuple[str, bool]:
 
 
 def _patterns(tables: Sequence[SourceTable]) -> list[str]:
-    capturable = [table for table in tables if identity_problem(table) is None]
+    capturable = [table for table in tables if identity_problem(table.definition) is None]
     if not capturable:
         return ["public.*"]
     if len(capturable) < MANY_TABLES:
         return [table.name for table in capturable]
-    refused = [f"!{table.name}" for table in tables if identity_problem(table) is not None]
+    refused = [f"!{table.name}" for table in tables if identity_problem(table.definition) is not None]
     return sorted({f"{table.table.schema}.*" for table in capturable}) + refused
 
 

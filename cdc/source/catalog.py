@@ -9,11 +9,15 @@ from typing import Final, cast
 import psycopg
 
 from cdc.errors import SourceError
+from cdc.model.facts import STORED
 from cdc.model.selection import matches, named
 from cdc.model.table import Column, Identity, Table
+from cdc.source.capturable import Definition
 from cdc.source.facts import read_facts
 
 ORDINARY, PARTITIONED = "r", "p"
+COMPUTED_VERSION: Final = 180000
+"""The first server_version_num that can publish stored generated columns."""
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
 
 _TABLES: Final = """
@@ -56,24 +60,22 @@ order by a.attrelid, a.attnum
 class SourceTable:
     """One relation of the source as the catalog has it, seen with the connected role's eyes."""
 
-    table: Table
-    """Its columns are the ones that can be published: generated columns are left out."""
+    definition: Definition
     kind: str
     """pg_class.relkind"""
     unlogged: bool
     root_oid: int | None
     """The partitioned table at the top, when this is a partition."""
     owner: str
-    has_primary_key: bool
-    deferrable_key: bool
-    """The primary key is deferrable, which Postgres does not take for an identity: inside a transaction two rows may share it."""
     readable: bool
     row_security: bool
     """Row-level security hides rows of this table from the role."""
     rows_estimate: int
     bytes: int
-    computed: bool = False
-    """It has stored generated columns, and the server is one that can publish them (18 or newer)."""
+
+    @property
+    def table(self) -> Table:
+        return self.definition.table
 
     @property
     def name(self) -> str:
@@ -83,11 +85,6 @@ class SourceTable:
     def capturable(self) -> bool:
         """A kind of relation whose changes Postgres publishes at all."""
         return self.kind in (ORDINARY, PARTITIONED) and not self.unlogged
-
-    @property
-    def identified(self) -> bool:
-        """Updates and deletes can be published: the identity is the full row, a valid index, or a usable primary key."""
-        return self.table.identity == "f" or bool(self.table.key)
 
 
 def find_tables(connection: psycopg.Connection) -> list[SourceTable]:
@@ -169,16 +166,18 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
         identity=cast(Identity, identity),
     )
     return SourceTable(
-        table=table,
+        definition=Definition(
+            table=table,
+            has_primary_key=cast(bool, has_key),
+            deferrable_key=not immediate,
+            computed=version >= COMPUTED_VERSION and any(generated == STORED for *_, generated in columns),
+        ),
         kind=cast(str, kind),
         unlogged=persistence == "u",
         root_oid=cast("int | None", root),
         owner=cast(str, owner),
-        has_primary_key=cast(bool, has_key),
-        deferrable_key=not immediate,
         readable=cast(bool, readable),
         row_security=cast(bool, row_security),
         rows_estimate=cast(int, rows),
         bytes=cast(int, size),
-        computed=version >= 180000 and any(generated == "s" for *_, generated in columns),
     )

@@ -11,19 +11,16 @@ from psycopg import sql
 
 from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
+from cdc.source.capturable import identity_problem, quoted_name, refuse_twins, reserved_problem
 from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.configured import Publishing
 from cdc.source.leaves import refuse_leaf
 from cdc.source.pins import read_pins
 from cdc.source.publication import (
     Publication,
-    identity_problem,
-    quoted_name,
     read_publication,
     refuse_partial,
-    refuse_twins,
     refuse_unreadable,
-    reserved_problem,
 )
 from cdc.source.slot import SlotFacts, lost_message, read_slot, rebuild_hint, refuse_foreign
 
@@ -102,7 +99,7 @@ def check_source(connection: psycopg.Connection, source: Selected, *, log_has_be
     publication = read_publication(connection, source.publication)
     for table in tables:
         yield from check_table(table, role, computed=publication is not None and publication.computed)
-    yield from _refusal("tables", lambda: refuse_twins(tables))
+    yield from _refusal("tables", lambda: refuse_twins([table.table for table in tables]))
     yield from _refusal("partitions", lambda: refuse_leaf(connection, [table.table.oid for table in tables]))
     yield from check_names(tables, load_published(connection, source.publication) if publication is not None else [])
     yield from check_publication(publication, source.publication, tables, role)
@@ -155,9 +152,9 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
 
 def check_table(table: SourceTable, role: RoleFacts, *, computed: bool = False) -> Iterator[Finding]:
     """Nothing is wrong with a table that yields one ``ok``."""
-    quoted, grantee = quoted_name(table), sql.Identifier(role.name).as_string()
+    quoted, grantee = quoted_name(table.table), sql.Identifier(role.name).as_string()
     check = f"table {table.name}"
-    problem = identity_problem(table, computed=computed)
+    problem = identity_problem(table.definition, computed=computed)
     fine = True
     if problem is not None:
         fine = False
@@ -175,7 +172,7 @@ def check_table(table: SourceTable, role: RoleFacts, *, computed: bool = False) 
         fine = False
         message = f"row-level security hides rows from {role.name}, but not from the stream"
         yield Finding("fail", check, message, f"ALTER ROLE {grantee} BYPASSRLS")
-    if table.table.identity == "f" and not table.has_primary_key:
+    if table.table.identity == "f" and not table.definition.has_primary_key:
         fine = False
         message = "has no primary key: equal rows are one row in the stores"
         yield Finding("warn", check, message, "add a primary key")
@@ -201,7 +198,7 @@ def check_publication(
     missing = [table for table in tables if publication is None or table.name not in publication.tables]
     foreign = sorted({table.owner for table in missing} - {role.name}) if not role.superuser else []
     able = not foreign and (publication is not None or role.may_create or role.superuser)
-    listed = ", ".join(quoted_name(table) for table in missing)
+    listed = ", ".join(quoted_name(table.table) for table in missing)
     if publication is None:
         statement = f"CREATE PUBLICATION {quoted} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
         if not tables:
@@ -305,7 +302,7 @@ def _names(tables: Sequence[SourceTable]) -> str:
 
 
 def _identity(table: SourceTable) -> str:
-    if table.table.identity == "f" and not table.has_primary_key:
+    if table.table.identity == "f" and not table.definition.has_primary_key:
         return "full row"
     return f"({', '.join(column.name for column in table.table.key)})"
 

@@ -34,30 +34,25 @@ limit 1
 """
 
 
-def leaf_problem(connection: psycopg.Connection, roots: Sequence[int]) -> tuple[str, str] | None:
-    """(what is wrong, the SQL that mends it) with the first partition below these tables (OIDs) that cannot be captured, or None.
+def refuse_leaf(connection: psycopg.Connection, roots: Sequence[int]) -> None:
+    """Raises SourceError for the first partition below these tables (OIDs) that cannot be captured, naming the SQL that mends it.
 
     ``connection``: under the pinned settings, so that names are written in full.
     """
     row = connection.execute(_PROBLEMS, (list(roots),)).fetchone()
     if row is None:
-        return None
+        return
     leaf, root, foreign, unlogged = row
     if foreign:
-        return (
+        raise SourceError(
             f"partition {leaf} of {root} is a foreign table: Postgres publishes no changes of it",
-            f"ALTER TABLE {root} DETACH PARTITION {leaf}, or leave {root} out of source.tables",
+            hint=f"ALTER TABLE {root} DETACH PARTITION {leaf}, or leave {root} out of source.tables",
         )
     if unlogged:
-        return f"partition {leaf} of {root} is unlogged: Postgres publishes no changes of it", f"ALTER TABLE {leaf} SET LOGGED"
-    return (
+        raise SourceError(
+            f"partition {leaf} of {root} is unlogged: Postgres publishes no changes of it", hint=f"ALTER TABLE {leaf} SET LOGGED"
+        )
+    raise SourceError(
         f"partition {leaf} has a replica identity that does not name the rows of {root}",
-        f"ALTER TABLE {leaf} REPLICA IDENTITY FULL",
+        hint=f"ALTER TABLE {leaf} REPLICA IDENTITY FULL",
     )
-
-
-def refuse_leaf(connection: psycopg.Connection, roots: Sequence[int]) -> None:
-    """Raises SourceError when a partition below these tables (OIDs) cannot be captured."""
-    problem = leaf_problem(connection, roots)
-    if problem is not None:
-        raise SourceError(problem[0], hint=problem[1])

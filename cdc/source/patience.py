@@ -2,11 +2,12 @@
 
 A link can be silent though TCP acknowledges everything (a proxy or a tunnel that hangs), and a slow statement is as silent as a dead
 link. So after ``SILENCE_S`` the server is asked over another connection what its process does: one that waits for its client, while we wait
-for it, will never be heard again.
+for it, and still does when it is asked once more, will never be heard again.
 """
 
 from __future__ import annotations
 
+import select
 import time
 from typing import Any, Final, TypeVar
 
@@ -16,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 SILENCE_S: Final = 30.0
 GRACE_S: Final = 3.0
-"""What the server has just sent may still be on its way when it is asked."""
+"""What we or the server have just sent may still be on its way when it is asked; so long after that it is asked once more."""
 UNKNOWN_MAX: Final = 10
 """So often in a row the server may have no room for who asks. Dead links of ours may be what fills it."""
 _CROWDED: Final = ("too many", "remaining connection slots")
@@ -45,14 +46,21 @@ class Patience:
         """Nothing has come. Raises psycopg.OperationalError, with the connection closed, when nothing ever will."""
         if time.monotonic() - self._since < self._left_s:
             return
-        if self._doubted:
-            self._connection.pgconn.finish()
-            raise psycopg.OperationalError(f"the server has not answered for {SILENCE_S:g} s, and is not at work on it")
         works = _works(self._connection)
         self._unknown = self._unknown + 1 if works is None else 0
-        self._doubted = works is False or self._unknown >= UNKNOWN_MAX
+        idle = works is False or self._unknown >= UNKNOWN_MAX
+        # One answer may be an accident: what we sent had not arrived yet, or whoever asked met a fault of its own.
+        if idle and self._doubted and not self._has_bytes():
+            self._connection.pgconn.finish()
+            raise psycopg.OperationalError(f"the server has not answered for {SILENCE_S:g} s, and is not at work on it")
+        self._doubted = idle or (works is None and self._doubted)
         self._since = time.monotonic()
         self._left_s = min(GRACE_S, SILENCE_S) if self._doubted else SILENCE_S
+
+    def _has_bytes(self) -> bool:
+        """Some have come while nobody looked."""
+        wire = self._connection.pgconn.socket
+        return bool(select.select([wire], [], [], 0)[0])
 
     def during(self, generator: PQGen[RV]) -> PQGen[RV]:
         """The same steps of psycopg's, watched."""

@@ -1,4 +1,4 @@
-"""The publication: what it covers, its creation, and the refusal of what cannot be captured."""
+"""The publication: what it covers, its creation, and the refusal of what cannot be published."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from psycopg import sql
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
-from cdc.model.batch import reserved_column
 from cdc.model.table import Table
+from cdc.source.capturable import refuse_reserved, refuse_twins, refuse_uncapturable
 from cdc.source.catalog import PARTITIONED, SourceTable, find_tables, load_published, select_tables
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
@@ -77,9 +77,9 @@ def ensure_publication(connection: psycopg.Connection, source: Publishing, *, be
     refuse_unknown_encoding(connection)
     selected = select_tables(find_tables(connection), source.tables, begun=begun)
     publication = read_publication(connection, source.publication)
-    refuse_twins(selected)
+    refuse_twins([table.table for table in selected])
     for table in selected:
-        refuse_uncapturable(table, computed=publication is not None and publication.computed)
+        refuse_uncapturable(table.definition, computed=publication is not None and publication.computed)
         if publication is None or table.name not in publication.tables:
             refuse_reserved(table.table)
     refuse_leaf(connection, [table.table.oid for table in selected])
@@ -147,79 +147,6 @@ def refuse_unknown_encoding(connection: psycopg.Connection) -> None:
         )
 
 
-def refuse_twins(tables: Sequence[SourceTable]) -> None:
-    """Raises SourceError when two tables would have one topic: schema and table name are put together with a dot, which names may hold."""
-    seen: dict[str, SourceTable] = {}
-    for table in tables:
-        if (twin := seen.setdefault(table.name, table)) is not table:
-            raise SourceError(
-                f"tables {quoted_name(twin)} and {quoted_name(table)} would both be called {table.name}",
-                hint=f"rename one of them: ALTER TABLE {quoted_name(table)} RENAME TO …",
-            )
-
-
-def refuse_uncapturable(table: SourceTable, *, computed: bool) -> None:
-    """Raises SourceError when updates and deletes of the table could not be published; publishing it would break them at the source.
-
-    computed: the publication publishes stored generated columns.
-    """
-    problem = identity_problem(table, computed=computed)
-    if problem is not None:
-        raise SourceError(f"table {table.name} {problem[0]}", hint=problem[1])
-
-
-def reserved_problem(table: Table) -> tuple[str, str] | None:
-    """(what is wrong, the SQL that mends it) with the names of the table's columns, or None."""
-    column = reserved_column(table)
-    if column is None:
-        return None
-    quoted, name = sql.Identifier(table.schema, table.name).as_string(), sql.Identifier(column).as_string()
-    rename = f'ALTER TABLE {quoted} RENAME COLUMN {name} TO "{column.lstrip("_")}"'
-    return (
-        f"has a column {column}, a name that Headwater uses itself",
-        f"{rename}; or leave the column out of the publication with a column list",
-    )
-
-
-def refuse_reserved(table: Table) -> None:
-    """Raises SourceError when a column's name is one of ours; ``table`` as it is published, or as it would be."""
-    problem = reserved_problem(table)
-    if problem is not None:
-        raise SourceError(f"table {table.qualified} {problem[0]}", hint=problem[1])
-
-
-def identity_problem(table: SourceTable, *, computed: bool = False) -> tuple[str, str] | None:
-    """(what is wrong, the SQL that mends it) with the table's replica identity, or None.
-
-    computed: the publication publishes stored generated columns.
-    """
-    quoted = quoted_name(table)
-    full = f"ALTER TABLE {quoted} REPLICA IDENTITY FULL"
-    if table.table.identity in "df" and table.deferrable_key:
-        # Not FULL: while a transaction moves keys about, two rows have one, and no order of deletes and upserts is right.
-        return (
-            "has a deferrable primary key, which is no replica identity",
-            f"add the key anew without DEFERRABLE; or, with another unique index: ALTER TABLE {quoted} REPLICA IDENTITY USING INDEX …",
-        )
-    if not table.table.columns:
-        return "has no columns that could be published", f"leave it out: source.tables takes !{table.name}"
-    if table.table.identity == "f" and table.computed and not computed:
-        return (
-            "has REPLICA IDENTITY FULL and generated columns that are not published, with which Postgres refuses its updates and deletes",
-            f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT, or a publication WITH (publish_generated_columns = stored)",
-        )
-    if table.identified:
-        return None
-    if table.table.identity == "d":
-        return "has no primary key and so no replica identity", f"add a primary key, or: {full}"
-    if table.table.identity == "n":
-        return (
-            "has REPLICA IDENTITY NOTHING",
-            f"ALTER TABLE {quoted} REPLICA IDENTITY {'DEFAULT' if table.has_primary_key else 'FULL'}",
-        )
-    return "has lost the index that was its replica identity", f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT"
-
-
 def refuse_partial(publication: Publication) -> None:
     """Raises SourceError when the publication leaves out kinds of changes without which a store cannot stay equal."""
     kinds = unpublished_kinds(publication)
@@ -243,11 +170,6 @@ def refuse_leaves(publication: Publication, selected: Sequence[SourceTable]) -> 
             f"publication {publication.name!r} publishes the partitions of {roots[0].name} under their own names",
             hint=f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string()} SET (publish_via_partition_root = true)",
         )
-
-
-def quoted_name(table: SourceTable) -> str:
-    """The table's name as SQL."""
-    return sql.Identifier(table.table.schema, table.table.name).as_string()
 
 
 def _listed(tables: Sequence[SourceTable]) -> sql.Composed:

@@ -8,7 +8,6 @@ change of their definition comes between the two.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -21,15 +20,16 @@ from psycopg import sql
 
 from cdc.errors import ColumnReserved, ConfigError, SourceError
 from cdc.model.batch import reserved_column
-from cdc.model.facts import Facts
+from cdc.model.facts import STORED, Facts
 from cdc.model.selection import matches
-from cdc.source.catalog import find_tables, select_tables
+from cdc.source.capturable import Definition, refuse_reserved, refuse_twins, refuse_uncapturable
+from cdc.source.catalog import COMPUTED_VERSION, find_tables, select_tables
 from cdc.source.configured import Reachable
 from cdc.source.connection import connect, reason
 from cdc.source.facts import read_facts
-from cdc.source.leaves import leaf_problem, refuse_leaf
+from cdc.source.leaves import refuse_leaf
 from cdc.source.membership import check_publishes
-from cdc.source.publication import add_tables, read_publication, refuse_reserved, refuse_twins, refuse_uncapturable
+from cdc.source.publication import add_tables, read_publication
 
 PREFIX: Final = "headwater.ddl"
 INTERVAL_S: Final = 3.0
@@ -41,10 +41,7 @@ waiting: for ever, when the link has died though TCP acknowledges."""
 _AT_ONCE: Final = 100
 """Tables locked, and told of, in one transaction."""
 
-_SHARED_KEY: Final = """
-select n.nspname || '.' || c.relname from pg_index x join pg_class c on c.oid = x.indrelid join pg_namespace n on n.oid = c.relnamespace
-where c.oid = any (%s) and c.relreplident = 'f' and x.indisprimary and not x.indimmediate
-"""
+_PRIMARY_KEYS: Final = "select indrelid::int8, indimmediate from pg_index where indisprimary and indisvalid and indrelid = any (%s)"
 
 _NEW: Final = """
 select c.oid::int8, n.nspname || '.' || c.relname
@@ -147,35 +144,35 @@ class CatalogWatch:
 
     def _refuse(self, connection: psycopg.Connection, covered: Sequence[Facts]) -> None:
         """Ends capture where the definition of a captured table has become one that it would not begin with: from here on rows may be missing."""
-        names = Counter(f"{facts.schema}.{facts.name}" for facts in covered)
-        twins = [name for name, count in names.items() if count > 1]
-        if twins:
-            self._fail(
-                SourceError(f"two tables are both called {twins[0]} now", hint="rename one of them: ALTER TABLE … RENAME TO …")
-            )
-        for table in (facts.table() for facts in covered):
-            if (column := reserved_column(table)) is not None:
-                self._fail(ColumnReserved(table.qualified, column))
-        lost = next((facts.table() for facts in covered if not facts.table().key), None)
-        if lost is not None:
-            quoted = sql.Identifier(lost.schema, lost.name).as_string()
-            self._fail(
-                SourceError(
-                    f"table {lost.qualified} has no usable replica identity any more",
-                    hint=f"add a primary key, or: ALTER TABLE {quoted} REPLICA IDENTITY FULL",
+        keys = self._primary_keys(connection, covered)
+        computable = connection.info.server_version >= COMPUTED_VERSION
+        try:
+            refuse_twins([facts.table() for facts in covered])
+            for facts in covered:
+                if (column := reserved_column(facts.table())) is not None:
+                    raise ColumnReserved(facts.table().qualified, column)
+            for facts in covered:
+                refuse_uncapturable(
+                    Definition(
+                        facts.table(),
+                        has_primary_key=facts.oid in keys,
+                        deferrable_key=keys.get(facts.oid) is False,
+                        computed=computable and any(column.generated == STORED for column in facts.columns),
+                    ),
+                    computed=facts.publishing is not None and facts.publishing.stored,
                 )
-            )
-        shared = connection.execute(_SHARED_KEY, ([facts.oid for facts in covered],)).fetchone()
-        if shared is not None:
-            self._fail(
-                SourceError(
-                    f"table {shared[0]} has a deferrable primary key now, which is no replica identity",
-                    hint="add the key anew without DEFERRABLE",
-                )
-            )
-        problem = leaf_problem(connection, [facts.oid for facts in covered if facts.partitioned])
-        if problem is not None:
-            self._fail(SourceError(problem[0], hint=problem[1]))
+            if roots := [facts.oid for facts in covered if facts.partitioned]:
+                refuse_leaf(connection, roots)
+        except (SourceError, ColumnReserved) as error:
+            self._fail(error)
+
+    def _primary_keys(self, connection: psycopg.Connection, covered: Sequence[Facts]) -> dict[int, bool]:
+        """Of the tables that have a primary key, whether it can be an identity (is not deferrable). Asked only where the facts do not say."""
+        keys = {facts.oid: True for facts in covered if facts.index and facts.identity != "i"}
+        unknown = [facts.oid for facts in covered if not facts.index]
+        if unknown:
+            keys.update(connection.execute(_PRIMARY_KEYS, (unknown,)).fetchall())
+        return keys
 
     def _tell(self, connection: psycopg.Connection, tables: Sequence[Facts]) -> None:
         """What cannot be locked now is told after a later look."""
@@ -203,9 +200,9 @@ class CatalogWatch:
             if table.table.oid not in new:
                 continue
             try:
-                refuse_uncapturable(table, computed=computed)
+                refuse_uncapturable(table.definition, computed=computed)
                 refuse_leaf(connection, [table.table.oid])
-                refuse_twins([known for known in everything if known.name == table.name])
+                refuse_twins([known.table for known in everything if known.name == table.name])
                 refuse_reserved(table.table)
                 add_tables(connection, self._source.publication, [table])
                 self._wake.set()

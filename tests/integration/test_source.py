@@ -68,7 +68,7 @@ def test_tables_with_their_keys_in_table_order(sql: Connection) -> None:
     assert found.table.names == ("a", "b", "c")
     assert [column.name for column in found.table.key] == ["a", "b"]
     assert [column.type_name for column in found.table.columns] == ["", "public.mood", "pg_catalog.text"]
-    assert found.identified
+    assert found.definition.identified
     assert found.capturable
     assert found.readable
 
@@ -89,7 +89,7 @@ def test_every_kind_of_identity(sql: Connection) -> None:
         """
     )
     found = {table.table.name: table for table in find_tables(sql)}
-    assert {name for name, table in found.items() if table.identified} == {"plain", "whole", "keyless", "indexed"}
+    assert {name for name, table in found.items() if table.definition.identified} == {"plain", "whole", "keyless", "indexed"}
     keys = {name: [column.name for column in table.table.key] for name, table in found.items()}
     assert keys["whole"] == ["id"]
     assert keys["keyless"] == ["id", "v"]

@@ -13,6 +13,7 @@ from cdc.commands.starter import MANY_TABLES, configuration, without_password
 from cdc.errors import ConfigError, SourceError
 from cdc.model.table import Column, Table
 from cdc.settings import Settings, interpolate
+from cdc.source.capturable import Definition
 from cdc.source.catalog import SourceTable
 
 CANARY = "s3cr3t canary'"
@@ -20,7 +21,7 @@ CANARY = "s3cr3t canary'"
 
 def table(name: str, *, key: bool = True) -> SourceTable:
     made = Table(1, "public", name, (Column("id", 23, key=key),))
-    return SourceTable(made, "r", False, None, "me", key, False, True, False, 0, 0)
+    return SourceTable(Definition(made, has_primary_key=key, deferrable_key=False), "r", False, None, "me", True, False, 0, 0)
 
 
 def written(source: str | None, *tables: SourceTable) -> tuple[str, Settings]:
