@@ -59,8 +59,9 @@ class Patience:
 
     def _has_bytes(self) -> bool:
         """Some have come while nobody looked."""
-        wire = self._connection.pgconn.socket
-        return bool(select.select([wire], [], [], 0)[0])
+        look = select.poll()  # select(2) takes no descriptor above 1023
+        look.register(self._connection.pgconn.socket, select.POLLIN)
+        return bool(look.poll(0))
 
     def during(self, generator: PQGen[RV]) -> PQGen[RV]:
         """The same steps of psycopg's, watched."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -103,6 +104,15 @@ def test_a_copy_through_libpq_that_is_swallowed_ends(
     test_a_copy_that_is_swallowed_ends(linked, proxy, swallow)
 
 
+def until_it_waits(sql: psycopg.Connection[Any], backend: int) -> None:
+    """Until the backend waits for the lock."""
+    waits = "select 1 from pg_stat_activity where pid = %s and wait_event = 'advisory'"
+    deadline = time.monotonic() + DEADLINE_S
+    while not sql.execute(waits, (backend,)).fetchone():
+        assert time.monotonic() < deadline, "the statement has not reached the server"
+        time.sleep(0.01)
+
+
 def test_a_statement_that_takes_its_time_is_waited_for(
     postgres: Database, linked: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,11 +123,8 @@ def test_a_statement_that_takes_its_time_is_waited_for(
     works = patience._works
 
     def ask(connection: psycopg.Connection[Any]) -> bool | None:
-        waits = "select 1 from pg_stat_activity where pid = %s and wait_event = 'advisory'"
-        deadline = time.monotonic() + DEADLINE_S
-        while len(asked) < 3 and not sql.execute(waits, (connection.info.backend_pid,)).fetchone():
-            assert time.monotonic() < deadline, "the statement has not reached the server"
-            time.sleep(0.01)
+        if len(asked) < 3:
+            until_it_waits(sql, connection.info.backend_pid)
         asked.append(works(connection))
         if len(asked) == 3:
             monkeypatch.setattr(patience, "SILENCE_S", DEADLINE_S)  # the answer may take its time, too
@@ -128,6 +135,47 @@ def test_a_statement_that_takes_its_time_is_waited_for(
     monkeypatch.setattr(patience, "SILENCE_S", 0.1)
     assert linked.execute("select pg_advisory_lock(%s)::text, 7", (LOCK,)).fetchone() == ("", 7)
     assert asked == [True] * 3
+
+
+def test_a_server_that_seemed_idle_is_asked_once_more(
+    postgres: Database, linked: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first question is answered before the statement has reached the server; the second when it is at work on it."""
+    sql = postgres.connect()
+    sql.execute("select pg_advisory_lock(%s)", (LOCK,))
+    asked: list[bool | None] = []
+    works = patience._works
+
+    def ask(connection: psycopg.Connection[Any]) -> bool | None:
+        if asked:
+            until_it_waits(sql, connection.info.backend_pid)
+        asked.append(works(connection) if asked else False)
+        if len(asked) == 2:
+            monkeypatch.setattr(patience, "SILENCE_S", DEADLINE_S)
+            sql.execute("select pg_advisory_unlock(%s)", (LOCK,))
+        return asked[-1]
+
+    monkeypatch.setattr(patience, "_works", ask)
+    monkeypatch.setattr(patience, "SILENCE_S", 0.1)
+    assert linked.execute("select pg_advisory_lock(%s)::text, 7", (LOCK,)).fetchone() == ("", 7)
+    assert asked == [False, True]
+
+
+def test_an_answer_that_comes_while_the_server_is_asked_counts(
+    linked: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads while the server is asked: what it sends meanwhile stands in the socket."""
+    asked: list[bool] = []
+
+    def ask(connection: psycopg.Connection[Any]) -> bool:
+        if asked:
+            assert select.select([connection.pgconn.socket], [], [], DEADLINE_S)[0]
+        asked.append(False)
+        return False
+
+    monkeypatch.setattr(patience, "_works", ask)
+    monkeypatch.setattr(patience, "SILENCE_S", 0.1)
+    assert linked.execute("select pg_sleep(2)::text, 7").fetchone() == ("", 7)
 
 
 @pytest.fixture
