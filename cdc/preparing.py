@@ -25,6 +25,7 @@ from cdc.log.contract import LogWriter
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Lsn, format_lsn
+from cdc.model.selection import matches
 from cdc.privacy import Protection
 from cdc.settings import Source as SourceSettings
 from cdc.source import identity
@@ -72,8 +73,11 @@ class Preparation:
             found = self._identity(system)
             if known is not None and not (reload and reload.whole):
                 identity.check_system(known, found)
-            out = self._out_of_publication(connection, known, reload)
-            self._publish(connection)
+            published = read_membership(connection, self._settings.publication)
+            # Asked after that: a table that is dropped in between must not look as if it had left the publication.
+            tables = find_tables(connection)
+            out = self._out_of_publication(published, tables, known, reload)
+            self._publish(connection, tables)
             if known is None or (reload and reload.whole):
                 now = self._begin(connection, found, reload)
             else:
@@ -158,13 +162,12 @@ class Preparation:
         return Identity(system.identifier, system.timeline, system.database, settings.slot, settings.publication, 0, 0)
 
     def _out_of_publication(
-        self, connection: psycopg.Connection, known: Identity | None, reload: reloading.Reload | None
+        self, found: Membership, tables: Sequence[SourceTable], known: Identity | None, reload: reloading.Reload | None
     ) -> tuple[int, ...]:
         """The tables that were, for a while, not published; asked for before anything is put back. Raises Stopped without a request."""
         if known is None or (reload and reload.whole):
             return ()
-        found = read_membership(connection, self._settings.publication)
-        wanted = {table.table.oid for table in self._selected(connection)}
+        wanted = {table.table.oid for table in select_tables(tables, self._settings.tables, begun=True)}
         # What was seen while capture ran has been read again since.
         seen = {oid: facts.publishing.ways for oid, facts in load_facts(self._folder).items() if facts.publishing}
         membership = known.membership.seen(seen)
@@ -173,25 +176,25 @@ class Preparation:
             return ()
         return membership.interrupted(found, wanted)
 
-    def _publish(self, connection: psycopg.Connection) -> None:
+    def _publish(self, connection: psycopg.Connection, tables: Sequence[SourceTable]) -> None:
+        settings = self._settings
         begun = identity.recorded(self._folder) is not None
-        source.ensure_publication(connection, self._settings, begun=begun)
+        source.ensure_publication(connection, settings, tables, begun=begun)
         if not self._begun:
-            refuse_unreadable(connection, self._settings)
-            for unknown in misnamed(find_tables(connection), self._settings.tables):
+            refuse_unreadable(connection, settings.publication, select_tables(tables, settings.tables, begun=True))
+            for unknown in misnamed(tables, settings.tables):
                 _log.warning("a table that source.tables names is not captured", problem=str(unknown), mend=unknown.hint)
         if self._protection.active:
-            self._protection.check(load_published(connection, self._settings.publication, self._settings.tables))
+            self._protection.check(load_published(connection, settings.publication, settings.tables))
         save_dropped(self._folder, self._protection.dropped())
         crashpoint("capture.published")
 
     def _membership(self, connection: psycopg.Connection) -> Membership:
+        """Of the tables that are captured: another one may come and go until it is selected."""
         found = read_membership(connection, self._settings.publication)
-        selected = {table.table.oid for table in self._selected(connection)}
-        return replace(found, tables={oid: entry for oid, entry in found.tables.items() if oid in selected})
-
-    def _selected(self, connection: psycopg.Connection) -> list[SourceTable]:
-        return select_tables(find_tables(connection), self._settings.tables, begun=True)
+        return replace(
+            found, tables={oid: entry for oid, entry in found.tables.items() if matches(self._settings.tables, entry[0])}
+        )
 
 
 def _refuse_standby(connection: psycopg.Connection, dsn: str) -> None:

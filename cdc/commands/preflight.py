@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ from cdc.errors import ConfigError, HeadwaterError, SourceError
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import Settings
-from cdc.source.catalog import find_tables, select_tables
+from cdc.source.catalog import SourceTable, find_tables, select_tables
 from cdc.source.checks import Finding, check_budget, check_source
 from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
@@ -35,16 +35,17 @@ def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
     """Every finding, as soon as it is there. ``fix`` makes publication and slot first. Raises ConfigError for a wrong configuration only."""
     settings = given.settings()  # a wrong configuration is a usage error (exit 2), not a finding
     yield Finding("ok", "configuration", f"{given.config}: {len(settings.stores)} stores")
-    yield from _source(settings, fix=fix)
+    tables = yield from _source(settings, fix=fix)
     yield _java()
     yield _disk(settings.log.dir)
-    tables = _tables(settings) if settings.stores else []
     for name in settings.stores:
         yield _store(settings, name, tables)
     yield from check_transport(settings)
 
 
-def _source(settings: Settings, *, fix: bool) -> Iterator[Finding]:
+def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[Table]]:
+    """Returns the tables that are, or will be, captured; none when the source does not tell, which is a finding."""
+    tables: list[Table] = []
     source = settings.source
     dsn = source.dsn.get_secret_value()
     log_has_begun = recorded(settings.log.dir) is not None
@@ -54,9 +55,10 @@ def _source(settings: Settings, *, fix: bool) -> Iterator[Finding]:
             if fix:
                 yield from _fix(connection, settings, log_has_begun=log_has_begun)
             first = read_slot(connection, source.slot), time.monotonic()
-            yield from check_source(connection, source, log_has_begun=log_has_begun)
+            found = yield from check_source(connection, source, log_has_begun=log_has_begun)
+            tables = _captured(found, source.tables)
             if settings.contracts:
-                yield _contracts(connection, settings)
+                yield _contracts(settings, found)
             if first[0].safe_wal_bytes is not None:
                 time.sleep(max(0.0, RATE_OVER_S - (time.monotonic() - first[1])))
                 now = read_slot(connection, source.slot)
@@ -68,12 +70,13 @@ def _source(settings: Settings, *, fix: bool) -> Iterator[Finding]:
         yield Finding("fail", "source", str(error), error.hint)
     except psycopg.Error as error:
         yield Finding("fail", "source", f"stopped answering: {reason(error, dsn)}", "cdc doctor again, once the server is back")
+    return tables
 
 
 def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: bool) -> Iterator[Finding]:
     """A slot that is missing although the log has begun is not made anew: that would hide lost changes."""
     try:
-        tables = ensure_publication(connection, settings.source, begun=log_has_begun)
+        tables = ensure_publication(connection, settings.source, find_tables(connection), begun=log_has_begun)
         yield Finding("ok", "fix", f"publication {settings.source.publication} covers {len(tables)} tables")
         ensure_slot(connection, settings.source, create=not log_has_begun)
         yield Finding("ok", "fix", f"replication slot {settings.source.slot} stands")
@@ -85,31 +88,30 @@ def refuse_unknown_contracts(settings: Settings) -> None:
     """Raises ConfigError when a data contract names what there is not. A source that does not answer now is capture's to tell."""
     try:
         with connect(settings.source.dsn.get_secret_value(), application="headwater-contracts") as connection:
-            _check_contracts(connection, settings)
+            _check_contracts(settings, find_tables(connection))
     except (SourceError, psycopg.Error):
         return
 
 
-def _check_contracts(connection: psycopg.Connection, settings: Settings) -> None:
+def _check_contracts(settings: Settings, found: Sequence[SourceTable]) -> None:
     logged = [topic.table for topic in open_log(settings).topics()]
-    here = [table.table for table in find_tables(connection) if matches(settings.source.tables, table.name)]
+    here = [table.table for table in found if matches(settings.source.tables, table.name)]
     check_contracts(settings.contracts, [*here, *logged], asked_topics(settings.run_dir))
 
 
-def _contracts(connection: psycopg.Connection, settings: Settings) -> Finding:
+def _contracts(settings: Settings, found: Sequence[SourceTable]) -> Finding:
     try:
-        _check_contracts(connection, settings)
+        _check_contracts(settings, found)
     except ConfigError as error:
         return Finding("fail", "contracts", str(error), error.hint)
     return Finding("ok", "contracts", f"{len(settings.contracts)} contracts name tables and columns that there are")
 
 
-def _tables(settings: Settings) -> list[Table]:
-    """The source's, as far as they are captured; none when it cannot be asked, which another finding says."""
+def _captured(found: Sequence[SourceTable], patterns: Sequence[str]) -> list[Table]:
+    """None where nothing is selected, which is a finding already."""
     try:
-        with connect(settings.source.dsn.get_secret_value(), application="headwater-doctor") as connection:
-            return [table.table for table in select_tables(find_tables(connection), settings.source.tables, begun=True)]
-    except (HeadwaterError, psycopg.Error):
+        return [table.table for table in select_tables(found, patterns, begun=True)]
+    except SourceError:
         return []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, LiteralString, Protocol
 
@@ -80,15 +80,17 @@ class Selected(Publishing, Protocol):
     def slot(self) -> str: ...
 
 
-def check_source(connection: psycopg.Connection, source: Selected, *, log_has_begun: bool) -> Iterator[Finding]:
-    """Every finding about the source, in the order in which problems should be mended."""
+def check_source(
+    connection: psycopg.Connection, source: Selected, *, log_has_begun: bool
+) -> Generator[Finding, None, list[SourceTable]]:
+    """Every finding about the source, in the order in which problems should be mended. Returns what ``find_tables`` told."""
     server = ServerFacts(*_row(connection, _SETTINGS))
     role = RoleFacts(*_row(connection, _ROLE))
     slot = read_slot(connection, source.slot)
     yield from check_server(server, slot_exists=slot.exists)
     yield from check_role(role)
+    found = find_tables(connection)
     try:
-        found = find_tables(connection)
         if log_has_begun:
             for unknown in misnamed(found, source.tables):
                 yield Finding("warn", "tables", str(unknown), unknown.hint)
@@ -104,10 +106,11 @@ def check_source(connection: psycopg.Connection, source: Selected, *, log_has_be
     yield from check_names(tables, load_published(connection, source.publication) if publication is not None else [])
     yield from check_publication(publication, source.publication, tables, role)
     if publication is not None and tables:
-        yield from _refusal("reading", lambda: refuse_unreadable(connection, source))
+        yield from _refusal("reading", lambda: refuse_unreadable(connection, source.publication, tables))
     yield from check_slot(slot, log_has_begun=log_has_begun, refuse=lambda: refuse_foreign(connection, slot))
     for pin in read_pins(connection):
         yield Finding("warn", "open transaction", f"{pin} keeps WAL from being freed, and a new slot from being made", pin.mend)
+    return found
 
 
 def _refusal(check: str, refuse: Callable[[], None]) -> Iterator[Finding]:

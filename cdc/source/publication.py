@@ -13,7 +13,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
 from cdc.model.table import Table
 from cdc.source.capturable import refuse_reserved, refuse_twins, refuse_uncapturable
-from cdc.source.catalog import PARTITIONED, SourceTable, find_tables, load_published, select_tables
+from cdc.source.catalog import PARTITIONED, SourceTable, load_published, select_tables
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 from cdc.source.leaves import refuse_leaf
@@ -68,14 +68,16 @@ def add_tables(connection: psycopg.Connection, name: str, tables: Sequence[Sourc
     _execute(connection, sql.SQL("alter publication {} add table {}").format(sql.Identifier(name), _listed(tables)), name)
 
 
-def ensure_publication(connection: psycopg.Connection, source: Publishing, *, begun: bool = False) -> list[Table]:
+def ensure_publication(
+    connection: psycopg.Connection, source: Publishing, found: Sequence[SourceTable], *, begun: bool = False
+) -> list[Table]:
     """The tables that capture will see, after the publication has been made, or widened, to cover all that ``source.tables`` selects.
 
-    connection: an ordinary one, outside a transaction. ``begun``: as of ``select_tables``. The tables carry exactly the columns that the stream sends. Raises
-    SourceError naming the table and the SQL that mends it when one cannot be captured, or when the role may not change the publication.
+    connection: an ordinary one, outside a transaction. ``found``: what ``find_tables`` has just told. ``begun``: as of ``select_tables``.
+    The tables carry exactly the columns that the stream sends. Raises SourceError naming the table and the SQL that mends it when one cannot be captured, or when the role may not change the publication.
     """
     refuse_unknown_encoding(connection)
-    selected = select_tables(find_tables(connection), source.tables, begun=begun)
+    selected = select_tables(found, source.tables, begun=begun)
     publication = read_publication(connection, source.publication)
     refuse_twins([table.table for table in selected])
     for table in selected:
@@ -112,13 +114,12 @@ order by 1
 """Rights on columns are not enough: locking a table, and reading it by ranges of pages, take the right on the table."""
 
 
-def refuse_unreadable(connection: psycopg.Connection, source: Publishing) -> None:
+def refuse_unreadable(connection: psycopg.Connection, publication: str, selected: Sequence[SourceTable]) -> None:
     """Raises SourceError naming the selected tables whose published columns the role may not read, or whose rows are hidden from it.
 
     The stream shows all of them regardless; only the first load, and rows that are read back, need the right.
     """
-    selected = [table.name for table in select_tables(find_tables(connection), source.tables, begun=True)]
-    found = connection.execute(_UNREADABLE, (source.publication, selected)).fetchall()
+    found = connection.execute(_UNREADABLE, (publication, [table.name for table in selected])).fetchall()
     role = sql.Identifier(connection.info.user).as_string()
     hidden = [name for name, _, active, _, _ in found if active]
     if hidden:

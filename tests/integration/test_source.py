@@ -132,10 +132,10 @@ def test_a_named_table_must_be_capturable(sql: Connection, pattern: str, what: s
 def test_the_publication_is_made_then_widened(sql: Connection, postgres: Database) -> None:
     sql.execute('create table "A b" (id int primary key, v text)')
     settings = source(postgres)
-    (table,) = ensure_publication(sql, settings)
+    (table,) = ensure_publication(sql, settings, find_tables(sql))
     assert table.qualified == "public.A b"
     sql.execute("create table later (id int primary key)")
-    assert [table.qualified for table in ensure_publication(sql, settings)] == ["public.A b", "public.later"]
+    assert [table.qualified for table in ensure_publication(sql, settings, find_tables(sql))] == ["public.A b", "public.later"]
     publication = read_publication(sql, "cdc")
     assert publication is not None
     assert publication.via_root
@@ -146,7 +146,7 @@ def test_the_publication_is_made_then_widened(sql: Connection, postgres: Databas
 def test_a_column_list_is_what_the_stream_sends(pg_versions: Database) -> None:
     connection = pg_versions.connect()
     connection.execute("create table t (id int primary key, secret text, v text); create publication cdc for table t (id, v)")
-    (table,) = ensure_publication(connection, source(pg_versions))
+    (table,) = ensure_publication(connection, source(pg_versions), find_tables(connection))
     assert table.names == ("id", "v")
     assert load_published(connection, "cdc", ["other.*"]) == []
 
@@ -166,30 +166,30 @@ def test_a_table_that_would_break_the_application_is_never_published(
 ) -> None:
     sql.execute(ddl)
     with pytest.raises(SourceError, match=r"table public\.t has") as caught:
-        ensure_publication(sql, source(postgres))
+        ensure_publication(sql, source(postgres), find_tables(sql))
     assert caught.value.hint == hint
     assert read_publication(sql, "cdc") is None
     sql.execute(hint.removeprefix("add a primary key, or: "))
-    assert len(ensure_publication(sql, source(postgres))) == 1
+    assert len(ensure_publication(sql, source(postgres), find_tables(sql))) == 1
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])
 def test_a_deferrable_key_is_no_identity(sql: Connection, postgres: Database, identity: str) -> None:
     sql.execute(f"create table t (id int primary key deferrable); alter table t replica identity {identity}".encode())
     with pytest.raises(SourceError, match=r"table public\.t has a deferrable primary key") as caught:
-        ensure_publication(sql, source(postgres))
+        ensure_publication(sql, source(postgres), find_tables(sql))
     assert "without DEFERRABLE" in str(caught.value.hint)
     sql.execute("alter table t drop constraint t_pkey, add primary key (id)")
-    assert len(ensure_publication(sql, source(postgres))) == 1
+    assert len(ensure_publication(sql, source(postgres), find_tables(sql))) == 1
 
 
 def test_a_partial_publication_is_refused_with_working_sql(sql: Connection, postgres: Database) -> None:
     sql.execute("create table t (id int primary key); create publication cdc for table t with (publish = 'insert')")
     with pytest.raises(SourceError, match="does not publish delete, update") as caught:
-        ensure_publication(sql, source(postgres))
+        ensure_publication(sql, source(postgres), find_tables(sql))
     assert caught.value.hint is not None
     sql.execute(caught.value.hint.encode())
-    ensure_publication(sql, source(postgres))
+    ensure_publication(sql, source(postgres), find_tables(sql))
 
 
 def test_a_role_that_may_not_publish_is_told_what_the_owner_runs(sql: Connection, postgres: Database) -> None:
@@ -197,7 +197,7 @@ def test_a_role_that_may_not_publish_is_told_what_the_owner_runs(sql: Connection
     sql.execute(f"create table t (id int primary key); create role {role} login replication; grant select on t to {role}")
     dsn = postgres.server.dsn(postgres.name, user=role)
     with connect(dsn) as limited, pytest.raises(SourceError, match="may not change publication") as caught:
-        ensure_publication(limited, source(postgres))
+        ensure_publication(limited, source(postgres), find_tables(limited))
     assert caught.value.hint is not None
     found = worst(findings(postgres, source(postgres), dsn=dsn), "publication")
     assert found.level == "fail"
@@ -263,7 +263,7 @@ def test_a_healthy_source_has_no_failure(sql: Connection, postgres: Database) ->
     before = findings(postgres, settings)
     assert not [finding for finding in before if finding.level == "fail"]
     assert worst(before, "publication").mend == worst(before, "slot").mend == "cdc doctor --fix"
-    ensure_publication(sql, settings)
+    ensure_publication(sql, settings, find_tables(sql))
     ensure_slot(sql, settings, create=True)
     after = findings(postgres, settings)
     assert {finding.check for finding in after if finding.level == "warn"} <= {"role", "wal limit"}

@@ -27,7 +27,7 @@ from cdc.model.pgtypes import PINNED_SETTINGS, canonical_text
 from cdc.model.position import Lsn
 from cdc.model.table import Table
 from cdc.settings import Source
-from cdc.source import connect, ensure_publication, ensure_slot
+from cdc.source import connect, ensure_publication, ensure_slot, find_tables
 from cdc.source.connection import parse
 from cdc.source.facts import read_facts
 from cdc.source.slot import read_slot
@@ -49,7 +49,7 @@ class Pipeline:
         self.pause = Event()
         self.failure: BaseException | None = None
         with connect(dsn) as connection:
-            ensure_publication(connection, self.source)
+            ensure_publication(connection, self.source, find_tables(connection))
             self.writer = EmbeddedLogWriter(folder, seal=False)
             ensure_slot(connection, self.source, create=not self.writer.head.commit_lsn)
             # The server lets go of it a little after the process before has gone.
