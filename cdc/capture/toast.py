@@ -54,11 +54,11 @@ class ToastMemory:
         self._kept_back = kept_back
         self._relations = {relation for (relation,) in self._db.execute("SELECT DISTINCT relation FROM wide")}
         (position,) = self._db.execute("SELECT position FROM done").fetchone()
-        self._position = int(position)
+        self._position = self._noted = int(position)
 
     @property
     def position(self) -> int:
-        """The log's position up to which this memory is complete."""
+        """The log's position up to which this memory is complete; what the file says may be less, but lacks nothing wide."""
         return self._position
 
     def knows(self, table: Table) -> bool:
@@ -133,7 +133,9 @@ class ToastMemory:
         shortest = {table.columns[c].name: least for c, least in _shortest(table).items() if table.columns[c].name not in kept_back}
         if not shortest:
             return
-        if table.oid not in self._relations and _none_is_wide(batch, table, shape):
+        op = batch.column(OP).to_numpy()
+        deleted = op == Op.DELETE
+        if not (table.oid in self._relations and deleted.any()) and _none_is_wide(batch, table, shape):
             return
         width = np.full(len(batch), tuples.ROW_HEADER_BYTES + len(table.columns) // 8, np.int64)
         for column, weight in zip(table.columns, shape.weight, strict=True):
@@ -144,8 +146,6 @@ class ToastMemory:
                 width -= int(weight)
         if batch.column(EXACT).null_count < len(batch):
             width[np.asarray(pc.is_valid(batch.column(EXACT)))] += tuples.TOAST_TUPLE_BYTES
-        op = batch.column(OP).to_numpy()
-        deleted = op == Op.DELETE
         wide = (width >= tuples.TOAST_TUPLE_BYTES) & ~deleted
         if not wide.any() and table.oid not in self._relations:
             return
@@ -176,11 +176,13 @@ class ToastMemory:
             _set_position(self._db, position)
             crashpoint("toast.commit.begun")
             self._db.commit()
-            self._position = position
+            self._position = self._noted = position
             crashpoint("toast.commit.done")
-        elif position - self._position >= 100_000:
+        elif position - self._noted >= 100_000:
             # Nothing wide for a while: move on anyway, so that a restart has little to read again.
             self._move_to(position)
+        else:
+            self._position = position
 
     def rollback(self) -> None:
         self._db.rollback()
@@ -201,7 +203,7 @@ class ToastMemory:
     def _move_to(self, position: int) -> None:
         _set_position(self._db, position)
         self._db.commit()
-        self._position = position
+        self._position = self._noted = position
 
     def _latest(self, relation: int, key: bytes) -> Mapping[str, bytes]:
         """SQLite's pages carry no checksum, so each value does: a damaged one is not known, and the database is asked for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -71,25 +71,25 @@ def _folder(root: Path, topic: str) -> Path:
     return root / TOPICS / folder_of(topic)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Places:
-    """Where everything of one log lies."""
+    """Where everything of one log lies. Asked for at every commit, so each path is put together once."""
 
     root: Path
 
-    @property
+    @cached_property
     def head(self) -> Path:
         return self.root / HEAD
 
-    @property
+    @cached_property
     def timeline(self) -> Path:
         return self.root / TIMELINE
 
-    @property
+    @cached_property
     def lock(self) -> Path:
         return self.root / LOCK
 
-    @property
+    @cached_property
     def topics(self) -> Path:
         return self.root / TOPICS
 

@@ -211,9 +211,10 @@ class EmbeddedLogReader:
             if isinstance(source, SealedSegment):
                 yield from source.batches(after, upto)
                 continue
+            whole = index.inside(low, high, after, upto)
             for run in index.runs(low, high, RUN_BYTES):
                 for batch in source.batches(run):
-                    clipped = clip(batch, after, upto)
+                    clipped = batch if whole else clip(batch, after, upto)
                     if clipped.num_rows:
                         yield clipped
 

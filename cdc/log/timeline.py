@@ -117,6 +117,11 @@ class TopicIndex:
         high = min(int(parts["base"].searchsorted(upto, "right")), int(lasts.searchsorted(upto, "left")) + 1)
         return low, max(low, high)
 
+    def inside(self, low: int, high: int, after: int, upto: int) -> bool:
+        """Whether all that the parts [low, high) hold has positions in (after, upto]: so it is between two cuts."""
+        parts = self.parts
+        return high <= low or (int(parts["base"][low]) > after and int(parts["last"][high - 1]) <= upto)
+
     def totals(self, low: int, high: int) -> tuple[int, int]:
         """(rows, bytes) of the parts [low, high)."""
         if high <= low:

@@ -27,6 +27,9 @@ def clip(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
 
 def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Splits the batch so that a change of the table as a whole stands alone, as sinks are promised."""
+    if batch.num_rows == 1:
+        yield batch
+        return
     ops = batch.column(1).to_numpy()
     found = ((ops == ALONE[0]) | (ops == ALONE[1])).nonzero()[0]
     start = 0

@@ -57,6 +57,10 @@ class Table:
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
 
+    def __eq__(self, other: object) -> bool:
+        # Asked for as often, mostly of a table that is the same without being this object: one text is compared, not every column.
+        return self is other or (isinstance(other, Table) and self._json == other._json)
+
     def __hash__(self) -> int:
         # Asked for several times with every batch, and a table has few versions. Numbers only: what is pickled hashes alike elsewhere.
         return hash((self.oid, self.epoch, len(self.columns)))

@@ -1,0 +1,39 @@
+"""Values as Postgres' text: few of them are written one by one, many by Arrow's functions, and both write the same."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from cdc.model.pgtypes import FEW_ROWS, canonical_text
+
+_TIMES = (
+    0, 1, 120_000, 500_000, 100, -1, 1_700_000_000_000_000, 951_782_400_000_000, None,
+    -62_135_596_800_000_000, -30_000_000_000_000_001, 253_402_300_799_999_999, 253_402_300_799_000_000,
+)  # fmt: skip
+"""From the first microsecond of the year 1 to the last one of 9999."""
+_LATER = (253_402_300_800_000_000, 9_000_000_000_000_000_000 // 1_000)
+_WHOLE = (0, -1, 7, None, 32_767, -32_768)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.timestamp("us"), _TIMES),
+        (pa.timestamp("us", tz="UTC"), _TIMES),
+        (pa.timestamp("us", tz="UTC"), (*_TIMES, *_LATER)),
+        (pa.int16(), _WHOLE),
+        (pa.int32(), _WHOLE),
+        (pa.int64(), (*_WHOLE, 2**63 - 1, -(2**63))),
+    ],
+    ids=str,
+)
+def test_few_values_and_many_are_the_same_text(kind: pa.DataType, values: tuple[int | None, ...]) -> None:
+    numbers = pa.array([*values] * (FEW_ROWS // len(values) + 1), pa.int64())
+    many = numbers.view(kind) if pa.types.is_timestamp(kind) else numbers.cast(kind)
+    assert len(many) > FEW_ROWS
+    together = canonical_text(many)
+    alone = [text for at in range(len(many)) for text in canonical_text(many.slice(at, 1)).to_pylist()]
+    assert together.type == canonical_text(many.slice(0, 1)).type == pa.utf8()
+    assert together.to_pylist() == alone
+    assert (None in alone) == (None in values)
