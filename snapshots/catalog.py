@@ -139,9 +139,11 @@ def looks(connection: psycopg.Connection, oids: Sequence[int]) -> dict[int, Look
 
 
 def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str, ...]:
-    """The types of the index's columns, as SQL, without a length that a cast would cut to."""
+    """The types of the index's columns, as SQL, without a length that a cast would cut to; but char(n), which a cast fills up to it."""
     rows = connection.execute(
-        "select attname, format_type(atttypid, null) from pg_attribute where attrelid = %s and attnum > 0", (source.table.oid,)
+        "select attname, format_type(atttypid, case when atttypid = 'pg_catalog.bpchar'::regtype then atttypmod else -1 end) "
+        "from pg_attribute where attrelid = %s and attnum > 0",
+        (source.table.oid,),
     ).fetchall()
     types: dict[str, str] = dict(rows)
     return tuple(types[name] for name in source.index)

@@ -62,20 +62,25 @@ class KeyList:
 
 @dataclass(frozen=True, slots=True)
 class MissingKeys:
-    """Those of the keys that no row has: the table's columns, NULL but for the key's. ``types``: of the index's columns, as SQL."""
+    """Those of the keys that no row has: the table's columns, NULL but for the key's. ``types``: of the index's columns, as SQL.
+
+    Equal is not enough: under a collation that ignores case, and for numbers of another scale, a row may be equal to a key and have another.
+    """
 
     keys: Sequence[Key]
     types: Sequence[str]
 
     def query(self, source: SourceTable) -> str:
         index = [quoted(name) for name in source.index]
-        typed = ", ".join(f"wanted.{name}::{kind} AS {name}" for name, kind in zip(index, self.types, strict=True))
+        typed = ", ".join(f"given.{name}::{kind} AS {name}" for name, kind in zip(index, self.types, strict=True))
         selected = ", ".join(quoted(name) if name in source.index else "NULL" for name in source.table.names)
-        same = " AND ".join(f"present.{name} = wanted.{name}" for name in index)
+        present, wanted = ([f"{side}.{name}" for name in index] for side in ("present", "wanted"))
+        equal = " AND ".join(f"{one} = {other}" for one, other in zip(present, wanted, strict=True))
+        same = f"{equal} AND {_text(present)} = {_text(wanted)}"
         filtered = "" if source.row_filter is None else f" WHERE ({source.row_filter})"
         rows = f"(SELECT {', '.join(index)} FROM {relation(source)}{filtered}) present"
-        keys = f"(VALUES {', '.join(map(_tuple, self.keys))}) wanted ({', '.join(index)})"
-        distinct = f"(SELECT DISTINCT {typed} FROM {keys}) wanted"
+        keys = f"(SELECT {typed} FROM (VALUES {', '.join(map(_tuple, self.keys))}) given ({', '.join(index)})) wanted"
+        distinct = f"(SELECT DISTINCT ON ({_text(wanted)}) * FROM {keys}) wanted"
         return f"COPY (SELECT {selected} FROM {distinct} WHERE NOT EXISTS (SELECT FROM {rows} WHERE {same})) TO STDOUT"
 
 
@@ -155,6 +160,10 @@ def _copy(source: SourceTable, conditions: Sequence[str]) -> str:
     every = [*conditions, *([] if source.row_filter is None else [f"({source.row_filter})"])]
     selected = ", ".join(map(quoted, source.table.names))
     return f"COPY (SELECT {selected} FROM {relation(source)} WHERE {' AND '.join(every)}) TO STDOUT"
+
+
+def _text(columns: Sequence[str]) -> str:
+    return f"ROW({', '.join(columns)})::text"
 
 
 def _tuple(key: Key) -> str:

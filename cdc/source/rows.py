@@ -91,7 +91,7 @@ class SourceRows:
         query = sql.SQL("copy (select {} from {} t where {}) to stdout").format(self._columns(), self._from, self._filter)
         try:
             yield from self._copy(query, self._schema, keep_going)
-        except psycopg.DataError as error:
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
             raise self._unreadable(error) from None
 
     def fetch(self, keys: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -104,8 +104,8 @@ class SourceRows:
         try:
             with self._connection.transaction():
                 return list(self._fetch(self._typed_match(keys)))
-        except psycopg.DataError:
-            # A store can hold a key that is no value of the key's type; only text compares with it.
+        except (psycopg.DataError, psycopg.IntegrityError):
+            # A store can hold a key that is no value of the key's type (or not of its domain); only text compares with it.
             return list(self._fetch(self._text_match(keys)))
 
     def _fetch(self, condition: sql.Composable) -> Iterator[pa.RecordBatch]:
@@ -132,7 +132,8 @@ class SourceRows:
             return self._text_match(keys)
         types: dict[str, LiteralString] = dict(
             self._connection.execute(
-                "select attname, format_type(atttypid, null) from pg_attribute where attrelid = to_regclass(%s) and attname = any(%s)",
+                # -1: a type of any length. Of NULL it makes "character" and "bit", which are of length 1 and cut what is cast to them.
+                "select attname, format_type(atttypid, -1) from pg_attribute where attrelid = to_regclass(%s) and attname = any(%s)",
                 (self._name.as_string(self._connection), keys.schema.names),
             ).fetchall()
         )
@@ -164,7 +165,7 @@ class SourceRows:
                         block = bytearray()
                         if not keep_going():
                             return
-        except psycopg.DataError:
+        except (psycopg.DataError, psycopg.IntegrityError):
             raise
         except psycopg.Error as error:
             raise self._unreadable(error) from None

@@ -83,6 +83,28 @@ def test_keys_and_what_no_row_has(stale: Any, tmp_path: Path) -> None:
     assert sum(row[2] == "new" for row in state.values()) == 2
 
 
+def test_keys_that_are_equal_to_another_row_s(pg_versions: Any, tmp_path: Path) -> None:
+    """What the log has under a key that equals a row's, and is another: gone, as asked for, and the row is not."""
+    with pg_versions.connect() as sql:
+        keys = {"n": ("1.50", "1.5"), "c": ("ab  ", "zz"), "b": ("0101", "1111")}
+        sql.execute(
+            "create table n (id numeric primary key); create table c (id char(4) primary key); create table b (id bit(4) primary key)"
+        )
+        if sql.execute("select 1 from pg_collation where collname = 'en-x-icu'").fetchone():
+            sql.execute("create collation anycase (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+            sql.execute("create table i (id text collate anycase primary key)")
+            keys["i"] = ("Abc", "aBC")
+        for table, (row, _) in keys.items():
+            sql.execute(f"insert into {table} values ('{row}')")
+        with running(pg_versions.unix_dsn, tmp_path) as pipeline:
+            pipeline.wait_finished()
+            for table, (row, other) in keys.items():
+                asked = ((row.strip(),), (other,), (other,))
+                assert done(pipeline, pipeline.requests.queue(Request(f"public.{table}", keys=asked))).state == "done"
+                assert operations(tmp_path, f"public.{table}")["DELETE"] == 1, table
+                assert list(fold(tmp_path, f"public.{table}")) == [(row,)]
+
+
 def test_what_fails_concerns_nobody_else(stale: Any, tmp_path: Path) -> None:
     pipeline, sql = stale
     assert (

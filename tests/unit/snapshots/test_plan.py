@@ -37,8 +37,9 @@ def test_keys() -> None:
     assert KeyList(keys).query(source()) == FROM + """("b", "a") IN ((E'it''s \\\\', '1'), ('y', '2'))) TO STDOUT"""
     missing = MissingKeys(keys, ("text", "bigint")).query(source(row_filter="v > ''"))
     assert '"a", "b", NULL FROM' in missing
-    assert 'wanted."b"::text AS "b", wanted."a"::bigint AS "a"' in missing
+    assert 'given."b"::text AS "b", given."a"::bigint AS "a"' in missing
     assert """WHERE (v > '')""" in missing
+    assert """AND ROW(present."b", present."a")::text = ROW(wanted."b", wanted."a")::text""" in missing
 
 
 @pytest.mark.parametrize("attempt", range(20))
