@@ -81,6 +81,8 @@ def bulk_fate(status: int, error_type: str) -> Fate:
         return Fate.WRITTEN
     if status == 409:
         return Fate.STALE
+    if status == 429 and error_type == "cluster_block_exception":
+        return Fate.REFUSED  # the disk's flood stage, which does not pass in seconds as a busy moment does
     if status in (429, 502, 503, 504):
         return Fate.AGAIN
     if status == 404 or error_type == "index_not_found_exception":
@@ -95,8 +97,10 @@ def bulk_fate(status: int, error_type: str) -> Fate:
 def search_error(store: str, doing: str, status: int, error_type: str) -> StoreError:
     """OpenSearch answered a whole request with this status."""
     message = f"store {store}: {doing} was answered {status} {error_type}".rstrip()
-    if error_type == "cluster_block_exception":
+    if error_type == "cluster_block_exception" and status == 429:
         return StoreError(message, retryable=True, hint="free disk space: the index is read-only above the flood stage")
+    if error_type == "cluster_block_exception" and status == 403:
+        return StoreError(message, retryable=True, hint="somebody has blocked the index: take its settings index.blocks.* back")
     if error_type == "index_closed_exception":
         return StoreError(message, retryable=True, hint="somebody closed the index: POST /INDEX/_open")
     if status in (429, 502, 503, 504) or status == 500:

@@ -103,11 +103,7 @@ class Follower:
             return
         try:
             self._idled_at = now
-            if not self._patiently(lambda: self._advance(self._goal, None), patience=False):
-                return
-            head = self._reader.head()
-            if head.position == self.applied.position and head.commit_lsn > self.applied.commit_lsn:
-                self._patiently(lambda: self._commit(head, Outcome(0)), patience=False)
+            self._patiently(self._keep_up, patience=False)
         finally:
             self._lock.release()
 
@@ -171,12 +167,24 @@ class Follower:
                 self.fail(error)
                 return False
             else:
+                self._say_following()
                 return True
         return False
+
+    def _keep_up(self) -> None:
+        self._advance(self._goal, None)
+        head = self._reader.head()
+        if head.position == self.applied.position and head.commit_lsn > self.applied.commit_lsn:
+            self._commit(head, Outcome(0))
 
     def _wait_for_the_store(self, error: StoreError) -> None:
         self.status.state, self.status.error = "waiting", error.line()
         self.report()
+
+    def _say_following(self) -> None:
+        if self.status.state in ("starting", "waiting"):  # a stop state stays, whoever has entered it meanwhile
+            self.status.state, self.status.error = "following", None
+            self.report()
 
     def _ensure_open(self) -> None:
         if not self._open:
@@ -185,9 +193,8 @@ class Follower:
             self._open = True
             self._believe(applied)
             crashpoint("follower.opened")
-        if self.status.state != "following":
-            self.status.state, self.status.error = "following", None
-            self.report()
+        if self.status.state == "starting":
+            self._say_following()  # one that waits for its store does so until the store has taken something: its disk may be full
 
     def _look_at_the_store(self) -> None:
         """A store may be flushed or restored behind our back without a single failing call."""
@@ -288,7 +295,8 @@ class Follower:
         self.status.stale += outcome.stale
         self.status.dead += len(outcome.dead)
         self.status.batches += 1
-        self.status.error = None  # what an accident left there is mended
+        if not self.stopped:
+            self.status.state, self.status.error = "following", None  # what an accident left there is mended
         self._looked_at = time.monotonic()
         self._show(cut)
         self.report()

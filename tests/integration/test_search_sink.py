@@ -16,6 +16,7 @@ from cdc.model.pgtypes import INT4, INT8
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column
 from sinks.contract import Outcome
+from sinks.search import bulk
 from sinks.search.sink import Options, SearchSink
 from tests.contract.rows import NUMBERED, ORDERS, batch, order, schema, upserts
 
@@ -196,6 +197,19 @@ def test_an_index_that_somebody_closed_is_waited_for(opensearch: OpenSearch, ope
         sink.apply(upserts(ORDERS, 1, [order(1)]))
     assert failure.value.retryable
     opensearch.request("POST", "/public.orders@1/_open?wait_for_active_shards=1")
+    assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)
+
+
+def test_an_index_at_the_flood_stage_is_told_at_once(opensearch: OpenSearch, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster answers 429, as when it is busy; but it stays so until there is space, so nothing is sent again and again."""
+    sink = opened()
+    opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.read_only_allow_delete": True})
+    monkeypatch.setattr(bulk, "backoff_s", lambda *_: pytest.fail("it was taken for busy"))
+    with pytest.raises(StoreError, match="cluster_block_exception") as failure:
+        sink.apply(upserts(ORDERS, 1, [order(1)]))
+    assert failure.value.retryable
+    assert "flood stage" in str(failure.value.hint)
+    opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.read_only_allow_delete": None})
     assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)
 
 

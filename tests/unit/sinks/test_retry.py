@@ -35,6 +35,8 @@ def test_what_stays_needs_an_operator(code: str) -> None:
         (400, "strict_dynamic_mapping_exception", Fate.DEAD),
         (400, "index_closed_exception", Fate.REFUSED),
         (403, "cluster_block_exception", Fate.REFUSED),
+        (429, "cluster_block_exception", Fate.REFUSED),
+        (503, "cluster_block_exception", Fate.AGAIN),
         (500, "exception", Fate.REFUSED),
     ],
 )
@@ -43,7 +45,10 @@ def test_fates(status: int, kind: str, fate: Fate) -> None:
 
 
 def test_a_full_disk_is_waited_for_and_missing_rights_are_not() -> None:
-    assert search_error("s", "x", 403, "cluster_block_exception").retryable
+    for status, what in ((403, "index.blocks"), (429, "flood stage"), (503, "leader")):
+        blocked = search_error("s", "x", status, "cluster_block_exception")
+        assert blocked.retryable
+        assert what in str(blocked.hint)
     assert search_error("s", "x", 400, "index_closed_exception").retryable
     assert search_error("s", "x", 503, "").retryable
     assert not search_error("s", "x", 403, "security_exception").retryable

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,19 @@ import pyarrow as pa
 import pytest
 
 from cdc import status
-from cdc.errors import StopState
+from cdc.errors import StopState, StoreError
 from cdc.log.memory import MemoryLog
 from cdc.log.names import Places
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
+from cdc.spark import follower as followers
 from cdc.spark.apply import Slices
 from cdc.spark.follower import Follower
 from cdc.spark.source import SLICES
 from sinks import options_model
+from sinks.contract import Outcome
 from sinks.memory import STORES, MemorySink, Options, Store
 from tests.contract.rows import ORDERS, batch, order
 
@@ -156,3 +159,41 @@ def test_a_store_that_knows_more_than_the_log_stops_its_follower(tmp_path: Path)
     )
     assert not follower.start()
     assert follower.status.stop == StopState.DIVERGED
+
+
+class _Full(MemorySink):
+    """Can be opened and read, and takes nothing the first times."""
+
+    refusals = 0
+
+    def apply(self, changes: pa.RecordBatch) -> Outcome:
+        if _Full.refusals:
+            _Full.refusals -= 1
+            raise StoreError("its disk is full", retryable=True)
+        return super().apply(changes)
+
+
+def test_a_store_that_can_be_read_and_takes_nothing_is_waited_for_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MemoryLog()
+    writer = log.writer()
+    writer.append(batch(ORDERS, [(Op.INSERT, 1, order(1, "new"))]))
+    head = writer.commit(Lsn(1), 1)
+    monkeypatch.setattr(followers, "make_sink", _Full)
+    monkeypatch.setattr(followers, "FIRST_RETRY_S", 0.001)
+    told: list[tuple[str, str | None]] = []
+    write = status.write
+
+    def shown(run_dir: Path, name: str, now: status.FollowerStatus) -> None:
+        told.append((now.state, now.error))
+        write(run_dir, name, now)
+
+    monkeypatch.setattr(status, "write", shown)
+    follower = Follower(f"full-{tmp_path.name}", Options(kind="memory"), tmp_path, log.reader(), tmp_path, threading.Event())
+    assert follower.start()
+    _Full.refusals = 3
+    follower.follow_to(head)
+    assert follower.applied == head
+    assert [state for state, _ in groupby(told)] == [("following", None), ("waiting", "its disk is full"), ("following", None)]
+    follower.close()
