@@ -316,6 +316,52 @@ def encode_group(group: Group, previous: int) -> tuple[bytes, int]:
     return b"".join(records), previous
 
 
+def decode_group(data: bytes, at: int, previous: int) -> tuple[Group, int, int] | None:
+    """What ``encode_group`` has put at this offset: the group, where it ends, and the last record's checksum.
+
+    ``previous`` is the checksum of the record before. None when no whole group stands there. Raises Damaged (its offset is one within
+    ``data``) for whole records that no writer wrote.
+    """
+    begin, kind = at, int(RecordKind.HEADER)
+    while kind != RecordKind.CUT:
+        record = data[at : at + RECORD_BYTES]
+        if len(record) < RECORD_BYTES:
+            return None
+        previous = crc32c(record[:-4], previous)
+        if previous != int.from_bytes(record[-4:], "little"):
+            return None
+        kind = record[0] | record[1] << 8
+        at += RECORD_BYTES
+    names: list[tuple[int, str]] = []
+    parts: list[Part] = []
+    name = b""
+    for start in range(begin, at - RECORD_BYTES, RECORD_BYTES):
+        record = data[start : start + RECORD_BYTES]
+        match record[0] | record[1] << 8:
+            case RecordKind.PART:
+                _, _, topic, segment, low, high, last, rows, seed, running, _ = _PART.unpack(record)
+                parts.append(Part(topic, segment, low, high, last, rows, seed, running))
+            case RecordKind.NAME:
+                topic, piece, follow = name_piece(record)
+                name += piece
+                if follow == 0:
+                    names.append((topic, _name_text(name, start)))
+                    name = b""
+            case _:
+                raise Damaged(start, "a record of unknown kind")
+    _, _, count, first, last, lsn, ts, epoch, _ = _CUT.unpack(data[at - RECORD_BYTES : at])
+    if count != len(parts):
+        raise Damaged(at - RECORD_BYTES, "a group's positions are not dense")
+    return Group(first, last, lsn, ts, epoch, tuple(names), tuple(parts)), at, previous
+
+
+def _name_text(name: bytes, at: int) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise Damaged(at, "a topic's name is no text") from None
+
+
 def name_piece(record: bytes) -> tuple[int, bytes, int]:
     """(topic, piece, how many pieces follow) of a NAME record."""
     _, length, topic, follow, piece, _ = _NAME.unpack(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.log import timeline as timeline_module
 from cdc.log.format import (
     RECORD_BYTES,
     Damaged,
@@ -183,6 +185,71 @@ def test_a_timeline_that_contradicts_itself_is_damaged(group: Group) -> None:
     records, _ = encode_group(group, 5)
     with pytest.raises(Damaged):
         Timeline(1, 5).extend(records)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_records_and_many_are_taken_in_alike(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    taken = broken = 0
+    for _ in range(100):
+        records = b"".join(_some_groups(chance))
+        outcomes = []
+        for few in (0, 10**6):
+            monkeypatch.setattr(timeline_module, "FEW_RECORDS", few)
+            timeline = Timeline(1, 5)
+            try:
+                done = timeline.extend(records)
+            except Damaged:
+                outcomes.append(None)
+                continue
+            parts = {name: (number, timeline.topics[number].parts.tolist()) for name, number in timeline.numbers.items()}
+            rise = timeline.number_at_lsn(0)
+            outcomes.append(
+                (done, timeline.length, timeline.crc, timeline.epoch, timeline.head, timeline.cuts.tolist(), parts, rise)
+            )
+        assert outcomes[0] == outcomes[1]
+        taken += outcomes[0] is not None
+        broken += outcomes[0] is None
+    assert taken > 10
+    assert broken > 10
+
+
+def _some_groups(chance: random.Random) -> list[bytes]:
+    """Groups of two topics one behind the other, sometimes with a number that no writer would have written, or with an end torn off."""
+    found, at, crc, bytes_of, rows_of = [], 0, 5, {1: 64, 2: 64}, {1: (0, 1), 2: (0, 1)}
+    wrong = chance.random() < 0.5
+    for number in range(chance.randrange(1, 7)):
+        parts, first = [], at + 1
+        for topic in chance.sample((1, 2), chance.randrange(3)):
+            for _ in range(chance.choice((1, 1, 2))):
+                rows, size = chance.randrange(1, 4), chance.randrange(8, 99)
+                segment = first if chance.random() < 0.3 and first > rows_of[topic][0] else rows_of[topic][1]
+                at += rows
+                part = Part(
+                    topic,
+                    segment,
+                    bytes_of[topic],
+                    bytes_of[topic] + size,
+                    at,
+                    rows,
+                    chance.randrange(2**32),
+                    chance.randrange(2**32),
+                )
+                bytes_of[topic], rows_of[topic] = part.end, (at, segment)
+                if wrong and chance.random() < 0.15:
+                    field = chance.choice(("topic", "segment", "end", "last", "rows"))
+                    part = replace(part, **{field: max(0, getattr(part, field) + chance.choice((-60, -1, 1, 2)))})
+                parts.append(part)
+        names = ((1, "a"), (2, "long " * 20)) if number == 0 else ()
+        if wrong and chance.random() < 0.1:
+            names = chance.choice(((), ((1, "a"), (2, "a")), ((3, "c"),)) if number == 0 else (((8, "a"),), ((9, "c"),)))
+        lsn = chance.choice((number * 10, number * 10, 3))
+        group = Group(first + (wrong and chance.random() < 0.05), at, lsn, number, chance.randrange(1, 3), names, tuple(parts))
+        records, crc = encode_group(group, crc)
+        found.append(records)
+    if chance.random() < 0.3:
+        found[-1] = found[-1][: chance.randrange(len(found[-1]))]
+    return found
 
 
 def test_the_chain_depends_on_the_order() -> None:
