@@ -234,7 +234,11 @@ class Decoder:
         Its RELATION messages hold for its own rows: the server sends what each streamed transaction needs within it, and again after one
         of its subtransactions was rolled back. Afterwards the latest definition holds in the order in which they came, because the server
         takes it for known once this transaction has committed.
+
+        A message carries the top-level transaction's xid, whichever subtransaction said it (pgoutput_message in pgoutput.c), so behind one that was
+        rolled back no message can be relied on.
         """
+        doubtful = aborted is not None and len(aborted) > 0
         unfinished = Commit(commit.xid, commit.commit_lsn, commit.commit_ts_us, 0)
         for piece in pieces:
             index = scan_spooled(piece.block, 0, piece.stop, unfinished, aborted)
@@ -248,6 +252,7 @@ class Decoder:
                     next_position(),
                     complete=False,
                     ordinal_at=lambda at, where=where: ordinal_at(where + at),  # type: ignore[misc]
+                    doubtful=doubtful,
                 )
         nothing = np.empty(0, np.uint8)
         yield self._group(nothing, scan_spooled(nothing, 0, 0, commit, None), 0, 0, next_position(), complete=True)
@@ -300,6 +305,17 @@ class Decoder:
             self._definitions["R", table.oid] = body
         self._relations.put(table)
 
+    def _on_facts(self, group: Grouping, content: bytes, at: int, *, doubtful: bool) -> None:
+        if doubtful:
+            self.schema.doubt(content)
+            return
+        group.flush(at)
+        changes, tables = self.schema.on_message(content)
+        for table in tables:
+            self._relations.relabel(table)
+        group.tell(changes, at)
+        group.tell(self._go_on_elsewhere(), at)
+
     def _go_on_elsewhere(self) -> list[SchemaChange]:
         """Tables whose names others have taken: their next rows come under the names that they have now."""
         changes = []
@@ -321,10 +337,12 @@ class Decoder:
         *,
         complete: bool,
         ordinal_at: Callable[[int], int] | None = None,
+        doubtful: bool = False,
     ) -> Group:
         """Messages [begin, end) as one group; RELATION and TRUNCATE messages divide them into runs of plain rows.
 
         ordinal_at: of the RELATION message at an offset of the block, where it is not the one that is current.
+        doubtful: what messages say of definitions may have been rolled back.
         """
         group = Grouping(self._rows, self._memory, block, index, begin, end, position)
         watermark = None
@@ -366,12 +384,7 @@ class Decoder:
                     if message.prefix == WATERMARK_PREFIX:
                         watermark = Watermark(message.content, message.lsn)
                     elif message.prefix == DDL_PREFIX and message.transactional and wanted:
-                        group.flush(at)
-                        changes, tables = self.schema.on_message(message.content)
-                        for table in tables:
-                            self._relations.relabel(table)
-                        group.tell(changes, at)
-                        group.tell(self._go_on_elsewhere(), at)
+                        self._on_facts(group, message.content, at, doubtful=doubtful)
                 case _:  # O: where a forwarded transaction came from; nothing of ours depends on it
                     pass
         if complete:

@@ -194,15 +194,11 @@ class Definitions:
 
     def on_message(self, content: bytes) -> tuple[list[SchemaChange], list[Table]]:
         """A logical message with our prefix: the SCHEMA records that it makes, and the definitions that hold from here on."""
-        try:
-            told = json.loads(content)
-            if told["password"] not in self._passwords:
-                return [], []
-            tables = [Facts.from_json(raw) for raw in told.get("tables", ())]
-            dropped = [int(oid) for oid in told.get("dropped", ())]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return [], []  # somebody else's: anybody may emit messages under any prefix
-        if told.get("look"):
+        told = self._ours(content)
+        if told is None:
+            return [], []
+        tables, dropped, look = told
+        if look:
             self._look()
         changes: list[SchemaChange] = []
         for oid in dropped:
@@ -213,6 +209,27 @@ class Definitions:
         return changes, [
             self._facts[facts.oid].table() for facts in tables if facts.oid in self._tables and facts.oid in self._facts
         ]
+
+    def doubt(self, content: bytes) -> None:
+        """A logical message with our prefix that may have been rolled back: the next look at the catalog tells of its tables."""
+        told = self._ours(content)
+        if told is None:
+            return
+        tables, dropped, _ = told
+        for oid in {*dropped, *(facts.oid for facts in tables)}:
+            self._note(oid)
+        self._look()
+
+    def _ours(self, content: bytes) -> tuple[list[Facts], list[int], bool] | None:
+        """(tables, OIDs of dropped ones, whether to look at the catalog); None for somebody else's: anybody may emit messages under any prefix."""
+        try:
+            told = json.loads(content)
+            if told["password"] not in self._passwords:
+                return None
+            tables = [Facts.from_json(raw) for raw in told.get("tables", ())]
+            return tables, [int(oid) for oid in told.get("dropped", ())], bool(told.get("look"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
 
     # --- decisions -----------------------------------------------------------------------------------------------------------
 

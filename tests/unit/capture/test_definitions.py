@@ -266,6 +266,16 @@ def test_what_is_not_ours_is_passed_over(content: bytes) -> None:
     assert run.message(dropped=[7], password="guess") == []
 
 
+def test_what_may_have_been_rolled_back_is_asked_of_the_catalog() -> None:
+    run = Run(OLD)
+    told_of = {"password": PASSWORD, "tables": [facts(8, "new", ID).to_json()], "dropped": [7]}
+    run.definitions.doubt(json.dumps(told_of).encode())
+    assert (sorted(run.noted), run.again) == ([7, 8], [])
+    run.definitions.doubt(json.dumps(told_of | {"password": "guess"}).encode())
+    run.definitions.doubt(b"")
+    assert len(run.noted) == 2
+
+
 def protecting(**policies: str | None) -> Callable[[Table], Table]:
     """None: the column is dropped."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from cdc.capture import decoder as decoding
 from cdc.capture import spool as spooling
-from cdc.capture.definitions import Definitions
+from cdc.capture.definitions import DDL_PREFIX, Definitions
 from cdc.capture.prepared import Prepared
 from cdc.capture.relations import Relations
 from cdc.capture.rows import Rows
@@ -242,6 +243,26 @@ def test_keepalives_count_between_blocks_only(connections: Connections) -> None:
 
 
 # Definitions
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_message_of_a_rolled_back_savepoint_cannot_be_told_from_others(
+    connections: Connections, *, aborted: bool, prepared: bool
+) -> None:
+    """pgoutput gives every message the top-level transaction's xid, whichever subtransaction said it: so the catalog is asked."""
+    run = connections.run()
+    noted: list[int] = []
+    run.decoder.schema._passwords, run.decoder.schema._note = frozenset({"sesame"}), noted.append
+    run.feed(wire.begin(600, 50) + wire.relation(ORDERS) + order(1) + wire.commit(50, 60))
+    noted.clear()
+    dropped = wire.message(DDL_PREFIX, json.dumps({"password": "sesame", "dropped": [ORDERS.oid]}).encode())
+    run.feed(wire.stream(700, wire.relation(ORDERS), order(2), dropped, wire.by(701, wire.relation(ITEMS))))
+    run.feed(wire.stream_abort(700, 701) if aborted else b"")
+    end = wire.prepare(700, 1, 150, "g", streamed=True) + wire.commit_prepared(700, 200, 240, "g")
+    run.feed(end if prepared else wire.stream_commit(700, 200, 240))
+    assert [row[2] for row in run.rows] == (["c", "c"] if aborted else ["c", "c", "s"])
+    assert noted == ([ORDERS.oid] if aborted else [])
 
 
 def test_a_definition_in_an_aborted_subtransaction_is_not_in_force(connections: Connections) -> None:
