@@ -23,6 +23,8 @@ from cdc.model.batch import LSN, POSITION, first_position, last_position
 ORIGIN: Final = b"cdc.log"
 """Key of the file's metadata that says which log, topic and segment it stands for."""
 ROW_GROUP_ROWS: Final = 65_536
+ROW_GROUP_BYTES: Final = 24 * 2**20
+"""… or, of wide rows, so many bytes: what waits for its row group stays mapped, so a whole segment would lie in memory."""
 LARGE_BYTES: Final = 2**18
 """Of a batch. Parquet's writer takes it as it is; what is smaller costs it more by itself than a copy that joins it with others."""
 
@@ -50,6 +52,7 @@ class Encoder:
         )
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
+        self._waiting_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.first = self.first or first_position(batch)
@@ -57,13 +60,14 @@ class Encoder:
         self.rows += batch.num_rows
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
-        if self._waiting_rows >= ROW_GROUP_ROWS:
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if self._waiting:
             self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema), row_group_size=2 * ROW_GROUP_ROWS)
-            self._waiting, self._waiting_rows = [], 0
+            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
     def finish(self) -> tuple[Sealed, pa.Buffer]:
         """The file's name and bytes."""

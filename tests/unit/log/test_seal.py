@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import LogCorrupt
+from cdc.log import sealed
 from cdc.log.names import sealed_of
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.sealed import LARGE_BYTES
@@ -57,6 +58,23 @@ def test_large_batches_are_sealed_as_they_are_and_small_ones_between_them_joined
     assert not list(tmp_path.rglob("*.seg"))
     with closing(EmbeddedLogReader(tmp_path)) as reader:
         assert rows_of(reader.read(USERS.qualified, Position(0), ALL)) == rows_of(batches)
+
+
+def test_wide_rows_become_row_groups_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [changes(USERS, range(first, first + 300), width=2000) for first in range(1, 1501, 300)]
+    monkeypatch.setattr(sealed, "ROW_GROUP_BYTES", batches[0].nbytes + 1)
+    writer = EmbeddedLogWriter(tmp_path, segment_bytes=sum(batch.nbytes for batch in batches), disk=QuickDisk())
+    for batch in batches:
+        writer.append(batch)
+    writer.commit(Lsn(1), 0)
+    writer.drain_seals()
+    writer.close()
+    (file,) = tmp_path.rglob("*.parquet")
+    metadata = pq.ParquetFile(file).metadata
+    assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == [600, 600, 300]
+    with closing(EmbeddedLogReader(tmp_path)) as reader:
+        assert rows_of(reader.read(USERS.qualified, Position(0), ALL)) == rows_of(batches)
+        assert positions_in(reader.read(USERS.qualified, Position(650), Position(1250))) == list(range(651, 1251))
 
 
 def seal_all(root: Path) -> None:
