@@ -1,4 +1,4 @@
-"""Stream, snapshot and log wired together as ingest does it, small enough to see through."""
+"""Stream, ingest, snapshot and log without the rest of the capture process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ import pyarrow as pa
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.feedback import Feedback
-from cdc.capture.stream import Connection
+from cdc.capture.group import Watermark
+from cdc.capture.stream import Connection, Stream
 from cdc.capture.toast import ToastMemory
-from cdc.capture.values import Flags
+from cdc.capture.values import Bytes, Flags
+from cdc.ingest import Ingest
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
+from cdc.meter import Meter
 from cdc.model.batch import EXACT, OP, Op, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import PINNED_SETTINGS, canonical_text
-from cdc.model.position import Lsn
 from cdc.model.table import Table
 from cdc.settings import Source
 from cdc.source import connect, ensure_publication, ensure_slot, find_tables
@@ -32,13 +34,47 @@ from cdc.source.connection import parse
 from cdc.source.facts import read_facts
 from cdc.source.slot import read_slot
 from snapshots.coordinator import SnapshotCoordinator
-from snapshots.feed import SnapshotFeed, place
+from snapshots.feed import SnapshotFeed
 from snapshots.progress import SnapshotProgress
 from snapshots.requests import Requests
 
 
+class CountingFeed(SnapshotFeed):
+    """``entered``: chunks that the log took in. ``waited``: rows that had to wait for one."""
+
+    entered = 0
+    waited = 0
+
+    def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:
+        chunk = super().chunk_at(watermark)
+        self.entered += chunk is not None
+        return chunk
+
+    def hold(self, rows: pa.RecordBatch, missing: Mapping[str, Flags]) -> None:
+        assert self.unresolved(table_of(rows.schema).oid)
+        self.waited += rows.num_rows
+        super().hold(rows, missing)
+
+
+class Pausable:
+    """The stream, of which nothing is taken while ``pause`` is set."""
+
+    def __init__(self, stream: Stream, pause: Event) -> None:
+        self._stream = stream
+        self._pause = pause
+
+    def take(self, timeout_s: float) -> Bytes:
+        if self._pause.is_set():
+            time.sleep(0.01)
+            return np.empty(0, np.uint8)
+        return self._stream.take(timeout_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Pipeline:
-    """One capture process's worth. ``pause``: while set, the stream is not taken from; ``held`` counts rows that had to wait."""
+    """One capture process's worth. ``pause``: while set, the stream is not taken from."""
 
     def __init__(
         self, dsn: str, folder: Path, *, tables: Sequence[str] = ("public.*",), chunk_rows: int = 100, **options: Any
@@ -58,15 +94,12 @@ class Pipeline:
                 assert time.monotonic() < deadline, "somebody else reads the slot"
                 time.sleep(0.01)
         self.progress = SnapshotProgress(folder, interval_s=0.0)
-        self.feed = SnapshotFeed(self.progress)
+        self.feed = CountingFeed(self.progress)
+        self.meter = Meter(folder / "run", self.source.slot, self.progress)
         self.requests = Requests(folder)
         self.coordinator = SnapshotCoordinator(
             self.source, self.feed, self.progress, self.requests, self.stop, log_has_begun=bool(self.writer.head.commit_lsn)
         )
-        self.groups = 0
-        self.entered = 0
-        self.refused = 0
-        self.held = 0
         self._thread = Thread(target=self._guarded, name="ingest", daemon=True)
 
     def start(self, *, snapshot: bool = True) -> None:
@@ -98,57 +131,17 @@ class Pipeline:
         dsn = self.source.dsn.get_secret_value()
         wire = Connection(parse(dsn), PINNED_SETTINGS, name="test")
         durable = self.writer.head.commit_lsn
-        feedback = Feedback(durable)
         with (
             connect(dsn) as catalog,
             contextlib.closing(ToastMemory(self.folder / "toast.db")) as memory,
-            wire.start(self.source.slot, self.source.publication, durable, feedback) as stream,
+            wire.start(self.source.slot, self.source.publication, durable, Feedback(durable)) as stream,
         ):
-            decoder = Decoder(
-                Definitions(lambda oid: next(iter(read_facts(catalog, self.source.publication, [oid])), None)),
-                memory,
-                self._hold,
-                durable,
-            )
-            left = np.empty(0, np.uint8)
-            while not self.stop.is_set():
-                if self.pause.is_set():
-                    self.stop.wait(0.01)
-                    continue
-                taken = stream.take(0.05)
-                self.feed.check()
-                if not len(taken):
-                    continue
-                block = np.concatenate([left, taken])
-                for group in decoder.groups(block, 0, len(block), lambda: self.writer.next_position):
-                    self.feed.on_group(group)
-                    for batch in group.batches:
-                        self.writer.append(batch)
-                    if not group.complete:
-                        continue
-                    lsn, ts = int(group.transactions.end_lsn[-1]), int(group.transactions.commit_ts_us[-1])
-                    if group.watermark is not None:
-                        batches = self.feed.chunk_at(group.watermark)
-                        self.refused += batches is None
-                        self.entered += batches is not None
-                        for batch in place(batches or (), self.writer.next_position, lsn, ts):
-                            self.writer.append(batch)
-                            memory.learn(batch)
-                    if lsn <= durable:
-                        continue
-                    cut = self.writer.commit(Lsn(lsn), ts)
-                    memory.commit(cut.position)
-                    self.feed.on_durable(cut)
-                    self.groups += 1
-                    stream.confirm(lsn)
-                if decoder.reply_requested:
-                    stream.reply_now()
-                left = block[decoder.consumed :].copy()
-
-    def _hold(self, rows: pa.RecordBatch, missing: Mapping[str, Flags]) -> None:
-        assert self.feed.unresolved(table_of(rows.schema).oid)
-        self.held += rows.num_rows
-        self.feed.hold(rows, missing)
+            definitions = Definitions(lambda oid: next(iter(read_facts(catalog, self.source.publication, [oid])), None))
+            decoder = Decoder(definitions, memory, self.feed.hold, durable)
+            taken = Pausable(stream, self.pause)
+            ingest = Ingest(taken, decoder, self.writer, memory, self.feed, self.meter)  # type: ignore[arg-type]
+            ingest.run(self.stop)
+            ingest.finish()
 
     def wait_finished(self, timeout_s: float = 120) -> None:
         ticks = Event()
@@ -160,11 +153,11 @@ class Pipeline:
         raise TimeoutError("the snapshot did not finish")
 
     def wait_for(self, lsn: int, timeout_s: float = 120) -> None:
-        """Until the log holds everything that was committed before ``lsn`` (a commit after it shows that)."""
+        """Until the log holds everything that was committed before ``lsn``: a commit after it shows that, even one that the log needs nothing of."""
         ticks = Event()
         for _ in range(int(timeout_s / 0.01)):
             self.check()
-            if self.writer.head.commit_lsn >= lsn:
+            if max(self.writer.head.commit_lsn, self.meter.status.received_lsn) >= lsn:
                 return
             ticks.wait(0.01)
         raise TimeoutError("the stream did not come that far")

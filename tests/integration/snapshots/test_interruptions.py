@@ -90,7 +90,7 @@ def test_connections_are_lost(postgres: Any, tmp_path: Path) -> None:
         sql.execute(f"insert into t select i, 'v' from generate_series(1, {ROWS}) i")
         with running(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK) as pipeline:
             for wanted in (10, 40):
-                while pipeline.entered < wanted:
+                while pipeline.feed.entered < wanted:
                     pipeline.check()
                     time.sleep(0.001)
                 sql.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headwater snapshot'")
@@ -106,7 +106,7 @@ def test_the_stream_begins_anew(postgres: Any, tmp_path: Path) -> None:
         sql.execute(f"insert into t select i, 'v' from generate_series(1, {ROWS}) i")
         with running(postgres.unix_dsn, tmp_path, chunk_rows=CHUNK) as pipeline:
             for wanted in (5, 30, 50):
-                while pipeline.entered < wanted:
+                while pipeline.feed.entered < wanted:
                     pipeline.check()
                     time.sleep(0.001)
                 pipeline.feed.reset()

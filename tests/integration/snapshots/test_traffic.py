@@ -34,7 +34,7 @@ def test_quiet_table(pg_versions: Any, tmp_path: Path) -> None:
                 equal(pipeline, sql, table)
             assert fold(tmp_path, "public.t")[("-1",)] == ("-1", "NaN", "", "infinity")
             assert operations(tmp_path, "public.t") == {"READ": 1052}
-            assert pipeline.entered >= 11 + 1
+            assert pipeline.feed.entered >= 11 + 1
             assert [(one.table, one.done, one.total, one.finished) for one in pipeline.progress.tables()] == [
                 ("public.empty", 0, 0, True),
                 ("public.single", 1, 1, True),
@@ -103,7 +103,7 @@ def test_without_a_key(postgres: Any, tmp_path: Path) -> None:
                 sql.execute("delete from t where a = %s", (i * 10 + 1,))
             pipeline.wait_finished()
             equal(pipeline, sql, "public.t")
-            assert pipeline.entered > 5
+            assert pipeline.feed.entered > 5
 
 
 class Traffic:

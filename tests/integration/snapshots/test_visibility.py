@@ -93,7 +93,7 @@ def test_delivered_before_the_window_opened(
             pipeline.coordinator.start()
             time.sleep(0.5)
             pipeline.check()
-            assert pipeline.entered == 0
+            assert pipeline.feed.entered == 0
         pipeline.wait_finished()
         settle(pipeline, table)
         assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(table, "public.t")
@@ -165,7 +165,7 @@ def test_delivered_to_an_earlier_process(postgres_server: Postgres, table: psyco
         second.start()
         time.sleep(0.5)
         second.check()
-        assert second.entered == 0
+        assert second.feed.entered == 0
         held.__exit__(None, None, None)
         second.wait_finished()
         idle.rollback()
@@ -220,7 +220,7 @@ def test_toast_left_out_inside_the_window(postgres_server: Postgres, wide: psyco
             until(lambda: pipeline.feed._ready)
             pipeline.pause.clear()
             pipeline.wait_finished()
-            assert pipeline.held == 1
+            assert pipeline.feed.waited == 1
             assert operations(tmp_path, "public.t") == {"READ": ROWS}
             assert fold(tmp_path, "public.t")[("7",)][1] == "new"
             assert wide.execute("select v from public.t where id = 7").fetchone() == ("old",)
@@ -238,7 +238,7 @@ def test_key_moves_into_what_was_read(postgres_server: Postgres, wide: psycopg.C
         wide.execute("update t set v = 'moved' where id = -5")
         pipeline.pause.clear()
         pipeline.wait_finished()
-        assert pipeline.held == 2
+        assert pipeline.feed.waited == 2
         settle(pipeline, wide)
         assert fold(tmp_path, "public.t")[("-5",)][1] == "moved"
         assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(wide, "public.t")
