@@ -8,7 +8,8 @@ change of their definition comes between the two.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -34,6 +35,9 @@ from cdc.source.publication import add_tables, read_publication
 PREFIX: Final = "headwater.ddl"
 INTERVAL_S: Final = 3.0
 _RETRY_S: Final = 2.0
+UNSETTLED_S: Final = 2.0
+"""So long a table may be without identity: its key, or the table that it becomes a partition of, may come in the application's next
+transaction. Meanwhile the server refuses updates and deletes of it."""
 _LOCK_TIMEOUT: Final = "500ms"
 _HELD_S: Final = 10
 """The server ends a look that goes no further for so long. Its locks (ACCESS SHARE) would keep the application's TRUNCATE and ALTER TABLE
@@ -74,6 +78,8 @@ class CatalogWatch:
         self._told: dict[int, Facts | None] = dict.fromkeys(known)
         self._refused: dict[str, str] = {}
         """Tables that cannot join the publication, and why."""
+        self._bare_since: dict[int, float] = {}
+        """Captured tables (OIDs) that all looks since that time (monotonic) have seen without identity."""
         self._noted: SimpleQueue[int] = SimpleQueue()
         self._wake = Event()
         self._thread = Thread(target=self._live, name="catalog", daemon=True)
@@ -130,8 +136,9 @@ class CatalogWatch:
         while not self._noted.empty():
             self._told[self._noted.get()] = None
         found = {facts.oid: facts for facts in read_facts(connection, publication, list(self._told), published=True)}
+        unsettled = self._unsettled(found.values())
         dropped = [oid for oid in self._told if oid not in found]
-        changed = [oid for oid, facts in found.items() if self._told.get(oid) != facts]
+        changed = [oid for oid, facts in found.items() if self._told.get(oid) != facts and oid not in unsettled]
         if dropped:
             self._emit(connection, {"dropped": dropped})
             for oid in dropped:
@@ -139,8 +146,22 @@ class CatalogWatch:
         for start in range(0, len(changed), _AT_ONCE):
             self._tell(connection, [found[oid] for oid in changed[start : start + _AT_ONCE]])
         covered = [oid for oid, facts in found.items() if facts.publishing and facts.publishing.published]
-        self._refuse(connection, [found[oid] for oid in covered if matches(self._source.tables, found[oid].table().qualified)])
+        self._refuse(connection, [found[oid] for oid in covered if oid not in unsettled and self._selects(found[oid])])
         self._admit(connection, covered, computed=known is not None and known.computed)
+
+    def _selects(self, facts: Facts) -> bool:
+        return matches(self._source.tables, facts.table().qualified)
+
+    def _unsettled(self, found: Iterable[Facts]) -> set[int]:
+        """Tables (OIDs) that have only just been seen without identity: nothing is told of them yet, as if the look came a little later."""
+        now = time.monotonic()
+        bare = [
+            facts.oid
+            for facts in found
+            if facts.publishing and facts.publishing.published and _bare(facts) and self._selects(facts)
+        ]
+        self._bare_since = {oid: self._bare_since.get(oid, now) for oid in bare}
+        return {oid for oid, since in self._bare_since.items() if now - since < UNSETTLED_S}
 
     def _refuse(self, connection: psycopg.Connection, covered: Sequence[Facts]) -> None:
         """Ends capture where the definition of a captured table has become one that it would not begin with: from here on rows may be missing."""
@@ -210,6 +231,11 @@ class CatalogWatch:
                 if self._refused.get(table.name) != str(error):
                     _log.warning("a new table is not captured", table=table.name, reason=str(error), mend=error.hint)
                 self._refused[table.name] = str(error)
+
+
+def _bare(facts: Facts) -> bool:
+    """Nothing identifies the table's rows, so nothing but inserts can come."""
+    return facts.identity != "f" and bool(facts.published) and not facts.table().key
 
 
 def _lock(connection: psycopg.Connection, facts: Facts) -> bool:

@@ -55,6 +55,7 @@ def test_refused_at_the_start(case: Case, benches: Benches) -> None:
 @pytest.mark.parametrize("case", STOPS, ids=lambda case: case.id)
 def test_stops_while_it_runs(case: Case, benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc.source.watch.INTERVAL_S", 0.1)
+    monkeypatch.setattr("cdc.source.watch.UNSETTLED_S", 0.2)
     with log_folder() as folder, prepared(case, benches.server(case.versions[-1]), folder) as (capture, _):
         capture.start()
         capture.until_snapshot_done()

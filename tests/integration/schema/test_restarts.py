@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from cdc.source import watch
@@ -163,6 +165,67 @@ def test_a_row_of_a_filled_table_comes_before_the_look_that_sees_it_join(
         )
         sql.execute("insert into late values (3)")
         capture.until(lambda: "public.late" in capture.topics() and len(rows(capture, "public.late")) == 3, "for the late table")
+
+
+def counted_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many looks at the catalog have ended."""
+    ended: list[None] = []
+    look = watch.CatalogWatch._look
+
+    def counted(self: watch.CatalogWatch, connection: psycopg.Connection) -> None:
+        look(self, connection)
+        ended.append(None)
+
+    monkeypatch.setattr(watch.CatalogWatch, "_look", counted)
+    return lambda: len(ended)
+
+
+@pytest.mark.parametrize(
+    ("end", "then", "topic", "left"),
+    [
+        ("alter table bare add primary key (id)", "update bare set v = 'c' where id = 1", "public.bare", [("1", "c"), ("2", "b")]),
+        (
+            "alter table parted attach partition bare for values from (0) to (10)",
+            "update parted set v = 'c' where id = 1",
+            "public.parted",
+            [("1", "c"), ("2", "b")],
+        ),
+    ],
+)
+def test_a_table_that_gets_its_identity_one_transaction_later_ends_nothing(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, then: str, topic: str, left: list[Row]
+) -> None:
+    monkeypatch.setattr(watch, "UNSETTLED_S", 3600.0)
+    looks = counted_looks(monkeypatch)
+    sql = postgres.connect()
+    sql.execute("create publication cdc for all tables with (publish_via_partition_root = true)")
+    sql.execute("create table parted (id int primary key, v text) partition by range (id)")
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=("public.*",))
+    with capture.running():
+        capture.until_snapshot_done()
+        sql.execute("begin; create table bare (id int not null, v text); insert into bare values (1, 'a'); commit")
+        seen = looks()
+        capture.until(lambda: looks() >= seen + 3, "for looks at the table without identity")
+        sql.execute("insert into bare values (2, 'b')")
+        sql.execute(end)
+        sql.execute(then)
+        capture.until(lambda: rows(capture, topic) == left, "for the rows")
+
+
+def test_a_table_that_stays_without_identity_ends_capture(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "UNSETTLED_S", 0.5)
+    sql = postgres.connect()
+    sql.execute("create publication cdc for all tables; create table kept (id int primary key)")
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=("public.*",))
+    capture.start()
+    try:
+        capture.until_snapshot_done()
+        sql.execute("create table bare (id int not null, v text)")
+        assert "table public.bare has no primary key" in str(capture.failure())
+    finally:
+        capture.stop()
 
 
 @pytest.mark.parametrize("end", ["drop table brief", "alter table parted attach partition brief for values from (0) to (10)"])
