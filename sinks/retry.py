@@ -53,9 +53,14 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
 }
 
 
-def redis_error(store: str, code: str) -> StoreError:
-    """``code``: the first word of the server's error."""
+_ROTATING: Final = "mend the file with the password (`password_file` or `url_file`): it is read again for each attempt"
+
+
+def redis_error(store: str, code: str, *, rotating: bool = False) -> StoreError:
+    """``code``: the first word of the server's error. ``rotating``: our credentials stand in a file, so wrong ones may be on their way out."""
     retryable, hint = _REDIS.get(code, (False, "see the server's log"))
+    if rotating and code in ("NOAUTH", "WRONGPASS"):
+        retryable, hint = True, _ROTATING
     return StoreError(f"store {store}: the server answers {code}", retryable=retryable, hint=hint)
 
 
@@ -94,8 +99,8 @@ def bulk_fate(status: int, error_type: str) -> Fate:
     return Fate.REFUSED
 
 
-def search_error(store: str, doing: str, status: int, error_type: str) -> StoreError:
-    """OpenSearch answered a whole request with this status."""
+def search_error(store: str, doing: str, status: int, error_type: str, *, rotating: bool = False) -> StoreError:
+    """OpenSearch answered a whole request with this status. ``rotating``: as of ``redis_error``."""
     message = f"store {store}: {doing} was answered {status} {error_type}".rstrip()
     if error_type == "cluster_block_exception" and status == 429:
         return StoreError(message, retryable=True, hint="free disk space: the index is read-only above the flood stage")
@@ -105,6 +110,8 @@ def search_error(store: str, doing: str, status: int, error_type: str) -> StoreE
         return StoreError(message, retryable=True, hint="somebody closed the index: POST /INDEX/_open")
     if status in (429, 502, 503, 504) or status == 500:
         return StoreError(message, retryable=True, hint="the cluster is busy or has no leader: see GET _cluster/health")
+    if status == 401 and rotating:
+        return StoreError(message, retryable=True, hint=_ROTATING)
     if status == 401:
         return StoreError(message, retryable=False, hint="mend `username` and `password`")
     if status == 403:

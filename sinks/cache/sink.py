@@ -31,6 +31,7 @@ from cdc.model.table import Table
 from cdc.settings import StoreOptions
 from sinks import jsonrows
 from sinks.cache import resp, scripts
+from sinks.cache.credentials import Credentials, url_parts
 from sinks.cache.keytemplate import DEFAULT, TableKeys, bind
 from sinks.cache.resp import Calls, Script, script_calls
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape
@@ -77,7 +78,8 @@ class CacheSink:
         self._applied_key, self._graves, self._tables, self._shapes, self._dead = (
             f"cdc:{{{name}}}:{part}" for part in ("applied", "graves", "tables", "shapes", "dead")
         )
-        self._client = _client(name, options)
+        self._credentials = _credentials(name, options)
+        self._client = _client(options, self._credentials)
         self._bound: dict[Table, TableKeys] = {}
         self._connection: Any = None
         self._sha: dict[str, bytes] = {}
@@ -340,7 +342,7 @@ class CacheSink:
             raise
         except redis.exceptions.AuthenticationError:
             self._drop_connection()
-            raise redis_error(self.name, "WRONGPASS") from None
+            raise redis_error(self.name, "WRONGPASS", rotating=self._credentials.rotating) from None
         except redis.exceptions.BusyLoadingError:
             self._drop_connection()
             raise redis_error(self.name, "LOADING") from None
@@ -362,17 +364,22 @@ def make(name: str, options: Options) -> CacheSink:
     return CacheSink(name, options)
 
 
-def _client(name: str, options: Options) -> redis.Redis:
+def _client(options: Options, credentials: Credentials) -> redis.Redis:
     given: dict[str, Any] = {"socket_timeout": options.timeout_s, "socket_connect_timeout": min(options.timeout_s, 5.0)}
-    if options.username is not None:
-        given["username"] = options.username
-    if options.password is not None:
-        given["password"] = options.password.get_secret_value()
     if options.ca_certs is not None:
         given["ssl_ca_certs"] = str(options.ca_certs)
+    given |= url_parts(options.url)
+    for secret in ("username", "password"):
+        given.pop(secret, None)
+    if credentials.needed:
+        given["credential_provider"] = credentials
+    # Trying again is the follower's business: it knows what else waits.
+    return redis.Redis.from_pool(redis.ConnectionPool(protocol=2, retry=Retry(NoBackoff(), 0), **given))
+
+
+def _credentials(name: str, options: Options) -> Credentials:
     try:
-        # Trying again is the follower's business: it knows what else waits.
-        return redis.Redis.from_url(options.url.get_secret_value(), protocol=2, retry=Retry(NoBackoff(), 0), **given)
+        return Credentials(options.url, options.username, options.password)
     except ValueError:
         raise ConfigError(f"stores.{name}.url is no Redis address", hint="for example redis://cache.internal:6379/0") from None
 

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from opensearchpy import JSONSerializer, OpenSearch
 from opensearchpy.exceptions import (
@@ -20,7 +21,7 @@ from opensearchpy.exceptions import (
 from pydantic import Field, SecretStr
 
 from cdc.errors import ConfigError, StoreError
-from cdc.settings import Strict
+from cdc.settings import SecretFile, Strict
 from sinks.jsontext import parse
 from sinks.retry import down, search_error
 
@@ -70,23 +71,13 @@ class Cluster:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"stores.{store}.url is no OpenSearch address", hint="for example https://search.internal:9200")
         self.where = f"{parts.hostname}:{parts.port or 443 if parts.scheme == 'https' else parts.port or 80}"
-        given: dict[str, Any] = {}
-        if address.username is not None:
-            password = address.password.get_secret_value() if address.password else ""
-            given["http_auth"] = (address.username, password)
-        if address.ca_certs is not None:
-            given["ca_certs"] = str(address.ca_certs)
-        try:
-            self._client = OpenSearch(
-                hosts=[address.url.get_secret_value()],
-                serializer=_ExactJson(),
-                timeout=address.timeout_s,
-                max_retries=0,  # trying again is decided in sinks.retry
-                pool_maxsize=4,
-                **given,
-            )
-        except ImproperlyConfigured:
-            raise ConfigError(f"stores.{store}: TLS cannot be set up", hint="check `ca_certs`") from None
+        self._address = address
+        self._host = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        self._login = _login(address)
+        self._client = self._connected(self._login)
+        self._former: list[OpenSearch] = []
+        """Clients with credentials that were rotated; a request may still be under way in one."""
+        self._renewing = Lock()
 
     def send(
         self,
@@ -100,10 +91,16 @@ class Cluster:
     ) -> Answer:
         """Any status is an answer; raises StoreError (retryable) when there is none."""
         headers = {"content-type": "application/x-ndjson"} if ndjson else None
+        client = self._client
+        perform = {"params": dict(params or {}), "body": body, "headers": headers, "timeout": timeout_s}
+        answer = self._perform(client, method, path, perform)
+        if answer.status == 401 and (renewed := self._renewed(client)) is not None:
+            answer = self._perform(renewed, method, path, perform)
+        return answer
+
+    def _perform(self, client: OpenSearch, method: str, path: str, given: dict[str, Any]) -> Answer:
         try:
-            found = self._client.transport.perform_request(
-                method, path, params=dict(params or {}), body=body, headers=headers, timeout=timeout_s
-            )
+            found = client.transport.perform_request(method, path, **given)
         except AuthenticationException:
             return Answer(401, None)
         except ConnectionError as error:
@@ -124,7 +121,45 @@ class Cluster:
         return answer.body
 
     def error(self, doing: str, answer: Answer) -> StoreError:
-        return search_error(self.store, doing, answer.status, answer.error_type)
+        rotating = isinstance(self._address.url, SecretFile) or isinstance(self._address.password, SecretFile)
+        return search_error(self.store, doing, answer.status, answer.error_type, rotating=rotating)
 
     def close(self) -> None:
-        self._client.close()
+        for client in (self._client, *self._former):
+            client.close()
+
+    def _renewed(self, refused: OpenSearch) -> OpenSearch | None:
+        """Another client when the credentials that this one has are no longer those that their files hold."""
+        with self._renewing:
+            if self._client is refused:
+                if (login := _login(self._address)) == self._login:
+                    return None
+                self._former.append(refused)
+                self._client, self._login = self._connected(login), login
+            return self._client
+
+    def _connected(self, login: tuple[str, str] | None) -> OpenSearch:
+        given: dict[str, Any] = {} if login is None else {"http_auth": login}
+        if self._address.ca_certs is not None:
+            given["ca_certs"] = str(self._address.ca_certs)
+        try:
+            return OpenSearch(
+                hosts=[self._host],
+                serializer=_ExactJson(),
+                timeout=self._address.timeout_s,
+                max_retries=0,  # trying again is decided in sinks.retry
+                pool_maxsize=4,
+                **given,
+            )
+        except ImproperlyConfigured:
+            raise ConfigError(f"stores.{self.store}: TLS cannot be set up", hint="check `ca_certs`") from None
+
+
+def _login(address: Address) -> tuple[str, str] | None:
+    """User and password as they are now; what the URL says counts first."""
+    parts = urlsplit(address.url.get_secret_value())
+    if parts.username is not None:
+        return unquote(parts.username), unquote(parts.password or "")
+    if address.username is not None:
+        return address.username, address.password.get_secret_value() if address.password else ""
+    return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.settings import SecretFile
 from cdc.spark.follower import Follower
 from sinks.cache.sink import CacheSink, Options
 from sinks.contract import Outcome
@@ -265,3 +268,53 @@ def test_a_rename_that_the_key_template_names_is_told(opened: Any) -> None:
     gone = dataclasses.replace(NUMBERED.columns[0], name="order_id")
     with pytest.raises(ConfigError, match="id is not part of the key"):
         sink.apply(schema(dataclasses.replace(NUMBERED, columns=(gone, *NUMBERED.columns[1:])), 3))
+
+
+@pytest.mark.parametrize("whole_url", [False, True])
+def test_a_rotated_password_counts_without_a_restart(valkey: Any, tmp_path: Path, whole_url: bool) -> None:
+    """The server keeps connections that are there; one that is made later needs what the file says by then."""
+    user, secret = f"user-{uuid.uuid4().hex[:8]}", tmp_path / "secret"
+    text = valkey.url.replace("redis://", f"redis://{user}:%s@") if whole_url else "%s"
+
+    def rotate(password: str) -> None:
+        client.acl_setuser(user, enabled=True, reset_passwords=True, passwords=f"+{password}", keys="*", commands=["+@all"])
+        client.execute_command("CLIENT", "KILL", "USER", user)
+
+    def refused() -> StoreError:
+        """What the sink fails with once it has to connect anew."""
+        sink.close()
+        with pytest.raises(StoreError) as failure:
+            sink.open()
+        return failure.value
+
+    with valkey.client() as client:
+        rotate("one")
+        secret.write_text(text % "one")
+        held = SecretFile(text % "one", secret)
+        given = {"url": held} if whole_url else {"url": valkey.url, "username": user, "password": held}
+        sink = CacheSink("cache", Options.model_validate({"kind": "redis", **given}))
+        try:
+            sink.open()
+            sink.prepare(ORDERS)
+            assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)
+            rotate("two")
+            assert refused().retryable, "the file may follow in a moment"
+            secret.write_text(text % "two")
+            sink.open()
+            assert sink.apply(upserts(ORDERS, 2, [order(1)])) == Outcome(1)
+            # A connection that breaks in the middle of the work, with the file changed before.
+            secret.write_text(text % "three")
+            rotate("three")
+            with pytest.raises(StoreError, match="no answer"):
+                sink.apply(upserts(ORDERS, 3, [order(1)]))
+            assert sink.apply(upserts(ORDERS, 3, [order(1)])) == Outcome(1)
+        finally:
+            sink.close()
+            client.acl_deluser(user)
+
+
+def test_wrong_credentials_that_no_file_holds_are_for_the_operator(valkey: Any) -> None:
+    options = Options.model_validate({"kind": "redis", "url": valkey.url, "username": "nobody", "password": "guessed"})
+    with closing(CacheSink("cache", options)) as sink, pytest.raises(StoreError, match="WRONGPASS") as failure:
+        sink.open()
+    assert not failure.value.retryable
