@@ -24,7 +24,7 @@ from cdc.capture.columns import columns
 from cdc.capture.values import Bytes
 from cdc.capture.wire import gather
 from cdc.errors import ProtocolError
-from cdc.model.batch import Op, batch_schema
+from cdc.model.batch import TS, Op, batch_schema
 from cdc.model.memory import Take, fresh
 from cdc.model.table import Table
 from cdc.source.patience import Patience
@@ -87,16 +87,10 @@ def read_rows(block: Block, table: Table, kind: Op = Op.READ, take: Take = fresh
     if split(block.data, block.skip, offsets, lengths) != block.rows:
         raise ProtocolError(f"COPY of table {table.qualified} gave rows of another shape than the catalog says")
     arrays, exact = columns(block.data, offsets, lengths, table, take)
-    zero = np.zeros(block.rows, np.int64)
-    op = np.full(block.rows, int(kind), np.int8)
-    meta = [
-        pa.array(zero),
-        pa.array(op),
-        pa.array(zero),
-        pa.array(zero.view("datetime64[us]"), pa.timestamp("us", tz="UTC")),
-        exact,
-    ]
-    return pa.RecordBatch.from_arrays([*meta, *arrays], schema=batch_schema(table))
+    schema = batch_schema(table)
+    zero = pa.array(np.zeros(block.rows, np.int64))
+    op = pa.array(np.full(block.rows, int(kind), np.int8))
+    return pa.RecordBatch.from_arrays([zero, op, zero, zero.view(schema.field(TS).type), exact, *arrays], schema=schema)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------

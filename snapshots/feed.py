@@ -195,8 +195,7 @@ class SnapshotFeed:
 
     def check(self) -> None:
         """Raises what the coordinator failed with; for ingest while the stream is idle."""
-        with self._changed:
-            self._check()
+        self._check()  # without the lock: one look at one reference, in every round of ingest
 
     # --- the coordinator's side --------------------------------------------------------------------------------------------
 

@@ -37,12 +37,13 @@ class Snapshot:
     xmin: int
     xmax: int
     in_progress: FullXids
+    """Ascending."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """``xmin:xmax:xid,xid,…``. Raises ValueError on anything else."""
         xmin, xmax, running = text.split(":")
-        return cls(int(xmin), int(xmax), np.array([int(xid) for xid in running.split(",") if xid], np.int64))
+        return cls(int(xmin), int(xmax), np.array(sorted(int(xid) for xid in running.split(",") if xid), np.int64))
 
     def widen(self, xids: Xids) -> FullXids:
         """The 64-bit ids: live ids lie within 2^31 of each other, so the nearest to ``xmax`` is meant."""
@@ -55,7 +56,12 @@ class Snapshot:
 
     def sees_full(self, xids: FullXids) -> Mask:
         ended = xids < self.xmax
-        return np.asarray((xids < self.xmin) | (ended & ~np.isin(xids, self.in_progress))) if len(self.in_progress) else ended
+        return np.asarray((xids < self.xmin) | (ended & ~_among(xids, self.in_progress))) if len(self.in_progress) else ended
+
+
+def _among(xids: FullXids, others: FullXids) -> Mask:
+    """Which of them are among the others (ascending, at least one); a group has few, for which ``np.isin`` costs eight times as much."""
+    return np.asarray(others[np.minimum(others.searchsorted(xids), len(others) - 1)] == xids)
 
 
 class Delivered:
@@ -94,11 +100,12 @@ class Barrier:
 
     def deliver(self, xids: Xids) -> None:
         if len(self._suspects):
-            self._suspects = self._suspects[~np.isin(self._suspects, self._snapshot.widen(xids))]
+            self.exclude(self._snapshot.widen(xids))
 
     def exclude(self, xids: FullXids) -> None:
         """These are known not to have committed yet."""
-        self._suspects = self._suspects[~np.isin(self._suspects, xids)]
+        if len(xids):
+            self._suspects = self._suspects[~_among(self._suspects, np.sort(xids))]
 
     def passed_by(self, snapshot: Snapshot) -> bool:
         if len(self._suspects):

@@ -12,7 +12,7 @@ from typing import Final, cast
 from cdc.capture.definitions import Definitions
 from cdc.errors import ColumnReserved, ProtocolError
 from cdc.model.batch import reserved_column
-from cdc.model.table import Column, Identity, Table
+from cdc.model.table import Column, Identity, Table, one
 
 FIRST_OWN_TYPE: Final = 10_000
 """FirstGenbkiObjectId: pgoutput names every type from this OID on in a TYPE message before it is used."""
@@ -106,14 +106,14 @@ class Relations:
 
     def put(self, table: Table) -> None:
         """From here on the table's rows have this definition."""
-        self._tables[table.oid] = table
+        self._tables[table.oid] = one(table)
 
     def relabel(self, table: Table) -> None:
         """The rows of a table that has been described have this definition from here on, unless their layout differs: then the server
         describes the table again before its next row."""
         known = self._tables.get(table.oid)
         if known is not None and _layout(known) == _layout(table):
-            self._tables[table.oid] = table
+            self._tables[table.oid] = one(table)
 
     def parse_relation(self, body: bytes) -> Table:
         """The table that a RELATION message describes; it is not in force until ``put``. Raises Stopped (COLUMN_RESERVED)."""

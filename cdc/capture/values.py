@@ -38,10 +38,11 @@ CHUNK: Final = 256
 """Rows whose columns are converted one after the other while their bytes are in the processor's cache; a multiple of 8, for bitmaps."""
 
 
-def running(sizes: npt.ArrayLike) -> Offsets:
+def running(sizes: npt.NDArray[Any]) -> Offsets:
     """Where each begins of things that lie one behind the other, and where the last ends."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    return np.concatenate([np.zeros(1, np.int64), ends])
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.add.accumulate(sizes, dtype=np.int64, out=ends[1:])
+    return ends
 
 
 @kernel

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,12 @@ from cdc.log.timeline import Run
 
 COPY_BELOW_BYTES: Final = 256 * 2**10
 """Ranges below this are read into memory; larger ones are mapped. Mapping costs a system call and page faults."""
+
+
+@lru_cache(maxsize=4096)
+def _schema(message: bytes) -> pa.Schema:
+    """Decoded once: every segment of a topic begins with the same few. Raises ArrowInvalid, OSError."""
+    return pa.ipc.read_schema(pa.py_buffer(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ class Segment:
                     frame = decode_frame(data, done - begin, offset=done, topic=self.place.topic)
                     body = data.slice(frame.body - begin, frame.length)
                     if frame.kind is FrameKind.SCHEMA:
-                        self._schemas[frame.offset] = pa.ipc.read_schema(body)
+                        self._schemas[frame.offset] = _schema(body.to_pybytes())
                     else:
                         batch = pa.ipc.read_record_batch(body, self.schema(frame.schema_at))
                         rows += batch.num_rows
@@ -167,7 +174,7 @@ class Segment:
         try:
             for frame, body in self.frames(run):
                 if frame.kind is FrameKind.SCHEMA:
-                    self._schemas[frame.offset] = pa.ipc.read_schema(body)
+                    self._schemas[frame.offset] = _schema(body.to_pybytes())
                     continue
                 batch = pa.ipc.read_record_batch(body, self.schema(frame.schema_at))
                 rows += batch.num_rows
@@ -192,7 +199,7 @@ class Segment:
             frame = decode_frame(data, 0, offset=at, topic=self.place.topic)
             if frame.kind is not FrameKind.SCHEMA:
                 raise Damaged(at, "not a schema's frame")
-            found = self._schemas[at] = pa.ipc.read_schema(data.slice(FRAME_HEADER_BYTES))
+            found = self._schemas[at] = _schema(data.slice(FRAME_HEADER_BYTES).to_pybytes())
         return found
 
     def newest_schema(self, run: Run) -> pa.Schema:

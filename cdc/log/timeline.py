@@ -175,11 +175,11 @@ class TopicIndex:
             low = end
 
     def run(self, low: int, high: int) -> Run:
-        first, final = self.parts[low], self.parts[high - 1]
-        return Run(
-            segment=int(first["segment"]), start=int(first["start"]), end=int(final["end"]), rows=self.totals(low, high)[0],
-            last=int(final["last"]), seed=int(first["seed"]), chain=int(final["chain"]),
-        )  # fmt: skip
+        parts = self.parts
+        _, _, segment, start, _, _, _, seed, _ = parts[low].item()
+        _, last, _, _, end, rows, _, _, running = parts[high - 1].item()
+        before = int(parts["rows"][low - 1]) if low else 0
+        return Run(segment=segment, start=start, end=end, rows=rows - before, last=last, seed=seed, chain=running)
 
     def segments(self) -> list[Run]:
         """Every segment of the topic, whole (header not included), in order."""
@@ -211,8 +211,8 @@ class Timeline:
         return self._head
 
     def cut(self, number: int) -> Cut:
-        row = self.cuts[number]
-        return Cut(Position(int(row["last"])), Lsn(int(row["lsn"])), int(row["ts"]))
+        last, lsn, ts_us, _ = self.cuts[number].item()
+        return Cut(Position(last), Lsn(lsn), ts_us)
 
     def extend(self, data: bytes) -> int:
         """Takes in all whole groups that stand at the beginning of ``data`` (the file from ``length`` on); returns their bytes.
@@ -393,7 +393,8 @@ class Timeline:
     def last_commit(self) -> Cut:
         """The last cut that brought changes together with a new LSN (ZERO_CUT: none has), so that it is one of the source's commits."""
         cuts = self.cuts
-        brought = np.diff(cuts["last"], prepend=0) > 0
-        brought &= np.diff(cuts["lsn"], prepend=0) != 0
-        at = np.flatnonzero(brought)
-        return self.cut(int(at[-1])) if len(at) else ZERO_CUT
+        lasts, lsns = cuts["last"], cuts["lsn"]
+        at = ((lasts[1:] > lasts[:-1]) & (lsns[1:] != lsns[:-1])).nonzero()[0]
+        if len(at):
+            return self.cut(int(at[-1]) + 1)
+        return self.cut(0) if len(cuts) and lasts[0] > 0 and lsns[0] != 0 else ZERO_CUT

@@ -28,7 +28,7 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.model.pgtypes import arrow_type
-from cdc.model.table import Table
+from cdc.model.table import Table, one
 
 POSITION: Final = "_cdc_position"
 OP: Final = "_cdc_op"
@@ -81,7 +81,7 @@ def batch_schema(table: Table) -> pa.Schema:
 
 @lru_cache(maxsize=4096)
 def _table_of(metadata: bytes) -> Table:
-    return Table.from_json(metadata)
+    return one(Table.from_json(metadata))
 
 
 def table_of(schema: pa.Schema) -> Table:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, Self
+from zlib import crc32
 
 Identity = Literal["d", "n", "f", "i"]
 """pg_class.relreplident: default, nothing, full, index."""
@@ -62,11 +63,15 @@ class Table:
         return self is other or (isinstance(other, Table) and self._json == other._json)
 
     def __hash__(self) -> int:
-        # Asked for several times with every batch, and a table has few versions. Numbers only: what is pickled hashes alike elsewhere.
-        return hash((self.oid, self.epoch, len(self.columns)))
+        return self._hash
 
     def to_json(self) -> str:
         return self._json
+
+    @cached_property
+    def _hash(self) -> int:
+        # Asked for several times with every batch. Not Python's hash of a text: what is pickled hashes alike elsewhere.
+        return crc32(self._json.encode())
 
     @cached_property
     def _json(self) -> str:
@@ -80,6 +85,12 @@ class Table:
         raw = json.loads(text)
         raw["columns"] = tuple(Column(**column) for column in raw["columns"])
         return cls(**raw)
+
+
+@lru_cache(maxsize=4096)
+def one(table: Table) -> Table:
+    """The first of all tables that are equal to this one: what is kept by table is then found without a comparison."""
+    return table
 
 
 _TABLE_FIELDS = tuple(field.name for field in fields(Table))

@@ -23,7 +23,7 @@ FIRST_NORMAL_XID: Final = 3
 _XIDS: Final = 2**32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Change:
     """One WAL record of a row, a TRUNCATE or a logical message. ``xid``: of the (sub)transaction, 64 bits wide."""
 

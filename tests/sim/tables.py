@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from random import Random
 from typing import Final
 
@@ -69,16 +70,20 @@ def _make(chance: Random, oid: int, name: str) -> Table:
     return Table(oid, "public", name, tuple(replace(c, attnum=0) for c in columns), identity)
 
 
+@lru_cache(maxsize=1024)
 def keyless(table: Table) -> bool:
     """Replica identity FULL and no primary key: the whole row identifies itself."""
     return table.identity == "f" and all(column.key for column in table.columns)
 
 
+@lru_cache(maxsize=1024)
+def _identity(table: Table) -> tuple[str, ...]:
+    return ("tag",) if keyless(table) else tuple(column.name for column in table.key)
+
+
 def key_of(table: Table, row: Row) -> Key:
     """Without a key the tag stands for the row: no two rows ever have the same."""
-    if keyless(table):
-        return (row.get("tag") or "",)
-    return tuple(row.get(column.name) or "" for column in table.key)
+    return tuple([row.get(name) or "" for name in _identity(table)])
 
 
 def new_key(chance: Random, table: Table, keys: int) -> Row:
