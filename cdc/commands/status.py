@@ -27,7 +27,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
 ) -> None:
     """Lag per follower, slot and WAL budget, log size, stop states with their way out."""
-    from cdc.report import SourceProbe, gather
+    from cdc.gathering import gather
+    from cdc.probe import SourceProbe
 
     settings = invocation(context).settings()
     reader = open_log(settings)

@@ -36,12 +36,14 @@ from starlette.routing import BaseRoute, Route
 
 from cdc import waiting
 from cdc.errors import ConfigError, SourceError, Stopped, StoreError, WaitTimeout
+from cdc.gathering import gather
 from cdc.http.events import Failure, Feed
 from cdc.http.guard import Guard, access_of
 from cdc.http.metrics import ReportCollector
 from cdc.log.reader import open_reader
 from cdc.model.position import Lsn, format_lsn
-from cdc.report import Report, SourceProbe, gather
+from cdc.probe import SourceProbe
+from cdc.report import Report
 from cdc.settings import Settings
 from cdc.waiting import Waited
 

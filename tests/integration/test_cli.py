@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import psutil
 import psycopg
 import pytest
 
+from cdc.gathering import gather
 from cdc.log.reader import open_reader
-from cdc.report import gather_once
+from cdc.probe import SourceProbe
 from cdc.settings import load
 from cdc.source.slot import read_slot
 from sinks import options_model
@@ -75,7 +77,8 @@ class Shop:
     def report(self) -> Any:
         """What `cdc status --json` prints, without starting a process for each look."""
         settings = load(self.config, options_model)
-        return json.loads(json.dumps(gather_once(settings, open_reader(settings.log.dir)).to_json()))
+        with closing(SourceProbe(settings.source.dsn, settings.source.slot)) as probe:
+            return json.loads(json.dumps(gather(settings, open_reader(settings.log.dir), probe).to_json()))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         with open(self.folder / "run.log", "a") as log:

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from cdc import report, status, stops
+from cdc import gathering, probe, report, status, stops
 from cdc.errors import Stopped, StopState
+from cdc.gathering import gather
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn
-from cdc.report import Report, SourceProbe, budget_eta_s, gather, wal_rate
+from cdc.probe import SourceProbe
+from cdc.report import Report
 from cdc.settings import Log, Settings, Source, StoreOptions
+from cdc.source.budget import budget_eta_s, wal_rate
 from cdc.source.slot import SlotFacts
 
 CANARY = "s3cr3t-canary"
@@ -26,8 +29,8 @@ MB = 2**20
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for a while changes nothing of what is reported."""
-    monkeypatch.setattr(report, "STALE_S", 3600.0)
-    monkeypatch.setattr(report, "RETRY_SOURCE_S", 3600.0)
+    monkeypatch.setattr(gathering, "STALE_S", 3600.0)
+    monkeypatch.setattr(probe, "RETRY_SOURCE_S", 3600.0)
 
 
 class Probe(SourceProbe):
@@ -112,7 +115,7 @@ def test_the_budget_of_a_slot_that_nobody_reads(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
-    long_ago = time.time() - report.STALE_S - 1
+    long_ago = time.time() - gathering.STALE_S - 1
     for name, told in (
         ("capture", status.CaptureStatus(pid=os.getpid(), state="streaming", updated_at=long_ago)),
         ("follow-cache", status.FollowerStatus("cache", pid=2**22 + 1, state="following", updated_at=time.time())),
@@ -122,7 +125,7 @@ def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
 
 
 def test_parts_that_take_their_time_to_start_are_no_dead_ones(tmp_path: Path) -> None:
-    long_ago = time.time() - 10 * report.STALE_S
+    long_ago = time.time() - 10 * gathering.STALE_S
     status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="starting", updated_at=long_ago))
     starting = status.FollowerStatus("cache", pid=os.getpid(), state="starting", updated_at=long_ago)
     status.write(tmp_path / "run", "follow-cache", starting)
@@ -167,14 +170,14 @@ def test_a_refused_child(tmp_path: Path) -> None:
 def test_a_source_that_is_down_is_asked_again_only_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     well(tmp_path)
     made = settings(tmp_path)
-    probe = SourceProbe(made.source.dsn, "cdc")
-    found = gather(made, MemoryLog().reader(), probe)
+    source = SourceProbe(made.source.dsn, "cdc")
+    found = gather(made, MemoryLog().reader(), source)
     assert not found.source.reachable
     assert "Connection refused" in found.problems[0]
     assert CANARY not in json.dumps(found.to_json())
     assert found.source.address == "127.0.0.1:1/d"
-    monkeypatch.setattr(report, "connect", lambda *_, **__: pytest.fail("asked at once"))
-    assert not probe.read().reachable
+    monkeypatch.setattr(probe, "connect", lambda *_, **__: pytest.fail("asked at once"))
+    assert not source.read().reachable
 
 
 def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from pydantic import SecretStr
 
 from cdc import status, stops
 from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
+from cdc.gathering import lag_of
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import batch_schema
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
-from cdc.report import lag_of
 from cdc.settings import Settings, Source, StoreOptions
 from cdc.waiting import judge, parse_wanted, target_of, wait
 

@@ -1,0 +1,209 @@
+"""The report (``cdc.report``) as it stands now: from the status files, the log and the source."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from cdc import status, stops
+from cdc.log.contract import LogReader
+from cdc.model.position import Cut, Position, format_lsn
+from cdc.model.selection import matches
+from cdc.probe import SourceProbe
+from cdc.report import (
+    CaptureReport,
+    FollowerReport,
+    Lag,
+    LogReport,
+    ProcessReport,
+    Report,
+    SnapshotReport,
+    SourceReport,
+    StopReport,
+    TopicReport,
+)
+from cdc.settings import Settings, StoreOptions
+from cdc.version import VERSION
+
+STALE_S: Final = 10.0
+"""A live part writes its status every second; after this long its last word no longer counts as alive."""
+
+
+def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
+    """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select."""
+    if position >= head.position:
+        return Lag(0, 0, 0.0)
+    topics = [topic.name for topic in reader.topics() if matches(tables, topic.name) and topic.last > position]
+    pieces = reader.slices(topics, position, head.position, 1 << 62) if topics else ()
+    if not pieces:
+        return Lag(0, 0, 0.0)
+    first = reader.cut_within(position, 1, 1)
+    seconds = max(0.0, now - first.commit_ts_us / 1e6) if first.commit_ts_us else 0.0
+    return Lag(sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces), seconds)
+
+
+def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
+    """The facts as they stand now. Raises only when the log itself cannot be read (LogCorrupt); everything else is in the report.
+
+    Keep ``probe`` between calls where you call again and again: its connection and its WAL rate live in it.
+    """
+    now = time.time()
+    head = reader.head()
+    source = probe.read()
+    capture = _capture(settings.run_dir, now)
+    followers = tuple(_follower(settings.run_dir, name, store, reader, head, now) for name, store in settings.stores.items())
+    stopped = tuple(
+        StopReport(stop.name, str(stop.state), stop.part, stop.message, stop.hint, stop.since)
+        for stop in stops.held(settings.run_dir)
+    )
+    processes = _processes(settings.run_dir)
+    problems = (
+        *_source_problems(source),
+        *_part_problems(capture, followers, processes),
+        *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
+    )
+    return Report(
+        version=VERSION,
+        at=now,
+        healthy=not problems,
+        problems=problems,
+        source=source,
+        capture=capture,
+        log=_log(settings.log.dir, reader, head),
+        followers=followers,
+        stops=stopped,
+        processes=processes,
+    )
+
+
+def _capture(run_dir: Path, now: float) -> CaptureReport | None:
+    told = status.read_capture(run_dir)
+    if told is None:
+        return None
+    return CaptureReport(
+        state=told.state,
+        alive=_alive(told, now),
+        stop=told.stop,
+        error=told.error,
+        position=told.position,
+        commit_lsn=_lsn(told.commit_lsn),
+        commit_ts=_seconds(told.commit_ts_us),
+        received_lsn=_lsn(told.received_lsn),
+        confirmed_lsn=_lsn(told.confirmed_lsn),
+        changes=told.changes,
+        changes_per_s=told.changes_per_s,
+        wire_bytes=told.wire_bytes,
+        snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in told.snapshot),
+        updated_at=told.updated_at,
+        snapshot_paused=told.snapshot_paused,
+    )
+
+
+def _follower(run_dir: Path, name: str, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> FollowerReport:
+    told = status.read_follower(run_dir, name)
+    if told is None:
+        told = status.FollowerStatus(name, store.kind, state="never started")
+        lag = None
+    else:
+        lag = lag_of(reader, head, Position(told.position), store.tables, now)
+    return FollowerReport(
+        store=name,
+        kind=store.kind,
+        state=told.state,
+        alive=_alive(told, now),
+        stop=told.stop,
+        error=told.error,
+        position=told.position,
+        commit_lsn=_lsn(told.commit_lsn),
+        commit_ts=_seconds(told.commit_ts_us),
+        lag=lag,
+        written=told.written,
+        stale=told.stale,
+        dead=told.dead,
+        batches=told.batches,
+        rows_per_s=told.rows_per_s,
+        updated_at=told.updated_at,
+    )
+
+
+def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
+    topics = tuple(TopicReport(topic.name, topic.rows, topic.bytes, int(topic.first), int(topic.last)) for topic in reader.topics())
+    standing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    return LogReport(
+        dir=str(folder),
+        position=int(head.position),
+        commit_lsn=_lsn(head.commit_lsn),
+        commit_ts=_seconds(head.commit_ts_us),
+        rows=sum(topic.rows for topic in topics),
+        bytes=_size_on_disk(folder),
+        disk_free_bytes=shutil.disk_usage(standing).free,
+        tables=topics,
+    )
+
+
+def _size_on_disk(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # sealed and removed while we looked
+            continue
+    return total
+
+
+def _processes(run_dir: Path) -> tuple[ProcessReport, ...]:
+    told = status.read_supervisor(run_dir)
+    if told is None or not status.alive(told.pid):
+        return ()
+    return tuple(
+        ProcessReport(child.name, child.pid, child.state, child.restarts, child.exit_code, child.started_at)
+        for child in told.processes
+    )
+
+
+def _source_problems(source: SourceReport) -> list[str]:
+    if not source.reachable:
+        return [f"the source is unreachable: {source.error} → cdc doctor"]
+    slot = source.slot
+    assert slot is not None
+    if not slot.exists:
+        return [f"replication slot {slot.name!r} does not exist → cdc doctor"]
+    return list(source.alarms)
+
+
+def _part_problems(
+    capture: CaptureReport | None, followers: Sequence[FollowerReport], processes: Sequence[ProcessReport]
+) -> list[str]:
+    problems: list[str] = []
+    if capture is None:
+        problems.append("capture has never run → cdc run")
+    elif not capture.alive and capture.stop is None:
+        problems.append("capture does not run → cdc run")
+    elif capture.error and capture.stop is None:
+        problems.append(f"capture is {capture.state}: {capture.error}")
+    for follower in followers:
+        if not follower.alive and follower.stop is None:
+            problems.append(f"follower {follower.store} does not run → cdc run")
+        elif follower.error and follower.stop is None:
+            problems.append(f"follower {follower.store} is {follower.state}: {follower.error}")
+        if follower.dead:
+            problems.append(f"store {follower.store} set {follower.dead} changes aside")
+    refused: Mapping[str, str] = {child.name: child.state for child in processes if child.state == "refused"}
+    problems += [f"{name} refuses its configuration → cdc doctor" for name in refused]
+    return problems
+
+
+def _alive(told: status.CaptureStatus | status.FollowerStatus, now: float) -> bool:
+    """A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent."""
+    return status.alive(told.pid) and (told.state == "starting" or now - told.updated_at < STALE_S)
+
+
+def _lsn(lsn: int | None) -> str | None:
+    return format_lsn(lsn) if lsn else None
+
+
+def _seconds(microseconds: int) -> float | None:
+    return microseconds / 1e6 if microseconds else None
