@@ -11,6 +11,7 @@ Parts: ``orders`` (small transactions, six columns), ``wide`` (40 columns, 1.6 k
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -32,7 +33,7 @@ from psycopg.conninfo import conninfo_to_dict
 from bench.orders import PUBLICATION
 from bench.result import Result, faster, lower
 from bench.workloads import WORKLOADS
-from cdc.capture.stream import PAUSE_S
+from cdc.capture.pace import PAUSE_S
 from cdc.embedded.postgres import Postgres
 
 SLOT = "bench"
@@ -179,6 +180,7 @@ def capture(
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     warm()
+    gc.freeze()
     log.mkdir(parents=True)
     writer, memory, progress = (
         EmbeddedLogWriter(log, segment_bytes=segment_bytes),

@@ -17,7 +17,8 @@ from bench.orders import PUBLICATION, create_orders, load_changes
 from bench.result import Figure, Result
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
-from cdc.capture.stream import PAUSE_S, Connection, _Socket
+from cdc.capture.pace import PAUSE_S
+from cdc.capture.stream import Connection, _Socket
 from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Bytes
 from cdc.capture.warm import warm

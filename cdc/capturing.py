@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -57,9 +57,10 @@ BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _log = structlog.get_logger("capture")
 
 
-def run_capture(settings: Settings, stop: threading.Event) -> int:
+def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[], None] = lambda: None) -> int:
     """The capture process: returns 0 when ``stop`` was set and everything received is durable or will be sent again.
 
+    warmed: called when everything is loaded that stays as long as the process.
     Raises SourceError or ConfigError when capture cannot begin, Stopped for a stop state. A connection that breaks later is opened again.
     """
     with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
@@ -71,6 +72,7 @@ def run_capture(settings: Settings, stop: threading.Event) -> int:
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
         meter.say("starting")
         warm()
+        warmed()
         state, problem = "exited", None
         try:
             with closing(ToastMemory(settings.log.dir / "toast.db", protection.kept_back)) as memory:

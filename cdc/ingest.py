@@ -97,16 +97,20 @@ class Ingest:
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder
         groups = decoder.groups(block, 0, len(block), lambda: self._writer.next_position)
+        batches = 0
         for fields in decoder.notices:
             _log.warning("the server says", notice=notice(fields))  # before anything that came with it becomes durable
         for group in groups:
             self._append(group)
+            batches += len(group.batches)
             if not group.complete:
                 self._meter.write()
                 if self._stop.is_set():
                     return  # nothing of the transaction is durable, all of it will be sent again
         self._torn = [block[decoder.consumed :].copy()] if decoder.consumed < len(block) else []
         self._lacks = decoder.lacks
+        if batches:
+            self._stream.batches = batches
         self._check_continuity(decoder.keepalive_lsn)
         if decoder.keepalive_lsn > self._writer.head.commit_lsn:
             self._unrecorded = max(self._unrecorded, decoder.keepalive_lsn)

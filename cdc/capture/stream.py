@@ -32,6 +32,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import wait
 
 from cdc.capture.feedback import Feedback, Quiet, Silence, standby_status
+from cdc.capture.pace import BACKLOG_BYTES, FLOW_BYTES, PAUSE_S, READS, Flow, block_bytes, block_s
 from cdc.capture.values import Bytes
 from cdc.capture.wire import gather
 from cdc.crashpoint import crashpoint
@@ -48,24 +49,6 @@ HEADROOM_BYTES: Final = 2**20
 
 STAGING_BYTES: Final = 2**20
 """The most that one read takes."""
-
-PAUSE_S: Final = {True: 0.001, False: 0.0005}
-"""Under a backlog a read waits this long (over TCP, over a Unix socket) so that messages gather: the server sends each by itself and
-wakes an eager reader once per message. A Unix socket's buffer holds only some 300 of them, so its pause is short; over TCP a longer
-one lets the kernel's receive queue fill with small segments, which it then has to merge (twice the time, three times the CPU)."""
-
-BACKLOG_BYTES: Final = 4 * 2**10
-"""A read at least this large means that there is a backlog."""
-
-READS: Final = 16
-"""So many reads in a row need no GIL, which the decoding thread may hold for longer than a pause."""
-
-BLOCK_BYTES: Final = 4 * 2**20
-"""Under a backlog the decoder waits for blocks of this size: the cost of a group (and the fsync behind it) is shared by more rows. Only wide
-rows come so fast."""
-
-BLOCK_S: Final = 0.03
-"""… but at most this long."""
 
 IDLE_MS: Final = 100
 """An idle receiver looks this often whether it shall stop."""
@@ -171,6 +154,7 @@ class _Socket:
         self._socket.setblocking(True)
         self._tcp = self._socket.family != socket.AF_UNIX
         self.backlog = False
+        self._flow = Flow()
         self._timeout(10_000)
         self._socket.sendall(b"Q" + struct.pack("!i", len(command) + 5) + command + b"\0")
         self._await_copy()
@@ -202,10 +186,10 @@ class _Socket:
 
     def receive(self, into: memoryview) -> int:
         """Bytes read (0: nothing within IDLE_MS). Raises ConnectionError when the server is gone."""
-        if self.backlog:
+        if self._flow.flows:
             pause_us = round(PAUSE_S[self._tcp] * 1e6)
             got, last = gather(self._socket.fileno(), np.frombuffer(into, np.uint8), pause_us, BACKLOG_BYTES, READS)
-            self.backlog = last >= BACKLOG_BYTES
+            self.backlog, self._flow.flows = last >= BACKLOG_BYTES, last >= FLOW_BYTES
             return got  # what ended it, if anything did, is met again by the next read
         try:
             got = self._socket.recv_into(into)
@@ -214,6 +198,8 @@ class _Socket:
         if got == 0:
             raise ConnectionError("the server closed the connection")
         self.backlog = got >= BACKLOG_BYTES
+        self._flow.read(time.monotonic())
+        self._flow.flows |= self.backlog
         return got
 
     def _timeout(self, milliseconds: int) -> None:
@@ -318,6 +304,8 @@ class Stream:
         self._closing = False
         self.received = 0
         """Bytes since the start."""
+        self.batches = 0
+        """How many the last block became; whoever takes them says so."""
         self._receiver = threading.Thread(target=self._receive, name="receive", daemon=True)
         self._answerer = threading.Thread(target=self._answer, name="answer", daemon=True)
         self._receiver.start()
@@ -332,9 +320,9 @@ class Stream:
             if not self._filled and self._failure is None:
                 self._wanted = 1
                 self._changed.wait(timeout_s)
-            if self._wire.backlog and self._filled < BLOCK_BYTES and self._failure is None:
-                self._wanted = BLOCK_BYTES
-                self._changed.wait(BLOCK_S)
+            if self._wire.backlog and self._filled < (whole := block_bytes(self.batches)) and self._failure is None:
+                self._wanted = whole
+                self._changed.wait(block_s(self.batches))
             if not self._filled:
                 if self._failure is not None:
                     raise self._failure

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import queue
+import socket
+import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from cdc.capture import pace
 from cdc.capture import stream as stream_module
 from cdc.capture.feedback import Feedback
-from cdc.capture.stream import Stream
+from cdc.capture.stream import Stream, _Socket
 from cdc.capture.values import Bytes
 
 
@@ -70,3 +74,65 @@ def test_what_is_torn_stands_before_what_comes_next(
         later = taken(stream)
         assert whole.tobytes() == first[1:] + second
         assert stream.behind(np.empty(0, np.uint8), later).tobytes() == b"later"
+
+
+def test_under_a_backlog_a_block_is_as_large_as_the_tables_of_the_last_one_ask_for(
+    wire: Wire, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "block_bytes", lambda batches: 2 * batches)
+    monkeypatch.setattr(stream_module, "block_s", lambda _: 120.0)
+    wire.backlog = True
+    stream.batches = 4
+    wire.coming.put(b"abcde")
+    wire.coming.put(b"fgh")
+    assert taken(stream).tobytes() == b"abcdefgh"
+    stream.batches = 1
+    wire.coming.put(b"ij")
+    assert taken(stream).tobytes() == b"ij"
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Socket, socket.socket]]:
+    """Our side of a stream that has begun, and the server's."""
+    monkeypatch.setattr(pace, "FLOW_S", 1e9)
+    ours, server = socket.socketpair()
+    server.sendall(b"W" + struct.pack("!i", 4))
+    wire = _Socket(SimpleNamespace(socket=ours.fileno(), finish=ours.close), b"START")  # type: ignore[arg-type]
+    assert server.recv(100) == b"Q" + struct.pack("!i", 10) + b"START\0"
+    yield wire, server
+    server.close()
+    wire.close()
+
+
+def received(wire: _Socket, least: int) -> bytes:
+    into = memoryview(bytearray(10_000))
+    got = b""
+    while len(got) < least:
+        count = wire.receive(into)
+        got += into[:count]
+    return got
+
+
+def test_messages_that_come_fast_are_gathered_until_they_come_slower(ends: tuple[_Socket, socket.socket]) -> None:
+    wire, server = ends
+    for number in range(2 * pace.FLOW_READS):
+        server.sendall(b"x")
+        assert received(wire, 1) == b"x"
+        assert wire._flow.flows == (number == 2 * pace.FLOW_READS - 1)  # the first ones have nothing to be compared with
+    many = b"y" * pace.FLOW_BYTES
+    server.sendall(many)
+    assert received(wire, len(many)) == many
+    assert wire._flow.flows
+    assert not wire.backlog
+    server.sendall(b"few")
+    assert received(wire, 3) == b"few"
+    assert not wire._flow.flows
+    server.sendall(b"z" * pace.BACKLOG_BYTES)
+    assert received(wire, pace.BACKLOG_BYTES) == b"z" * pace.BACKLOG_BYTES
+    assert wire._flow.flows
+    assert wire.backlog
+    server.sendall(b"last")
+    server.close()
+    assert received(wire, 4) == b"last"
+    with pytest.raises(ConnectionError):
+        received(wire, 1)
