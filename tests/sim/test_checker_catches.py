@@ -267,7 +267,7 @@ def prepared_transactions_are_kept_in_memory_only(patch: Patch) -> None:
 
 def _sharpen(patch: Patch, *, work: dict[str, Any] | None = None, dangers: dict[str, Any] | None = None) -> None:
     """Runs in which what the bug needs happens more often than in others."""
-    for name, given in (("_work", work), ("_dangers", dangers)):
+    for name, given in (("deal_work", work), ("deal_dangers", dangers)):
         original = getattr(world, name)
         patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
 

@@ -10,6 +10,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = sorted(path for room in ("cdc", "sinks", "snapshots") for path in (ROOT / room).rglob("*.py"))
+MODELS = sorted(
+    path
+    for path in (ROOT / "tests").rglob("*.py")
+    if not path.name.startswith("test_") and ROOT / "tests/cases/entries" not in path.parents
+)
+"""What tests are made with. Files of tests and tables of cases are lists, which may be long."""
 TEXT = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "deploy/**/*", "cdc/**/*.py", "sinks/**/*.py", "snapshots/**/*.py", "tests/**/*.py", "bench/**/*.py", "Makefile", "*.toml", "*.yml")
@@ -32,6 +38,11 @@ def test_a_module_is_one_idea_with_a_name(path: Path) -> None:
     name = path.stem.lstrip("_")
     assert name not in VAGUE
     assert name not in STANDARD or path.parent.name in ("commands",), "named like a library that it stands near"
+    assert len(path.read_text().splitlines()) <= MODULE_LINES
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_tests_are_made_with_is_one_idea_too(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MODULE_LINES
 
 

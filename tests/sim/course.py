@@ -1,0 +1,43 @@
+"""What all parts of one run share: its chance, what it was dealt, and what has happened so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.sim.capture import Ways
+from tests.sim.lots import Dangers, Work
+
+Trace = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Course:
+    chance: Random
+    dangers: Dangers
+    work: Work
+    ways: Ways
+    trace: Trace | None
+    counts: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    faulty: bool = True
+    """Until the work is done: then nothing goes wrong any more."""
+
+    @property
+    def told(self) -> bool:
+        """Whether anybody listens to what ``say`` says."""
+        return self.trace is not None
+
+    def say(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace(f"{self.steps:5d}  {text}")
+
+    def fault(self, name: str) -> None:
+        self.counts[f"fault: {name}"] += 1
+        self.say(f"! {name}")
+
+    def met(self, name: str) -> None:
+        """Something rare that is no fault."""
+        self.counts[name] += 1

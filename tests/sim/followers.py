@@ -1,0 +1,97 @@
+"""The stores of a run and who writes to them: the newest follower first, zombies behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from cdc.log.reader import EmbeddedLogReader
+from cdc.model.position import Cut
+from sinks.memory import Store
+from tests.sim.checker import Checker
+from tests.sim.course import Course
+from tests.sim.process import Process
+from tests.sim.stores import Died, Moods, Site
+
+
+@dataclass(slots=True)
+class Follow:
+    """Who follows a store: the newest first, zombies behind."""
+
+    site: Site
+    lives: list[Iterator[str]] = field(default_factory=list)
+
+
+class Followers:
+    def __init__(self, course: Course, seed: int, log: EmbeddedLogReader, process: Process, checker: Checker) -> None:
+        self._course = course
+        self._seed = seed
+        self._log = log
+        self._process = process
+        self._checker = checker
+        self._follows = [self._store(number) for number in range(course.chance.choice((1, 1, 2)))]
+
+    @property
+    def stores(self) -> list[tuple[str, Store]]:
+        """Each with its name."""
+        return [(follow.site.name, follow.site.store) for follow in self._follows]
+
+    def calm(self) -> None:
+        """From now on nothing befalls them."""
+        for follow in self._follows:
+            follow.site.moods = Moods()
+
+    def lose_power(self) -> None:
+        """They live on capture's machine."""
+        for follow in self._follows:
+            follow.lives.clear()
+
+    def close(self) -> None:
+        for follow in self._follows:
+            follow.site.close()
+
+    def _store(self, number: int) -> Follow:
+        chance = self._course.chance
+        site = Site(
+            f"sim-{self._seed}-{number}",
+            staged=chance.random() < 0.4,
+            moods=replace(self._course.dangers.store),
+            chance=chance,
+            met=self._course.fault,
+            batch_rows=chance.choice((1, 7, 1000)),
+        )
+
+        def written(cut: Cut | None = None) -> None:
+            self._process.look()
+            self._checker.check_store(site.name, site.store, staged=site.staged, cut=cut)
+
+        site.written = written
+        return Follow(site)
+
+    def step(self) -> None:
+        chance = self._course.chance
+        follow = chance.choice(self._follows)
+        site = follow.site
+        if self._process.unrecovered:
+            self._process.look()  # a start that failed may have published what it found, and a follower reads it
+        if site.late and chance.random() < 0.5:
+            site.deliver_late()
+            return
+        if not follow.lives:
+            follow.lives.append(site.follow(self._log))
+        if len(follow.lives) > 1 and chance.random() < 0.2:
+            number = chance.randrange(1, len(follow.lives))
+            self._live(follow, number)
+            if chance.random() < 0.3:
+                del follow.lives[number:]
+            return
+        if self._live(follow, 0) == "applied" and chance.random() < site.moods.sleeps:
+            self._course.fault("follower sleeps, another begins")
+            follow.lives.insert(0, site.follow(self._log))
+
+    def _live(self, follow: Follow, number: int) -> str:
+        try:
+            return next(follow.lives[number])
+        except Died:
+            del follow.lives[number]
+            return "died"

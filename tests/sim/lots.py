@@ -1,0 +1,104 @@
+"""What a run is dealt by its seed: which faults befall it, how often, and what the clients do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from tests.sim.stores import Moods
+
+FAVOURITES: Final = (
+    "write", "sync", "write", "ingest.group.appended", "log.append.written", "log.commit.published", "log.timeline.written",
+    "log.timeline.fsynced", "ingest.commit.durable", "toast.commit.begun", "ingest.commit.remembered", "ingest.commit.before_confirm",
+    "snapshot.chunk.entered", "snapshot.chunk.durable",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Dangers:
+    """How likely each fault is, per step of the kind that it befalls. Every run has some of them, and none of the others."""
+
+    process_dies: float
+    dies_at_point: float
+    power_lost: float
+    server_crashes: float
+    connection_breaks: float
+    disk_full: float
+    disk_fails: float
+    memory_lost: float
+    standby_slow: float
+    unsafe_commits: float
+    favourite: str
+    """A crash point, or an operation of the disk, at which things go wrong far more often than elsewhere."""
+    store: Moods
+
+
+def deal_dangers(chance: Random) -> Dangers:
+    def maybe(least: float, most: float) -> float:
+        return chance.uniform(least, most) if chance.random() < 0.4 else 0.0
+
+    return Dangers(
+        process_dies=maybe(0.001, 0.006),
+        dies_at_point=maybe(0.001, 0.01),
+        power_lost=maybe(0.001, 0.006),
+        server_crashes=maybe(0.001, 0.006),
+        connection_breaks=maybe(0.002, 0.03),
+        disk_full=maybe(0.02, 0.1),
+        disk_fails=maybe(0.005, 0.04),
+        memory_lost=chance.choice((0.0, 0.5)),
+        standby_slow=maybe(0.1, 0.7),
+        unsafe_commits=maybe(0.1, 0.6),
+        favourite=chance.choice(FAVOURITES) if chance.random() < 0.7 else "",
+        store=Moods(
+            refused=maybe(0.01, 0.1),
+            partly=maybe(0.01, 0.2),
+            answer_lost=maybe(0.01, 0.1),
+            late=maybe(0.2, 0.8),
+            dies=maybe(0.05, 0.4),
+            sleeps=maybe(0.02, 0.2),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the clients do."""
+
+    transactions: int
+    sessions: int
+    keys: int
+    rows_before: int
+    wide: float
+    commits: float
+    rollbacks: float
+    savepoints: float
+    truncates: float
+    copies: float
+    moves: float
+    deletes: float
+    reading: float
+    """How fast snapshots are: in most runs they are under way until the end."""
+    alters: float
+    prepares: float
+    """Of commits, how many in two phases."""
+
+
+def deal_work(chance: Random) -> Work:
+    return Work(
+        transactions=chance.randrange(10, 41),
+        sessions=chance.choice((1, 2, 3, 5)),
+        keys=chance.choice((2, 5, 12, 30)),
+        rows_before=chance.choice((0, 0, 3, 10, 25)),
+        wide=chance.choice((0.0, 0.2, 0.6)),
+        commits=chance.choice((0.15, 0.35, 0.7)),
+        rollbacks=chance.choice((0.0, 0.05, 0.2)),
+        savepoints=chance.choice((0.0, 0.1, 0.25)),
+        truncates=chance.choice((0.0, 0.05, 0.15)),
+        copies=chance.choice((0.0, 0.1)),
+        moves=chance.choice((0.0, 0.1, 0.3)),
+        deletes=chance.choice((0.1, 0.25, 0.45)),
+        reading=chance.choice((4.0, 4.0, 15.0)),
+        alters=chance.choice((0.0, 0.0, 0.03)),
+        prepares=chance.choice((0.0, 0.0, 0.3)),
+    )

@@ -1,0 +1,49 @@
+"""Where the capture process is refused something, or dies: at operations of the disk and at the product's crash points."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.sim.course import Course
+from tests.sim.disk import refused
+from tests.sim.stores import Died
+
+FAVOURITE_LIKELY: Final = 0.15
+FAVOURITE_MOST: Final = 4
+"""So often a run: each costs a recovery."""
+
+
+class Points:
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._favours = FAVOURITE_MOST
+        self._dying = 0.0
+
+    def a_process_lives(self) -> None:
+        """From its first start on there is one that can die."""
+        self._dying = self._course.dangers.dies_at_point
+
+    def meet_disk(self, operation: str) -> None:
+        if not self._course.faulty:
+            return
+        likely = self._course.dangers.disk_full if operation == "write" else self._course.dangers.disk_fails
+        if self._course.chance.random() < likely or self._favours_now(operation):
+            self._course.fault(f"disk refuses {operation}")
+            raise refused(self._course.chance, operation)
+        if self._course.chance.random() < self._dying:
+            self._course.fault(f"dies at {operation}")
+            raise Died
+
+    def reach(self, point: str) -> None:
+        """A named crash point of the product (``cdc.crashpoint``)."""
+        if not self._course.faulty or point.startswith("follower."):
+            return
+        if self._course.chance.random() < self._dying or self._favours_now(point):
+            self._course.fault(f"dies at {point}")
+            raise Died
+
+    def _favours_now(self, what: str) -> bool:
+        if what != self._course.dangers.favourite or not self._favours or self._course.chance.random() >= FAVOURITE_LIKELY:
+            return False
+        self._favours -= 1
+        return True

@@ -1,0 +1,200 @@
+"""The capture process from outside: it starts, takes a step, reads, ends by an error, dies; and its machine loses its power."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cdc.errors import HeadwaterError, ProtocolError, Stopped
+from cdc.log.names import Places
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.seal import seal
+from cdc.log.segment import Place
+from cdc.model.position import Lsn
+from tests.sim.capture import TOAST, Capture
+from tests.sim.checker import Checker, Violation
+from tests.sim.course import Course
+from tests.sim.disk import ModelDisk
+from tests.sim.points import Points
+from tests.sim.source import Source
+from tests.sim.stores import Died
+
+
+class Process:
+    """One at a time. ``points`` decides where it dies; the checker is told of all that it publishes and confirms."""
+
+    def __init__(
+        self, course: Course, points: Points, source: Source, disk: ModelDisk, checker: Checker, log: EmbeddedLogReader
+    ) -> None:
+        self._course = course
+        self._points = points
+        self._source = source
+        self._disk = disk
+        self._checker = checker
+        self._log = log
+        self._folder: Path = disk.root
+        self._places = Places(disk.root)
+        self._since_lsn = 0
+        self.capture: Capture | None = None
+        """The one that lives."""
+        self.unrecovered = False
+        """The power was lost and no writer has been there since: the head may be older than the timeline, so nobody looks."""
+        self._memory_kept: list[tuple[str, bytes]] = []
+        """The files of the TOAST memory as they once were."""
+        self._before: dict[int, int] = {}
+        self._completed: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """The slot is made: the log begins here."""
+        self._since_lsn = self._source.flushed_lsn
+        self._checker.begin(self._source.visible)
+
+    def step(self) -> None:
+        """A step of its stream: it starts, connects, or does one round of ingest."""
+        try:
+            if self.capture is None:
+                self._start()
+            elif not self.capture.connected:
+                self.capture.connect().on_confirm = lambda lsn: self._checker.check_confirmed(lsn, self._places, self._log)
+                self._course.say("connected")
+            else:
+                self._take(self.capture)
+        except Died:
+            self._course.say("the process died")
+            self._end()
+        except (OSError, HeadwaterError) as error:
+            if isinstance(error, ProtocolError | Stopped):
+                raise  # nothing that happens here makes the server's bytes wrong, or needs an operator
+            self._course.say(f"the process ended: {error}")
+            self._course.counts["processes ended by an error"] += 1
+            self._end()
+
+    def _start(self) -> None:
+        self._points.a_process_lives()
+        self.capture = Capture(
+            self._folder,
+            self._disk,
+            self._source,
+            self._course.chance,
+            self._course.ways,
+            self._log,
+            self._since_lsn,
+            self._course.met,
+        )
+        self.unrecovered = False
+        if self._course.dangers.memory_lost and self._course.chance.random() < 0.5:
+            self._memory_kept = [
+                (path.name, path.read_bytes()) for path in self._folder.glob(f"{TOAST}*") if path.suffix != ".db-shm"
+            ]
+        head, slot = self.capture.writer.head, self._source.slot
+        self._course.say(f"a process starts at {head}, the slot is at {slot.confirmed:X}")
+        if head.commit_lsn == 0:
+            self.capture.writer.commit(Lsn(slot.confirmed), 0)
+        elif slot.confirmed > head.commit_lsn:
+            raise Violation("a", f"the slot stands at {slot.confirmed:X}, ahead of the log at {head}")
+        self._checker.reread(self._log)
+
+    def _take(self, capture: Capture) -> None:
+        link = capture.link
+        assert link is not None
+        before = link.waiting
+        if before:
+            self._before = self.completed()
+        try:
+            capture.take()
+        except (OSError, HeadwaterError) as error:
+            if not isinstance(error, OSError):
+                raise
+            self._course.say(f"the stream broke: {error}")
+            self._course.counts["reconnects"] += 1
+            capture.broken()
+        if before and self._course.told:
+            self._course.say(f"took {before - link.waiting} bytes, the log is at {capture.writer.head}")
+        self.look()
+
+    def read(self) -> None:
+        """A step of its snapshot."""
+        capture = self.capture
+        if capture is None:
+            return
+        before = capture.reader.refused, capture.reader.not_admitted, capture.reader.chunks
+        try:
+            capture.read_on()
+        except Died:
+            self._course.say("the process died")
+            self._end()
+            return
+        reader = capture.reader
+        self._course.counts["chunks refused"] += reader.refused - before[0]
+        self._course.counts["snapshots not admitted"] += reader.not_admitted - before[1]
+        if reader.chunks > before[2]:
+            self._course.counts["chunks read"] += 1
+            self._course.say(f"chunk {reader.chunks} was read")
+
+    def _end(self) -> None:
+        if self.capture is not None:
+            self.capture.die()
+        self.capture = None
+        self._before = {}
+
+    def die(self) -> None:
+        if self.capture is not None:
+            self._course.fault("process dies")
+            self._end()
+
+    def lose_power(self) -> None:
+        """Capture's machine, not the database's."""
+        self._course.fault("power lost")
+        self._end()
+        self._log.close()
+        self._disk.lose_power(self._course.chance.choice(("lost", "torn")))
+        if self._course.chance.random() < self._course.dangers.memory_lost:
+            self._memory_goes_back()
+        self.unrecovered = True
+
+    def _memory_goes_back(self) -> None:
+        """SQLite syncs at its checkpoints only, so a power loss leaves an earlier commit; or nothing."""
+        for path in self._folder.glob(f"{TOAST}*"):
+            path.unlink()
+        for name, content in self._course.chance.choice(([], self._memory_kept)):
+            (self._folder / name).write_bytes(content)
+
+    def seal(self) -> None:
+        """What the sealing thread does with closed segments."""
+        assert self.capture is not None
+        timeline = self._log.timeline
+        if timeline is None:
+            return
+        try:
+            for index in timeline.topics.values():
+                for run in index.segments()[:-1]:
+                    if not self._log.is_sealed(index.name, run):
+                        self._course.counts["segments sealed"] += 1
+                        seal(self._places, self._disk, Place(timeline.log_id, index.number, index.name, run.segment), run)
+        except OSError:
+            return
+        except Died:
+            self._end()
+
+    def look(self) -> None:
+        """Has the checker take in what is new in the log."""
+        if self.unrecovered and self._log.head().position <= self._checker.last.position:
+            return  # what the power loss took of the head comes back with the recovery
+        if self.capture is not None and self.capture.writer.head == self._checker.last:
+            return
+        after = self.completed()
+        self._checker.finished = self._before
+        self._checker.complete = {oid: lsn for oid, lsn in self._before.items() if after.get(oid) == lsn}
+        self._checker.log_grew(self._log)
+
+    def completed(self) -> dict[int, int]:
+        """Table → where the WAL stood when its snapshot was seen to be finished, by this process or an earlier one."""
+        capture = self.capture
+        if capture is None:
+            return {}
+        known, now = self._completed, self._source.wal_lsn
+        self._completed = {oid: known.get(oid, now) for oid in self._source.tables if capture.complete(oid)}
+        return self._completed
+
+    def close(self) -> None:
+        if self.capture is not None:
+            self.capture.die()
