@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from cdc.capture.decoder import Decoder
 from cdc.capture.stream import Connection
 from tests.integration.capture.running import Capture
 from tests.integration.capture.test_capture import agree, lsn
+
+ROLES = Path(__file__).parents[3] / "deploy/roles.sql"
 
 
 class Heard:
@@ -93,6 +96,45 @@ def test_savepoints_and_aborts_while_it_streams(
         assert heard.count("StreamCommit") == 1
         assert heard.count("StreamStart") > 5
         assert heard.count("StreamAbort") >= 2
+
+
+def test_what_the_event_trigger_says_of_a_rolled_back_savepoint(
+    postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sends it under the top-level transaction's xid, so that it looks like what stays."""
+    said = threading.Event()
+    add = spool.Spool.add
+
+    def listening(self: spool.Spool, frames: Any, ordinal: int) -> None:
+        add(self, frames, ordinal)
+        if b"headwater.ddl" in frames.tobytes():
+            said.set()
+
+    monkeypatch.setattr(spool.Spool, "add", listening)
+    with table(postgres) as connection:
+        psql = [
+            str(postgres.server.binary("psql")),
+            "-Xqd",
+            postgres.dsn,
+            "-v",
+            f"role={connection.info.user}",
+            "-v",
+            "schema=public",
+        ]
+        subprocess.run([*psql, "-f", str(ROLES)], check=True, timeout=60)
+        connection.execute("alter table a add column n int default 7; insert into a values (1, 'before', 1)")
+        capture = Capture(postgres.dsn, tmp_path)
+        with capture.running():
+            capture.until_snapshot_done()
+            with connection.transaction():
+                connection.execute("insert into a select g, repeat('x', 100), g from generate_series(2, 1000) g")
+                with connection.transaction(force_rollback=True):
+                    connection.execute("alter table a drop column n")
+                    connection.execute("insert into a select g, repeat('y', 100) from generate_series(2001, 4000) g")
+                    capture.until(said.is_set, "for the event trigger's message")
+                connection.execute("update a set n = -n where id < 10")
+            agree(capture, connection, "public.a", ("id",))
+            assert {op for _, op, _ in capture.changes("public.a")} == {"r", "c", "u"}
 
 
 def test_a_rolled_back_transaction_leaves_nothing(postgres: Any, tmp_path: Path, heard: Heard) -> None:
