@@ -9,7 +9,6 @@ import os
 import random
 import re
 import socket
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from cdc.embedded import EmbeddedError, jars
 from cdc.embedded.archives import archive_path, options_making, options_using
 from cdc.embedded.cache import write_whole
 from cdc.embedded.java import java
-from cdc.embedded.processes import free_port, kill_group, spawn, stop, wait_until
+from cdc.embedded.processes import free_port, spawn, wait_until
+from cdc.embedded.server import Server
 
 _RUNNER = "org.codelibs.opensearch.runner.OpenSearchRunner"
 
@@ -32,30 +32,21 @@ cluster.routing.allocation.disk.threshold_enabled: false
 """
 
 
-class OpenSearch:
+class OpenSearch(Server):
     """One node over one folder. No TLS and no users: loopback only."""
 
     def __init__(self, folder: Path, *, heap_mb: int = 256, preferred_port: int | None = None) -> None:
         """``preferred_port``: taken when it is free (from 9201 to 9299; the runner knows no others)."""
+        super().__init__(folder)
         self._preferred_port = preferred_port
-        self.folder = folder.absolute()
         self.port = 0
         """0 until the node is ready; then it stays the same over restarts."""
         self.heap_mb = heap_mb
-        self._process: subprocess.Popen[bytes] | None = None
         self._archive_options: list[str] = []
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "server.log"
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
         """Starts the process and returns at once; ``wait_ready`` waits for it. Fetches the jars when they are missing."""
@@ -90,20 +81,6 @@ class OpenSearch:
         """Raises EmbeddedError when the node does not come up, or (a restart) no longer gets its port."""
         self.launch()
         self.wait_ready()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            stop(self._process)
-
-    def crash(self) -> None:
-        """kill -9."""
-        if self._process is not None:
-            kill_group(self._process)
-
-    def restart(self) -> None:
-        """Same data, same port."""
-        self.stop()
-        self.start()
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """One JSON request to the node; for set-up and checks. Raises OSError when it is not reachable, ValueError on a status >= 400."""

