@@ -238,8 +238,8 @@ def _silent() -> Any:
     return Silent(0)
 
 
-def _drain(dsn: str, amount: int | None, pause_s: float) -> tuple[int, float]:
-    """Receives and drops ``amount`` bytes, or until nothing comes for a second; returns how many came, and when the last did.
+def _drain(dsn: str, amount: int | None, pause_s: float, silence_s: float = SILENCE_S) -> tuple[int, float]:
+    """Receives and drops ``amount`` bytes, or until nothing comes for so long; returns how many came, and when the last did.
 
     How many there are is not quite certain: a server that works longer sends more keepalives.
     """
@@ -252,7 +252,7 @@ def _drain(dsn: str, amount: int | None, pause_s: float) -> tuple[int, float]:
     ).encode()
     wire = _Socket(connection._pg, command)
     raw = wire._socket
-    wire._timeout(int(SILENCE_S * 1000))
+    wire._timeout(int(silence_s * 1000))
     into = memoryview(bytearray(2**20))
     got, last = 0, time.perf_counter()
     while amount is None or got < amount:
@@ -261,7 +261,7 @@ def _drain(dsn: str, amount: int | None, pause_s: float) -> tuple[int, float]:
         try:
             read = raw.recv_into(into, 0, socket.MSG_DONTWAIT if pause_s else 0)
         except BlockingIOError:
-            if time.perf_counter() - last > SILENCE_S:
+            if time.perf_counter() - last > silence_s:
                 break
             continue
         if not read:
