@@ -129,13 +129,11 @@ def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None, ins
     room = (stop - start) // MIN_MESSAGE_BYTES + 1
     kind = np.empty(room, np.uint8)
     wide = np.empty((4, room), np.int64)
-    transactions = np.zeros((4, room + 1), np.int64)
+    transactions = np.empty((4, room + 1), np.int64)
     state = np.zeros(7, np.int64)
     if open_transaction is not None:
         inside = Inside.TRANSACTION
-        transactions[0, 0] = open_transaction.xid
-        transactions[1, 0] = open_transaction.commit_lsn
-        transactions[2, 0] = open_transaction.commit_ts_us
+        transactions[:, 0] = open_transaction.xid, open_transaction.commit_lsn, open_transaction.commit_ts_us, 0
     count, begun, scanned, error = _scan(block, start, stop, int(inside), kind, wide, transactions, state)
     if error:
         raise ProtocolError(f"{_ERRORS[error]} ({scanned - start} bytes into a block of {stop - start})")
@@ -299,6 +297,7 @@ def _scan(
             transactions[0, begun] = read_u32(block, body + 16)
             transactions[1, begun] = read_i64(block, body)
             transactions[2, begun] = read_i64(block, body + 8) + 946684800000000
+            transactions[3, begun] = 0
             begun += 1
         elif letter == 67:  # C
             if inside != 1:

@@ -16,6 +16,7 @@ from cdc.capture.relations import Relations
 from cdc.capture.values import Bytes, Flags
 from cdc.errors import ProtocolError
 from cdc.model.batch import META_FIELDS, batch_schema
+from cdc.model.memory import Reused
 from cdc.model.table import Table
 
 _ROWS: Final = np.zeros(256, np.bool_)
@@ -46,6 +47,10 @@ Hold = Callable[[pa.RecordBatch, Mapping[str, Flags]], None]
 the flags of the missing values."""
 
 
+COLUMNS_BYTES: Final = 8 * 2**20
+"""So much memory is kept for the next group's columns, of each size: enough for a block of wide rows."""
+
+
 class Rows:
     """The rows of one connection's stream. ``durable_lsn``: transactions that end at or before it are in the log already."""
 
@@ -54,6 +59,7 @@ class Rows:
         self._memory = memory
         self._hold = hold
         self._durable_lsn = durable_lsn
+        self._buffers = Reused(COLUMNS_BYTES)
 
     def wanted(self, index: Index, transaction: int) -> bool:
         """Where the commit's end is not there yet, its beginning tells (known from BEGIN on): at or behind the durable end of another."""
@@ -124,11 +130,12 @@ class Rows:
                 plain.append(t)
                 continue
             filled, flags = self._memory.fill(table, block, parsed.rows(t))
-            (found[t],) = columns.columns_of(filled, parsed.offsets, parsed.lengths, [fields[t]])
+            (found[t],) = columns.columns_of(filled, parsed.offsets, parsed.lengths, [fields[t]], self._buffers.take)
             if flags is not None:
                 partial[t] = flags
         if plain:
-            found |= zip(plain, columns.columns_of(block, parsed.offsets, parsed.lengths, [fields[t] for t in plain]), strict=True)
+            mine = [fields[t] for t in plain]
+            found |= zip(plain, columns.columns_of(block, parsed.offsets, parsed.lengths, mine, self._buffers.take), strict=True)
         return found, partial
 
 
