@@ -32,6 +32,9 @@ from sinks.contract import Sink
 
 CATCH_UP_TIMEOUT_S: Final = 600.0
 SPARK_KINDS: Final = frozenset({"iceberg"})
+BEGINS_WITHIN_S: Final = 5.0
+"""A `cdc run` that was started beside shows by then."""
+_LOOK_S: Final = 0.1
 NUDGE_AFTER_S: Final = 1.0
 """An idle source may end just before the snapshot's LSN for good; a commit of our own carries the stream past it."""
 
@@ -69,10 +72,17 @@ def audit(
 
 def _refuse_unbegun(settings: Settings, reader: LogReader) -> None:
     """Raises ConfigError, or what stopped capture, where nothing is in the log and nobody at work on it: there is nothing to wait for."""
-    parts = (status.read_supervisor(settings.run_dir), status.read_capture(settings.run_dir))
-    if reader.head() == ZERO_CUT and not any(part is not None and status.alive(part.pid) for part in parts):
+    until = time.monotonic() + BEGINS_WITHIN_S
+    while reader.head() == ZERO_CUT and not _runs(settings):
         stops.check(settings.run_dir, "capture")
-        raise ConfigError(f"nothing has been captured into {settings.log.dir} yet, and capture does not run", hint="cdc run")
+        if time.monotonic() >= until:
+            raise ConfigError(f"nothing has been captured into {settings.log.dir} yet, and capture does not run", hint="cdc run")
+        time.sleep(_LOOK_S)
+
+
+def _runs(settings: Settings) -> bool:
+    parts = (status.read_supervisor(settings.run_dir), status.read_capture(settings.run_dir))
+    return any(part is not None and status.alive(part.pid) for part in parts)
 
 
 def targets(settings: Settings, reader: LogReader, database: SourceSide, store: str, table: str | None) -> list[Target]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from cdc import status
 from cdc.capture.warm import warm
 from cdc.capturing import run_capture
 from cdc.log.reader import open_reader
@@ -48,6 +50,11 @@ def service(settings: Settings) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
+        # Else an audit might find that nobody is at work on the log.
+        deadline = time.monotonic() + 120
+        while threads[0].is_alive() and status.read_capture(settings.run_dir) is None:
+            assert time.monotonic() < deadline, "capture does not begin"
+            time.sleep(0.01)
         yield
     finally:
         stop.set()

@@ -427,15 +427,27 @@ def test_a_store_that_lags_is_waited_for_and_then_named(postgres: Database, tmp_
 
 
 @pytest.mark.usefixtures("source")
-def test_nothing_is_waited_for_where_nothing_has_ever_run(postgres: Database, tmp_path: Path) -> None:
+def test_nothing_is_waited_for_where_nothing_has_ever_run(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.auditing.stores.BEGINS_WITHIN_S", 0.2)
     settings = settings_of(postgres, tmp_path, {"twin": {"kind": "memory"}})
     with pytest.raises(ConfigError, match="nothing has been captured into") as refused:
         audit(settings, timeout_s=CATCH_UP_S)
     assert refused.value.hint == "cdc run"
-    # Beside a run that has only begun it waits, as long as it is told to.
-    status.write(settings.run_dir, "supervisor", status.SupervisorStatus(pid=os.getpid()))
-    with pytest.raises(WaitTimeout):
-        audit(settings, timeout_s=0.1)
+    # Beside a run that begins only then it waits, as long as it is told to.
+    looks: list[None] = []
+
+    def looked(*_: object) -> None:
+        looks.append(None)
+        if len(looks) == 2:
+            status.write(settings.run_dir, "supervisor", status.SupervisorStatus(pid=os.getpid()))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cdc.auditing.stores.BEGINS_WITHIN_S", CATCH_UP_S)
+        patch.setattr(stops, "check", looked)
+        with pytest.raises(WaitTimeout):
+            audit(settings, timeout_s=0.1)
     # What stopped it is the answer, where something did.
     stops.record(settings.run_dir, "capture", Stopped(StopState.SLOT_MISSING, "the slot is not there"))
     status.write(settings.run_dir, "supervisor", status.SupervisorStatus(pid=0))
