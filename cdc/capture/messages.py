@@ -20,9 +20,6 @@ from cdc.model.kernel import inlined, kernel
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 """2000-01-01 UTC in microseconds since 1970; pgoutput counts from there."""
 
-MAX_FRAME_BYTES: Final = 2**30 + 2**20
-"""A message is one row at the most, and a row is bounded by Postgres's 1 GB allocation limit."""
-
 MIN_MESSAGE_BYTES: Final = 31
 """Frame header 5, XLogData header 25, kind 1: sizes the index."""
 
