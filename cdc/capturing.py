@@ -127,12 +127,7 @@ def _capture(
                 if coordinator is None and not _passes(error, settings.log.dir):
                     raise
                 crashpoint("capture.stream_broken")
-                writer.rollback()
-                memory.rollback()
-                # What was durable when it broke, and the memory had not committed yet.
-                _catch_up(memory, writer, settings.log.dir)
-                feed.reset()
-                feed.check()
+                _back_to_durable(writer, memory, feed, settings.log.dir)
                 # Some transactions the server can decode only once they have ended, such as one that rewrites a table after a savepoint
                 # with DDL was taken back: "could not map filenumber", although nothing is wrong with it.
                 ended_only = isinstance(error, StreamEnded) and error.undecodable
@@ -153,6 +148,16 @@ def _capture(
             evolving.join()
             coordinator.join()
             watch.join()
+
+
+def _back_to_durable(writer: LogWriter, memory: ToastMemory, feed: SnapshotFeed, folder: Path) -> None:
+    """Forgets what a stream has brought since the last commit. Raises what the snapshot has failed with meanwhile."""
+    writer.rollback()
+    memory.rollback()
+    # What was durable when it broke, and the memory had not committed yet.
+    _catch_up(memory, writer, folder)
+    feed.reset()
+    feed.check()
 
 
 def _passes(error: Exception, folder: Path) -> bool:
