@@ -1,4 +1,5 @@
-"""COPY TO STDOUT as Arrow batches: the server's text in large blocks, cut into fields and typed by compiled kernels.
+"""COPY TO STDOUT as Arrow batches: large blocks of the server's text, or of its binary format (``binary``), cut into fields and typed by
+compiled kernels.
 
 Without TLS and GSS the reply is read straight from the connection's socket, hundreds of kB at a time; the query is sent there too, so
 libpq has nothing of the reply in its own buffer. Otherwise libpq hands over row by row, which is slower and gives the same blocks.
@@ -20,7 +21,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import pq
 
-from cdc.capture.columns import columns
+from cdc.capture.columns import Columns, columns
 from cdc.capture.values import Bytes
 from cdc.capture.wire import gather
 from cdc.errors import ProtocolError
@@ -28,6 +29,7 @@ from cdc.model.batch import TS, Op, batch_schema
 from cdc.model.memory import Take, fresh
 from cdc.model.table import Table
 from cdc.source.patience import Patience
+from snapshots.binary import binary_columns, is_trailer, whole_binary_rows
 from snapshots.fields import split, whole_rows
 
 BLOCK_BYTES: Final = 2 * 2**20
@@ -57,40 +59,45 @@ class Abandoned(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole rows in COPY's text format, each ended by a newline and preceded by ``skip`` bytes of framing."""
+    """Whole rows in COPY's text format, each ended by a newline, or in its binary one. ``skip`` bytes of framing precede each row."""
 
     data: Bytes
     rows: int
     skip: int
+    binary: bool = False
 
 
 def copy_blocks(
-    connection: psycopg.Connection, query: str, stop: Stop, most_rows: int = 2**31, take: Take = fresh
+    connection: psycopg.Connection, query: str, stop: Stop, most_rows: int = 2**31, take: Take = fresh, *, binary: bool = False
 ) -> Iterator[Block]:
     """Runs a COPY … TO STDOUT and yields its rows, at most so many in a block. The connection is usable again once the iterator has
-    ended by itself. ``take``: where the blocks' memory comes from.
+    ended by itself. ``take``: where the blocks' memory comes from. ``binary``: the query asks for that format.
 
     Raises psycopg.Error as the server says (primary message only: details may quote rows), OperationalError also for a link that has gone
     silent, Abandoned when ``stop`` is set.
     """
     if _is_plain(connection):
-        return _raw_blocks(connection, query, stop, most_rows, take)
-    return _libpq_blocks(connection, query, stop, most_rows)
+        return _raw_blocks(connection, query, stop, most_rows, take, binary)
+    return _libpq_blocks(connection, query, stop, most_rows, binary)
 
 
 def read_rows(block: Block, table: Table, kind: Op = Op.READ, take: Take = fresh) -> pa.RecordBatch:
     """The block as a batch of changes of one kind (``batch_schema``); position, LSN and time are zero, to be set by ``feed.place``.
-    ``take``: where its memory comes from."""
-    width = len(table.columns)
-    offsets = take(width * block.rows * 8).view(np.int64).reshape(width, block.rows)
-    lengths = take(width * block.rows * 4).view(np.int32).reshape(width, block.rows)
-    if split(block.data, block.skip, offsets, lengths) != block.rows:
-        raise ProtocolError(f"COPY of table {table.qualified} gave rows of another shape than the catalog says")
-    arrays, exact = columns(block.data, offsets, lengths, table, take)
+    ``take``: where its memory comes from. Raises ProtocolError."""
+    arrays, exact = (binary_columns if block.binary else _text_columns)(block.data, block.skip, block.rows, table, take)
     schema = batch_schema(table)
     zero = pa.array(np.zeros(block.rows, np.int64))
     op = pa.array(np.full(block.rows, int(kind), np.int8))
     return pa.RecordBatch.from_arrays([zero, op, zero, zero.view(schema.field(TS).type), exact, *arrays], schema=schema)
+
+
+def _text_columns(data: Bytes, skip: int, rows: int, table: Table, take: Take) -> Columns:
+    width = len(table.columns)
+    offsets = take(width * rows * 8).view(np.int64).reshape(width, rows)
+    lengths = take(width * rows * 4).view(np.int32).reshape(width, rows)
+    if split(data, skip, offsets, lengths) != rows:
+        raise ProtocolError(f"COPY of table {table.qualified} gave rows of another shape than the catalog says")
+    return columns(data, offsets, lengths, table, take)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------
@@ -105,7 +112,10 @@ def _is_plain(connection: psycopg.Connection) -> bool:
     return row == (False,)
 
 
-def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int, take: Take) -> Iterator[Block]:
+def _raw_blocks(
+    connection: psycopg.Connection, query: str, stop: Stop, most_rows: int, take: Take, binary: bool
+) -> Iterator[Block]:
+    hop = whole_binary_rows if binary else whole_rows
     body = query.encode() + b"\0"
     patience = Patience(connection)
     # A descriptor of our own: closing it leaves libpq's alone.
@@ -117,18 +127,18 @@ def _raw_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_row
         rows = at = end = 0
         done, failure = False, None
         while not done:
-            more, at = whole_rows(room, at, end, most_rows - rows)
+            more, at = hop(room, at, end, most_rows - rows)
             rows += more
-            control = at < end and room[at] != _COPY_DATA
+            control = at < end and not _is_row(room, at, end, binary)
             if rows < most_rows and end < len(room) and not control:
                 end += _receive(wire, room[end:], stop, patience)
                 continue
             if rows:
-                yield Block(room[:at], rows, _HEADER)
-            at, done, failure = _control(room, at, end, failure)
+                yield Block(room[:at], rows, _HEADER, binary)
+            at, done, failure = _control(room, at, end, failure, binary)
             room, end = _moved(room, at, end, take)
             rows = at = 0
-            if control and end and room[0] != _COPY_DATA and not done:
+            if control and end and not done and not _is_row(room, 0, end, binary):
                 # A message that is not whole yet.
                 end += _receive(wire, room[end:], stop, patience)
     if failure is not None:
@@ -156,12 +166,22 @@ def _receive(wire: socket.socket, room: Bytes, stop: Stop, patience: Patience) -
         return count + more
 
 
-def _control(room: Bytes, at: int, end: int, failure: psycopg.Error | None) -> tuple[int, bool, psycopg.Error | None]:
-    """Takes whole messages other than CopyData from ``at`` on; returns (where it stopped, ready for the next query, error)."""
-    while end - at >= _HEADER and room[at] != _COPY_DATA:
+def _is_row(room: Bytes, at: int, end: int, binary: bool) -> bool:
+    """Whether a row's CopyData begins there, as far as it can be told yet."""
+    if room[at] != _COPY_DATA:
+        return False
+    if not binary or end - at < _HEADER + 2:
+        return True
+    length = int.from_bytes(room[at + 1 : at + _HEADER].tobytes(), "big")
+    return not is_trailer(length - 4, room[at + _HEADER : at + _HEADER + 2].tobytes())
+
+
+def _control(room: Bytes, at: int, end: int, failure: psycopg.Error | None, binary: bool) -> tuple[int, bool, psycopg.Error | None]:
+    """Takes whole messages other than rows from ``at`` on; returns (where it stopped, ready for the next query, error)."""
+    while end - at >= _HEADER and not _is_row(room, at, end, binary):
         kind = int(room[at])
         length = int.from_bytes(room[at + 1 : at + 5].tobytes(), "big")
-        if length < 4 or kind not in _REPLIES:
+        if length < 4 or (kind != _COPY_DATA and kind not in _REPLIES):
             raise ProtocolError("COPY was answered by a message that does not belong there")
         if end - at < 1 + length:
             break
@@ -193,7 +213,7 @@ def _moved(room: Bytes, start: int, end: int, take: Take) -> tuple[Bytes, int]:
     return another, left
 
 
-def _libpq_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int) -> Iterator[Block]:
+def _libpq_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int, binary: bool) -> Iterator[Block]:
     wire, patience = connection.pgconn, Patience(connection)
     wire.send_query(query.encode())
     _await_result(wire, stop, patience)
@@ -201,17 +221,19 @@ def _libpq_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_r
     while True:
         length, row = wire.get_copy_data(1)
         if length > 0:
+            if binary and is_trailer(length, bytes(row[:2])):
+                continue
             buffer += row
             rows += 1
             if len(buffer) >= BLOCK_BYTES or rows == most_rows:
-                yield Block(np.frombuffer(buffer, np.uint8), rows, 0)
+                yield Block(np.frombuffer(buffer, np.uint8), rows, 0, binary)
                 buffer, rows = bytearray(), 0
         elif length == 0:
             _await_input(wire, stop, patience)
         else:
             break
     if rows:
-        yield Block(np.frombuffer(buffer, np.uint8), rows, 0)
+        yield Block(np.frombuffer(buffer, np.uint8), rows, 0, binary)
     _await_result(wire, stop, patience)
 
 

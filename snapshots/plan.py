@@ -39,14 +39,15 @@ class PageRange:
     end: int
     condition: str | None = None
 
-    def query(self, source: SourceTable) -> str:
+    def query(self, source: SourceTable, *, binary: bool = False) -> str:
+        """``binary``: in COPY's binary format instead of its text format."""
         conditions = [f"ctid >= '({self.first},0)'"]
         if self.end < LAST_PAGE:
             conditions.append(f"ctid < '({self.end},0)'")
         if self.condition is not None:
             # On lines of its own, so that a comment at its end comments nothing else out.
             conditions.append(f"(\n{self.condition}\n)")
-        return _copy(source, conditions)
+        return _copy(source, conditions) + (" (FORMAT binary)" if binary else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,14 @@ from psycopg import pq
 from cdc.crashpoint import crashpoint
 from cdc.model.memory import Reused
 from cdc.source.pins import read_pins
+from snapshots.binary import readable
 from snapshots.catalog import SourceTable, look
 from snapshots.copy import Abandoned, Block, copy_blocks, read_rows
 from snapshots.feed import PREFIX, Chunk, SnapshotFeed, State
 from snapshots.fence import Snapshot, Window
 from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
 from snapshots.jobs import Board, Job, Task
-from snapshots.plan import lock
+from snapshots.plan import PageRange, lock
 from snapshots.session import Unreachable
 from snapshots.throttle import Throttle
 
@@ -195,7 +196,9 @@ class Reader:
             reading = Reading(task, window)
             for part, op in task.reads:
                 take = self._memory.take
-                blocks = copy_blocks(self._connection, part.query(source), self._stop, self._chunk_rows, take)
+                binary = isinstance(part, PageRange) and readable(source.table)
+                query = part.query(source, binary=binary) if isinstance(part, PageRange) else part.query(source)
+                blocks = copy_blocks(self._connection, query, self._stop, self._chunk_rows, take, binary=binary)
                 self._send(reading, blocks, partial(read_rows, table=source.table, kind=op, take=take))
             if task.pages is None and not reading.left:
                 # Rows that are gone: their deletes are in the stream before the watermark.

@@ -108,7 +108,7 @@ def text(data: Bytes, offsets: Offsets, lengths: Lengths) -> pa.Array:
     jobs = np.zeros((1, JOB), np.int64)
     jobs[0, ROWS] = len(lengths)
     out, _ = _convert(data, offsets, lengths, jobs, np.array([0, 1], np.int64), fresh)
-    return _array(jobs[0].tolist(), pa.utf8(), out)
+    return array_of(jobs[0].tolist(), pa.utf8(), out)
 
 
 def _convert(data: Bytes, offsets: Offsets, lengths: Lengths, jobs: Jobs, firsts: Offsets, take: Take) -> tuple[pa.Buffer, Flags]:
@@ -170,18 +170,19 @@ def _columns(
         mine = slice(job[AT], job[AT] + fields.rows)
         unfit: Flags | None = misfit[mine] if job[MISFITS] else None
         if plan.floating[number]:
-            array, unfit = _floats(_array(job, pa.utf8(), out), kind)
+            array, unfit = _floats(array_of(job, pa.utf8(), out), kind)
         else:
-            array = _array(job, kind, out)
+            array = array_of(job, kind, out)
         arrays.append(array)
         if unfit is not None:
             rows = np.flatnonzero(unfit)
             texts = text(data, offsets[mine][rows], lengths[mine][rows])
             inexact.append((fields.table.columns[number].name, rows, texts))
-    return arrays, _exact(inexact, fields.rows)
+    return arrays, exact_of(inexact, fields.rows)
 
 
-def _array(job: Sequence[int], kind: pa.DataType, out: pa.Buffer) -> pa.Array:
+def array_of(job: Sequence[int], kind: pa.DataType, out: pa.Buffer) -> pa.Array:
+    """What became of a job that was done in ``out``. Raises ProtocolError when a text is not UTF-8."""
     rows = job[ROWS]
     buffers = [out.slice(job[VALID_AT], (rows + 7) >> 3) if job[NULLS] else None]
     if job[KIND] in (values.TEXT, values.BINARY):
@@ -205,7 +206,7 @@ def _floats(fields: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | None
         return pa.nulls(len(fields), kind), np.asarray(fields.is_valid())
 
 
-def _exact(inexact: list[tuple[str, npt.NDArray[np.int64], pa.Array]], rows: int) -> pa.Array:
+def exact_of(inexact: list[tuple[str, npt.NDArray[np.int64], pa.Array]], rows: int) -> pa.Array:
     """The ``_cdc_exact`` column: a map per row that has such values, NULL elsewhere."""
     if not inexact:
         return pa.nulls(rows, EXACT_TYPE)

@@ -332,14 +332,33 @@ def convert(data: Bytes, offsets: Offsets, lengths: Lengths, jobs: Jobs, tables:
                 out[jobs[j, VALUES_AT] : jobs[j, VALUES_AT] + jobs[j, VALUES_BYTES]] = 0
         for low in range(0, rows, CHUNK):
             for j in range(first, last):
-                _convert_some(data, offsets, lengths, jobs[j], low, min(low + CHUNK, rows), out, misfit)
+                if jobs[j, KIND] == TEXT:
+                    convert_texts(data, offsets, lengths, jobs[j], low, min(low + CHUNK, rows), out)
+                else:
+                    _convert_some(data, offsets, lengths, jobs[j], low, min(low + CHUNK, rows), out, misfit)
+
+
+@kernel
+def convert_texts(data: Bytes, offsets: Offsets, lengths: Lengths, job: Jobs, low: int, high: int, out: Bytes) -> None:
+    """Rows [low, high) of one TEXT column."""
+    long = lengths[job[AT] + low : job[AT] + high]
+    valid = out[job[VALID_AT] + (low >> 3) : job[VALID_AT] + ((high + 7) >> 3)]
+    values = out[job[VALUES_AT] : job[VALUES_AT] + job[VALUES_BYTES]]
+    ends = out[job[ENDS_AT] + low * 4 : job[ENDS_AT] + (high + 1) * 4].view(np.int32)
+    job[NULLS] += _measure(long, ends, valid)
+    _gather(data, offsets[job[AT] + low : job[AT] + high], long, ends, values)
+    seen = np.uint8(0)
+    for k in range(np.uint64(ends[0]), np.uint64(ends[high - low])):
+        seen |= values[k]
+    if seen >= 128:
+        job[BEYOND_ASCII] = 1
 
 
 @kernel
 def _convert_some(
     data: Bytes, offsets: Offsets, lengths: Lengths, job: Jobs, low: int, high: int, out: Bytes, misfit: Flags
 ) -> None:
-    """Rows [low, high) of one column."""
+    """Rows [low, high) of one column that is no TEXT."""
     kind = job[KIND]
     at = offsets[job[AT] + low : job[AT] + high]
     long = lengths[job[AT] + low : job[AT] + high]
@@ -348,16 +367,7 @@ def _convert_some(
     values = out[job[VALUES_AT] : job[VALUES_AT] + job[VALUES_BYTES]]
     nulls = 0
     misfits = 0
-    if kind == TEXT:
-        ends = out[job[ENDS_AT] + low * 4 : job[ENDS_AT] + (high + 1) * 4].view(np.int32)
-        nulls = _measure(long, ends, valid)
-        _gather(data, at, long, ends, values)
-        seen = np.uint8(0)
-        for k in range(np.uint64(ends[0]), np.uint64(ends[high - low])):
-            seen |= values[k]
-        if seen >= 128:
-            job[BEYOND_ASCII] = 1
-    elif kind == BINARY:
+    if kind == BINARY:
         ends = out[job[ENDS_AT] + low * 4 : job[ENDS_AT] + (high + 1) * 4].view(np.int32)
         nulls, misfits = _hexadecimals(data, at, long, ends, values, valid, unfit)
     elif kind == INT8:

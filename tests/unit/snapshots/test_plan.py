@@ -22,6 +22,7 @@ def source(
 def test_pages() -> None:
     assert PageRange(3, 9).query(source()) == FROM + "ctid >= '(3,0)' AND ctid < '(9,0)') TO STDOUT"
     assert PageRange(3, LAST_PAGE).query(source()) == FROM + "ctid >= '(3,0)') TO STDOUT"
+    assert PageRange(3, LAST_PAGE).query(source(), binary=True) == FROM + "ctid >= '(3,0)') TO STDOUT (FORMAT binary)"
 
 
 def test_row_filter_partitions_and_a_condition() -> None:
