@@ -9,8 +9,9 @@ chunk is read under the definition that holds at its watermark.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -339,7 +340,7 @@ def _numbered_by(table: Table, known: Table) -> Table | None:
     """The table with ``known``'s numbers (and key, where the stream does not tell it), if names and types are the same in the same order."""
     if _shape(table) != _shape(known):
         return None
-    return _with(table, [column.attnum for column in known.columns], [column.name for column in known.key])
+    return _with(table, tuple(column.attnum for column in known.columns), tuple(column.name for column in known.key))
 
 
 def _skips(now: Facts, facts: Facts | None, before: Table | None) -> bool:
@@ -360,10 +361,11 @@ def _guessed(table: Table, live: Table | None, before: Table | None) -> Table:
     if any(left >= right for left, right in pairwise(certain)):
         numbers = [0] * len(numbers)  # columns stand in the order of their numbers, so some of these are wrong
     key = next(([column.name for column in known.key] for known in (live, before) if known is not None), [])
-    return _with(table, numbers, key)
+    return _with(table, tuple(numbers), tuple(key))
 
 
-def _with(table: Table, numbers: Sequence[int], key: Sequence[str]) -> Table:
+@lru_cache(maxsize=4096)
+def _with(table: Table, numbers: tuple[int, ...], key: tuple[str, ...]) -> Table:
     """Under FULL the stream flags every column; ``key`` tells which of them identify a row."""
     columns = [replace(column, attnum=number) for column, number in zip(table.columns, numbers, strict=True)]
     if table.identity == "f" and set(key) & set(table.names):

@@ -7,6 +7,7 @@ table's RELATION before its first row and again whenever it has changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, cast
 
 from cdc.capture.definitions import Definitions
@@ -117,20 +118,10 @@ class Relations:
 
     def parse_relation(self, body: bytes) -> Table:
         """The table that a RELATION message describes; it is not in force until ``put``. Raises Stopped (COLUMN_RESERVED)."""
-        fields = _Fields(body)
-        oid = fields.number(4)
-        schema, name = fields.string(), fields.string()
-        identity = fields.raw(1).decode("latin-1")
-        if identity not in "dnfi":
-            raise ProtocolError(f"unknown replica identity {identity!r} of table {schema}.{name}")
-        columns = []
-        for _ in range(fields.number(2)):
-            key = bool(fields.number(1) & 1)
-            label = fields.string()
-            type_oid, typmod = fields.number(4), fields.number(4, signed=True)
-            columns.append(Column(label, type_oid, typmod, self._type_name(type_oid), key))
-        fields.finish()
-        table = Table(oid, schema or "pg_catalog", name, tuple(columns), cast(Identity, identity))
+        table = _described(body)
+        if any(column.type_oid >= FIRST_OWN_TYPE for column in table.columns):
+            named = tuple(replace(column, type_name=self._type_name(column.type_oid)) for column in table.columns)
+            table = replace(table, columns=named)
         if (column := reserved_column(table)) is not None:
             raise ColumnReserved(table.qualified, column)
         return self._definitions.number(table)
@@ -139,6 +130,25 @@ class Relations:
         if oid < FIRST_OWN_TYPE:
             return ""
         return self._types.get(oid, "")
+
+
+@lru_cache(maxsize=4096)
+def _described(body: bytes) -> Table:
+    """The same bytes come again with every connection, and behind whatever makes the server forget what it has sent."""
+    fields = _Fields(body)
+    oid = fields.number(4)
+    schema, name = fields.string(), fields.string()
+    identity = fields.raw(1).decode("latin-1")
+    if identity not in "dnfi":
+        raise ProtocolError(f"unknown replica identity {identity!r} of table {schema}.{name}")
+    columns = []
+    for _ in range(fields.number(2)):
+        key = bool(fields.number(1) & 1)
+        label = fields.string()
+        type_oid, typmod = fields.number(4), fields.number(4, signed=True)
+        columns.append(Column(label, type_oid, typmod, key=key))
+    fields.finish()
+    return Table(oid, schema or "pg_catalog", name, tuple(columns), cast(Identity, identity))
 
 
 def _layout(table: Table) -> list[tuple[str, int, int]]:
