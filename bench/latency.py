@@ -40,6 +40,7 @@ import psycopg
 
 from bench.backlog import Usage, on_spark
 from bench.result import Result, lower
+from cdc.demo.configuration import toml
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.processes import free_port
@@ -58,31 +59,6 @@ LIMITS: Final = {"redis_p50_ms": 60.0, "redis_p99_ms": 250.0, "opensearch_p50_ms
 WAREHOUSE_LIMIT_S: Final = 10.0
 
 _VERSION: Final = re.compile(rb'"version":(\d+)')
-
-CONFIGURATION: Final = """run_dir = "run"
-
-[source]
-dsn = "{dsn}"
-
-[log]
-dir = "log"
-
-[stores.opensearch]
-kind = "opensearch"
-url = "{opensearch}"
-
-[stores.redis]
-kind = "redis"
-url = "{valkey}"
-key = "order:{{id}}"
-
-[stores.warehouse]
-kind = "iceberg"
-path = "warehouse"
-
-[http]
-listen = "127.0.0.1:{port}"
-"""
 
 
 @dataclass(frozen=True)
@@ -144,10 +120,22 @@ def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSe
             "note text, created_at timestamptz)"
         )
         connection.execute(f"insert into orders select g, 0, {_VALUES} from generate_series(1, {FIRST_ROWS}) g")
-    toml = folder / "cdc.toml"
-    toml.write_text(CONFIGURATION.format(dsn=postgres.dsn(), opensearch=opensearch.url, valkey=valkey.url, port=free_port()))
+    config = folder / "cdc.toml"
+    config.write_text(
+        toml(
+            {
+                "": {"run_dir": "run"},
+                "source": {"dsn": postgres.dsn()},
+                "log": {"dir": "log"},
+                "stores.opensearch": {"kind": "opensearch", "url": opensearch.url},
+                "stores.redis": {"kind": "redis", "url": valkey.url, "key": "order:{id}"},
+                "stores.warehouse": {"kind": "iceberg", "path": "warehouse"},
+                "http": {"listen": f"127.0.0.1:{free_port()}"},
+            }
+        )
+    )
     work = Work.of((WARM_S + seconds) * rate, POLLED)
-    daemon = subprocess.Popen([sys.executable, "-m", "cdc", "--config", str(toml), "run"], stdout=subprocess.DEVNULL)
+    daemon = subprocess.Popen([sys.executable, "-m", "cdc", "--config", str(config), "run"], stdout=subprocess.DEVNULL)
     pollers: list[Any] = []
     usage = Usage(psutil.Process(daemon.pid))
     try:

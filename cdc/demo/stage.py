@@ -12,6 +12,7 @@ from typing import IO, Final
 import psycopg
 from psycopg import sql
 
+from cdc.demo.configuration import toml
 from cdc.embedded import EmbeddedError
 from cdc.embedded.cache import write_whole
 from cdc.embedded.opensearch import OpenSearch
@@ -23,39 +24,12 @@ DATABASE: Final = "airport"
 # Wished for, so that what the demo prints stays true over restarts; another port is taken where somebody has these.
 _POSTGRES_PORT, _VALKEY_PORT, _OPENSEARCH_PORT, _HTTP_PORT = 54642, 63642, 9242, 8642
 
-_CONFIGURATION = """# Written by the demo at every start.
-run_dir = "run"
-
-[source]
-dsn = "{dsn}"
-tables = ["public.*"]
-
-[log]
-dir = "log"
-
-# Answers questions about flights.
-[stores.search]
-kind = "opensearch"
-url = "{opensearch}"
-tables = ["public.flights", "public.airports", "public.airlines"]
-
-# The departure board: one JSON value per flight.
-[stores.board]
-kind = "redis"
-url = "{valkey}"
-tables = ["public.flights"]
-key = "flight:{{id}}"
-
-# The delays.
-[stores.warehouse]
-kind = "iceberg"
-path = "warehouse"
-tables = ["public.*"]
-
-[http]
-listen = "127.0.0.1:{http_port}"
-"""
-
+_NOTES: Final = {
+    "": "Written by the demo at every start.",
+    "stores.search": "Answers questions about flights.",
+    "stores.board": "The departure board: one JSON value per flight.",
+    "stores.warehouse": "The delays.",
+}
 STORES: Final = ("search", "board", "warehouse")
 
 
@@ -83,7 +57,22 @@ class Stage:
         return self.postgres.dsn(DATABASE)
 
     def write_configuration(self) -> None:
-        text = _CONFIGURATION.format(dsn=self.dsn, opensearch=self.opensearch.url, valkey=self.valkey.url, http_port=self.http_port)
+        text = toml(
+            {
+                "": {"run_dir": "run"},
+                "source": {"dsn": self.dsn, "tables": ["public.*"]},
+                "log": {"dir": "log"},
+                "stores.search": {
+                    "kind": "opensearch",
+                    "url": self.opensearch.url,
+                    "tables": ["public.flights", "public.airports", "public.airlines"],
+                },
+                "stores.board": {"kind": "redis", "url": self.valkey.url, "tables": ["public.flights"], "key": "flight:{id}"},
+                "stores.warehouse": {"kind": "iceberg", "path": "warehouse", "tables": ["public.*"]},
+                "http": {"listen": f"127.0.0.1:{self.http_port}"},
+            },
+            _NOTES,
+        )
         write_whole(self.configuration, text.encode())
 
     def stop(self) -> None:

@@ -8,38 +8,47 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import psutil
 
 from cdc import status
+from cdc.demo.configuration import Value, toml
 from cdc.embedded.processes import kill_group, spawn
 
 STORES = ("search", "cache", "warehouse")
 DEADLINE_S = 300.0
 """For one step, on a machine with much else to do."""
+NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
-CONFIGURATION = """
-run_dir = "run"
-[source]
-dsn = "{dsn}"
-tables = ["public.*"]
-[log]
-dir = "log"
-[stores.search]
-kind = "opensearch"
-url = "{opensearch}"
-[stores.cache]
-kind = "redis"
-url = "{valkey}"
-[stores.warehouse]
-kind = "iceberg"
-path = "warehouse"
-[http]
-listen = "127.0.0.1:0"
-"""
+
+def configure(
+    folder: Path,
+    dsn: str,
+    opensearch: str,
+    valkey: str,
+    *,
+    source: Mapping[str, Value] = NOTHING,
+    store: Mapping[str, Value] = NOTHING,
+    more: Mapping[str, Mapping[str, Value]] = MappingProxyType({}),
+) -> None:
+    """cdc.toml with the three stores. ``source`` and ``store`` (of all but the cache): further keys of theirs. ``more``: further sections."""
+    text = toml(
+        {
+            "": {"run_dir": "run"},
+            "source": {"dsn": dsn, "tables": ["public.*"], **source},
+            "log": {"dir": "log"},
+            "stores.search": {"kind": "opensearch", "url": opensearch, **store},
+            "stores.cache": {"kind": "redis", "url": valkey},
+            "stores.warehouse": {"kind": "iceberg", "path": "warehouse", **store},
+            "http": {"listen": "127.0.0.1:0"},
+            **more,
+        }
+    )
+    (folder / "cdc.toml").write_text(text)
 
 
 class Daemon:

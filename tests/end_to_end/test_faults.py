@@ -18,7 +18,7 @@ from cdc import status
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
-from tests.end_to_end.daemon import CONFIGURATION, STORES, Daemon, kill_process
+from tests.end_to_end.daemon import STORES, Daemon, configure, kill_process
 from tests.end_to_end.traffic import Traffic
 
 DDL = """
@@ -56,9 +56,7 @@ def test_nothing_is_lost_when_every_part_is_killed_in_the_middle_of_traffic(
     began = time.monotonic()
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
         connection.execute(DDL)
-    (tmp_path / "cdc.toml").write_text(
-        CONFIGURATION.format(dsn=postgres_server.dsn(), opensearch=opensearch.url, valkey=valkey_server.url)
-    )
+    configure(tmp_path, postgres_server.dsn(), opensearch.url, valkey_server.url)
     traffic = Traffic(postgres_server.dsn(), seed)
     service = Daemon(tmp_path, traffic.check)
     with serving(service, traffic):

@@ -25,7 +25,7 @@ from cdc.embedded.opensearch import OpenSearch
 from tests import counters
 from tests.conftest import Cache, Database
 from tests.end_to_end.altering import AnyRows, Definitions, insert, targets
-from tests.end_to_end.daemon import CONFIGURATION, DEADLINE_S, STORES, Daemon
+from tests.end_to_end.daemon import DEADLINE_S, STORES, Daemon, configure
 
 ROUNDS: Final = -(-int(os.environ.get("HEADWATER_FAULTS", "0")) // 100)
 ROLES: Final = Path(__file__).parents[2] / "deploy/roles.sql"
@@ -42,10 +42,7 @@ create table events (id int not null, v text, primary key (id)) partition by ran
 create table events_low partition of events for values from (minvalue) to (2500);
 create table events_high partition of events for values from (2500) to (maxvalue);
 """
-CONTRACT: Final = """
-[contracts."public.ledger"]
-require = ["id", "amount"]
-"""
+CONTRACT: Final = {'contracts."public.ledger"': {"require": ["id", "amount"]}}
 CHANGES: Final = (
     "alter table orders add column extra text",
     "alter table orders add column made date not null default '2013-01-31'",
@@ -84,17 +81,6 @@ def install_trigger(database: Database) -> None:
         connection.execute("drop publication if exists cdc")  # made for the tables that there were; cdc.toml names all
 
 
-def configure(
-    folder: Path, database: Database, valkey: Cache, opensearch: OpenSearch, *, source: str = "", store: str = "", more: str = ""
-) -> None:
-    """cdc.toml with the three stores. ``source`` and ``store`` (of all but the cache): further lines of theirs."""
-    text = CONFIGURATION.format(dsn=database.dsn, opensearch=opensearch.url, valkey=valkey.url)
-    text = text.replace("[source]", f'[source]\nslot = "{database.name}"\n{source}')
-    for name in ("search", "warehouse"):
-        text = text.replace(f"[stores.{name}]", f"[stores.{name}]\n{store}")
-    (folder / "cdc.toml").write_text(text + more)
-
-
 @contextmanager
 def running(daemon: Daemon, traffic: AnyRows) -> Iterator[None]:
     daemon.start()
@@ -118,7 +104,8 @@ def test_every_store_follows_and_one_waits_for_its_contract(
     for table in targets(connection):
         connection.execute(insert(random.Random(seed), table, 100))
     install_trigger(postgres)
-    configure(tmp_path, postgres, valkey, opensearch, store='tables = ["*", "!public.ledger"]', more=CONTRACT)
+    source, store = {"slot": postgres.name}, {"tables": ["*", "!public.ledger"]}
+    configure(tmp_path, postgres.dsn, opensearch.url, valkey.url, source=source, store=store, more=CONTRACT)
     traffic = AnyRows(postgres.dsn, seed)
     daemon = Daemon(tmp_path, traffic.check)
     with running(daemon, traffic):
@@ -175,7 +162,8 @@ def test_random_definitions_under_kill_9(
     by_trigger = round % 2 == 0
     if by_trigger:
         install_trigger(pg_versions)
-    configure(tmp_path, pg_versions, valkey, opensearch, source=f"snapshot_chunk_rows = {chance.choice([20, 100, 1000])}")
+    source = {"slot": pg_versions.name, "snapshot_chunk_rows": chance.choice([20, 100, 1000])}
+    configure(tmp_path, pg_versions.dsn, opensearch.url, valkey.url, source=source)
     traffic = AnyRows(pg_versions.dsn, seed)
     daemon = Daemon(tmp_path, traffic.check)
     kills = Counter[str]()

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from cdc.crashpoint import KILLED, VARIABLE, Fault, Kind, armed
+from cdc.demo.configuration import toml
 from cdc.embedded.processes import kill_group, spawn
 from cdc.log.reader import EmbeddedLogReader
 from cdc.spark.follow import run_followers
@@ -48,15 +49,6 @@ IN_TURN: Final = (
 """Each is met in what its predecessors leave of the log: the ledger's commits let go of a range each, and the last has the changes of definitions."""
 FOLLOWER: Final = [point for point in points.of("cache") if point.startswith("follower.")]
 ALL: Final = [*points.of("warehouse"), *FOLLOWER]
-CONFIGURATION: Final = """
-run_dir = "{folder}/run"
-[source]
-dsn = "postgresql://"
-[log]
-dir = "{log}"
-[stores.store]
-{store}
-"""
 
 
 @pytest.fixture
@@ -72,8 +64,14 @@ class Follow:
         self.folder = folder
         self.log = log
         self.options = options_model(store["kind"]).model_validate(store)
-        lines = "\n".join(f"{name} = {value if isinstance(value, int) else repr(str(value))}" for name, value in store.items())
-        (folder / "cdc.toml").write_text(CONFIGURATION.format(folder=folder, log=log, store=lines))
+        given = {name: value if isinstance(value, int) else str(value) for name, value in store.items()}
+        sections = {
+            "": {"run_dir": f"{folder}/run"},
+            "source": {"dsn": "postgresql://"},
+            "log": {"dir": str(log)},
+            "stores.store": given,
+        }
+        (folder / "cdc.toml").write_text(toml(sections))
 
     @contextmanager
     def process(self, crash: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
