@@ -1,8 +1,6 @@
 """What a writer finds when it opens a log, and what it does about it.
 
-``judge_timeline`` and ``judge_segment`` are the decision tables, pure; ``recover`` gathers the evidence, decides about
-everything, and only then changes anything. The rule: a torn tail is cut, leftovers of what was never committed are removed,
-everything else that is not as the timeline says is LogCorrupt, and nothing is touched.
+``recover`` gathers the evidence, decides about everything (``cdc.log.verdicts``), and only then changes anything.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 from typing import assert_never
 
@@ -33,96 +30,7 @@ from cdc.log.names import ASIDE, Places, first_of, folder_of, sealed_of, segment
 from cdc.log.sealed import covering
 from cdc.log.segment import Place, Segment
 from cdc.log.timeline import Run, Timeline, TopicIndex
-
-
-class TimelineVerdict(Enum):
-    CLEAN = auto()
-    CUT = auto()
-    """The last group's entry is torn: nobody was ever told of it. Cut it."""
-    CORRUPT = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEvidence:
-    length: int
-    whole: int
-    """Bytes up to the end of the last whole group."""
-    published: int | None
-    """What the head says is durable; None when there is no whole head."""
-    group_follows: bool
-    """Beyond the damage stands another group's whole record."""
-
-
-def judge_timeline(found: TimelineEvidence) -> TimelineVerdict:
-    """
-    =====================  ==================  =============  =======
-    published              bytes behind whole  group follows  verdict
-    =====================  ==================  =============  =======
-    more than is whole     any                 any            CORRUPT
-    no more, or unknown    none                (none)         CLEAN
-    no more, or unknown    some                yes            CORRUPT
-    no more, or unknown    some                no             CUT
-    =====================  ==================  =============  =======
-    """
-    if found.published is not None and found.published > found.whole:
-        return TimelineVerdict.CORRUPT
-    if found.length == found.whole:
-        return TimelineVerdict.CLEAN
-    return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT
-
-
-class SegmentVerdict(Enum):
-    KEEP = auto()
-    CUT = auto()
-    """Bytes that were staged when the writer died. Cut them."""
-    REMOVE = auto()
-    """A segment that was begun and never committed. Remove it."""
-    UNSEAL = auto()
-    """Sealing died halfway: the segment is whole, so its Parquet files go and are made again."""
-    CORRUPT = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentEvidence:
-    committed: int | None
-    """How many bytes the timeline says it has; None when the timeline does not know it."""
-    newest: bool
-    """It is the topic's last in the timeline, so it may have been appended to."""
-    length: int | None
-    """The file's length; None when there is no file."""
-    parquet: bool
-    """Parquet files lie in its range."""
-    parquet_whole: bool
-    """… and hold all of it."""
-    beyond_head: bool
-    """Its first position lies behind the last durable cut."""
-
-
-def judge_segment(found: SegmentEvidence) -> SegmentVerdict:
-    """
-    =========  ======================  ============  =======
-    timeline   segment's file          Parquet       verdict
-    =========  ======================  ============  =======
-    knows it   as long as committed    none          KEEP
-    knows it   as long as committed    some          UNSEAL
-    knows it   longer, and the newest  none          CUT
-    knows it   longer, otherwise       any           CORRUPT
-    knows it   shorter                 any           CORRUPT
-    knows it   none                    whole         KEEP
-    knows it   none                    none, partly  CORRUPT
-    not        begins behind the head  none          REMOVE
-    not        otherwise               any           CORRUPT
-    =========  ======================  ============  =======
-    """
-    if found.committed is None:
-        return SegmentVerdict.REMOVE if found.beyond_head and not found.parquet else SegmentVerdict.CORRUPT
-    if found.length is None:
-        return SegmentVerdict.KEEP if found.parquet_whole else SegmentVerdict.CORRUPT
-    if found.length == found.committed:
-        return SegmentVerdict.UNSEAL if found.parquet else SegmentVerdict.KEEP
-    if found.length > found.committed and found.newest and not found.parquet:
-        return SegmentVerdict.CUT
-    return SegmentVerdict.CORRUPT
+from cdc.log.verdicts import SegmentEvidence, SegmentVerdict, TimelineEvidence, TimelineVerdict, judge_segment, judge_timeline
 
 
 @dataclass(slots=True)

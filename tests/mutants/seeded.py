@@ -90,7 +90,7 @@ MUTANTS = (
         "        repairs.cut.append((path, timeline.length))\n", "        pass\n", (f"{RECOVER}::test_bytes_behind_the_last_entry_are_cut",),
     ),
     Mutant(
-        "damage in the middle is cut as if it were the tail", "cdc/log/recover.py",
+        "damage in the middle is cut as if it were the tail", "cdc/log/verdicts.py",
         "return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT", "return TimelineVerdict.CUT",
         (f"{RECOVER}::test_the_timelines_decision_table_is_whole", f"{RECOVER}::test_a_reader_alone_meets_every_flip"),
     ),

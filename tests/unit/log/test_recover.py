@@ -14,7 +14,7 @@ from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log import headfile
 from cdc.log.format import HEAD_BYTES, RECORD_BYTES
 from cdc.log.reader import EmbeddedLogReader
-from cdc.log.recover import (
+from cdc.log.verdicts import (
     SegmentEvidence,
     SegmentVerdict,
     TimelineEvidence,
