@@ -37,3 +37,21 @@ def test_a_lost_toast_memory_learns_nothing_from_before_the_last_rebuild(tmp_pat
             assert memory.knows(NOTES)
             assert memory.knows(DOCS) == (since == 0)
             assert memory.position == 2
+
+
+def test_a_commit_of_nothing_wide_is_not_read_again_by_a_new_connection_but_by_a_new_process(tmp_path: Path) -> None:
+    """The file says only how far something wide came, so that nothing is written for each narrow commit."""
+    with closing(EmbeddedLogWriter(tmp_path)) as writer:
+        with closing(ToastMemory(tmp_path / "toast.db")) as memory:
+            for position in (1, 2):
+                batch = wide(DOCS, position) if position == 1 else wide(DOCS, position).set_column(6, "body", pa.array(["short"]))
+                writer.append(batch)
+                memory.learn(batch)
+                memory.commit(writer.commit(Lsn(position), 0).position)
+            memory.rollback()
+            assert memory.position == 2
+        with closing(ToastMemory(tmp_path / "toast.db")) as again:
+            assert again.position == 1
+            _catch_up(again, writer, tmp_path)
+            assert again.position == 2
+            assert again.knows(DOCS)
