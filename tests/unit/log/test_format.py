@@ -193,7 +193,7 @@ def test_few_records_and_many_are_taken_in_alike(seed: int, monkeypatch: pytest.
     taken = broken = 0
     for _ in range(100):
         records = b"".join(_some_groups(chance))
-        outcomes = []
+        outcomes: list[object] = []
         for few in (0, 10**6):
             monkeypatch.setattr(timeline_module, "FEW_RECORDS", few)
             timeline = Timeline(1, 5)
@@ -240,7 +240,7 @@ def _some_groups(chance: random.Random) -> list[bytes]:
                     field = chance.choice(("topic", "segment", "end", "last", "rows"))
                     part = replace(part, **{field: max(0, getattr(part, field) + chance.choice((-60, -1, 1, 2)))})
                 parts.append(part)
-        names = ((1, "a"), (2, "long " * 20)) if number == 0 else ()
+        names: tuple[tuple[int, str], ...] = ((1, "a"), (2, "long " * 20)) if number == 0 else ()
         if wrong and chance.random() < 0.1:
             names = chance.choice(((), ((1, "a"), (2, "a")), ((3, "c"),)) if number == 0 else (((8, "a"),), ((9, "c"),)))
         lsn = chance.choice((number * 10, number * 10, 3))
