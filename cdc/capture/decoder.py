@@ -150,7 +150,7 @@ class Decoder:
         for turn in (*turns, whole):
             for end in (*self._cuts(block, index, begin, turn), turn):
                 if end > begin:
-                    yield self._group(block, index, begin, end, next_position(), complete=True)
+                    yield from self._group(block, index, begin, end, next_position, complete=True)
                     self._open = None
                 begin = end
             if turn < whole:
@@ -158,7 +158,7 @@ class Decoder:
                 begin = turn + 1
         if partial:
             last = len(index.xid) - 1
-            yield self._group(block, index, whole, count, next_position(), complete=False)
+            yield from self._group(block, index, whole, count, next_position, complete=False)
             self._open = Open(int(index.xid[last]), int(index.commit_lsn[last]), int(index.commit_ts_us[last]))
         self.keepalive_lsn = index.keepalive_lsn if self._open is None and self._inside is Inside.NOTHING else 0
 
@@ -244,18 +244,18 @@ class Decoder:
             index = scan_spooled(piece.block, 0, piece.stop, unfinished, aborted)
             if len(index.kind):
                 where = piece.at
-                yield self._group(
+                yield from self._group(
                     piece.block,
                     index,
                     0,
                     len(index.kind),
-                    next_position(),
+                    next_position,
                     complete=False,
                     ordinal_at=lambda at, where=where: ordinal_at(where + at),  # type: ignore[misc]
                     doubtful=doubtful,
                 )
         nothing = np.empty(0, np.uint8)
-        yield self._group(nothing, scan_spooled(nothing, 0, 0, commit, None), 0, 0, next_position(), complete=True)
+        yield from self._group(nothing, scan_spooled(nothing, 0, 0, commit, None), 0, 0, next_position, complete=True)
         for table in self._returning.values():
             self._relations.put(table)
         self._described |= self._returning
@@ -333,24 +333,50 @@ class Decoder:
         index: Index,
         begin: int,
         end: int,
-        position: int,
+        next_position: Callable[[], int],
         *,
         complete: bool,
         ordinal_at: Callable[[int], int] | None = None,
         doubtful: bool = False,
-    ) -> Group:
-        """Messages [begin, end) as one group; RELATION and TRUNCATE messages divide them into runs of plain rows.
+    ) -> Iterator[Group]:
+        """Messages [begin, end) as one group, or as several where much is filled in.
 
         ordinal_at: of the RELATION message at an offset of the block, where it is not the one that is current.
         doubtful: what messages say of definitions may have been rolled back.
         """
-        group = Grouping(self._rows, self._memory, block, index, begin, end, position)
+        while True:
+            made = Grouping(self._rows, self._memory, block, index, begin, end, next_position())
+            watermark = self._take_in(made, block, index, begin, end, ordinal_at, doubtful=doubtful)
+            whole = complete and made.whole
+            if whole:
+                watermark, self._watermark = watermark or self._watermark, None
+            else:
+                self._watermark, watermark = watermark or self._watermark, None
+            yield made.finish(watermark, self.schema, complete=whole)
+            begin = made.end
+            if begin == end:
+                return
+
+    def _take_in(
+        self,
+        group: Grouping,
+        block: Bytes,
+        index: Index,
+        begin: int,
+        end: int,
+        ordinal_at: Callable[[int], int] | None,
+        *,
+        doubtful: bool,
+    ) -> Watermark | None:
+        """Messages from ``begin`` on until the group is full, or ``end``; RELATION and TRUNCATE messages divide them into runs of plain rows."""
         watermark = None
         if self._described and end > begin and self._rows.wanted(index, int(index.transaction[begin])):
             for oid in np.intersect1d(list(self._described), index.relation[begin:end]).tolist():
                 if _rows_follow(block, index, begin, end, oid):
                     group.tell(self.schema.enter(self._described.pop(oid)), begin)
         for at in (begin + _RARE[index.kind[begin:end]].nonzero()[0]).tolist():
+            if group.full(at):
+                return watermark
             body = _body(block, index, at)
             wanted = self._rows.wanted(index, int(index.transaction[at]))
             match chr(index.kind[at]):
@@ -387,11 +413,8 @@ class Decoder:
                         self._on_facts(group, message.content, at, doubtful=doubtful)
                 case _:  # O: where a forwarded transaction came from; nothing of ours depends on it
                     pass
-        if complete:
-            watermark, self._watermark = watermark or self._watermark, None
-        else:
-            self._watermark, watermark = watermark or self._watermark, None
-        return group.finish(watermark, self.schema, complete=complete)
+        group.full(end)
+        return watermark
 
 
 def _passed(commit: Commit, position: int) -> Group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,14 @@ from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.table import Table
 
+FILL_BYTES: Final = 64 * 2**20
+"""A group ends where more than this would be filled in: an update of many rows says little of each, and each may get megabytes."""
+
+_COMMIT: Final = ord("C")
+
 
 class Grouping:
-    """Messages [begin, end) of an indexed block as one group whose first change gets ``position``."""
+    """Messages [begin, end) of an indexed block as one group whose first change gets ``position``; fewer once it is ``full``."""
 
     def __init__(self, rows: Rows, memory: Memory, block: Bytes, index: Index, begin: int, end: int, position: int) -> None:
         self._rows = rows
@@ -27,11 +33,32 @@ class Grouping:
         self._block = block
         self._index = index
         self._begin = begin
-        self._end = end
+        self.end = end
+        """Which message is the first that is not in the group."""
+        self._last = end
+        self._weighed = begin
+        self._filled_bytes = 0
         self._run = begin
         self._position = position
         self._changed: npt.NDArray[np.int64] = np.zeros(len(index.xid), np.int64)
         self._batches: list[pa.RecordBatch] = []
+
+    def full(self, until: int) -> bool:
+        """Whether the group has to end before message ``until`` (it then does). Rows before it have the definitions that are in force now."""
+        room = FILL_BYTES - self._filled_bytes
+        cut, filled = self._rows.weigh(self._block, self._index, self._weighed, until, room, some=self._filled_bytes == 0)
+        self._weighed = until + 1  # that message itself is no row, and has been taken in when this is asked again
+        self._filled_bytes += filled
+        if cut == until:
+            return False
+        self.end = cut
+        return True
+
+    @property
+    def whole(self) -> bool:
+        """Whether the last transaction does not go on behind the group, as far as the index knows."""
+        index, end = self._index, self.end
+        return end == self._last or bool(index.kind[end - 1] == _COMMIT)
 
     def flush(self, until: int) -> None:
         """Takes in the rows before message ``until``, under the definitions that are in force now; that message itself is no row."""
@@ -60,14 +87,17 @@ class Grouping:
             self._add(_truncate(table, self._position, self._index, transaction), transaction)
 
     def finish(self, watermark: Watermark | None, definitions: Definitions, *, complete: bool) -> Group:
-        self.flush(self._end)
+        self.flush(self.end)
         index = self._index
-        whole = self._end > self._begin
-        first, last = (int(index.transaction[self._begin]), int(index.transaction[self._end - 1]) + 1) if whole else (0, 1)
+        some = self.end > self._begin
+        first, last = (int(index.transaction[self._begin]), int(index.transaction[self.end - 1]) + 1) if some else (0, 1)
         base = self._position - int(self._changed.sum()) - 1
+        end_lsn = index.end_lsn[first:last]
+        if not self.whole:
+            end_lsn = np.append(end_lsn[:-1], 0)
         transactions = Transactions(
             index.xid[first:last].astype(np.uint32),
-            index.end_lsn[first:last],
+            end_lsn,
             index.commit_ts_us[first:last],
             base + np.cumsum(self._changed[first:last]),
         )

@@ -21,6 +21,7 @@ from cdc.model.table import Table
 
 _ROWS: Final = np.zeros(256, np.bool_)
 _ROWS[[ord("I"), ord("U"), ord("D")]] = True
+_UPDATE: Final = ord("U")
 
 
 class Memory(Protocol):
@@ -35,6 +36,10 @@ class Memory(Protocol):
 
         Returns the block, longer by the bytes that were filled in, and the flags of rows that stay partial (None: none do).
         """
+        ...
+
+    def weigh(self, table: Table, block: Bytes, rows: tuples.Rows) -> npt.NDArray[np.int64]:
+        """How many bytes ``fill`` would at most add for each row. Changes nothing."""
         ...
 
     def forget(self, relation: int) -> None:
@@ -70,12 +75,7 @@ class Rows:
         self, block: Bytes, index: Index, begin: int, end: int, position: int, changed: npt.NDArray[np.int64]
     ) -> list[pa.RecordBatch]:
         """Rows of messages [begin, end), a batch per table; no table changes its definition in between."""
-        mask = _ROWS[index.kind[begin:end]]
-        if len(index.commit_lsn) and index.commit_lsn[0] < self._durable_lsn:
-            transaction = index.transaction[begin:end]
-            ends = index.end_lsn[transaction]
-            mask &= np.where(ends > 0, ends > self._durable_lsn, index.commit_lsn[transaction] >= self._durable_lsn)
-        at = begin + mask.nonzero()[0]
+        at = self._of_rows(index, begin, end)
         if not len(at):
             return []
         at, tables, starts = self._by_table(index, at)
@@ -103,6 +103,44 @@ class Rows:
             if len(batch):
                 batches.append(batch)
         return batches
+
+    def weigh(self, block: Bytes, index: Index, begin: int, end: int, room_bytes: int, *, some: bool) -> tuple[int, int]:
+        """How far the rows of messages [begin, end) can be taken in before more than ``room_bytes`` is filled in, and how much is.
+
+        The definitions are those that are in force. some: the first row that is filled in may be larger.
+        """
+        if not (index.kind[begin:end] == _UPDATE).any():
+            return end, 0
+        at = self._of_rows(index, begin, end)
+        if not (index.kind[at] == _UPDATE).any():
+            return end, 0
+        at, tables, starts = self._by_table(index, at)
+        filled: npt.NDArray[np.int64] = np.zeros(end - begin, np.int64)
+        for t, table in enumerate(tables):
+            mine = at[starts[t] : starts[t + 1]]
+            wide = (index.end[mine] - index.body[mine]).max() >= tuples.TOAST_TUPLE_BYTES
+            if not (wide or self._memory.knows(table)) or not (index.kind[mine] == _UPDATE).any():
+                continue
+            ends = np.array([0, len(mine)], np.int64)
+            parsed = tuples.parse(block, index.kind[mine], index.body[mine], index.end[mine], mine, [tuples.shape_of(table)], ends)
+            rows = parsed.rows(0)
+            if rows.partial.any():
+                np.add.at(filled, (rows.order >> 1) - begin, self._memory.weigh(table, block, rows))
+        ends_at = np.cumsum(filled)
+        fits = int(np.searchsorted(ends_at, room_bytes, side="right"))
+        if some and fits < end - begin and (fits == 0 or ends_at[fits - 1] == 0):
+            fits += 1
+        return begin + fits, int(ends_at[fits - 1]) if fits else 0
+
+    def _of_rows(self, index: Index, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """The messages of rows among [begin, end) that the log does not have."""
+        mask = _ROWS[index.kind[begin:end]]
+        if len(index.commit_lsn) and index.commit_lsn[0] < self._durable_lsn:
+            transaction = index.transaction[begin:end]
+            ends = index.end_lsn[transaction]
+            mask &= np.where(ends > 0, ends > self._durable_lsn, index.commit_lsn[transaction] >= self._durable_lsn)
+        found: npt.NDArray[np.int64] = begin + mask.nonzero()[0]
+        return found
 
     def _by_table(
         self, index: Index, at: npt.NDArray[np.int64]

@@ -16,6 +16,7 @@ from typing import Final
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -117,6 +118,32 @@ class ToastMemory:
         if added:
             block = np.concatenate([block, np.frombuffer(b"".join(added), np.uint8)])
         return block, (unresolved if unresolved.any() else None)
+
+    def weigh(self, table: Table, block: Bytes, rows: tuples.Rows) -> npt.NDArray[np.int64]:
+        """See ``cdc.capture.rows.Memory``."""
+        sizes: npt.NDArray[np.int64] = np.zeros(len(rows.op), np.int64)
+        if any(column.name in self._kept_back(table) for column in table.key):
+            return sizes  # nothing of it is remembered
+        keys = np.flatnonzero(tuples.shape_of(table).key)
+        sent = np.maximum(rows.lengths, 0).sum(axis=0, dtype=np.int64)
+        seen: dict[bytes, int] = {}
+
+        def key(row: int) -> bytes:
+            fields = ((int(rows.offsets[c, row]), int(rows.lengths[c, row])) for c in keys)
+            return _key([block[at : at + length].tobytes() for at, length in fields])
+
+        for row in map(int, np.flatnonzero(rows.partial | rows.wide)):
+            mine = key(row)
+            if rows.partial[row]:
+                old = key(row - 1) if rows.order[row] & 1 else mine
+                if old not in seen:
+                    found = self._db.execute(
+                        "SELECT total(length(value)) FROM wide WHERE relation = ? AND key = ?", (table.oid, old)
+                    )
+                    seen[old] = int(found.fetchone()[0])
+                sizes[row] = seen[old]
+            seen[mine] = int(sizes[row] + sent[row])
+        return sizes
 
     def learn(self, batch: pa.RecordBatch) -> None:
         """Takes in a batch that did not come through ``fill``: a snapshot chunk, or the log's own past."""

@@ -6,6 +6,7 @@ import struct
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.capture import tuples
@@ -62,6 +63,10 @@ class _Forgetful:
     def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
         del table, rows
         return block, None
+
+    def weigh(self, table: Table, block: Bytes, rows: tuples.Rows) -> npt.NDArray[np.int64]:
+        del table, block
+        return np.zeros(len(rows.op), np.int64)
 
     def forget(self, relation: int) -> None:
         del relation

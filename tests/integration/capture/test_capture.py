@@ -206,6 +206,32 @@ def test_unchanged_toast_is_never_a_placeholder(postgres: Any, tmp_path: Path, i
             agree(again, connection, "public.a", key)
 
 
+def test_one_update_of_many_wide_rows_is_taken_in_bit_by_bit(
+    postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says next to nothing of each row, and all that they hold is filled in: 8 MB here, gigabytes where nothing is lowered."""
+    monkeypatch.setattr("cdc.capture.grouping.FILL_BYTES", 2**20)
+    with postgres.connect() as connection:
+        connection.execute("create table a (id int primary key, body text, n int); create table b (id int primary key)")
+        connection.execute("alter table a alter body set storage external")
+        connection.execute("insert into a select g, repeat(md5(g::text), 625), 0 from generate_series(1, 100) g")
+        capture = Capture(postgres.dsn, tmp_path)
+        with capture.running():
+            capture.until_snapshot_done()
+            connection.execute("insert into a select g, repeat(md5(g::text), 625), 0 from generate_series(101, 400) g")
+            agree(capture, connection, "public.a", ("id",))
+            before = capture.reader.head().position
+            monkeypatch.setattr("cdc.capture.columns.MAX_COLUMN_BYTES", 4 * 2**20)
+            with connection.transaction():
+                connection.execute("insert into b values (1)")
+                connection.execute("update a set n = n + 1")
+                connection.execute("insert into b values (2)")
+            agree(capture, connection, "public.a", ("id",))
+            assert len(capture.changes("public.a", before)) == 400
+            assert [values["id"] for _, _, values in capture.changes("public.b", before)] == ["1", "2"]
+            assert capture.reader.cut_within(before, 1, 1).position >= before + 402, "one transaction is one cut"
+
+
 def test_columns_added_and_dropped_between_rows(postgres: Any, tmp_path: Path) -> None:
     with postgres.connect() as connection:
         connection.execute("create table a (id int primary key, v text)")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
@@ -43,6 +44,10 @@ class Forgetful:
     def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
         del table
         return block, rows.partial.copy() if rows.partial.any() else None
+
+    def weigh(self, table: Table, block: Bytes, rows: tuples.Rows) -> npt.NDArray[np.int64]:
+        del table, block
+        return np.zeros(len(rows.op), np.int64)
 
     def forget(self, relation: int) -> None:
         del relation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cdc.capture import grouping
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
+from cdc.capture.group import Group
 from cdc.capture.toast import ToastMemory
 from cdc.model import pgtypes
 from cdc.model.batch import Op, batch_schema
@@ -63,6 +66,62 @@ def test_within_one_transaction_and_over_a_changed_key(memory: ToastMemory) -> N
         ("b", Op.UPDATE, LONG),
         ("b", Op.UPDATE, LONG),
     ]
+
+
+@pytest.mark.parametrize("most", [1, 3000, 10_000, 64 * 2**20])
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_group_ends_where_much_is_filled_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, attempt: int, most: int
+) -> None:
+    """… and what comes out is the same, wherever it ends: rows, positions, and which transaction made them."""
+    rng = random.Random(f"{seed}:{attempt}")
+    messages, commits = [], {}
+    for number in range(1, 6):
+        messages += [wire.begin(number, number * 100), wire.relation(DOCS)] if number == 1 else [wire.begin(number, number * 100)]
+        for _ in range(rng.randrange(12)):
+            key = rng.choice("abc")
+            full = [key, "".join(rng.choices("xyz", k=rng.choice((5, 3000, 5000)))), None, "1"]
+            kept = [rng.choice(("a", "b", "d")), wire.UNCHANGED, None, "2"]
+            old = [key, None, None, None] if kept[0] != key else None
+            choices = [
+                wire.insert(20, full),
+                wire.update(20, kept, key=old),
+                wire.update(20, kept, key=old),
+                wire.delete(20, key=[key, None, None, None]),
+            ]
+            messages.append(rng.choice([*choices, wire.truncate(20), wire.relation(DOCS)] if rng.random() < 0.2 else choices))
+        messages.append(wire.commit(number * 100, number * 100 + 10))
+        commits[number] = number * 100 + 10
+    block = wire.block(*messages)
+
+    def decoded(fill_bytes: int) -> tuple[list[Group], list[dict[str, object]], list[object]]:
+        monkeypatch.setattr(grouping, "FILL_BYTES", fill_bytes)
+        held: list[object] = []
+        memory = ToastMemory(tmp_path / f"{fill_bytes}.db")
+        decoder = Decoder(Definitions(lambda _: None, known=[DOCS]), memory, lambda rows, _: held.extend(rows.to_pylist()), 0)
+        groups: list[Group] = []
+        position = lambda: 1 + sum(len(batch) for group in groups for batch in group.batches)  # noqa: E731
+        for group in decoder.groups(block, 0, len(block), position):
+            groups.append(group)
+        memory.close()
+        return groups, [row for group in groups for batch in group.batches for row in batch.to_pylist()], held
+
+    (whole,), rows, held = decoded(2**40)
+    groups, pieces, held_in_pieces = decoded(most)
+    assert (pieces, held_in_pieces) == (rows, held)
+    assert groups[-1].complete
+    made_by = {}
+    for group in groups:
+        found = group.transactions
+        assert group.complete == bool(found.end_lsn[-1])
+        assert all(int(end) in (0, commits[int(xid)]) for xid, end in zip(found.xid, found.end_lsn, strict=True))
+        positions = np.array([row for batch in group.batches for row in batch.column(0).to_pylist()], np.int64)
+        made_by |= dict(zip(positions.tolist(), found.xid_of(positions).tolist(), strict=True))
+    every = np.array(sorted(made_by), np.int64)
+    assert [made_by[int(position)] for position in every] == whole.transactions.xid_of(every).tolist()
+    filled = sum(row["_cdc_op"] == Op.UPDATE and len(str(row["body"])) > 100 for row in rows)
+    assert most > 1 or len(groups) >= filled
+    assert most < 2**20 or len(groups) == 1
 
 
 def test_what_it_does_not_know_is_held_and_never_null(memory: ToastMemory) -> None:
