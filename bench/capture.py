@@ -38,6 +38,11 @@ from cdc.embedded.postgres import Postgres
 
 SLOT = "bench"
 SILENCE_S = 1.0
+QUIET = {"wal_sender_timeout": "0", "autovacuum": "off"}
+"""Of the server: the first statistics of many new tables are minutes of work beside some runs and not others, and make the server describe
+each table again."""
+KEEPALIVE_BYTES = 23
+"""One CopyData message with a keepalive. The server goes on sending them while its WAL grows by work of its own."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +53,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--debezium", action="store_true", help="also Debezium's engine (installs requirements/bench.lock)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as folder:
-        server = Postgres(Path(folder) / "pg", options={"wal_sender_timeout": "0"})
+        server = Postgres(Path(folder) / "pg", options=QUIET)
         server.start()
         try:
             changes = options.changes or WORKLOADS[options.part].changes
@@ -266,7 +271,9 @@ def _drain(dsn: str, amount: int | None, pause_s: float, silence_s: float = SILE
             continue
         if not read:
             raise ConnectionError("the server went away")
-        got, last = got + read, time.perf_counter()
+        got += read
+        if read % KEEPALIVE_BYTES or into[5] != ord("k"):
+            last = time.perf_counter()
     wire.close()
     return got, last
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import psycopg
 
-from bench.capture import SLOT, _drain, capture
+from bench.capture import QUIET, SLOT, _drain, capture
 from bench.result import Figure, Result, faster, lower
 from bench.workloads import TABLES, WORKLOADS
 from cdc.capture.pace import PAUSE_S
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--transport", choices=("unix", "tcp"), default="unix")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as folder:
-        server = Postgres(Path(folder) / "pg", options={"wal_sender_timeout": "0"})
+        server = Postgres(Path(folder) / "pg", options=QUIET)
         server.start()
         try:
             result = measure(server, Path(folder) / "log", options.seconds, options.rows, options.rate, options.transport)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import psycopg
 
-from bench.capture import SLOT, _drain
+from bench.capture import QUIET, SLOT, _drain
 from bench.orders import PUBLICATION, create_orders, load_changes
 from bench.result import Figure, Result
 from cdc.capture.decoder import Decoder
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
     folder.chmod(0o755)
-    server = Postgres(folder / "pg", options={"wal_sender_timeout": "0"})
+    server = Postgres(folder / "pg", options=QUIET)
     result = Result("stages")
     try:
         server.start()

@@ -20,8 +20,6 @@ Take = Callable[[int], npt.NDArray[np.uint8]]
 
 LEAST_BYTES: Final = 2**16
 """What is smaller the C library keeps by itself."""
-_SIZES: Final = 40
-"""More bytes than two to this power nobody has."""
 
 
 def fresh(size: int) -> npt.NDArray[np.uint8]:
@@ -36,13 +34,16 @@ class Reused:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self._spare = [deque[npt.NDArray[np.uint8]](maxlen=most_bytes >> power) for power in range(_SIZES)]
+        self._most_bytes = most_bytes
+        self._spare: dict[int, deque[npt.NDArray[np.uint8]]] = {}
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         if size < LEAST_BYTES:
             return fresh(size)
         power = (size - 1).bit_length()
-        spare = self._spare[power]
+        spare = self._spare.get(power)
+        if spare is None:
+            spare = self._spare.setdefault(power, deque(maxlen=self._most_bytes >> power))
         try:
             piece = spare.pop()
         except IndexError:

@@ -21,6 +21,7 @@ from cdc.capture.toast import ToastMemory
 from cdc.ingest import Ingest
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import ZERO_CUT
 from cdc.status import CaptureStatus
 from snapshots.feed import SnapshotFeed
@@ -146,8 +147,26 @@ class Capture:
         return self.link
 
     def _decoder(self, durable_lsn: int, prepared: Prepared) -> Decoder:
-        definitions = Definitions(lambda _: None, known=self._source.tables.values())
+        definitions = Definitions(self._facts, known=[topic.table for topic in self._log.topics()])
         return Decoder(definitions, self._memory, capturing._hold(self.feed), durable_lsn, self._spools, prepared)
+
+    def _facts(self, oid: int) -> Facts:
+        """What the catalog says of a table now, which the stream may not have come to."""
+        table = self._source.tables[oid]
+        return Facts(
+            oid=oid,
+            schema=table.schema,
+            name=table.name,
+            partitioned=False,
+            identity=table.identity,
+            columns=tuple(
+                FactColumn(column.attnum, column.name, column.type_oid, column.typmod, column.type_name, "", False, "")
+                for column in table.columns
+            ),
+            index=tuple(column.attnum for column in table.columns if column.key),
+            leaves={oid: Leaf(oid, False)},
+            publishing=Publishing(True),
+        )
 
     def take(self) -> None:
         """One round of ingest. Raises ConnectionError when the stream has ended, and whatever the disk raises."""

@@ -120,7 +120,8 @@ class Clients:
             # Not of a table without a key: only the catalog, which is not modelled, tells that the new column is part of what identifies a row.
             if source.can_exclude(session, oid) and not keyless(table):
                 self._course.counts["columns added"] += 1
-                column = Column(f"more{len(table.columns)}", chance.choice((pgtypes.TEXT, pgtypes.INT4)))
+                kind = chance.choice((pgtypes.TEXT, pgtypes.INT4))
+                column = Column(f"more{len(table.columns)}", kind, attnum=len(table.columns) + 1)
                 source.alter(session, replace(table, columns=(*table.columns, column)))
             return
         rows = source.view(session, oid)

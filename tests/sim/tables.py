@@ -67,7 +67,7 @@ def _make(chance: Random, oid: int, name: str) -> Table:
     columns = [*others[:at], *(replace(key, key=True) for key in keys), *others[at:]]
     if whole:
         columns = [replace(column, key=True) for column in columns]
-    return Table(oid, "public", name, tuple(replace(c, attnum=0) for c in columns), identity)
+    return Table(oid, "public", name, tuple(replace(c, attnum=number) for number, c in enumerate(columns, 1)), identity)
 
 
 @lru_cache(maxsize=1024)
