@@ -74,7 +74,7 @@ def test_small_pieces_and_more_than_the_bound_are_not_kept() -> None:
     big, small = memory.take(2**20), memory.take(LEAST_BYTES - 1)
     assert [len(big), len(small)] == [2**20, LEAST_BYTES - 1]
     del pieces, big, small
-    assert [len(spare) for spare in memory._spare if spare] == [2]
+    assert [len(spare) for spare in memory._spare.values() if spare] == [2]
     assert {memory.take(2**17).ctypes.data} <= places
 
 
