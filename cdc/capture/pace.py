@@ -6,8 +6,8 @@ from typing import Final
 
 PAUSE_S: Final = {True: 0.001, False: 0.0005}
 """Under a backlog a read waits this long (over TCP, over a Unix socket) so that messages gather: the server sends each by itself and
-wakes an eager reader once per message. A Unix socket's buffer holds only some 300 of them, so its pause is short; over TCP a longer
-one lets the kernel's receive queue fill with small segments, which it then has to merge (twice the time, three times the CPU)."""
+wakes an eager reader once per message. A Unix socket's buffer holds only some 300 of them, and 50 of 1.6 kB, so its pause is short; over TCP a
+longer one lets the kernel's receive queue fill with small segments, which it then has to merge (twice the time, three times the CPU)."""
 
 BACKLOG_BYTES: Final = 4 * 2**10
 """A read at least this large means that there is a backlog."""
