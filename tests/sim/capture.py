@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -95,6 +95,7 @@ class Capture:
         self._ingest: Ingest | None = None
         self._spools: Spools | None = None
         self._steps: Iterator[None] | None = None
+        self._idle = False
         self._stop = Event()
         with ExitStack() as unless_alive:
             self.writer = EmbeddedLogWriter(folder, segment_bytes=ways.segment_bytes, seal=False, disk=disk)
@@ -173,12 +174,16 @@ class Capture:
         assert self._ingest is not None
         assert self.link is not None
         self.link.may_take = True
-        with suppress(RoundOver):
+        self._idle = False
+        try:
             self._ingest.run(self._stop)
+        except RoundOver:
+            return
 
     def broken(self) -> None:
         """After the stream has ended: what ``cdc.capturing`` does before it connects again. May raise: the process then ends."""
         self.link = self.server = self._ingest = None
+        self._idle = False
         self._close_spools()
         self.writer.rollback()
         self._memory.rollback()
@@ -188,15 +193,22 @@ class Capture:
 
     # --- the snapshot ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def nothing_to_read(self) -> bool:
+        """It found so since bytes last came: nothing else gives it work."""
+        return self._idle and self.reader.finished
+
     def read_on(self) -> None:
         if self._steps is not None:
             next(self._steps)
+            self._idle = self.reader.finished
 
     def lose_sessions(self) -> None:
         """The coordinator's connections broke; it makes new ones."""
         if self._steps is not None:
             self._steps.close()  # type: ignore[attr-defined]
             self._steps = self.reader.session()
+            self._idle = False
 
     def complete(self, oid: int) -> bool:
         return self.progress.finished(oid) and not self.feed.held(oid) and oid not in self.feed.to_read_again()

@@ -16,12 +16,16 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import date, datetime
+from functools import lru_cache
 from itertools import groupby
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -29,9 +33,7 @@ from cdc.log.names import Places
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
 from cdc.model.evolution import schema_change_of
-from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Cut, Position
-from cdc.model.table import Table
 from sinks.memory import Store
 from tests.sim.disk import ModelDisk
 from tests.sim.source import Change, Commit, Source, State
@@ -122,6 +124,7 @@ class Checker:
     _fold: dict[int, dict[Key, Entry]] = field(default_factory=dict)
     _applied: dict[str, int] = field(default_factory=dict)
     _seen: dict[str, dict[str, dict[str, tuple[int, Row | None]]]] = field(default_factory=dict)
+    _segments: dict[tuple[str, int], Path] = field(default_factory=dict)
     _slims: dict[int, tuple[Row, Row]] = field(default_factory=dict)
     """By identity, so each with the row itself: no other one gets its identity."""
 
@@ -289,9 +292,16 @@ class Checker:
             if not index.rows:
                 raise Violation("h", f"confirmed {lsn:X}, but the timeline names {index.name} without any change of it")
             last = index.parts[-1]
-            path = root.segment(index.name, int(last["segment"]))
+            path = self._segment(root, index.name, int(last["segment"]))
             if self.disk.lacks(path, int(last["end"])):
                 raise Violation("h", f"confirmed {lsn:X}, but the disk lacks bytes of {path.name}")
+
+    def _segment(self, root: Places, topic: str, first: int) -> Path:
+        """Put together once: it is asked for at every word to the server."""
+        path = self._segments.get((topic, first))
+        if path is None:
+            path = self._segments[topic, first] = root.segment(topic, first)
+        return path
 
     # --- the stores -----------------------------------------------------------------------------------------------------------------
 
@@ -301,7 +311,6 @@ class Checker:
         if store.applied.position < self._applied.get(name, 0):
             raise Violation("e", f"{name}: went back from {self._applied[name]} to {store.applied}")
         self._applied[name] = store.applied.position
-        tables = {table.qualified: table for table in self.source.tables.values()}
         for topic, rows in store.rows.items():
             before = seen.setdefault(topic, {})
             for text, kept in rows.items():
@@ -320,26 +329,27 @@ class Checker:
                 if staged and position > store.applied.position:
                     raise Violation("g", f"{name}: shows position {position}, committed is {store.applied.position}")
         if cut is not None:
-            self._check_cut(name, store, tables)
+            self._check_cut(name, store)
 
-    def _check_cut(self, name: str, store: Store, tables: dict[str, Table]) -> None:
+    def _check_cut(self, name: str, store: Store) -> None:
         at = int(store.applied.position)
         number = bisect_right(self.cuts, at, key=lambda cut: cut[0]) - 1
-        position, fold = self.cuts[number]
+        position, folds = self.cuts[number]
         if position != at:
             raise Violation("g", f"{name}: committed position {at}, which is no cut")
-        for topic, table in tables.items():
+        for table in self.source.tables.values():
+            topic, fold = table.qualified, folds[table.oid]
             held: dict[Key, int] = {}
             gone: dict[Key, int] = {}
             for kept, row in store.rows.get(topic, {}).values():
                 (gone if row is None else held)[self.entries[kept - 1].key] = kept
             floor = store.floors.get(topic, 0)
-            for key, entry in fold[table.oid].items():
+            for key, entry in fold.items():
                 newest = max(held.get(key, 0), gone.get(key, 0), floor if floor > at else 0)
                 if newest < entry.position or (newest > entry.position and newest <= at):
                     raise Violation("f", f"{name} at cut {at}: {topic} {list(key)} is of position {newest}, not {entry.position}")
             for key, kept in held.items():
-                if kept <= at and key not in fold[table.oid]:
+                if kept <= at and key not in fold:
                     raise Violation("f", f"{name} at cut {at}: {topic} {list(key)} of position {kept} should be gone")
 
     # --- the end --------------------------------------------------------------------------------------------------------------------
@@ -394,15 +404,44 @@ def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
 
 
 def _texts(column: pa.Array) -> list[str | None]:
-    """As Postgres writes them; the product's own reading only where that takes more than Python's ``str``."""
-    kind = column.type
-    if pa.types.is_string(kind):
+    """As Postgres writes the values that a run has (``tests.sim.tables``)."""
+    text = _text_of(column.type)
+    if text is None:
         return column.to_pylist()  # type: ignore[no-any-return]
-    if pa.types.is_integer(kind):
-        return [None if value is None else str(value) for value in column.to_pylist()]
-    if pa.types.is_boolean(kind):
-        return [None if value is None else "ft"[value] for value in column.to_pylist()]
-    return canonical_text(column).to_pylist()  # type: ignore[no-any-return]
+    if text is _time:
+        column = column.view(_WITHOUT_ZONE)
+    return [None if value is None else text(value) for value in column.to_pylist()]
+
+
+@lru_cache(maxsize=64)
+def _text_of(kind: pa.DataType) -> Callable[[Any], str] | None:
+    """None: the values are texts."""
+    if pa.types.is_string(kind):
+        return None
+    return next(text for is_kind, text in _TEXT_OF if is_kind(kind))
+
+
+def _float(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value).removesuffix(".0")
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _time(value: datetime) -> str:
+    text = value.isoformat(" ")
+    return f"{text.rstrip('0') if value.microsecond else text}+00"
+
+
+_WITHOUT_ZONE: Final = pa.timestamp("us")
+_TEXT_OF: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], str]], ...]] = (
+    (pa.types.is_integer, str),
+    (pa.types.is_boolean, "ft".__getitem__),
+    (pa.types.is_decimal, "{:f}".format),
+    (pa.types.is_float64, _float),
+    (pa.types.is_binary, lambda value: f"\\x{value.hex()}"),
+    (pa.types.is_timestamp, _time),
+    (pa.types.is_date32, date.isoformat),
+)
 
 
 def _expected(commit: Commit) -> list[Expected]:

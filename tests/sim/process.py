@@ -114,16 +114,18 @@ class Process:
     def read(self) -> None:
         """A step of its snapshot."""
         capture = self.capture
-        if capture is None:
+        if capture is None or capture.nothing_to_read:
             return
-        before = capture.reader.refused, capture.reader.not_admitted, capture.reader.chunks
+        reader = capture.reader
+        before = reader.refused, reader.not_admitted, reader.chunks
         try:
             capture.read_on()
         except Died:
             self._course.say("the process died")
             self._end()
             return
-        reader = capture.reader
+        if before == (reader.refused, reader.not_admitted, reader.chunks):
+            return
         self._course.counts["chunks refused"] += reader.refused - before[0]
         self._course.counts["snapshots not admitted"] += reader.not_admitted - before[1]
         if reader.chunks > before[2]:

@@ -19,6 +19,7 @@ from tests.unit.capture import wire
 
 PREFIX: Final = "headwater"
 _XID: Final = 0xFFFFFFFF
+_NOTHING: Final[Bytes] = np.empty(0, np.uint8)
 
 Meet = Callable[[str], None]
 
@@ -265,7 +266,7 @@ class Link:
         if not self._wire:
             if self.broken:
                 raise ConnectionError("the connection broke")
-            return np.empty(0, np.uint8)
+            return _NOTHING
         length = len(self._wire)
         if self._chance.random() < 0.5:
             length = self._chance.randrange(1, length + 1)

@@ -80,6 +80,7 @@ class World:
         self._clients = Clients(course, self.source)
         self.process = Process(course, self._points, self.source, disk, self.checker, self._log)
         self._followers = Followers(course, seed, self._log, self.process, self.checker)
+        self._random = chance.random
         self._actions: list[Callable[[], None]] = []
         self._weights: list[float] = []
 
@@ -145,9 +146,10 @@ class World:
         return left
 
     def _step(self) -> None:
+        random, weights = self._random, self._weights
         self._course.steps += 1
-        self.clock.now += self._course.chance.random() * 0.4
-        self._actions[bisect(self._weights, self._course.chance.random() * self._weights[-1])]()
+        self.clock.now += random() * 0.4
+        self._actions[bisect(weights, random() * weights[-1])]()
 
     def _choose_among(self, *, working: bool) -> None:
         """Which steps there are, and how often each comes."""
