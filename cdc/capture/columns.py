@@ -39,7 +39,7 @@ from cdc.capture.values import (
 from cdc.errors import ProtocolError
 from cdc.model.batch import EXACT_TYPE
 from cdc.model.memory import Take, fresh
-from cdc.model.pgtypes import arrow_type
+from cdc.model.pgtypes import FEW_ROWS, arrow_type
 from cdc.model.table import Table
 
 MAX_COLUMN_BYTES: Final = 2**31 - 1
@@ -210,6 +210,12 @@ def exact_of(inexact: list[tuple[str, npt.NDArray[np.int64], pa.Array]], rows: i
     """The ``_cdc_exact`` column: a map per row that has such values, NULL elsewhere."""
     if not inexact:
         return pa.nulls(rows, EXACT_TYPE)
+    if rows <= FEW_ROWS:
+        maps: list[list[tuple[str, str]] | None] = [None] * rows
+        for name, where, texts in inexact:
+            for row, value in zip(where.tolist(), texts.to_pylist(), strict=True):
+                maps[row] = [*(maps[row] or ()), (name, value)]
+        return pa.array(maps, EXACT_TYPE)
     at = np.concatenate([where for _, where, _ in inexact])
     order = pa.array(np.argsort(at, kind="stable"))
     names = pa.concat_arrays([pa.repeat(name, len(where)) for name, where, _ in inexact]).take(order)
