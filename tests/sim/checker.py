@@ -390,16 +390,19 @@ def _of_batches(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[Entry
 
 def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
     table = table_of(batch.schema)
-    change = schema_change_of(batch)
-    empties = change is not None and change.empties
     positions, ops, lsns = (batch.column(name).to_pylist() for name in (POSITION, OP, LSN))
+    change = schema_change_of(batch) if Op.SCHEMA in ops else None
+    empties = change is not None and change.empties
     exact = batch.column(EXACT).to_pylist()
-    texts = [_texts(batch.column(name)) for name in table.names]
+    names = table.names
+    texts = [_texts(batch.column(name)) for name in names]
     for position, op, lsn, instead, values in zip(positions, ops, lsns, exact, zip(*texts, strict=True), strict=True):
         if op in ALONE:
             yield Entry(position, op, table.oid, topic, (), None, lsn, empties)
         else:
-            row = {name: value for name, value in zip(table.names, values, strict=True) if value is not None} | dict(instead or ())
+            row = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            if instead:
+                row.update(instead)
             yield Entry(position, op, table.oid, topic, key_of(table, row), None if op == Op.DELETE else row, lsn)
 
 
