@@ -113,7 +113,7 @@ def text(data: Bytes, offsets: Offsets, lengths: Lengths) -> pa.Array:
 
 def _convert(data: Bytes, offsets: Offsets, lengths: Lengths, jobs: Jobs, firsts: Offsets, take: Take) -> tuple[pa.Buffer, Flags]:
     """The memory in which all columns lie, and the flags of the fields that do not fit."""
-    room = values.lay_out(lengths, jobs)
+    room = int(values.lay_out(lengths, jobs))
     largest = int(jobs[:, VALUES_BYTES].max(initial=0))
     if largest > MAX_COLUMN_BYTES:
         raise ProtocolError(f"one block holds {largest} bytes of one column, more than {MAX_COLUMN_BYTES}")
