@@ -32,7 +32,7 @@ import pyarrow as pa
 from cdc.log.names import Places
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
-from cdc.model.evolution import schema_change_of
+from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.position import Cut, Position
 from sinks.memory import Store
 from tests.sim.disk import ModelDisk
@@ -63,6 +63,8 @@ class Entry:
     lsn: int
     empties: bool = False
     """A SCHEMA record behind which no earlier row is left."""
+    rewritten: bool = False
+    """A SCHEMA record behind which the table is read again, so that nothing of its earlier rows is taken for known."""
 
     def __str__(self) -> str:
         return f"{_OPS[self.op]} {self.topic}{list(self.key)} tag {self.row and self.row.get('tag')} at position {self.position}"
@@ -122,6 +124,8 @@ class Checker:
     _commits: int = 0
     _state: State = field(default_factory=State)
     _fold: dict[int, dict[Key, Entry]] = field(default_factory=dict)
+    _rewritten: dict[int, int] = field(default_factory=dict)
+    """Position of each table's last REWRITTEN record."""
     _applied: dict[str, int] = field(default_factory=dict)
     _seen: dict[str, dict[str, dict[str, tuple[int, Row | None]]]] = field(default_factory=dict)
     _segments: dict[tuple[str, int], Path] = field(default_factory=dict)
@@ -208,6 +212,8 @@ class Checker:
                 self._skip_waiting(expected, None)
                 self._check_read(entry, cut)
             elif entry.op == Op.SCHEMA:
+                if entry.rewritten:
+                    self._rewritten[entry.oid] = entry.position
                 if entry.empties:
                     self._fold[entry.oid].clear()
                     self.waiting[entry.oid].clear()
@@ -234,7 +240,8 @@ class Checker:
                     raise Violation("a", f"{expected[0]} is missing in the log")
                 return
             awaited = expected.popleft()
-            if awaited.oid in self._remembered and awaited.key in self._fold[awaited.oid]:
+            known = self._fold[awaited.oid].get(awaited.key) if awaited.oid in self._remembered else None
+            if known is not None and known.position > self._rewritten.get(awaited.oid, 0):
                 raise Violation("f", f"{awaited} was held back, though the log knows its row")
             self.waiting[awaited.oid].add(awaited.key)
             self.waited += 1
@@ -392,13 +399,13 @@ def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
     table = table_of(batch.schema)
     positions, ops, lsns = (batch.column(name).to_pylist() for name in (POSITION, OP, LSN))
     change = schema_change_of(batch) if Op.SCHEMA in ops else None
-    empties = change is not None and change.empties
+    empties, rewritten = change is not None and change.empties, change is not None and change.kind == Kind.REWRITTEN
     exact = batch.column(EXACT).to_pylist()
     names = table.names
     texts = [_texts(batch.column(name)) for name in names]
     for position, op, lsn, instead, values in zip(positions, ops, lsns, exact, zip(*texts, strict=True), strict=True):
         if op in ALONE:
-            yield Entry(position, op, table.oid, topic, (), None, lsn, empties)
+            yield Entry(position, op, table.oid, topic, (), None, lsn, empties, rewritten)
         else:
             row = {name: value for name, value in zip(names, values, strict=True) if value is not None}
             if instead:
