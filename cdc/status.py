@@ -52,6 +52,8 @@ class CaptureStatus:
     """Why reading tables stands still now."""
     alarms: list[str] = field(default_factory=list)
     """What endangers the slot's WAL, one line each with what helps, as capture saw it last."""
+    left_out: list[str] = field(default_factory=list)
+    """What of the selected tables does not reach the log, one line each with what helps."""
     updated_at: float = 0.0
     """Unix time, seconds."""
 
