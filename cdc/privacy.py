@@ -22,6 +22,7 @@ import base64
 import difflib
 import hashlib
 import hmac
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -237,7 +238,7 @@ class Protection:
         if key != self._keys.id:
             raise ConfigError(
                 f"column {column.name} of {logged.qualified} was protected with another privacy.key ({key}, now {self._keys.id})",
-                hint=f"cdc snapshot {logged.qualified} --replace",
+                hint=f"cdc snapshot {shlex.quote(logged.qualified)} --replace",
             )
         if policy == "hmac":
             return partial(_each, self._keys.hmac)
