@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cdc import jsonfile
 from cdc.crashpoint import crashpoint
+
+CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
+FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited", "never started")
+PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 
 
 @dataclass(slots=True)

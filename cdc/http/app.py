@@ -3,8 +3,7 @@
 ==================  ===================================================================================================================
 ``/``               the status page
 ``/healthz``        200 while the process answers
-``/readyz``         200 ``{"ready": true}``, or 503 ``{"ready": false, "reasons": […]}``: capture streams or takes a snapshot, every
-                    follower follows
+``/readyz``         200 ``{"ready": true}`` when the service is healthy, or 503 ``{"ready": false, "reasons": […]}`` with its problems
 ``/metrics``        ``cdc.http.metrics``, in Prometheus's text format (OpenMetrics when asked for)
 ``/v1/status``      ``cdc.report.Report.to_json()``; 503 ``{"error", "hint"}`` when the log cannot be read
 ``/v1/wait``        ``?store=NAME&lsn=16/B374D848&timeout=60``: 200 ``{"reached": true, "store", "lsn", "position", "seconds"}``; 504
@@ -135,25 +134,8 @@ def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None 
 
 
 def unready(latest: Report | Failure) -> list[str]:
-    """Why the service is not ready; empty when it is."""
-    if isinstance(latest, Failure):
-        return [latest.error]
-    reasons = []
-    capture = latest.capture
-    if capture is not None and capture.stop is not None:
-        reasons.append(f"capture is stopped: {capture.stop}")
-    elif capture is None or not capture.alive:
-        reasons.append("capture does not run")
-    elif capture.state not in ("streaming", "snapshot"):
-        reasons.append(f"capture is {capture.state}")
-    for follower in latest.followers:
-        if follower.stop is not None:
-            reasons.append(f"follower {follower.store} is stopped: {follower.stop}")
-        elif not follower.alive:
-            reasons.append(f"follower {follower.store} does not run")
-        elif follower.state != "following":
-            reasons.append(f"follower {follower.store} is {follower.state}")
-    return reasons
+    """Why the service is not ready: all that is wrong with it."""
+    return [latest.error] if isinstance(latest, Failure) else list(latest.problems)
 
 
 async def _wait(request: Request, settings: Settings, wait: Wait) -> Response:

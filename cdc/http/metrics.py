@@ -13,9 +13,8 @@ from prometheus_client.registry import Collector
 
 from cdc.model.position import parse_lsn
 from cdc.report import CaptureReport, FollowerReport, LogReport, Report, SlotReport
+from cdc.status import CAPTURE_STATES, FOLLOWER_STATES
 
-CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
-FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited")
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 MAX_TABLES: Final = 1000
 """Whoever may create tables must not be able to create series without end: the largest tables have some, and all are counted."""
