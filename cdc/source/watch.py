@@ -19,17 +19,16 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from cdc.errors import ColumnReserved, ConfigError, SourceError, StopState
+from cdc.errors import ColumnReserved, ConfigError, SourceError
 from cdc.model.batch import reserved_column
 from cdc.model.facts import STORED, Facts
 from cdc.model.selection import matches
-from cdc.model.table import Table
 from cdc.source.capturable import Definition, refuse_reserved, refuse_twins, refuse_uncapturable
 from cdc.source.catalog import COMPUTED_VERSION, find_tables, select_tables
 from cdc.source.configured import Reachable
 from cdc.source.connection import connect, reason
 from cdc.source.facts import read_facts
-from cdc.source.kin import Undecided, read_kin
+from cdc.source.kin import KeptBack, Undecided, refuse_undecided
 from cdc.source.leaves import refuse_leaf
 from cdc.source.membership import check_publishes
 from cdc.source.publication import add_tables, read_publication
@@ -78,8 +77,7 @@ class CatalogWatch:
         self.left_out: tuple[str, ...] = ()
         """What of the selected tables does not reach the log, one line each with what helps, as of the last look; read by other threads."""
         self._undecided = undecided
-        self._kept_back: dict[int, tuple[Facts, list[str]]] = {}
-        """By OID: the facts of a table, and the lines that the column policies make of them."""
+        self._kept_back = KeptBack(undecided)
         self._source = source
         self._password = password
         self._stop = stop
@@ -156,29 +154,12 @@ class CatalogWatch:
             self._tell(connection, [found[oid] for oid in changed[start : start + _AT_ONCE]])
         covered = [oid for oid, facts in found.items() if facts.publishing and facts.publishing.published]
         self._refuse(connection, [found[oid] for oid in covered if oid not in unsettled and self._selects(found[oid])])
-        kept_back = self._look_for_undecided(connection, [found[oid] for oid in covered if self._selects(found[oid])])
+        kept_back = self._kept_back.look(connection, [found[oid] for oid in covered if self._selects(found[oid])])
         refused = self._admit(connection, covered, computed=known is not None and known.computed)
         # One that has only just come may get its key in the next statement.
         settled = [f"table {name} is not captured: {why}" for name, why in refused.items() if self._refused.get(name) == why]
         self._refused = refused
         self.left_out = (*kept_back, *settled)
-
-    def _look_for_undecided(self, connection: psycopg.Connection, covered: Sequence[Facts]) -> list[str]:
-        undecided = self._undecided
-        kin = read_kin(connection, undecided.guarded, undecided.kin)
-        before = self._kept_back if kin == undecided.kin else {}
-        undecided.note_kin(kin)
-        now = {}
-        for facts in covered:
-            known = before.get(facts.oid)
-            now[facts.oid] = known if known is not None and known[0] == facts else (facts, undecided.lines(facts.table()))
-        told = {line for _, lines in self._kept_back.values() for line in lines}
-        self._kept_back = now
-        found = [line for _, lines in now.values() for line in lines]
-        for line in found:
-            if line not in told:
-                _log.warning("a column is kept out of the log", problem=line)
-        return found
 
     def _selects(self, facts: Facts) -> bool:
         return matches(self._source.tables, facts.table().qualified)
@@ -258,7 +239,7 @@ class CatalogWatch:
                 refuse_leaf(connection, [table.table.oid])
                 refuse_twins([known.table for known in everything if known.name == table.name])
                 refuse_reserved(table.table)
-                self._refuse_undecided(table.table)
+                refuse_undecided(self._undecided, table.table)
                 add_tables(connection, self._source.publication, [table])
                 self._wake.set()
             except SourceError as error:
@@ -266,11 +247,6 @@ class CatalogWatch:
                 if self._refused.get(table.name) != error.line():
                     _log.warning("a new table is not captured", table=table.name, reason=str(error), mend=error.hint)
         return refused
-
-    def _refuse_undecided(self, table: Table) -> None:
-        barred = self._undecided.barred(table)
-        if barred is not None:
-            raise SourceError(f"{StopState.PRIVACY_UNDECIDED}: {barred[0]}", hint=f"{barred[1]}, then restart capture")
 
 
 def _bare(facts: Facts) -> bool:

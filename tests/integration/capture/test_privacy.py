@@ -328,3 +328,47 @@ def test_a_column_that_comes_later_is_kept_back_until_it_is_named(postgres: Any,
             )
             named.until(lambda: left_out(named) == [], "for the status")
         assert traces(tmp_path, "canary-wide", "canary-mail") == []
+
+
+def test_old_rows_under_full_identity_show_nothing_either(postgres: Any, tmp_path: Path) -> None:
+    with postgres.connect() as connection:
+        connection.execute("create table users (id int primary key, email text, plain text)")
+        connection.execute("alter table users replica identity full")
+        connection.execute("insert into users select n, 'canary-' || n, 'a' from generate_series(1, 9) n")
+        capture = protected(postgres.dsn, tmp_path, {"public.users": {"email": "mask"}})
+        with capture.running():
+            capture.until_snapshot_done()
+            connection.execute("alter table users add column mail text default 'canary-default'")
+            connection.execute("update users set plain = 'b', mail = 'canary-mail' where id < 5")
+            connection.execute("update users set id = 100 where id = 1")
+            connection.execute("delete from users where id > 7 and id < 100")
+            capture.until(
+                lambda: set(capture.rows("public.users")) == {(str(n),) for n in (2, 3, 4, 5, 6, 7, 100)}, "for the changes"
+            )
+            capture.until(lambda: len(left_out(capture)) == 1, "for the status")
+            assert all(set(row) == {"id", "email", "plain"} for row in capture.rows("public.users").values())
+            plan = plan_catalog(capture.settings)
+            assert [remark for remark in plan.remarks if "column mail of public.users is kept out" in remark.what]
+            assert traces(tmp_path, "canary") == []
+    assert traces(tmp_path, "canary") == []
+
+
+def test_a_publication_of_all_tables_shows_a_new_tables_key_to_nobody(postgres: Any, tmp_path: Path) -> None:
+    """Such a table cannot be left out of it, so capture stops, and says what to decide."""
+    with postgres.connect() as connection:
+        connection.execute(CREATE)
+        connection.execute("create publication cdc for all tables")
+        capture = protected(postgres.dsn, tmp_path)
+        capture.start()
+        capture.until_snapshot_done()
+        connection.execute("create table addresses (email text primary key); insert into addresses values ('canary-1')")
+        error = capture.failure()
+        capture.stop()
+        assert isinstance(error, Stopped)
+        assert error.state is StopState.PRIVACY_UNDECIDED
+        assert "column email of public.addresses" in str(error)
+        assert '[source.columns."public.addresses"]' in (error.hint or "")
+        again = protected(postgres.dsn, tmp_path, {**POLICIES, "public.addresses": {"email": "hmac"}})
+        with again.running():
+            again.until(lambda: "public.addresses" in again.topics() and len(again.rows("public.addresses")) == 1, "for the row")
+    assert traces(tmp_path, "canary") == []
