@@ -103,6 +103,7 @@ class Preparation:
         begin = facts.confirmed_lsn or Lsn(0)
         if reload is not None:
             self._read_everything_again(connection, reload, begin)
+            self._writer.begin_history()
         if begin != self._writer.head.commit_lsn:
             self._writer.commit(begin, self._writer.head.commit_ts_us)
         if reload is not None:

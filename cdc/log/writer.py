@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import HeadwaterError
+from cdc.log import histories
 from cdc.log.disk import Disk
 from cdc.log.format import (
     HEAD_BYTES,
@@ -106,6 +107,11 @@ class EmbeddedLogWriter:
     def seal_refused(self) -> OSError | None:
         """Why the disk refuses to take sealed files, while it does; the log itself goes on."""
         return self._sealer.refused if self._sealer else None
+
+    def begin_history(self) -> None:
+        """See ``LogWriter``."""
+        self._check_usable()
+        histories.begin(self._places.root, self._published.log_id, self._cut.position)
 
     def append(self, batch: pa.RecordBatch) -> None:
         """See ``LogWriter``. Raises ValueError for a batch that cannot be staged (what was staged stays), OSError when the disk

@@ -189,7 +189,7 @@ class Follower:
     def _ensure_open(self) -> None:
         if not self._open:
             self._prepared = Prepared()
-            applied = self._sink.open()
+            applied = self._sink.open(self._reader)
             self._open = True
             self._believe(applied)
             crashpoint("follower.opened")

@@ -35,6 +35,7 @@ from cdc.status import FollowerStatus, read_follower
 from sinks import make_sink, memory, options_model, warehouse
 from tests.contract.rows import ORDERS
 from tests.integration.spark.traffic import Traffic, assert_equal, held
+from tests.logs import EMPTY
 
 pytestmark = pytest.mark.spark
 
@@ -100,7 +101,7 @@ def redis_options(url: str, **more: Any) -> StoreOptions:
 
 def opened(name: str, options: StoreOptions) -> Any:
     sink = make_sink(name, options)
-    sink.open()
+    sink.open(EMPTY)
     return sink
 
 
