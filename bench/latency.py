@@ -175,16 +175,24 @@ def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSe
 _VALUES: Final = "g % 97777, 'new', (g % 100000) * 0.25, 'note for order ' || g, timestamptz '2026-01-01' + g * interval '1 second'"
 
 
-def write(dsn: str, work: Work, rate: int, usage: Usage) -> dict[str, float]:
-    """All transactions, at the rate; returns how late they began, in ms, besides the warm-up."""
+class Unmeasured(Usage):
+    """For traffic whose CPU somebody else measures."""
+
+    def __init__(self) -> None: ...
+
+    def begin(self) -> None: ...
+
+
+def write(dsn: str, work: Work, rate: int, usage: Usage, *, first: int = 0, warm: int | None = None) -> dict[str, float]:
+    """All transactions from number ``first`` on, at the rate; returns how late they began, in ms, besides the first ``warm``."""
     insert = f"insert into orders select g, %s, {_VALUES.replace('%', '%%')} from (select %s::bigint) _ (g)"
     update = "update orders set version = %s, status = 'paid', amount = amount + 1 where id = %s"
     late = np.zeros(work.count)
-    warm = WARM_S * rate
+    warm = WARM_S * rate if warm is None else warm
     with psycopg.connect(dsn, autocommit=True) as connection:
         start = time.time()
-        for number in range(work.count):
-            due = start + number / rate
+        for number in range(first, work.count):
+            due = start + (number - first) / rate
             while (left := due - time.time()) > 0:
                 time.sleep(left)
             if number == warm:
@@ -193,7 +201,8 @@ def write(dsn: str, work: Work, rate: int, usage: Usage) -> dict[str, float]:
             late[number] = work.begun[number] - due
             connection.execute(insert if number % 2 == 0 else update, (work.version(number), work.id(number)))
             work.committed[number] = time.time()
-    return {"p50": round(float(np.median(late[warm:])) * 1e3, 2), "p99": round(float(np.quantile(late[warm:], 0.99)) * 1e3, 2)}
+    late = late[first + warm :]
+    return {"p50": round(float(np.median(late)) * 1e3, 2), "p99": round(float(np.quantile(late, 0.99)) * 1e3, 2)}
 
 
 def _result(work: Work, warm: int, cpu_share: float, rss_mb: float, told: dict[str, Any]) -> Result:
@@ -246,10 +255,10 @@ def _outstanding(work: Work, waiting: list[int], begun: int) -> int:
     return begun
 
 
-def poll_redis(work: Work, port: int) -> None:
+def poll_redis(work: Work, port: int, known: int = 0) -> None:
+    """``known``: transactions before this number are none of its business."""
     seen = work.seen["redis"]
     waiting: list[int] = []
-    known = 0
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         answers = wire.makefile("rb")
@@ -279,10 +288,10 @@ def _read_array(answers: Any) -> list[bytes]:
     return values
 
 
-def poll_opensearch(work: Work, port: int) -> None:
+def poll_opensearch(work: Work, port: int, known: int = 0) -> None:
+    """``known``: transactions before this number are none of its business."""
     seen = work.seen["opensearch"]
     waiting: list[int] = []
-    known = 0
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     while not work.finished.value:
         time.sleep(0.004)
