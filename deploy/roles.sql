@@ -7,6 +7,12 @@
 --
 --     hostssl DATABASE cdc ADDRESS/32 scram-sha-256
 --
+-- What the role may do, if this file makes it (of one that is there already only the rights are widened, see docs/upgrade.md for the rest):
+--   connect 30 times at once: about eight for capture and status, one for each of snapshot_workers and for each `cdc` command that runs;
+--   write nothing: its transactions are read-only unless they say otherwise, as the ones do that change the publication;
+--   read every table and view of the schema, those too that the role which runs this file makes later. To grant less, REVOKE the rest afterwards:
+--   what capture needs is SELECT on the tables that source.tables selects. Row-level security hides no row from it silently: reading is then an error.
+--
 -- REPLICATION reads every table's changes in this cluster's databases that pg_hba.conf lets the role connect to, whatever its GRANTs say: give it no
 -- line for the database "replication" and none for other databases.
 
@@ -62,8 +68,12 @@ end
 $check$;
 \endif
 
-select format('create role %I login replication nosuperuser nocreatedb nocreaterole noinherit', :'role')
-where not exists (select from pg_roles where rolname = :'role') \gexec
+select not exists (select from pg_roles where rolname = :'role') as missing \gset
+\if :missing
+create role :"role" login replication nosuperuser nocreatedb nocreaterole noinherit connection limit 30;
+alter role :"role" set default_transaction_read_only = on;
+alter role :"role" set row_security = off;
+\endif
 
 select format('alter role %I replication', :'role')
 where not (select rolreplication from pg_roles where rolname = :'role') \gexec

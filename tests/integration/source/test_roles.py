@@ -12,9 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.source import connect
+from cdc.source import connect, ensure_publication, find_tables
+from cdc.source.checks import check_source
 from cdc.source.watch import trigger_password
 from tests.conftest import Database
+from tests.integration.capture.running import Capture
 
 ROLES = Path(__file__).parents[3] / "deploy/roles.sql"
 
@@ -337,4 +339,40 @@ def test_what_the_page_on_upgrading_tells_to_look_at_can_be_run(attacked: Attack
     blocks = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     assert len(blocks) >= 2
     for block in blocks:
-        attacked.admin.execute(block)
+        attacked.admin.execute(re.sub(r"\bcdc\b", attacked.reader, block))
+
+
+def test_a_role_that_the_file_makes_is_read_only_and_capture_can_do_with_it(attacked: Attacked, tmp_path: Path) -> None:
+    """It makes the publication of its own tables, adds to it, and reads; an accidental write of ours is an error."""
+    attacked.run_roles_well()
+    name = attacked.database.name
+    attacked.admin.execute(
+        f"""
+        grant create on database {name} to {attacked.reader}; create schema own authorization {attacked.reader};
+        create table own.a (id int primary key, v text); insert into own.a values (1, 'x'), (2, 'y');
+        alter table own.a owner to {attacked.reader}; drop publication cdc;
+        """
+    )
+    with attacked.connect(attacked.reader) as reader, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        reader.execute("insert into own.a values (3)")
+    row = attacked.admin.execute("select rolconnlimit, rolconfig from pg_roles where rolname = %s", (attacked.reader,)).fetchone()
+    assert row == (30, ["default_transaction_read_only=on", "row_security=off"])
+    capture = Capture(attacked.database.server.dsn(name, user=attacked.reader), tmp_path, tables=("own.*",), slot=f"s_{name}")
+    with capture.running():
+        capture.until_snapshot_done()
+        attacked.admin.execute(f"create table own.b (id int primary key); alter table own.b owner to {attacked.reader}")
+        attacked.admin.execute("insert into own.b values (7); update own.a set v = 'z' where id = 1")
+        capture.until(lambda: "own.b" in capture.topics() and len(capture.rows("own.b")) == 1, "for the new table")
+        capture.until(lambda: capture.rows("own.a")[("1",)]["v"] == "z", "for the update")
+    source = capture.settings.source
+    with connect(source.dsn.get_secret_value()) as limited:
+        ensure_publication(limited, source, find_tables(limited), begun=True)
+        assert [finding for finding in check_source(limited, source, log_has_begun=True) if finding.level == "fail"] == []
+
+
+def test_a_role_that_is_there_already_keeps_its_own_settings(attacked: Attacked) -> None:
+    """It may be the one that the application writes with."""
+    attacked.admin.execute(f"create role {attacked.reader} login replication connection limit 7")
+    attacked.run_roles_well()
+    row = attacked.admin.execute("select rolconnlimit, rolconfig from pg_roles where rolname = %s", (attacked.reader,)).fetchone()
+    assert row == (7, None)
