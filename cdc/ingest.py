@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,7 +18,7 @@ import structlog
 
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
-from cdc.capture.endings import ending, notice
+from cdc.capture.endings import decoding, ending, notice
 from cdc.capture.group import Group
 from cdc.capture.stream import Stream
 from cdc.capture.toast import ToastMemory
@@ -96,11 +96,12 @@ class Ingest:
 
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder
-        groups = decoder.groups(block, 0, len(block), lambda: self._writer.next_position)
+        with decoding():
+            groups = decoder.groups(block, 0, len(block), lambda: self._writer.next_position)
         batches = 0
         for fields in decoder.notices:
             _log.warning("the server says", notice=notice(fields))  # before anything that came with it becomes durable
-        for group in groups:
+        for group in _decoded(groups):
             self._append(group)
             batches += len(group.batches)
             if not group.complete:
@@ -194,3 +195,12 @@ class Ingest:
         if force or ahead >= IDLE_RECORD_BYTES or time.monotonic() - self._recorded_at >= IDLE_RECORD_S:
             crashpoint("ingest.idle.before_record")
             self._commit(self._unrecorded, head.commit_ts_us)
+
+
+def _decoded(groups: Iterator[Group]) -> Iterator[Group]:
+    while True:
+        with decoding():
+            group = next(groups, None)
+        if group is None:
+            return
+        yield group

@@ -164,12 +164,12 @@ class Decoder:
 
     def _cuts(self, block: Bytes, index: Index, begin: int, end: int) -> list[int]:
         """A group ends behind each transaction that carries one of our watermarks."""
-        cuts = []
-        for at in begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]:
-            message = parse_message(_body(block, index, at))
-            if message.prefix == WATERMARK_PREFIX:
-                cuts.append(int(at) + int(np.argmax(index.kind[at:end] == _COMMIT)) + 1)
-        return cuts
+        messages = begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]
+        marks = [at for at in messages.tolist() if _prefixed(block, index, at, WATERMARK_PREFIX)]
+        if not marks:
+            return []
+        commits = begin + (index.kind[begin:end] == _COMMIT).nonzero()[0]
+        return sorted({int(commits[commit]) + 1 for commit in np.searchsorted(commits, marks) if commit < len(commits)})
 
     def _turn(self, block: Bytes, index: Index, at: int, next_position: Callable[[], int]) -> Iterator[Group]:
         """One message of a ``SPOOLING`` kind, or a span of frames to be spooled."""
@@ -407,7 +407,7 @@ class Decoder:
                     group.truncate([self._relations.table(oid) for oid in relations], at)
                 case "M":
                     message = parse_message(body)
-                    if message.prefix == WATERMARK_PREFIX:
+                    if message.prefix == WATERMARK_PREFIX and message.transactional:
                         watermark = Watermark(message.content, message.lsn)
                     elif message.prefix == DDL_PREFIX and message.transactional and wanted:
                         self._on_facts(group, message.content, at, doubtful=doubtful)
@@ -435,6 +435,13 @@ def _rows_follow(block: Bytes, index: Index, begin: int, end: int, oid: int) -> 
         return False
     described = begin + (index.kind[begin : begin + int(rows[0])] == ord("R")).nonzero()[0]
     return all(int.from_bytes(_body(block, index, at)[:4], "big") != oid for at in described)
+
+
+def _prefixed(block: Bytes, index: Index, at: int, prefix: str) -> bool:
+    """Whether the logical message is transactional and has this prefix; its content, which may be large, is not looked at."""
+    begin = int(index.body[at])
+    head = block[begin : min(int(index.end[at]), begin + 9 + len(prefix) + 1)].tobytes()
+    return bool(head[:1] and head[0] & 1) and head[9:] == prefix.encode() + b"\0"
 
 
 def _body(block: Bytes, index: Index, at: np.int64 | int) -> bytes:
