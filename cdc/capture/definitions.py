@@ -85,7 +85,8 @@ class Definitions:
         """
         self._catalog = catalog
         self._passwords = [json.dumps(password, ensure_ascii=False).encode() for password in passwords]
-        self._head_bytes = _HEAD_BYTES + max(map(len, self._passwords), default=0)
+        self.head_bytes = _HEAD_BYTES + max(map(len, self._passwords), default=0)
+        """So much of a message's content tells whether it bears a password."""
         self._wanted = wanted
         self._logged = logged
         self._look = look
@@ -253,14 +254,18 @@ class Definitions:
             self._note(oid)
         self._look()
 
+    def bears_password(self, content: bytes) -> bool:
+        """``content``: of a message, or its first ``head_bytes``."""
+        head = _HEAD.match(content[: self.head_bytes])
+        return head is not None and True in [compare_digest(head[1], password) for password in self._passwords]
+
     def _ours(self, content: bytes) -> _Told | None:
         """What one of our messages holds; None for somebody else's: anybody may emit messages under any prefix.
 
         Nothing is parsed before the password at its head has been compared. One of ours that cannot be read is not passed over: what
         it says is in the catalog as well, only later.
         """
-        head = _HEAD.match(content[: self._head_bytes])
-        if head is None or True not in [compare_digest(head[1], password) for password in self._passwords]:
+        if not self.bears_password(content):
             return None
         try:
             return _Told.from_json(content)

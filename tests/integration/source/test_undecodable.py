@@ -278,5 +278,35 @@ def test_messages_of_a_role_without_any_right(postgres: Database, tmp_path: Path
                             other.execute(f"select pg_logical_emit_message({transactional}, '{prefix}', {content})")
                 sql.execute("insert into t values (3, 'behind them')")
                 agrees(capture, sql)
+                reader = capture.reader
+                assert reader.timeline is not None
+                before = len(reader.timeline.cuts)
+                for _ in range(200):
+                    other.execute("select pg_logical_emit_message(true, %s, 'chunk:0123456789abcdef:1')", [WATERMARK_PREFIX])
+                sql.execute("insert into t values (4, 'behind those')")
+                agrees(capture, sql)
+                assert len(reader.timeline.cuts) - before < 100, "each is a cut in the log"
         finally:
             sql.execute(f"drop role {lowly}")
+
+
+def test_a_message_that_fills_the_memory(postgres: Database, tmp_path: Path) -> None:
+    """It may have 1 GB, and is nobody's: nothing of that is kept on its way."""
+    memory, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+    def peak_mb() -> int:
+        [line] = [line for line in memory.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) >> 10
+
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
+        capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+        with capture.running():
+            agrees(capture, sql)
+            forget.write_text("5")
+            before = peak_mb()
+            for prefix in (DDL_PREFIX, WATERMARK_PREFIX, "x"):
+                sql.execute("select pg_logical_emit_message(true, %s, repeat('[', 200 << 20))", [prefix])
+            sql.execute("insert into t values (3, 'behind them')")
+            agrees(capture, sql)
+            assert peak_mb() - before < 150
