@@ -47,6 +47,14 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.ui.retainedExecutions": "5",
 }
 
+_PRIVATE: Final[Mapping[str, str]] = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+}
+"""The driver's ports read Java objects, and what is shipped through them holds the stores' secrets: loopback alone would let every user of the
+machine in. A local master makes itself a secret for each run, which no file and no setting ever holds; of another one it is the cluster's."""
+
 
 def session(
     *,
@@ -76,6 +84,7 @@ def session(
     builder: Any = SparkSession.builder.appName(app).master(master)
     given = {
         **_SETTINGS,
+        **(_PRIVATE if master.startswith("local") else {}),
         "spark.driver.memory": driver_memory,
         # The bare file system and Iceberg stand on the driver's own class path: local executors are the driver.
         "spark.driver.extraClassPath": os.pathsep.join(map(str, (jars.bare_naked, jars.iceberg))),
