@@ -20,7 +20,7 @@ def stranger(jvm: Any) -> Any:
     return jvm.org.apache.spark.rpc.RpcEnv.create("stranger", "127.0.0.1", 0, settings, manager, True)
 
 
-def test_a_client_without_the_secret_is_refused(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_without_the_secret_is_refused(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     address = jvm.org.apache.spark.rpc.RpcAddress("127.0.0.1", int(spark.conf.get("spark.driver.port") or 0))
     client = stranger(jvm)
