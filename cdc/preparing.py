@@ -30,10 +30,11 @@ from cdc.privacy import Protection
 from cdc.settings import Source as SourceSettings
 from cdc.source import identity
 from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
-from cdc.source.connection import address, parse
+from cdc.source.connection import address
 from cdc.source.facts import load_facts
 from cdc.source.identity import Branch, Identity
 from cdc.source.membership import Membership, check_membership, read_membership
+from cdc.source.patience import PatientConnection
 from cdc.source.publication import refuse_unreadable
 from cdc.source.slot import SlotFacts, slot_from_now
 from snapshots.progress import SnapshotProgress
@@ -69,7 +70,7 @@ class Preparation:
             known = identity.recorded(self._folder)
             # Only before anything else runs: the snapshot's thread has not begun then.
             reload = None if self._begun or known is None else reloading.requested(self._folder)
-            system, history = self._ask_system(dsn)
+            system, history = self._ask_system(connection, dsn)
             found = self._identity(system)
             if known is not None and not (reload and reload.whole):
                 identity.check_system(known, found)
@@ -151,8 +152,8 @@ class Preparation:
 
     # --- what is there -------------------------------------------------------------------------------------------------------
 
-    def _ask_system(self, dsn: str) -> tuple[System, tuple[Branch, ...]]:
-        with closing(Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))) as walsender:
+    def _ask_system(self, connection: PatientConnection, dsn: str) -> tuple[System, tuple[Branch, ...]]:
+        with closing(Connection(connection.opened_with, PINNED_SETTINGS, name=address(dsn))) as walsender:
             system = walsender.identify()
             history = walsender.query(f"TIMELINE_HISTORY {system.timeline}".encode())[1] if system.timeline > 1 else b""
         return system, identity.parse_history(history.decode())

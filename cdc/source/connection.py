@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from cdc.errors import ConfigError, SourceError, SourceUnreachable, presentable
 from cdc.model.pgtypes import HAS_TRANSACTION_TIMEOUT, PINNED_SETTINGS
+from cdc.source import authentication
 from cdc.source.options import effective, is_remote
 from cdc.source.patience import PatientConnection
 
@@ -42,18 +45,15 @@ _UNUSABLE_HINT: Final = "write it as postgresql://user@host:5432/database; reser
 
 def connect(
     dsn: str, *, application: str = "headwater", connect_timeout_s: int = CONNECT_TIMEOUT_S, given_as: str = CONFIGURED
-) -> psycopg.Connection:
+) -> PatientConnection:
     """An autocommit connection under the pinned settings. Raises SourceError (ConfigError when the DSN itself is wrong).
 
     given_as: what messages call the DSN.
     Its statements may take as long as the server works on them; a link that has gone silent ends one with psycopg.OperationalError.
     """
-    parts = parse(dsn, given_as)
-    parts.setdefault("connect_timeout", str(connect_timeout_s))
-    parts = {**ALIVE, **parts}
-    parts.setdefault("application_name", application)
+    added = {**ALIVE, "connect_timeout": str(connect_timeout_s), "application_name": application}
     try:
-        connection = PatientConnection.connect(make_conninfo(**parts), autocommit=True)
+        connection = _open(parse(dsn, given_as), added)
     except psycopg.Error as error:
         kind = SourceUnreachable if _may_pass(error) else SourceError
         raise kind(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error, given_as)) from None
@@ -63,10 +63,24 @@ def connect(
     return connection
 
 
+def _open(parts: Mapping[str, str], added: Mapping[str, str]) -> PatientConnection:
+    """A connection in the first of the ways to authenticate that the server takes. Raises psycopg.Error."""
+    first, *others = authentication.ways(parts)
+    try:
+        return PatientConnection.opened(first, added)
+    except psycopg.Error as error:
+        if not others or not authentication.refuses_method(error):
+            raise
+        for other in others:
+            with suppress(psycopg.Error):
+                return PatientConnection.opened(other, added)
+        raise
+
+
 def parse(dsn: str, given_as: str = CONFIGURED) -> dict[str, str]:
     """libpq's parameters; a server on another machine is verified (``sslmode=verify-full``) where neither the DSN nor a service file nor
     the environment says otherwise: libpq's own default, ``prefer``, would also talk to whoever answers. libpq quotes pieces of a string that
-    it cannot parse, so its own words are not passed on.
+    it cannot parse, so its own words are not passed on. ``cdc.source.authentication`` says what is added to authenticate.
 
     A URL in whose password a reserved character stands as it is can still parse, with parts of the password as port or database:
     those are refused here, as later messages show them.
@@ -87,7 +101,7 @@ def parse(dsn: str, given_as: str = CONFIGURED) -> dict[str, str]:
         parts["sslmode"] = "verify-full"
         if "sslrootcert" not in options:
             parts["sslrootcert"] = "system"
-    return parts
+    return authentication.with_methods(parts)
 
 
 def address(dsn: str) -> str:
@@ -119,11 +133,15 @@ def _may_pass(error: psycopg.Error) -> bool:
     text = str(error)
     if "FATAL" in text:
         return any(words in text for words in _PASSING)
-    return not any(words in text for words in ("SSL", "certificate", "GSSAPI", "channel binding", "password"))
+    return not authentication.refuses_method(error) and not any(
+        words in text for words in ("SSL", "certificate", "GSSAPI", "channel binding", "password")
+    )
 
 
 def _connect_hint(error: psycopg.Error, given_as: str) -> str:
     text = str(error)
+    if (method := authentication.hint(error, given_as)) is not None:
+        return method
     if "password authentication failed" in text or "no password supplied" in text:
         file = f"{given_as}_file, " if given_as == CONFIGURED else ""
         return f"give the password in {file}${{ENV}} or a passfile (PGPASSFILE)"

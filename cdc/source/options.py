@@ -14,6 +14,8 @@ from psycopg.conninfo import make_conninfo
 
 VERIFIED: Final = ("verify-full", "verify-ca")
 """The values of sslmode with which libpq asks who answers."""
+CERTAINLY_TLS: Final = (*VERIFIED, "require")
+"""… and those with which it talks to nobody without TLS."""
 _BEFORE_CONNECTING: Final = {"target_session_attrs": "headwater-only-asks"}
 """libpq checks its options once all of them are gathered and before it opens a socket; this one it refuses there."""
 
