@@ -80,7 +80,7 @@ class Preparation:
             out = self._out_of_publication(published, tables, known, reload)
             self._publish(connection, tables)
             if known is None or (reload and reload.whole):
-                now = self._begin(connection, found, reload)
+                now = self._begin(connection, known, found, reload)
             else:
                 now = self._go_on(connection, known, found, history)
                 if out:
@@ -93,13 +93,16 @@ class Preparation:
 
     # --- the ways to begin ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, connection: psycopg.Connection, found: Identity, reload: reloading.Reload | None) -> Identity:
+    def _begin(
+        self, connection: psycopg.Connection, known: Identity | None, found: Identity, reload: reloading.Reload | None
+    ) -> Identity:
         """The slot's present place is where this log begins, or (after a stop state) begins again."""
         settings = self._settings
         if reload is None:
-            facts = source.ensure_slot(connection, settings, create=True, two_phase=settings.two_phase)
+            facts = source.ensure_slot(connection, settings, create=True, two_phase=settings.two_phase, record=self._folder)
         else:
-            facts = slot_from_now(connection, settings, two_phase=settings.two_phase)
+            followed = self._writer.head.commit_lsn if known is not None and identity.same_slot(known, found) else None
+            facts = slot_from_now(connection, settings, two_phase=settings.two_phase, record=self._folder, followed=followed)
         crashpoint("capture.slot_ready")
         begin = facts.confirmed_lsn or Lsn(0)
         if reload is not None:
