@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import Source as SourceSettings
 from cdc.source.facts import load_facts, read_facts, save_facts
+from cdc.source.kin import Undecided
 from cdc.source.membership import table_unpublished
 from cdc.source.watch import CatalogWatch, trigger_password
 
@@ -35,13 +36,16 @@ class Evolving:
         settings: SourceSettings,
         folder: Path,
         logged: Callable[[Table], Table],
+        undecided: Undecided,
         fail: Callable[[Exception], None],
         stop: threading.Event,
     ) -> None:
-        """``folder``: the log's. ``logged``: a table's definition as the log has it. ``fail``: takes what the watching thread ends with."""
+        """``folder``: the log's. ``logged``: a table's definition as the log has it. ``undecided``: of the column policies.
+        ``fail``: takes what the watching thread ends with."""
         self._settings = settings
         self._folder = folder
         self._logged = logged
+        self._undecided = undecided
         self._fail = fail
         self._stop = stop
         self._password = secrets.token_hex(16)
@@ -55,13 +59,17 @@ class Evolving:
         with source.connect(dsn) as connection:
             self._remember_first(connection, tables, facts)
         known = {*facts, *(table.oid for table in tables.values())}
-        self._watch = CatalogWatch(self._settings, known, self._password, self._stop, self._fail)
+        self._watch = CatalogWatch(self._settings, known, self._password, self._stop, self._fail, self._undecided)
         self._watch.start()
 
     def join(self) -> None:
         """After ``stop`` was set."""
         if self._watch is not None:
             self._watch.join()
+
+    def left_out(self) -> Sequence[str]:
+        """What of the selected tables does not reach the log, one line each with what helps, as of the last look at the catalog."""
+        return () if self._watch is None else self._watch.left_out
 
     def definitions(self, catalog: psycopg.Connection) -> Definitions:
         """``catalog``: asked what the stream does not tell. The log is not being written."""
