@@ -78,7 +78,7 @@ def measure(folder: Path, rows: int, runs: int) -> Result:
         read.append(rows / timed(lambda at=root: read_log(at)))
         plain_read.append(rows / timed(lambda at=folder / "plain": read_plain(at)))
         shutil.rmtree(root)
-    result.figures["append_commit"] = faster(append, plain, "rows/s")
+    result.figures["append"] = faster(append, plain, "rows/s")
     result.figures["append_rows_per_s"] = faster(append, [1e6], "rows/s", bar=1.0)
     result.figures["append_cpu_s_per_million"] = lower(cpu, 0.25, "CPU s")
     result.figures["read"] = faster(read, plain_read, "rows/s")
