@@ -29,6 +29,7 @@ from cdc.meter import Meter
 from cdc.model.batch import table_of
 from cdc.model.evolution import schema_record
 from cdc.model.position import Lsn
+from cdc.pace import Pace
 from snapshots.feed import SnapshotFeed, place
 
 IDLE_RECORD_S: Final = 10.0
@@ -36,6 +37,10 @@ IDLE_RECORD_S: Final = 10.0
 IDLE_RECORD_BYTES: Final = 16 * 2**20
 """… or after this much WAL (one WAL file)."""
 TAKE_S: Final = 0.05
+SMALL_BYTES: Final = 16 * 2**10
+"""What is taken at once while there is no backlog. Only then …"""
+PACE: Final = Pace(times=8.0, most_s=0.01)
+"""… does the next group wait a little, so that small steady traffic costs an eighth of a core at most."""
 
 _log = structlog.get_logger("capture")
 
@@ -79,7 +84,10 @@ class Ingest:
         while not stop.is_set():
             taken = self._stream.take(TAKE_S)
             if len(taken):
+                began = time.monotonic()
                 self._gather(taken)
+                if len(taken) < SMALL_BYTES:
+                    stop.wait(PACE.rest_s(time.monotonic() - began))
             self._feed.check()
             self._record_idle(force=False)
             self._meter.write()
