@@ -43,7 +43,7 @@ from cdc.privacy import ProtectedWriter, Protection, protection_of
 from cdc.settings import Settings
 from cdc.settings import Source as SourceSettings
 from cdc.source import identity
-from cdc.source.connection import address, parse
+from cdc.source.connection import address
 from cdc.source.identity import Identity
 from cdc.source.slot import SlotFacts
 from snapshots.coordinator import SnapshotCoordinator
@@ -218,7 +218,7 @@ def _stream_once(
     """``streaming``: large transactions come before they have ended."""
     dsn = settings.dsn.get_secret_value()
     with source.connect(dsn) as catalog:
-        connection = Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))
+        connection = Connection(catalog.opened_with, PINNED_SETTINGS, name=address(dsn))
         head = writer.head
         prepared = Prepared(folder)
         prepared.settle(head.commit_lsn)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import psycopg
+import structlog
 
 from cdc import source
 from cdc.capture.definitions import Definitions
@@ -23,6 +24,8 @@ from cdc.source.facts import load_facts, read_facts, save_facts
 from cdc.source.kin import Undecided
 from cdc.source.membership import table_unpublished
 from cdc.source.watch import CatalogWatch, trigger_password
+
+_log = structlog.get_logger("capture")
 
 
 class Evolving:
@@ -82,6 +85,7 @@ class Evolving:
             wanted=partial(matches, self._settings.tables),
             logged=self._logged,
             look=self._watch.look_soon,
+            unread=_unread,
             note=self._watch.note,
             unpublished=self._unpublished,
             keep=partial(save_facts, self._folder),
@@ -112,6 +116,11 @@ class Evolving:
             return {topic.name: topic.table for topic in reader.topics()}, list(ended_topics(reader))
         finally:
             reader.close()
+
+
+def _unread() -> None:
+    hint = "run deploy/roles.sql of this version again, as a superuser"
+    _log.warning("a message of the event trigger cannot be read, so the catalog is asked instead", mend=hint)
 
 
 def _free(holder: Table | None, oid: int) -> bool:

@@ -305,7 +305,7 @@ def _remarks(settings: Settings, reader: LogReader) -> Iterator[Remark]:
 
 
 def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) -> Iterator[Remark]:
-    applied = sink.open()
+    applied = sink.open(reader)
     topics = {topic.name: topic for topic in reader.topics()}
     for name in named(options.tables):
         if name not in topics:

@@ -327,6 +327,9 @@ class ProtectedWriter:
     def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
         return self._writer.commit(commit_lsn, commit_ts_us)
 
+    def begin_history(self) -> None:
+        self._writer.begin_history()
+
     def rollback(self) -> None:
         self._writer.rollback()
 

@@ -114,9 +114,10 @@ class SupervisorStatus:
 
 def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:
     folder = run_dir / "status"
-    folder.mkdir(parents=True, exist_ok=True)
+    jsonfile.make_folder(folder)
     aside = folder / f".{name}.{os.getpid()}"
-    aside.write_text(jsonfile.encode(asdict(status)))
+    with open(jsonfile.create(aside), "w") as file:
+        file.write(jsonfile.encode(asdict(status)))
     crashpoint("status.written_aside")
     aside.replace(folder / f"{name}.json")
 

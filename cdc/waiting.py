@@ -120,7 +120,7 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
             nudged = True
         time.sleep(min(POLL_S, max(0.0, timeout_s - waited_s)))
     if options.kind in REFRESHED_KINDS:
-        _refresh(store, options)
+        _refresh(store, options, reader)
     assert target is not None
     return Waited(store, wanted, target, time.monotonic() - began)
 
@@ -178,10 +178,10 @@ def _too_late(settings: Settings, store: str, wanted: Lsn, timeout_s: float, awa
     return WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {why}", hint=hint)
 
 
-def _refresh(store: str, options: StoreOptions) -> None:
+def _refresh(store: str, options: StoreOptions, reader: LogReader) -> None:
     sink = make_sink(store, options)
     try:
-        sink.open()
+        sink.open(reader)
         sink.make_visible()
     finally:
         sink.close()

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from cdc.log.contract import LogReader
 from cdc.model.batch import POSITION, first_position, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.position import ZERO_CUT, Cut, Position
@@ -33,7 +34,7 @@ class ConsoleSink:
         self._applied = ZERO_CUT
         self._shapes: dict[str, Shape] = {}
 
-    def open(self) -> Cut:
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
         return self._applied
 
     def prepare(self, table: Table) -> None:

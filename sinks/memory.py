@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from cdc.log.contract import LogReader
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import ZERO_CUT, Cut, Position
@@ -101,7 +102,7 @@ class MemorySink:
         self._staged: list[pa.RecordBatch] | None = [] if options.staged else None
         self._store = STORES.setdefault(name, Store())
 
-    def open(self) -> Cut:
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
         return self._store.applied
 
     def prepare(self, table: Table) -> None:

@@ -272,8 +272,19 @@ def _tried() -> Iterator[list[bool]]:
         tried.clear()
 
 
+# Only a superuser makes the trigger. Anybody who may create a schema could offer a password of her own, or a view that runs as our role.
+_PASSWORD_IS_OURS: Final = """
+select count(*) > 0
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+join pg_roles t on t.oid = c.relowner join pg_roles s on s.oid = n.nspowner
+where n.nspname = 'headwater' and c.relname = 'ddl_password' and c.relkind = 'r' and not c.relrowsecurity and t.rolsuper and s.rolsuper
+"""
+
+
 def trigger_password(connection: psycopg.Connection) -> str | None:
     """The password of the event trigger's messages (deploy/roles.sql), None where there is no trigger that this role knows of."""
+    if connection.execute(_PASSWORD_IS_OURS).fetchone() != (True,):
+        return None
     try:
         row = connection.execute("select password from headwater.ddl_password").fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.InsufficientPrivilege):

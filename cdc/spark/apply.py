@@ -178,7 +178,7 @@ class _Worker:
 
     def apply(self, piece: dict[str, Any]) -> Outcome:
         if not self._opened:
-            self._sink.open()
+            self._sink.open(self._reader)
             self._opened = True
         try:
             outcome = NOTHING

@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
+from cdc.log.contract import LogReader
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
@@ -85,7 +86,7 @@ class CacheSink:
         self._sha: dict[str, bytes] = {}
         self._looked_at = 0.0
 
-    def open(self) -> Cut:
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
         jsonrows.warm_up()
         resp.warm_up()
         self._drop_connection()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from sinks import make_sink, options_model
 from sinks.contract import Sink
+from tests.logs import EMPTY
 
 
 class Server(Protocol):
@@ -51,7 +52,7 @@ class Lab:
 
     def opened(self, **options: Any) -> Sink:
         sink = self.sink(**options)
-        sink.open()
+        sink.open(EMPTY)
         return sink
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from sinks.contract import Outcome, Sink, audit_schema
 from tests.contract.labs import Lab
 from tests.contract.lossy_proxy import LossyProxy
 from tests.contract.rows import ORDERS, PAIRS, TYPES, Row, batch, numeric, order, upserts
+from tests.logs import EMPTY
 
 
 def cut(position: int) -> Cut:
@@ -51,7 +52,7 @@ def feed(sink: Sink, changes: pa.RecordBatch) -> Outcome:
 
 
 def test_an_empty_store_has_applied_nothing(lab: Lab) -> None:
-    assert lab.sink().open() == ZERO_CUT
+    assert lab.sink().open(EMPTY) == ZERO_CUT
 
 
 def test_rows_arrive_and_the_cut_is_kept_in_the_store(lab: Lab) -> None:
@@ -61,7 +62,7 @@ def test_rows_arrive_and_the_cut_is_kept_in_the_store(lab: Lab) -> None:
     assert sink.applied() == cut(2)
     expect(lab, sink, ORDERS, [order(1), order(2, None, amount="-0.05")])
     if lab.readable:
-        assert lab.sink().open() == cut(2)
+        assert lab.sink().open(EMPTY) == cut(2)
 
 
 def test_commit_never_goes_back(lab: Lab) -> None:
@@ -487,14 +488,18 @@ def test_the_store_goes_down_and_comes_back(lab: Lab) -> None:
     sink.commit(cut(1))
     lab.server.stop()
     try:
-        for attempt in (lambda: sink.apply(upserts(ORDERS, 2, [order(2)])), lambda: sink.commit(cut(2)), lambda: lab.sink().open()):
+        for attempt in (
+            lambda: sink.apply(upserts(ORDERS, 2, [order(2)])),
+            lambda: sink.commit(cut(2)),
+            lambda: lab.sink().open(EMPTY),
+        ):
             with pytest.raises(StoreError) as failure:
                 attempt()
             assert failure.value.retryable
             assert failure.value.hint
     finally:
         lab.server.start()
-    assert sink.open() == cut(1)
+    assert sink.open(EMPTY) == cut(1)
     sink.prepare(ORDERS)
     feed(sink, upserts(ORDERS, 2, [order(2)]))
     sink.commit(cut(2))

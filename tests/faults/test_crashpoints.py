@@ -200,7 +200,7 @@ def follow_through_a_fault(point: str, kind: Kind, written: Written, nursery: Nu
     sink = make_sink("store", options_model(store["kind"]).model_validate(store))
     try:
         with closing(EmbeddedLogReader(folder / "log")) as reader:
-            assert sink.open().position == reader.head().position
+            assert sink.open(reader).position == reader.head().position
         wanted = {name: rows for name, rows in written.tables.items() if name in store.get("tables", [name])}
         assert difference(wanted, held_by(sink, folder)) is None
     finally:

@@ -26,6 +26,7 @@ from cdc.spark.follower import Follower
 from sinks.cache.sink import CacheSink, Options
 from sinks.contract import Outcome
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
+from tests.logs import EMPTY
 
 CANARY = "canary-value"
 
@@ -41,7 +42,7 @@ def opened(valkey: Any) -> Iterator[Any]:
     def make(url: str = valkey.url, **options: Any) -> CacheSink:
         sink = CacheSink("cache", Options.model_validate({"kind": "redis", "url": url, **options}))
         made.append(sink)
-        sink.open()
+        sink.open(EMPTY)
         sink.prepare(ORDERS)
         return sink
 
@@ -120,7 +121,7 @@ def test_a_server_that_evicts_is_refused(valkey: Any, opened: Any, policy: str) 
         client.config_set("maxmemory-policy", policy)
         try:
             with pytest.raises(StoreError, match="evicts") as failure:
-                sink.open()
+                sink.open(EMPTY)
         finally:
             client.config_set("maxmemory-policy", "noeviction")
     assert not failure.value.retryable
@@ -232,7 +233,7 @@ def test_a_kill_loses_nothing_that_was_committed(valkey_server: Valkey, opened: 
     assert failure.value.retryable
     valkey_server.start()
     # The append-only file is synced once a second: what is applied may be older, never newer than the rows.
-    applied = sink.open().position
+    applied = sink.open(EMPTY).position
     assert applied in (0, 2000)
     if applied:
         assert sum(len(part) for part in sink.scan(ORDERS)) == 2000
@@ -241,7 +242,7 @@ def test_a_kill_loses_nothing_that_was_committed(valkey_server: Valkey, opened: 
 def test_a_wrong_password_is_said_plainly(valkey_server: Valkey) -> None:
     sink = CacheSink("cache", Options.model_validate({"kind": "redis", "url": valkey_server.url, "password": CANARY}))
     with pytest.raises(StoreError) as failure:
-        sink.open()
+        sink.open(EMPTY)
     sink.close()
     assert not failure.value.retryable
     assert CANARY not in failure.value.line()
@@ -284,7 +285,7 @@ def test_a_rotated_password_counts_without_a_restart(valkey: Any, tmp_path: Path
         """What the sink fails with once it has to connect anew."""
         sink.close()
         with pytest.raises(StoreError) as failure:
-            sink.open()
+            sink.open(EMPTY)
         return failure.value
 
     with valkey.client() as client:
@@ -294,13 +295,13 @@ def test_a_rotated_password_counts_without_a_restart(valkey: Any, tmp_path: Path
         given = {"url": held} if whole_url else {"url": valkey.url, "username": user, "password": held}
         sink = CacheSink("cache", Options.model_validate({"kind": "redis", **given}))
         try:
-            sink.open()
+            sink.open(EMPTY)
             sink.prepare(ORDERS)
             assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)
             rotate("two")
             assert refused().retryable, "the file may follow in a moment"
             secret.write_text(text % "two")
-            sink.open()
+            sink.open(EMPTY)
             assert sink.apply(upserts(ORDERS, 2, [order(1)])) == Outcome(1)
             # A connection that breaks in the middle of the work, with the file changed before.
             secret.write_text(text % "three")
@@ -316,5 +317,5 @@ def test_a_rotated_password_counts_without_a_restart(valkey: Any, tmp_path: Path
 def test_wrong_credentials_that_no_file_holds_are_for_the_operator(valkey: Any) -> None:
     options = Options.model_validate({"kind": "redis", "url": valkey.url, "username": "nobody", "password": "guessed"})
     with closing(CacheSink("cache", options)) as sink, pytest.raises(StoreError, match="WRONGPASS") as failure:
-        sink.open()
+        sink.open(EMPTY)
     assert not failure.value.retryable

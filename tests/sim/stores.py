@@ -115,7 +115,7 @@ class Site:
         while True:
             sink = FlakySink(MemorySink(self.name, self._options), self)
             prepared = Prepared()
-            applied = sink.open()
+            applied = sink.open(reader)
             if applied.position > reader.head().position:
                 if applied.position > reader.written().position:
                     raise AssertionError(f"{self.name} holds {applied}, the log ends at {reader.written()}")
