@@ -1,7 +1,7 @@
 // The page: takes what the stream brings and puts it where it belongs.
 import { chart, rivers, shape, sparkline, SPAN_S } from "./draw.js";
 import { follow } from "./stream.js";
-import { ago, bytes, compact, compactCount, count, duration } from "./words.js";
+import { ago, bytes, compact, compactCount, count, duration, percent } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 /** Rates are averages over this long, because a warehouse commits every few seconds only. */
@@ -206,7 +206,9 @@ function storeCard(follower, index) {
   head.append(title, make("span", "chip"));
   const body = make("div", "body");
   const words = make("div");
-  words.append(make("p", "big"), make("p", "under"));
+  const bar = make("progress");
+  bar.hidden = true;
+  words.append(make("p", "big"), make("p", "under"), bar);
   const picture = make("div");
   const spark = shape(picture, "svg", { class: "spark", role: "img" });
   spark.setAttribute("aria-label", "");
@@ -223,7 +225,17 @@ function drawStore(follower) {
   const lag = follower.lag;
   const big = card.querySelector(".big");
   const under = card.querySelector(".under");
-  if (!lag) {
+  const far = follower.catch_up;
+  const bar = card.querySelector("progress");
+  bar.hidden = !far;
+  if (far) {
+    bar.max = far.total;
+    bar.value = far.done;
+    bar.setAttribute("aria-label", `${follower.store}: ${compactCount(far.done)} of ${compactCount(far.total)} changes`);
+    say(big, percent(far.done, far.total));
+    const left = far.eta_s == null ? "" : `, about ${duration(far.eta_s)} left`;
+    say(under, `loading: ${compactCount(far.done)} of ${compactCount(far.total)}, ${compact(far.rows_per_s)}/s${left}`);
+  } else if (!lag) {
     say(big, "–");
     say(under, "nothing applied yet");
   } else if (lag.changes === 0) {
