@@ -223,7 +223,8 @@ function storeCard(follower, index) {
 function drawStore(follower) {
   const card = $("store-" + follower.store);
   const state = follower.stop ?? (follower.alive ? follower.state : follower.state === "never started" ? "never started" : "not running");
-  mark(card.querySelector(".chip"), state, follower.stop || !follower.alive ? "bad" : TONES[follower.state]);
+  const shown = state === "following" && follower.catch_up ? "loading" : state;
+  mark(card.querySelector(".chip"), shown, follower.stop || !follower.alive ? "bad" : TONES[follower.state]);
   const lag = follower.lag;
   const big = card.querySelector(".big");
   const under = card.querySelector(".under");
