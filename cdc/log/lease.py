@@ -24,11 +24,14 @@ class Lease:
     def __init__(self, folder: Path, store: str) -> None:
         """Takes the lease and raises its epoch, durably. Raises HeadwaterError when another process holds it, OSError."""
         home = folder / FOLDER
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Of both, the log's folder too: a follower may start before the log exists.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, exist_ok=True)
         self._store = store
-        self._path = home / f"{quote(store, safe='')}.json"
-        lock = home / f"{quote(store, safe='')}.lock"
-        self._fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        name = quote(store, safe="") if store.strip(".") else store.replace(".", "%2E")
+        self._path = home / f"{name}.json"
+        self._lock_path = home / f"{name}.lock"
+        self._fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             self._lock()
             self.epoch = 0
@@ -42,6 +45,16 @@ class Lease:
         self.epoch = max(self.epoch, epoch) + 1
         jsonfile.write(self._path, {"format": 1, "epoch": self.epoch})
         return self.epoch
+
+    @property
+    def ours(self) -> bool:
+        """False once it was closed, or its folder was replaced (the log was restored from a copy): another process may hold the new one."""
+        if self._fd < 0:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.lstat(self._lock_path))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         if self._fd >= 0:
