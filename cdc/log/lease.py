@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -16,13 +17,20 @@ from cdc import jsonfile
 from cdc.errors import HeadwaterError
 
 FOLDER: Final = "leases"
+STEP_MAX: Final = 2**16
+"""Epochs rise by steps of random size, so that followers of two copies of one log do not come to the same. 2**37 of them fit a double,
+which is what a number is to some stores."""
+
+
+class LeaseHeld(HeadwaterError):
+    """Another process follows the store."""
 
 
 class Lease:
     """Held as long as the object lives and is not closed, so a killed follower leaves none behind."""
 
     def __init__(self, folder: Path, store: str) -> None:
-        """Takes the lease and raises its epoch, durably. Raises HeadwaterError when another process holds it, OSError."""
+        """Takes the lease and raises its epoch, durably. Raises LeaseHeld when another process holds it, OSError."""
         home = folder / FOLDER
         # Of both, the log's folder too: a follower may start before the log exists.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,7 +50,7 @@ class Lease:
 
     def raise_above(self, epoch: int) -> int:
         """Makes the epoch higher than ``epoch`` (the highest that a store has seen), durably; returns it."""
-        self.epoch = max(self.epoch, epoch) + 1
+        self.epoch = max(self.epoch, epoch) + 1 + secrets.randbelow(STEP_MAX)
         jsonfile.write(self._path, {"format": 1, "epoch": self.epoch})
         return self.epoch
 
@@ -66,7 +74,7 @@ class Lease:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
-            raise HeadwaterError(
+            raise LeaseHeld(
                 f"process {pid or '?'} already follows store {self._store}", hint=f"stop it first: kill {pid or 'it'}"
             ) from None
         os.ftruncate(self._fd, 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc import approvals, jsonfile, reloading, status, stops
+from cdc import approvals, jsonfile, rebuilds, reloading, status, stops
 from cdc.dropped import load_dropped, save_dropped
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.log import histories
@@ -84,6 +84,11 @@ ARTEFACTS = [
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
     Artefact("dropped.json", lambda folder: save_dropped(folder, {"public.users": frozenset({"note", "pay"})}), load_dropped),
     Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
+    Artefact(
+        "rebuild request",
+        lambda folder: rebuilds.request(folder, "search", StopState.OTHER_LOG),
+        lambda folder: rebuilds.requested(folder, "search"),
+    ),
     Artefact("histories.json", begin_histories, lambda folder: histories.lineage_of(folder, LOG)),
     Artefact("snapshot request", request, lambda folder: list(Requests(folder).pending().values())),
     Artefact(
@@ -140,7 +145,17 @@ def test_json_of_another_shape(artefact: Artefact, shape: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "name", ["snapshot.json", "source.json", "catalog.json", "dropped.json", "reload.json", "histories.json", "snapshot request"]
+    "name",
+    [
+        "snapshot.json",
+        "source.json",
+        "catalog.json",
+        "dropped.json",
+        "reload.json",
+        "histories.json",
+        "rebuild request",
+        "snapshot request",
+    ],
 )
 def test_a_good_checksum_over_another_format_or_lacking_entries(name: str, tmp_path: Path) -> None:
     [artefact] = [artefact for artefact in ARTEFACTS if artefact.name == name]
