@@ -34,7 +34,9 @@ def test_many_tables_dropped_at_once_hold_up_none_of_the_others(postgres: Any, t
             connection.execute("insert into late values (7)")
             capture.until(lambda: set(capture.rows("public.kept")) == {("1",), ("2",)}, "for the table that stays")
             capture.until(lambda: set(capture.rows("public.late")) == {("7",)}, "for the table that came after")
-            capture.until(lambda: not any(capture.rows(f"public.t{number}") for number in range(TABLES)), "for the end of the others")
+            capture.until(
+                lambda: not any(capture.rows(f"public.t{number}") for number in range(TABLES)), "for the end of the others"
+            )
             capture.until_snapshot_done()
         # A second life over the same log knows of them no more.
         with Capture(postgres.dsn, tmp_path).running() as capture:
@@ -56,7 +58,9 @@ def test_a_database_restored_from_a_dump_into_a_new_cluster(postgres_server: Any
         dump = _dump(old)
     with new.connect() as connection:
         # As psql: the search path that the dump sets ends with its session.
-        subprocess.run([_program("psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", new.dsn], input=dump, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [_program("psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", new.dsn], input=dump, check=True, stdout=subprocess.DEVNULL
+        )
         connection.execute("delete from orders where id % 5 = 0")
         connection.execute("update orders set v = 'new ' || id where id % 7 = 0")
         error = Capture(new.dsn, tmp_path).start().failure()
