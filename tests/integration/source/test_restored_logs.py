@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,9 @@ class Stores:
 
 
 @pytest.fixture
-def stores(capture: Capture, monkeypatch: pytest.MonkeyPatch, postgres: Any) -> Iterator[Stores]:
+def stores(capture: Capture, monkeypatch: pytest.MonkeyPatch, postgres: Any) -> Stores:
     monkeypatch.setattr(followers, "STAY_S", 0.0)
-    yield Stores(capture, postgres.name.replace("_", "-"))
+    return Stores(capture, postgres.name.replace("_", "-"))
 
 
 def test_an_older_log_is_put_back_and_its_tables_are_read_again(capture: Capture, sql: Connection, stores: Stores) -> None:
