@@ -2,7 +2,7 @@
 
 A hidden index per store, ``.headwater-<store>``: the document ``applied`` (position, commit_lsn, commit_ts_us), one document
 ``floor:<schema.table>`` (position) per truncated table, and one ``shape:<schema.table>`` (position, and the definition that the documents
-stand under) per table; and ``.headwater-<store>-dead``, a document per dead letter. Numbers only
+stand under) per table; and ``.headwater-<store>@dead``, a document per dead letter. Numbers only
 ever rise: each write names the version of the document that it has read.
 """
 
@@ -31,7 +31,7 @@ class Ledger:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._index = f".headwater-{index_name(cluster.store, cluster.store)}"
-        self._dead = f"{self._index}-dead"
+        self._dead = f"{self._index}@dead"  # no store's name becomes one with an @
 
     def create(self) -> None:
         """Idempotent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import StoreError
+from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
@@ -33,7 +33,7 @@ from sinks.retry import Fate
 from sinks.rowtext import join_key
 from sinks.search import bulk, fence, mapping
 from sinks.search.ledger import Ledger
-from sinks.search.naming import GENERATION, Places, behind, document_ids, field_names, places
+from sinks.search.naming import GENERATION, Owner, Places, behind, document_ids, field_names, owner_of, places, shared
 from sinks.search.wire import Address, Cluster
 
 Positions = npt.NDArray[np.int64]
@@ -47,6 +47,7 @@ LOOKUPS_MAX: Final = 10
 LOOK_S: Final = 5.0
 """How often ``applied`` looks whether every index is still there."""
 DEAD_ROWS_MIN: Final = 20
+_APART: Final = 'index = "{schema}.{table}"'
 
 
 class Options(Address, StoreOptions):
@@ -93,10 +94,13 @@ class SearchSink:
         """The highest applied position that this process has seen: rows up to it are in the store."""
         self._fenced: fence.Fenced | None = None
         self._looked_at = float("-inf")
+        self._log_id: str | None = None
         self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{name}")
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
         jsonrows.warm_up()
+        lineage = log.lineage()
+        self._log_id = None if lineage is None else lineage.log
         self._places.clear()
         self._fenced = None
         self._looked_at = float("-inf")
@@ -113,9 +117,18 @@ class SearchSink:
             if found is None:
                 raise StoreError(f"store {self.name}: the index of {table.qualified} is removed all the time", retryable=True)
         names, held = found
+        self._check_owner(names, table, held)
         self._evolve(names, table, held)
         self._places[table.qualified] = Place(table, names, self._writer(names, held), self._ledger.floor(table.qualified))
         self._ledger.set_shape(table, 0)
+
+    def foresee(self, tables: Sequence[Table]) -> None:
+        """Raises ConfigError when two of these tables, which are to come, would have the same index."""
+        if (both := shared(self._options.index, tables)) is not None:
+            names = " and ".join(table.qualified for table in both)
+            raise ConfigError(
+                f"store {self.name}: index = {self._options.index!r} gives {names} the same index", hint=f"set {_APART} in cdc.toml"
+            )
 
     def shape(self, topic: str) -> Shape | None:
         return self._ledger.shape(topic)
@@ -216,6 +229,29 @@ class SearchSink:
         found = self._look_up(table)
         return None if found is None else found[0]
 
+    def _check_owner(self, names: Places, table: Table, held: dict[str, Any]) -> None:
+        """Raises StoreError unless the index was made by this store, from this log, for this table."""
+        found = owner_of(held)
+        if found is None:
+            return  # whoever changes the mapping by hand drops it
+        if found.store != self.name:
+            hint = f'set another `index` in [stores.{self.name}], such as index = "{self.name}.{{schema}}.{{table}}"'
+            raise StoreError(
+                f"store {self.name}: the index {names.index} belongs to store {found.store}", retryable=False, hint=hint
+            )
+        if found.table != table.qualified:
+            raise StoreError(
+                f"store {self.name}: the index {names.index} holds {found.table}, not {table.qualified}",
+                retryable=False,
+                hint=f"set {_APART} in [stores.{self.name}]",
+            )
+        if found.log != self._log_id:
+            raise StoreError(
+                f"store {self.name}: the index {names.index} is fed by another log ({found.log}; this one is {self._log_id})",
+                retryable=False,
+                hint=f"give the store another name and `index`, or DELETE /{names.index} if that log is gone for good",
+            )
+
     def _not_ours(self, alias: str) -> StoreError:
         hint = f"delete or rename the index {alias}, or set `index` in cdc.toml"
         return StoreError(f"store {self.name}: {alias} exists and is not ours", retryable=False, hint=hint)
@@ -236,7 +272,7 @@ class SearchSink:
             aliases[names.alias] = {"filter": LIVING, "is_hidden": False}
         definition = {
             "settings": {"index": index},
-            "mappings": {"dynamic": "strict", "properties": mapping.properties(table)},
+            "mappings": {"_meta": self._owner(table).meta(), "dynamic": "strict", "properties": mapping.properties(table)},
             "aliases": aliases,
         }
         answer = self._cluster.send("PUT", f"/{names.index}", definition)
@@ -246,6 +282,9 @@ class SearchSink:
         if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
             raise self._cluster.error(f"creating the index of {table.qualified}", answer)
         return writer
+
+    def _owner(self, table: Table) -> Owner:
+        return Owner(self.name, self._log_id or "", table.qualified)
 
     def _evolve(self, names: Places, table: Table, held: dict[str, Any]) -> None:
         wanted, fields = mapping.properties(table), held["mappings"].get("properties", {})
@@ -258,7 +297,12 @@ class SearchSink:
         if mapping.fields_limit(table) > limit:
             raised = {"index.mapping.total_fields.limit": mapping.fields_limit(table)}
             self._cluster.ask("allowing more fields", "PUT", f"/{names.index}/_settings", raised)
-        self._cluster.ask(f"adding columns of {table.qualified}", "PUT", f"/{names.index}/_mapping", {"properties": added})
+        self._cluster.ask(
+            f"adding columns of {table.qualified}",
+            "PUT",
+            f"/{names.index}/_mapping",
+            {"_meta": self._owner(table).meta(), "properties": added},
+        )
 
     def _writer(self, names: Places, held: dict[str, Any]) -> str:
         found: list[str] = [alias for alias in held["aliases"] if alias.startswith(names.writers)]
