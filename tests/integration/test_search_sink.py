@@ -18,7 +18,7 @@ from cdc.model.table import Column, Table
 from sinks.contract import Outcome
 from sinks.search import bulk
 from sinks.search.sink import Options, SearchSink
-from tests.contract.rows import NUMBERED, ORDERS, batch, order, schema, upserts
+from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
 from tests.logs import EMPTY
 
 CANARY = "canary-value"
@@ -249,6 +249,47 @@ def test_an_index_that_somebody_closed_is_waited_for(opensearch: OpenSearch, ope
     assert failure.value.retryable
     opensearch.request("POST", "/public.orders@1/_open?wait_for_active_shards=1")
     assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)
+
+
+@pytest.fixture
+def settings(opensearch: OpenSearch) -> Iterator[Any]:
+    """Sets settings of the cluster, and takes them back after the test."""
+    made: list[str] = []
+
+    def change(name: str, value: Any) -> None:
+        made.append(name)
+        opensearch.request("PUT", "/_cluster/settings", {"persistent": {name: value}})
+
+    yield change
+    opensearch.request("PUT", "/_cluster/settings", {"persistent": dict.fromkeys(made)})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "shown", "helps"),
+    [
+        ("cluster.max_shards_per_node", 1, r"\[\d+\]/\[1\] maximum \w+ shards open", '"cluster.max_shards_per_node"'),
+        ("cluster.blocks.create_index", True, "cluster create-index blocked", '"cluster.blocks.create_index": null'),
+        ("cluster.blocks.read_only", True, "cluster read-only", '"cluster.blocks.read_only": null'),
+    ],
+)
+def test_why_the_cluster_makes_no_index_is_shown(
+    opened: Any, settings: Any, setting: str, value: object, shown: str, helps: str
+) -> None:
+    sink = opened()
+    settings(setting, value)
+    with pytest.raises(StoreError, match=shown) as failure:
+        sink.prepare(PAIRS)
+    assert failure.value.retryable, "an operator ends it at the cluster"
+    assert helps in str(failure.value.hint)
+
+
+def test_why_the_cluster_takes_no_rows_is_shown(opensearch: OpenSearch, opened: Any) -> None:
+    sink = opened()
+    opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.write": True})
+    with pytest.raises(StoreError, match=r"index \[public.orders@1\] blocked by: \[FORBIDDEN/8/index write") as failure:
+        sink.apply(upserts(ORDERS, 1, [order(1, CANARY)]))
+    assert failure.value.retryable
+    assert 'PUT /public.orders@1/_settings {"index.blocks.write": null}' in str(failure.value.hint)
 
 
 def test_an_index_at_the_flood_stage_is_told_at_once(opensearch: OpenSearch, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
