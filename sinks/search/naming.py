@@ -103,10 +103,10 @@ def shared(template: str, tables: Iterable[Table]) -> tuple[Table, Table] | None
     return None
 
 
-def behind(alias: str, index: str) -> Places | None:
-    """The places of the index that was found behind the alias; None when it is none of ours."""
-    generation = index.removeprefix(alias + GENERATION)
-    return Places(alias, int(generation)) if generation != index and generation.isdecimal() else None
+def named(index: str) -> Places | None:
+    """The places that have this index; None when its name is not of our form."""
+    alias, _, generation = index.rpartition(GENERATION)
+    return Places(alias, int(generation)) if alias and generation.isascii() and generation.isdecimal() else None
 
 
 def index_name(wanted: str, identity: str, *, plain: bool = True) -> str:
