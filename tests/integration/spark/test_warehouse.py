@@ -82,6 +82,7 @@ def test_a_table_with_columns_named_like_icebergs_own_is_read_back(shop: Shop) -
 def test_random_changes_with_restarts_replays_and_compaction(shop: Shop, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     twin = MemorySink(f"twin-{tmp_path}", TwinOptions(kind="memory"))
+    twin.open(EMPTY, 1)
     sink = shop.sink(compact_files=4, staged_bytes=2_000)
     position, unsure = 0, []
     for step in range(24):
