@@ -88,6 +88,20 @@ def shop(spark: Any, tmp_path: Path) -> Shop:
     return Shop(spark, tmp_path / "warehouse")
 
 
+def test_a_table_with_columns_named_like_icebergs_own_is_read_back(shop: Shop) -> None:
+    own = ("_file", "_pos", "_deleted", "_partition", "_spec_id", "_row_id", "_last_updated_sequence_number", "_change_type")
+    table = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, *(Column(name, INT4) for name in own)))
+    row = order(1, **dict.fromkeys(own, "7"))
+    sink = shop.sink()
+    sink.prepare(table)
+    sink.apply(upserts(table, 1, [row, order(2, **dict.fromkeys(own, "8"))]))
+    sink.commit(cut(2))
+    sink.apply(batch(table, [(Op.DELETE, 3, order(2))]))
+    sink.commit(cut(3))
+    assert [found for part in sink.scan(table) for found in part.to_pylist()] == [row]
+    assert shop.sql("select count(_pos__2) from orders")[0][0] == 1
+
+
 def test_random_changes_with_restarts_replays_and_compaction(shop: Shop, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     twin = MemorySink(f"twin-{tmp_path}", TwinOptions(kind="memory"))
