@@ -1,13 +1,14 @@
 """The one place that decides what an error of a store means: wait and try again, or tell the operator.
 
-Messages name the store, the place and the error's kind. A server's own text may quote rows, so only its first word (Redis) or its
-type (OpenSearch) is passed on.
+Messages name the store, the place and the error's kind. A server's own text may quote rows, so only its first word (Redis), or its
+type and a reason of a known form (OpenSearch, ``sinks.search.reasons``) is passed on.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Final
 
@@ -28,7 +29,9 @@ def backoff_s(attempt: int, chance: random.Random) -> float:
 
 def down(store: str, where: str, kind: str) -> StoreError:
     """Nobody answers, or the answer was cut off: what was sent may or may not have arrived, and sending again is safe."""
-    return StoreError(f"store {store}: no answer from {where} ({kind})", retryable=True, hint="start it, or mend `url` in cdc.toml")
+    return StoreError(
+        f"store {store}: no answer from {where} ({kind})", retryable=True, hint="start it, or correct `url` in cdc.toml"
+    )
 
 
 # Redis: the error code that starts the server's answer → (worth waiting, what to do).
@@ -47,13 +50,13 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
     "ASK": (False, "use a server that is not in cluster mode"),
     "CROSSSLOT": (False, "use a server that is not in cluster mode"),
     "NOAUTH": (False, "set `username` and `password`, or put them into `url`"),
-    "WRONGPASS": (False, "mend `username` and `password`"),
+    "WRONGPASS": (False, "correct `username` and `password`"),
     "NOPERM": (False, "grant the user +@read +@write +@transaction +info and all keys of the store"),
     "WRONGTYPE": (False, "another program's keys have the names of the store's ledger: give the store another name"),
 }
 
 
-_ROTATING: Final = "mend the file with the password (`password_file` or `url_file`): it is read again for each attempt"
+_ROTATING: Final = "correct the file with the password (`password_file` or `url_file`): it is read again for each attempt"
 
 
 def redis_error(store: str, code: str, *, rotating: bool = False) -> StoreError:
@@ -99,21 +102,42 @@ def bulk_fate(status: int, error_type: str) -> Fate:
     return Fate.REFUSED
 
 
-def search_error(store: str, doing: str, status: int, error_type: str, *, rotating: bool = False) -> StoreError:
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """``text``: the part of a server's own reason that may be shown. ``retryable``: whether waiting can help; None: its status decides."""
+
+    text: str
+    hint: str | None = None
+    retryable: bool | None = None
+
+
+def search_error(
+    store: str, doing: str, status: int, error_type: str, reason: Reason | None = None, *, rotating: bool = False
+) -> StoreError:
     """OpenSearch answered a whole request with this status. ``rotating``: as of ``redis_error``."""
     message = f"store {store}: {doing} was answered {status} {error_type}".rstrip()
+    retryable, hint = _search_verdict(status, error_type, rotating=rotating)
+    if reason is not None:
+        message += f": {reason.text}"
+        hint = reason.hint or hint
+        retryable = retryable if reason.retryable is None else reason.retryable
+    return StoreError(message, retryable=retryable, hint=hint)
+
+
+def _search_verdict(status: int, error_type: str, *, rotating: bool) -> tuple[bool, str]:
+    """Whether waiting can help, and what to do."""
     if error_type == "cluster_block_exception" and status == 429:
-        return StoreError(message, retryable=True, hint="free disk space: the index is read-only above the flood stage")
-    if error_type == "cluster_block_exception" and status == 403:
-        return StoreError(message, retryable=True, hint="somebody has blocked the index: take its settings index.blocks.* back")
+        return True, "free disk space: the index is read-only above the flood stage"
+    if error_type in ("cluster_block_exception", "index_create_block_exception") and status == 403:
+        return True, "somebody has blocked the index or the cluster: remove its settings index.blocks.* or cluster.blocks.*"
     if error_type == "index_closed_exception":
-        return StoreError(message, retryable=True, hint="somebody closed the index: POST /INDEX/_open")
+        return True, "somebody closed the index: POST /INDEX/_open"
     if status in (429, 502, 503, 504) or status == 500:
-        return StoreError(message, retryable=True, hint="the cluster is busy or has no leader: see GET _cluster/health")
+        return True, "the cluster is busy or has no leader: see GET _cluster/health"
     if status == 401 and rotating:
-        return StoreError(message, retryable=True, hint=_ROTATING)
+        return True, _ROTATING
     if status == 401:
-        return StoreError(message, retryable=False, hint="mend `username` and `password`")
+        return False, "correct `username` and `password`"
     if status == 403:
-        return StoreError(message, retryable=False, hint="grant the user the rights to create, write and read the store's indices")
-    return StoreError(message, retryable=False, hint="see the cluster's log")
+        return False, "grant the user the rights to create, write and read the store's indices"
+    return False, "see the cluster's log"

@@ -11,7 +11,7 @@ import re
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cdc.embedded import EmbeddedError, jars
 from cdc.embedded.archives import archive_path, options_making, options_using
@@ -29,19 +29,29 @@ _BOUND = re.compile(rb"AbstractHttpServerTransport\] publish_address \{127\.0\.0
 _NODE = """network.host: 127.0.0.1
 transport.port: {transport_port}
 cluster.routing.allocation.disk.threshold_enabled: false
+path.repo: ["{repository}"]
 """
+
+_QUICK: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Starts and stays small on a busy machine; indexes several times slower once warm."""
+_PRODUCTION: Final = ("-XX:+UseG1GC",)
+PRODUCTION_HEAP_MB: Final = 1024
 
 
 class OpenSearch(Server):
     """One node over one folder. No TLS and no users: loopback only."""
 
-    def __init__(self, folder: Path, *, heap_mb: int = 256, preferred_port: int | None = None) -> None:
-        """``preferred_port``: taken when it is free (from 9201 to 9299; the runner knows no others)."""
+    def __init__(self, folder: Path, *, heap_mb: int = 256, preferred_port: int | None = None, production: bool = False) -> None:
+        """``preferred_port``: taken when it is free (from 9201 to 9299; the runner knows no others).
+
+        ``production``: the JVM's flags are those of a node in production, with at least ``PRODUCTION_HEAP_MB``: for whoever measures.
+        """
         super().__init__(folder)
         self._preferred_port = preferred_port
         self.port = 0
         """0 until the node is ready; then it stays the same over restarts."""
-        self.heap_mb = heap_mb
+        self.heap_mb = max(heap_mb, PRODUCTION_HEAP_MB) if production else heap_mb
+        self._jvm = _PRODUCTION if production else _QUICK
         self._archive_options: list[str] = []
 
     @property
@@ -58,8 +68,7 @@ class OpenSearch(Server):
             java(),
             f"-Xms{self.heap_mb}m",
             f"-Xmx{self.heap_mb}m",
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
+            *self._jvm,
         ]
         argv += [
             *(self._archive_options or options_using(archive_path("opensearch", class_path))),
@@ -97,6 +106,11 @@ class OpenSearch(Server):
         return json.loads(answer) if answer else None
 
     @property
+    def repository(self) -> Path:
+        """Where snapshot repositories of type ``fs`` may lie."""
+        return self.folder / "repository"
+
+    @property
     def _cluster(self) -> str:
         # Made from the folder, so that another folder's node on our port is not taken for ours.
         return "headwater-" + hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]
@@ -118,7 +132,7 @@ class OpenSearch(Server):
     def _write_node_settings(self) -> None:
         config = self.folder / "node_1" / "config"
         config.mkdir(parents=True, exist_ok=True)
-        (config / "opensearch.yml").write_text(_NODE.format(transport_port=free_port()))
+        (config / "opensearch.yml").write_text(_NODE.format(transport_port=free_port(), repository=self.repository))
 
 
 def warm() -> bool:

@@ -22,6 +22,8 @@ from cdc.model.table import Table
 from sinks.jsonrows import Piece, Texts, document_pieces, join, position_texts, string_texts
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s, bulk_fate
 from sinks.rowtext import keys
+from sinks.search import conditional
+from sinks.search.conditional import Change
 from sinks.search.naming import document_ids, field_names
 from sinks.search.wire import Answer, Cluster
 
@@ -125,6 +127,27 @@ def send(
     return together(final)
 
 
+def send_behind(cluster: Cluster, alias: str, changes: Sequence[Change], body: Texts, rows: Rows) -> Verdicts | None:
+    """Writes these rows in one request behind conditional changes of documents of the same index; some may have to be sent AGAIN. None: the
+    cluster is too busy for a request like this.
+
+    Raises Conflict when one of the changes was not taken, whatever became of the rows; StoreError.
+    """
+    lines = conditional.request(changes) + payload(body, rows)
+    params = {"require_alias": "true", "filter_path": f"{conditional.PARTS},items.*.error.caused_by.type"}
+    answer = cluster.send("POST", f"/{alias}/_bulk", lines, params=params, ndjson=True)
+    if bulk_fate(answer.status, answer.error_type) is Fate.AGAIN:
+        return None
+    if answer.status >= 400:
+        raise cluster.error("a bulk request", answer)
+    items = answer.body["items"]
+    conditional.take(cluster, "a bulk request", changes, items[: len(changes)])
+    judged = judge(Answer(200, {"errors": answer.body["errors"], "items": items[len(changes) :]}), rows)
+    if judged.count(Fate.REFUSED):
+        raise cluster.error("a bulk request", _refusal(Answer(200, {"items": items[len(changes) :]})))
+    return judged
+
+
 _PRESSURE: Final = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating_and_primary_bytes=(\d+)")
 _RESERVED: Final = re.compile(r"new bytes reserved: \[(\d+)/")
 BREAKER_TRIES: Final = 3
@@ -169,6 +192,8 @@ def judge(answer: Answer, rows: Rows) -> Verdicts:
 
 
 def _item_fate(item: Mapping[str, Any]) -> Fate:
+    if str(item.get("error", {}).get("reason", "")).startswith("no write index is defined for alias"):
+        return Fate.FENCED  # somebody has given our alias to another index as well
     return bulk_fate(item["status"], str(item.get("error", {}).get("type", "")))
 
 

@@ -1,142 +1,127 @@
-"""What the store says of itself, inside the store: the applied cut, each table's last TRUNCATE, and the dead letters.
+"""What a store says of itself as a whole, inside the store: how far it is applied, who writes it, and its dead letters.
 
-A hidden index per store, ``.headwater-<store>``: the document ``applied`` (position, commit_lsn, commit_ts_us), one document
-``floor:<schema.table>`` (position) per truncated table, and one ``shape:<schema.table>`` (position, and the definition that the documents
-stand under) per table; and ``.headwater-<store>-dead``, a document per dead letter. Numbers only
-ever rise: each write names the version of the document that it has read.
+A hidden index per store, ``.headwater-<store>``, with one document (log, history, cut, the writer's epoch), and ``.headwater-<store>@dead``, a
+document per dead letter. The cut is a claim: it counts as far as the indices hold it (``standing``), which are lost and restored apart from
+the ledger.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
-from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
-from cdc.model.table import Table
-from sinks.contract import DeadLetter, Shape
+from cdc.model.lineage import Mark
+from cdc.model.position import Cut, Lsn, Position
+from sinks.contract import DeadLetter
 from sinks.deadletters import letter_id, letter_json
-from sinks.search.naming import index_name
+from sinks.search.conditional import Change, Guarded, Stand, read, settle, word
+from sinks.search.naming import Owner, index_name
 from sinks.search.wire import Cluster
 
-_RACES_MAX: Final = 20
-_SHAPES_MAX: Final = 10_000
-"""What one search gives at most (index.max_result_window)."""
+_ID: Final = "applied"
+_READING: Final = "reading the ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the ledger says. ``epoch``: the highest of a writer that it has seen."""
+
+    mark: Mark
+    epoch: int
 
 
 class Ledger:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        # No store's name becomes one with an @.
         self._index = f".headwater-{index_name(cluster.store, cluster.store)}"
-        self._dead = f"{self._index}-dead"
+        self._dead = f"{self._index}@dead"
+        self.document = Guarded(_writers(self._index), self._index, _ID)
 
-    def create(self) -> None:
+    @property
+    def indices(self) -> tuple[str, str]:
+        return self._index, self._dead
+
+    def create(self, log: str) -> None:
         """Idempotent."""
-        hidden = {"index": {"hidden": True, "number_of_shards": 1}}
-        self._create(self._index, {"settings": hidden, "mappings": {"dynamic": False}})
+        meta = Owner(self._cluster.store, log, "").meta()
+        self._create(self._index, {"_meta": meta, "dynamic": False})
         dead = {"table": {"type": "keyword"}, "position": {"type": "long"}, "reason": {"type": "keyword"}}
-        self._create(self._dead, {"settings": hidden, "mappings": {"dynamic": False, "properties": dead}})
+        self._create(self._dead, {"_meta": meta, "dynamic": False, "properties": dead})
 
-    def applied(self) -> Cut:
-        found = self._read("applied")[0]
-        return ZERO_CUT if found is None else _cut(found)
+    def read(self) -> Entry | None:
+        """What it says now; None when there is none, or it was damaged. Later changes are made from this state."""
+        (found,) = read(self._cluster, _READING, [(self._index, _ID)])
+        entry = _entry(found)
+        self.document.attempt = None
+        self.document.stand = None
+        if found.get("found"):
+            self.document.stand = Stand(_nonce(found["_source"]), found["_seq_no"], found["_primary_term"])
+        return entry
 
-    def commit(self, cut: Cut) -> Cut:
-        """Returns what is recorded afterwards: the cut, or what was there when that is further."""
-        value = {"position": cut.position, "commit_lsn": cut.commit_lsn, "commit_ts_us": cut.commit_ts_us}
-        return _cut(
-            self._raise("applied", value, lambda held: (held["position"], held["commit_lsn"]) < (cut.position, cut.commit_lsn))
-        )
+    def peek(self) -> Entry | None:
+        """What it says now; what later changes are made from stays as it is."""
+        (found,) = read(self._cluster, _READING, [(self._index, _ID)])
+        return _entry(found)
 
-    def floor(self, table: str) -> int:
-        """The position of the table's last TRUNCATE; 0 without one."""
-        found = self._read(f"floor:{table}")[0]
-        return 0 if found is None else int(found["position"])
+    def settle(self) -> bool:
+        """Whether a change of which the answer was lost was taken."""
+        return self.document.attempt is not None and settle(self._cluster, _READING, [self.document], _nonce)[0]
 
-    def raise_floor(self, table: str, position: int) -> int:
-        return int(self._raise(f"floor:{table}", {"position": position}, lambda held: held["position"] < position)["position"])
-
-    def shape(self, table: str) -> Shape | None:
-        found = self._read(f"shape:{table}")[0]
-        return None if found is None else Shape(Table.from_json(found["table"]), Position(found["position"]))
-
-    def set_shape(self, table: Table, position: int) -> None:
-        """Unless the shape is of this position, or a later one, already."""
-        value = {"position": position, "table": table.to_json()}
-        self._raise(f"shape:{table.qualified}", value, lambda held: held["position"] < position)
-
-    def shapes(self) -> list[Table]:
-        """The definitions of all topics."""
-        self._cluster.ask("reading the ledger", "POST", f"/{self._index}/_refresh")  # what was just written is not found without it
-        body = {"size": _SHAPES_MAX, "query": {"match_all": {}}}
-        params = {"filter_path": "hits.hits._source.table"}
-        found = self._cluster.ask("reading the ledger", "POST", f"/{self._index}/_search", body, params=params)
-        return [Table.from_json(hit["_source"]["table"]) for hit in found.get("hits", {}).get("hits", ()) if hit]
-
-    def forget(self, topics: Sequence[str]) -> bool:
-        """The store has lost the rows of these topics: nothing counts as applied any more. Whether it did until now.
-
-        The cut goes first: what follows is repeated by whoever finds the shape of a topic without an index.
-        """
-        lost = [topic for topic in topics if self.shape(topic) is not None]
-        applied = bool(lost) and self.applied() != ZERO_CUT
-        if applied:
-            self._remove("applied")
-        for topic in lost:
-            self._remove(f"shape:{topic}")
-        return applied
-
-    def _remove(self, identity: str) -> None:
-        answer = self._cluster.send("DELETE", self._path(identity), params={"refresh": "true"})
-        if answer.status >= 400 and answer.status != 404:
-            raise self._cluster.error("writing the ledger", answer)
+    def change(self, entry: Entry) -> Change:
+        cut = entry.mark.cut
+        said = {
+            "log": entry.mark.log,
+            "history": entry.mark.history,
+            "position": cut.position,
+            "commit_lsn": cut.commit_lsn,
+            "commit_ts_us": cut.commit_ts_us,
+            "epoch": entry.epoch,
+        }
+        return Change(self.document, lambda nonce: {**said, "nonce": nonce}, word())
 
     def bury(self, letters: Sequence[DeadLetter]) -> None:
         """Records dead letters; returns once they are durable."""
         lines = [text for letter in letters for text in (json.dumps({"index": {"_id": letter_id(letter)}}), letter_json(letter))]
         body = ("\n".join(lines) + "\n").encode()
-        found = self._cluster.ask("recording dead letters", "POST", f"/{self._dead}/_bulk", body, ndjson=True)
+        doing, params = "recording dead letters", {"require_alias": "true"}
+        found = self._cluster.ask(doing, "POST", f"/{_writers(self._dead)}/_bulk", body, params=params, ndjson=True)
         if found["errors"]:
             raise StoreError(
                 f"store {self._cluster.store} does not take its dead letters", retryable=True, hint="see the cluster's log"
             )
 
-    def _create(self, index: str, definition: Any) -> None:
-        if self._cluster.send("GET", f"/{index}", params={"filter_path": "*.settings.index.uuid"}).status == 200:
+    def _create(self, index: str, mappings: Mapping[str, Any]) -> None:
+        if self._cluster.send("GET", f"/{index}/_alias/{_writers(index)}").status == 200:
             return
-        answer = self._cluster.send("PUT", f"/{index}", definition)
-        if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
+        settings = {"index": {"hidden": True, "number_of_shards": 1}}
+        alias = {_writers(index): {"is_hidden": True}}
+        answer = self._cluster.send("PUT", f"/{index}", {"settings": settings, "mappings": mappings, "aliases": alias})
+        if answer.error_type == "resource_already_exists_exception":
+            action = {"add": {"index": index, "alias": _writers(index), "is_hidden": True}}
+            self._cluster.ask("adding the ledger's alias", "POST", "/_aliases", {"actions": [action]})
+        elif answer.status >= 400:
             raise self._cluster.error("creating the ledger", answer)
 
-    def _path(self, identity: str) -> str:
-        return f"/{self._index}/_doc/{quote(identity, safe='')}"
 
-    def _read(self, identity: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """(document, what a write must name so that nobody else's comes between)."""
-        answer = self._cluster.send("GET", self._path(identity))
-        if answer.status == 404:
-            return None, {"op_type": "create"}
-        if answer.status >= 400:
-            raise self._cluster.error("reading the ledger", answer)
-        return answer.body["_source"], {"if_seq_no": answer.body["_seq_no"], "if_primary_term": answer.body["_primary_term"]}
-
-    def _raise(self, identity: str, value: dict[str, Any], lower: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        for _ in range(_RACES_MAX):
-            held, guard = self._read(identity)
-            if held is not None and not lower(held):
-                return held
-            crashpoint("search.ledger.before_write")
-            answer = self._cluster.send("PUT", self._path(identity), value, params=guard)
-            crashpoint("search.ledger.written")
-            if answer.status < 400:
-                return value
-            if answer.status != 409:
-                raise self._cluster.error("writing the ledger", answer)
-        raise StoreError(f"store {self._cluster.store}: its ledger is written by too many at once", retryable=True)
+def _writers(index: str) -> str:
+    """The alias through which the index is written, so that a write never creates it."""
+    return f"{index}@w"
 
 
-def _cut(held: dict[str, Any]) -> Cut:
-    return Cut(Position(held["position"]), Lsn(held["commit_lsn"]), held["commit_ts_us"])
+def _entry(found: Mapping[str, Any]) -> Entry | None:
+    if not found.get("found"):
+        return None
+    said = found["_source"]
+    try:
+        cut = Cut(Position(int(said["position"])), Lsn(int(said["commit_lsn"])), int(said["commit_ts_us"]))
+        return Entry(Mark(str(said["log"]), str(said["history"]), cut), int(said["epoch"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _nonce(source: Mapping[str, Any]) -> str:
+    return str(source.get("nonce", ""))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from string import Formatter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,8 @@ GENERATION: Final = "@"
 """Before the number at the end of an index's name: which built copy of the table it is."""
 INDEX_BYTES_MAX: Final = 255 - 40
 """Of a name that we build from a table's; the rest is for our endings."""
+_META: Final = "headwater"
+_HASHED: Final = re.compile(r"-[0-9a-f]{16}\Z")
 
 # Names that a document's own field may not have (org.opensearch.index.mapper, metadata field mappers).
 _METADATA_FIELDS: Final = frozenset(
@@ -49,8 +52,33 @@ class Places:
         return f"{self.index}.w"
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who made an index, and for which table; kept in its mapping, since a name alone proves nothing."""
+
+    store: str
+    log: str
+    """The id of the log that feeds it."""
+    table: str
+
+    def meta(self) -> dict[str, Any]:
+        return {_META: {"store": self.store, "log": self.log, "table": self.table}}
+
+
+def owner_of(held: Mapping[str, Any]) -> Owner | None:
+    """The owner of an index as the cluster describes it; None when it was not made by Headwater."""
+    raw = held.get("mappings", {}).get("_meta", {}).get(_META)
+    try:
+        return None if raw is None else Owner(str(raw["store"]), str(raw["log"]), str(raw["table"]))
+    except (KeyError, TypeError):
+        return None
+
+
 def places(template: str, table: Table) -> Places:
-    """The table's first places. Raises ConfigError when the template holds anything but ``{schema}`` and ``{table}``."""
+    """The table's first places. Raises ConfigError when the template holds anything but ``{schema}`` and ``{table}``.
+
+    Under ``{schema}.{table}`` no two tables have the same; ``shared`` finds those that have under another template.
+    """
     try:
         used = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
     except ValueError:
@@ -59,22 +87,37 @@ def places(template: str, table: Table) -> Places:
         raise ConfigError(
             f"index = {template!r} may hold {{schema}} and {{table}} only", hint='for example index = "{schema}.{table}"'
         )
-    name = index_name(template.format(schema=table.schema, table=table.name), json.dumps([table.schema, table.name]))
-    return Places(name)
+    wanted = template.format(schema=table.schema, table=table.name)
+    # With a dot inside a name, "{schema}.{table}" could be read in two ways.
+    plain = "." not in table.schema and "." not in table.name
+    return Places(index_name(wanted, json.dumps([table.schema, table.name]), plain=plain))
 
 
-def behind(alias: str, index: str) -> Places | None:
-    """The places of the index that was found behind the alias; None when it is none of ours."""
-    generation = index.removeprefix(alias + GENERATION)
-    return Places(alias, int(generation)) if generation != index and generation.isdecimal() else None
+def shared(template: str, tables: Iterable[Table]) -> tuple[Table, Table] | None:
+    """Two of the tables that would have the same places."""
+    found: dict[str, Table] = {}
+    for table in tables:
+        other = found.setdefault(places(template, table).alias, table)
+        if other.qualified != table.qualified:
+            return other, table
+    return None
 
 
-def index_name(wanted: str, identity: str) -> str:
-    """``wanted`` where OpenSearch allows it; else what is left of it and a hash of ``identity``."""
+def named(index: str) -> Places | None:
+    """The places that have this index; None when its name is not of our form."""
+    alias, _, generation = index.rpartition(GENERATION)
+    return Places(alias, int(generation)) if alias and generation.isascii() and generation.isdecimal() else None
+
+
+def index_name(wanted: str, identity: str, *, plain: bool = True) -> str:
+    """``wanted`` where OpenSearch allows it (and it is ``plain``); else what is left of it and a hash of ``identity``.
+
+    Only names with a hash end like one, so that a name without never equals another's name with one.
+    """
     safe = re.sub(r"[^a-z0-9_.-]", "_", wanted.lower()).lstrip("_-.+") or "t"
-    if safe == wanted and len(safe) <= INDEX_BYTES_MAX:
+    if plain and safe == wanted and len(safe) <= INDEX_BYTES_MAX and not _HASHED.search(safe):
         return safe
-    return f"{safe[: INDEX_BYTES_MAX - 13]}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return f"{safe[: INDEX_BYTES_MAX - 17]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def field_names(table: Table) -> dict[str, str]:

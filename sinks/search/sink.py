@@ -3,50 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import StoreError
+from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
-from cdc.model.evolution import SchemaChange, schema_change_of
-from cdc.model.position import Cut, Position
+from cdc.model.evolution import schema_change_of
+from cdc.model.lineage import believed
+from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
 from sinks import jsonrows
-from sinks.contract import NOTHING, DeadLetter, Outcome, Shape
-from sinks.deadletters import check_share
-from sinks.jsonrows import DELETED, Texts
+from sinks.contract import NOTHING, EpochPassed, Outcome, Shape
+from sinks.jsonrows import DELETED
 from sinks.jsontext import row_texts
-from sinks.policy import emptied
-from sinks.reshape import reshaped, rewrites
 from sinks.retry import Fate
 from sinks.rowtext import join_key
-from sinks.search import bulk, fence, mapping
-from sinks.search.ledger import Ledger
-from sinks.search.naming import GENERATION, Places, behind, document_ids, field_names, places
+from sinks.search import bulk, conditional, fence
+from sinks.search.barriers import Barriers
+from sinks.search.conditional import Conflict
+from sinks.search.indices import APART, LIVING
+from sinks.search.ledger import Entry, Ledger
+from sinks.search.naming import GENERATION, document_ids, field_names, shared
+from sinks.search.rows import Rows
+from sinks.search.standing import order
+from sinks.search.tables import Tables
 from sinks.search.wire import Address, Cluster
 
-Positions = npt.NDArray[np.int64]
-
-IN_FLIGHT: Final = 2
-"""Bulk requests at once: while the cluster works on one, the next is on its way."""
 PAGE_ROWS: Final = 2000
 SCROLL_KEEP_ALIVE: Final = "5m"
-LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
-LOOKUPS_MAX: Final = 10
 LOOK_S: Final = 5.0
-"""How often ``applied`` looks whether every index is still there."""
-DEAD_ROWS_MIN: Final = 20
+"""How often ``applied`` looks at every index; where one lacked something, it looks again sooner."""
+LACKING_LOOK_S: Final = 0.5
 
 
 class Options(Address, StoreOptions):
@@ -67,20 +61,11 @@ class Options(Address, StoreOptions):
     several nodes may want Spark's workers."""
 
 
-@dataclass(slots=True)
-class Place:
-    """What this process knows of one table's index. ``floor``: the position of the table's last TRUNCATE."""
-
-    table: Table
-    names: Places
-    writer: str
-    floor: int
-
-
 class SearchSink:
-    """See ``sinks.contract.Sink``."""
+    """See ``sinks.contract.Sink``. Its units are the ledger and each table's index."""
 
     parallel = True
+    sequenced = False
 
     def __init__(self, name: str, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -88,81 +73,148 @@ class SearchSink:
         self._clock = clock
         self._cluster = Cluster(name, options)
         self._ledger = Ledger(self._cluster)
-        self._places: dict[str, Place] = {}
-        self._covered = 0
-        """The highest applied position that this process has seen: rows up to it are in the store."""
+        self._tables = Tables(self._cluster, options.index, options.tables, self._index_settings)
+        self._rows = Rows(
+            self._cluster, self._ledger, self._tables, request_bytes=options.request_bytes, dead_share_max=options.dead_share_max
+        )
+        self._barriers = Barriers(self._cluster, self._tables, self._rows, self._pages)
+        self._epoch: int | None = None
+        self._following = False
+        """Whether there is a log to compare with."""
         self._fenced: fence.Fenced | None = None
-        self._looked_at = float("-inf")
-        self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{name}")
+        self._look_at = float("-inf")
+        self._holds = ZERO_CUT
+        self._lacking = False
+        """Whether the last look found less than the ledger claims."""
+        self._claiming: Cut | None = None
+        """The cut of a commit whose answer has not come."""
 
-    def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         jsonrows.warm_up()
-        self._places.clear()
-        self._fenced = None
-        self._looked_at = float("-inf")
-        self._ledger.create()
-        return self.applied()
+        self._epoch, self._fenced, self._claiming = None, None, None
+        lineage = log.lineage()
+        self._following = lineage is not None
+        if lineage is None:
+            if epoch is not None:
+                raise StoreError(f"store {self.name}: there is no log yet", retryable=True, hint="start capture")
+            return ZERO_CUT
+        self._tables.open(log, lineage, writing=epoch is not None)
+        entry = self._ledger.read()
+        if entry is not None:
+            believed(entry.mark, lineage, f"store {self.name}")
+            if epoch is not None and entry.epoch > epoch:
+                raise EpochPassed(self.name, entry.epoch)
+        applied = self._tables.applied = self._look(entry, point=epoch is not None)
+        if epoch is not None:
+            self._take_over(entry, Entry(lineage.mark(applied), epoch))
+        self._epoch = epoch
+        return applied
+
+    def _take_over(self, entry: Entry | None, now: Entry) -> None:
+        """The ledger names this writer, and claims no more than is there."""
+        self._ledger.create(now.mark.log)
+        if entry != now:
+            crashpoint("search.ledger.before_write")
+            conditional.send(self._cluster, "writing the ledger", [self._ledger.change(now)])
+            crashpoint("search.ledger.written")
+
+    def _look(self, entry: Entry | None, *, point: bool) -> Cut:
+        holding = self._tables.look(None if entry is None else entry.mark, point=point)
+        self._tables.held = dict(holding.held)
+        self._lacking = entry is not None and holding.applied != entry.mark.cut
+        self._look_at = self._clock() + (LACKING_LOOK_S if self._lacking else LOOK_S)
+        self._holds = holding.applied
+        return holding.applied
+
+    def held(self, topic: str) -> Position:
+        return self._tables.held_of(topic)
+
+    def erase(self) -> None:
+        indices = self._tables.indices
+        made = [one.index for one in indices.all(standings=False) if indices.mine(one) and not one.renamed]
+        indices.delete([*made, *self._ledger.indices])
+        self._tables.known.clear()
 
     def prepare(self, table: Table) -> None:
-        found = self._look_up(table)
-        if found is None:
-            if self._ledger.forget([table.qualified]):
-                raise StoreError(f"store {self.name}: the index of {table.qualified} was removed: it is built anew", retryable=True)
-            self._create(places(self._options.index, table), table)
-            found = self._look_up(table)
-            if found is None:
-                raise StoreError(f"store {self.name}: the index of {table.qualified} is removed all the time", retryable=True)
-        names, held = found
-        self._evolve(names, table, held)
-        self._places[table.qualified] = Place(table, names, self._writer(names, held), self._ledger.floor(table.qualified))
-        self._ledger.set_shape(table, 0)
+        self._writes()
+        self._tables.prepare(table)
+
+    def foresee(self, tables: Sequence[Table]) -> None:
+        """Raises ConfigError when two of these tables, which are to come, would have the same index."""
+        if (both := shared(self._options.index, tables)) is not None:
+            names = " and ".join(table.qualified for table in both)
+            raise ConfigError(
+                f"store {self.name}: index = {self._options.index!r} gives {names} the same index", hint=f"set {APART} in cdc.toml"
+            )
 
     def shape(self, topic: str) -> Shape | None:
-        return self._ledger.shape(topic)
+        return self._tables.shape(topic)
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
+        self._writes()
         table = table_of(changes.schema)
         if len(changes) == 0:
             return NOTHING
         if changes.column(OP)[0].as_py() == Op.TRUNCATE:
-            return self._truncate(table, first_position(changes))
+            return self._barriers.truncate(table, first_position(changes))
         if (change := schema_change_of(changes)) is not None:
-            return self._reshape(change, first_position(changes))
-        place = self._place(table)
+            return self._barriers.reshape(change, first_position(changes))
+        place = self._tables.place(table)
         positions = changes.column(POSITION).to_numpy()
-        first = int(np.searchsorted(positions, max(self._covered, place.floor), side="right"))
+        first = int(np.searchsorted(positions, max(self._tables.held_of(table.qualified), place.floor), side="right"))
         fresh, positions = changes.slice(first), positions[first:]
         if len(fresh) == 0:
             return Outcome(0, stale=first)
-        body = bulk.actions(fresh, table)
-        verdicts = self._write(table, place, body, positions)
-        dead = self._bury(table, verdicts, positions)
+        verdicts = self._rows.write(table, place, bulk.actions(fresh, table), positions)
+        dead = self._rows.bury(table, verdicts, positions)
         return Outcome(verdicts.count(Fate.WRITTEN), verdicts.count(Fate.STALE) + first, dead)
 
     def commit(self, cut: Cut) -> None:
-        self._covered = max(self._covered, self._ledger.commit(cut).position)
+        epoch, tables = self._writes(), self._tables
+        self._settle()
+        if self._options.workers_from_rows:
+            tables.join(cut)
+        if order(cut) < order(tables.applied) or (cut == tables.applied and not tables.begun):
+            return
+        self._record(Entry(tables.lineage().mark(cut), epoch))
+        tables.applied = self._holds = cut
         self._purge()
 
+    def _record(self, entry: Entry) -> None:
+        """One request: what each index that was written says of itself, and the ledger. Whichever of them are taken, what counts is what all of
+        them say."""
+        cut = entry.mark.cut
+        ended = [self._tables.end(place, cut) for place in self._tables.begun]
+        ledger = self._ledger.change(entry)
+        crashpoint("search.ledger.before_write")
+        self._claiming = cut
+        try:
+            self._tables.send(ended, ledger)
+        except Conflict:
+            there = None if ledger.taken else self._ledger.peek()
+            if there is None or there.mark.log != entry.mark.log or order(there.mark.cut) < order(cut):
+                raise
+            self._tables.known.clear()  # somebody else has come as far: this cut adds nothing
+        self._claiming = None
+        crashpoint("search.ledger.written")
+
+    def _settle(self) -> None:
+        """Finds out what became of a commit, and of what indices were to say, where the answer was lost."""
+        if self._claiming is not None:
+            if self._ledger.settle():
+                self._tables.applied = max(self._tables.applied, self._claiming, key=order)
+            self._claiming = None
+        for place in list(self._tables.known.values()):
+            self._tables.settle(place)
+
     def applied(self) -> Cut:
-        """Nothing, once an index has been removed behind our back: its rows stand in the log only."""
-        if self._clock() - self._looked_at >= LOOK_S:
-            self._looked_at = self._clock()
-            self._ledger.forget(self._removed())
-        return self._recorded()
-
-    def _recorded(self) -> Cut:
-        cut = self._ledger.applied()
-        self._covered = cut.position
-        return cut
-
-    def _removed(self) -> list[str]:
-        """The topics that have rows here according to the ledger, and no index."""
-        if not (shapes := self._ledger.shapes()):
-            return []
-        params = {"expand_wildcards": "all", "filter_path": "*.aliases.*.is_hidden,*.aliases.*.filter.bool"}
-        held = self._cluster.ask("looking at the indices", "GET", f"/*{GENERATION}*/_alias", params=params)
-        aliases = {alias for index in held.values() for alias in index["aliases"]}
-        return [table.qualified for table in shapes if places(self._options.index, table).alias not in aliases]
+        if not self._following:
+            return ZERO_CUT
+        entry = self._ledger.peek()
+        if entry is None or self._clock() >= self._look_at:
+            return self._look(entry, point=self._epoch is not None)
+        recorded = believed(entry.mark, self._tables.lineage(), f"store {self.name}")
+        return min(recorded, self._holds, key=order) if self._lacking else recorded
 
     def make_visible(self) -> None:
         """Refreshes every index of ours, also those of tables that this process has not written."""
@@ -170,245 +222,51 @@ class SearchSink:
         self._cluster.ask("a refresh", "POST", f"/*{GENERATION}*/_refresh", params=params)
 
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
-        names = self._names(table)
-        if names is not None:
-            for hits in self._pages(names.index, table):
+        found = self._tables.find(table)
+        if found is not None:
+            for hits in self._pages(found.index, table):
                 yield row_texts([hit["_source"] for hit in hits], table, field_names(table))
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
-        names = self._names(table)
+        index = self._tables.find(table)
         parts = [keys.column(column.name) for column in table.key]
         ids = document_ids(join_key(parts, ":" if len(parts) > 1 else "")).to_pylist()
         found: list[Any] = []
-        for start in range(0, len(ids) if names is not None else 0, PAGE_ROWS):
-            assert names is not None
-            answer = self._cluster.send("POST", f"/{names.index}/_mget", {"ids": ids[start : start + PAGE_ROWS]})
+        for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
+            assert index is not None
+            answer = self._cluster.send("POST", f"/{index.index}/_mget", {"ids": ids[start : start + PAGE_ROWS]})
             if answer.status >= 400 and answer.error_type != "index_not_found_exception":
                 raise self._cluster.error(f"reading {table.qualified}", answer)
             found += [doc["_source"] for doc in answer.body.get("docs", ()) if doc.get("found") and DELETED not in doc["_source"]]
         return row_texts(found, table, field_names(table))
 
     def close(self) -> None:
-        self._senders.shutdown()
+        self._rows.close()
         self._cluster.close()
 
-    # -- places -------------------------------------------------------------------------------------------------------
+    def _writes(self) -> int:
+        if self._epoch is None:
+            raise StoreError(f"store {self.name} is not open for writing", retryable=True)
+        return self._epoch
 
-    def _place(self, table: Table) -> Place:
-        if table.qualified not in self._places:
-            self.prepare(table)
-        return self._places[table.qualified]
-
-    def _look_up(self, table: Table) -> tuple[Places, dict[str, Any]] | None:
-        """The table's places and its index as the cluster describes it; None when there is none yet."""
-        alias = places(self._options.index, table).alias
-        answer = self._cluster.send("GET", f"/{alias}")
-        if answer.status == 404:
-            return None
-        if answer.status >= 400:
-            raise self._cluster.error(f"looking up the index of {table.qualified}", answer)
-        for index, held in answer.body.items():
-            if (names := behind(alias, index)) is not None:
-                return names, held
-        raise self._not_ours(alias)
-
-    def _names(self, table: Table) -> Places | None:
-        found = self._look_up(table)
-        return None if found is None else found[0]
-
-    def _not_ours(self, alias: str) -> StoreError:
-        hint = f"delete or rename the index {alias}, or set `index` in cdc.toml"
-        return StoreError(f"store {self.name}: {alias} exists and is not ours", retryable=False, hint=hint)
-
-    def _create(self, names: Places, table: Table, *, aliased: bool = True) -> str:
-        """Makes the index, by default behind its alias. Returns the alias through which documents are written."""
-        index: dict[str, Any] = {
-            "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
+    def _index_settings(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
             "number_of_shards": self._options.shards,
             "refresh_interval": self._options.refresh_interval,
-            "mapping": {"total_fields": {"limit": mapping.fields_limit(table)}},
         }
         if self._options.replicas is not None:
-            index["number_of_replicas"] = self._options.replicas
-        writer = fence.new_writer(names)
-        aliases: dict[str, Any] = {writer: {"is_hidden": True}}
-        if aliased:
-            aliases[names.alias] = {"filter": LIVING, "is_hidden": False}
-        definition = {
-            "settings": {"index": index},
-            "mappings": {"dynamic": "strict", "properties": mapping.properties(table)},
-            "aliases": aliases,
-        }
-        answer = self._cluster.send("PUT", f"/{names.index}", definition)
-        crashpoint("search.index.created")
-        if answer.error_type == "invalid_alias_name_exception":
-            raise self._not_ours(names.alias)
-        if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
-            raise self._cluster.error(f"creating the index of {table.qualified}", answer)
-        return writer
-
-    def _evolve(self, names: Places, table: Table, held: dict[str, Any]) -> None:
-        wanted, fields = mapping.properties(table), held["mappings"].get("properties", {})
-        if wrong := mapping.contradicted(wanted, fields):
-            hint = "a field's type never changes: delete the index, so that it is built anew from the log"
-            raise StoreError(f"store {self.name}: {table.qualified} has a new type for {wrong[0]}", retryable=False, hint=hint)
-        if not (added := mapping.missing(wanted, fields)):
-            return
-        limit = int(held["settings"]["index"].get("mapping", {}).get("total_fields", {}).get("limit", mapping.FIELDS_DEFAULT_MAX))
-        if mapping.fields_limit(table) > limit:
-            raised = {"index.mapping.total_fields.limit": mapping.fields_limit(table)}
-            self._cluster.ask("allowing more fields", "PUT", f"/{names.index}/_settings", raised)
-        self._cluster.ask(f"adding columns of {table.qualified}", "PUT", f"/{names.index}/_mapping", {"properties": added})
-
-    def _writer(self, names: Places, held: dict[str, Any]) -> str:
-        found: list[str] = [alias for alias in held["aliases"] if alias.startswith(names.writers)]
-        if found:
-            return max(found)
-        fresh = fence.new_writer(names)
-        action = {"add": {"index": names.index, "alias": fresh, "is_hidden": True}}
-        self._cluster.ask("adding the write alias", "POST", "/_aliases", {"actions": [action]})
-        return fresh
-
-    # -- writing ------------------------------------------------------------------------------------------------------
-
-    def _write(self, table: Table, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
-        """A final verdict on every row. Rows that met a fence are sent again under the new name, unless they are stale by now."""
-        rows = np.arange(len(positions))
-        final: list[bulk.Verdicts] = []
-        for _ in range(LOOKUPS_MAX):
-            judged = self._send_all(place.writer, body, rows)
-            crashpoint("search.bulk.answered")
-            final.append(judged.without(Fate.FENCED))
-            rows = np.sort(judged.of(Fate.FENCED))
-            if len(rows) == 0:
-                return bulk.together(final)
-            # Looked at before the place: rows that are covered may be of a definition that the place no longer takes.
-            covered = positions[rows] <= max(self._recorded().position, self._ledger.floor(table.qualified))
-            final.append(bulk.all_of(rows[covered], Fate.STALE))
-            rows = rows[~covered]
-            if len(rows) == 0:
-                return bulk.together(final)
-            self.prepare(table)
-            place = self._places[table.qualified]
-        hint = f"another process replaces it all the time: see GET _alias/{place.names.writers}*"
-        raise StoreError(f"store {self.name}: the write alias of {table.qualified} keeps changing", retryable=True, hint=hint)
-
-    def _send_all(self, writer: str, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
-        requests = bulk.split(body, rows, self._options.request_bytes)
-        crashpoint("search.bulk.before_send")
-        if len(requests) == 1:
-            return bulk.send(self._cluster, writer, body, requests[0])
-        # All are awaited even when one fails, so that none is still under way when we say so.
-        sent = [self._senders.submit(bulk.send, self._cluster, writer, body, request) for request in requests]
-        failures = [error for future in sent if (error := future.exception()) is not None]
-        if failures:
-            raise failures[0]
-        return bulk.together([future.result() for future in sent])
-
-    def _bury(self, table: Table, verdicts: bulk.Verdicts, positions: Positions) -> tuple[DeadLetter, ...]:
-        dead = np.sort(verdicts.of(Fate.DEAD)).tolist()
-        letters = tuple(DeadLetter(table.qualified, Position(int(positions[row])), verdicts.reasons[row]) for row in dead)
-        if letters:
-            check_share(self.name, letters, len(positions), share_max=self._options.dead_share_max, rows_min=DEAD_ROWS_MIN)
-            self._ledger.bury(letters)
-        return letters
-
-    def _truncate(self, table: Table, position: int) -> Outcome:
-        if position <= self._recorded().position:
-            return Outcome(0, stale=1)
-        place = self._place(table)
-        self._ledger.raise_floor(table.qualified, position)
-        crashpoint("search.truncate.floor_raised")
-        self._replace_writers([place])  # whoever wrote before the TRUNCATE has to read the floor before it writes again
-        self.prepare(table)
-        crashpoint("search.truncate.before_purge")
-        fence.purge(self._cluster, place.names, written_before=position)
-        return Outcome(1)
-
-    # -- schema changes -----------------------------------------------------------------------------------------------
-
-    def _reshape(self, change: SchemaChange, position: int) -> Outcome:
-        """Documents of an older definition are written again at the change's position; a field that has to change its type takes a new
-        index, which replaces the old one at once. Done twice it comes to the same."""
-        table, held = change.table, self.shape(change.table.qualified)
-        if position <= self._recorded().position or (held is not None and position <= held.position):
-            return Outcome(0, stale=1)
-        found = self._look_up(table)
-        gone = emptied(None if held is None else held.table, change)
-        dead: tuple[DeadLetter, ...] = ()
-        if found is None:
-            self.prepare(table)
-        elif mapping.contradicted(mapping.properties(table), found[1]["mappings"].get("properties", {})):
-            dead = self._rebuild(found[0], table, None if gone or held is None else held.table, position)
-        elif gone:
-            self._truncate(table, position)
-        elif held is not None and rewrites(held.table, table):
-            self.prepare(table)
-            dead = self._write_again(found[0], self._places[table.qualified].writer, held.table, table, position)
-            crashpoint("search.schema.rewritten")
-            self._truncate(table, position)
-        else:
-            self.prepare(table)
-        self._ledger.set_shape(table, position)
-        return Outcome(1, 0, dead)
-
-    def _rebuild(self, names: Places, table: Table, held: Table | None, position: int) -> tuple[DeadLetter, ...]:
-        """The next generation of the index takes the documents (none when ``held`` is None) and then the alias."""
-        fresh = replace(names, generation=names.generation + 1)
-        answer = self._cluster.send("DELETE", f"/{fresh.index}")  # what an attempt before this one has left
-        if answer.status >= 400 and answer.status != 404:
-            raise self._cluster.error("removing a half-built index", answer)
-        writer = self._create(fresh, table, aliased=False)
-        dead = () if held is None else self._write_again(names, writer, held, table, position)
-        self._cluster.ask("a refresh", "POST", f"/{fresh.index}/_refresh")
-        self._ledger.raise_floor(table.qualified, position)
-        crashpoint("search.schema.rebuilt")
-        actions = [
-            {"remove_index": {"index": names.index}},
-            {"add": {"index": fresh.index, "alias": fresh.alias, "filter": LIVING, "is_hidden": False}},
-        ]
-        self._cluster.ask(f"replacing the index of {table.qualified}", "POST", "/_aliases", {"actions": actions})
-        self.prepare(table)
-        return dead
-
-    def _write_again(self, names: Places, writer: str, held: Table, table: Table, position: int) -> tuple[DeadLetter, ...]:
-        dead: tuple[DeadLetter, ...] = ()
-        self._cluster.ask("a refresh", "POST", f"/{names.index}/_refresh")
-        for hits in self._pages(names.index, held, before=position):
-            rows = row_texts([hit["_source"] for hit in hits], held, field_names(held))
-            again = reshaped(rows, held, table, position)
-            ids = None
-            if not table.key:
-                former = pa.array([hit["_id"] for hit in hits], pa.utf8())
-                # Former keys must not meet the positions that will be the ids of later rows.
-                ids = document_ids(pc.binary_join_element_wise("\\=", former, "")) if held.key else former
-            verdicts = self._send_all(writer, bulk.actions(again, table, ids), np.arange(len(hits)))
-            if verdicts.count(Fate.FENCED):
-                raise StoreError(f"store {self.name}: another process replaces the write alias", retryable=True)
-            dead += self._bury(table, verdicts, again.column(POSITION).to_numpy())
-        return dead
-
-    # -- deleted rows -------------------------------------------------------------------------------------------------
+            found["number_of_replicas"] = self._options.replicas
+        return found
 
     def _purge(self) -> None:
         """Fences what is applied now; removes what was fenced long enough ago. Costs nothing most of the time."""
-        now = self._clock()
-        if self._fenced is None and self._places and self._replace_writers(list(self._places.values())):
-            self._fenced = fence.Fenced(self._covered, now)
+        now, places = self._clock(), list(self._tables.known.values())
+        if self._fenced is None and places and self._barriers.replace_writers(places):
+            self._fenced = fence.Fenced(self._tables.applied.position, now)
         if self._fenced is not None and now - self._fenced.at_s >= self._options.purge_after_s:
-            for place in self._places.values():
+            for place in places:
                 fence.purge(self._cluster, place.names, deleted_before=self._fenced.position, written_before=place.floor)
             self._fenced = None
-
-    def _replace_writers(self, which: list[Place]) -> bool:
-        """False when somebody else has replaced one meanwhile: then the names are looked up, and our fence comes with a later commit."""
-        fresh = fence.replace_writers(self._cluster, {place.names: place.writer for place in which})
-        for place in which:
-            if fresh is None:
-                self.prepare(place.table)
-            else:
-                place.writer = fresh[place.names]
-        return fresh is not None
 
     def _pages(self, index: str, table: Table, *, before: int = 2**63 - 1) -> Iterator[list[Any]]:
         """The hits of every living document written before the position, as they are now, by pages."""

@@ -24,6 +24,7 @@ from cdc.errors import ConfigError, StoreError
 from cdc.settings import SecretFile, Strict
 from sinks.jsontext import parse
 from sinks.retry import down, search_error
+from sinks.search.reasons import reason_of
 
 # At their lower levels these write whole requests, thus rows.
 for _logger in ("opensearch", "opensearchpy.trace"):
@@ -122,7 +123,7 @@ class Cluster:
 
     def error(self, doing: str, answer: Answer) -> StoreError:
         rotating = isinstance(self._address.url, SecretFile) or isinstance(self._address.password, SecretFile)
-        return search_error(self.store, doing, answer.status, answer.error_type, rotating=rotating)
+        return search_error(self.store, doing, answer.status, answer.error_type, reason_of(answer.body), rotating=rotating)
 
     def close(self) -> None:
         for client in (self._client, *self._former):

@@ -27,6 +27,12 @@ ROW_ID: Final = pa.field("_row_id", pa.int64(), metadata={FIELD_ID: b"2147483540
 LAST_UPDATED: Final = pa.field("_last_updated_sequence_number", pa.int64(), metadata={FIELD_ID: b"2147483539"})
 """Row lineage of format v3: a row that moves to another file takes these along."""
 
+_ICEBERGS_OWN: Final = frozenset(
+    ("_file", "_pos", "_deleted", "_spec_id", "_partition", ROW_ID.name, LAST_UPDATED.name, "_change_type", "_change_ordinal",
+     "_commit_snapshot_id")
+)  # fmt: skip
+"""The names in org.apache.iceberg.MetadataColumns: a table that has a column of such a name can be written and then not be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -108,8 +114,9 @@ _ARROW: Final[dict[str, pa.DataType]] = {
 
 @lru_cache(maxsize=1024)
 def labels(table: Table) -> Mapping[str, str]:
-    """Source column → warehouse column. They differ only where two names are equal but for their case, which SQL engines mix up."""
-    taken: set[str] = {POSITION, EXACT}
+    """Source column → warehouse column. They differ only where two names are equal but for their case, which SQL engines mix up, and
+    where Iceberg's readers know a column of that name already."""
+    taken: set[str] = {POSITION, EXACT, *_ICEBERGS_OWN}
     found: dict[str, str] = {}
     for name in table.names:
         label, number = name, 1

@@ -9,6 +9,7 @@ from typing import Final
 from cdc.model.table import Table
 
 _SAFE: Final = re.compile(r"[a-z0-9][a-z0-9_]{0,120}")
+_HASHED: Final = re.compile(r"_[0-9a-f]{16}\Z")
 LEDGERS: Final = "_headwater"
 STAGING: Final = "_staging"
 
@@ -20,12 +21,13 @@ def place_of(table: Table, namespace: str | None) -> tuple[tuple[str, ...], str]
 
 
 def safe(name: str) -> str:
-    """The name itself where it is plain, else its plain letters and a hash of all of it.
+    """The name itself where it is plain, else its plain letters and a hash of all of it. Never the same for two names: a plain name that
+    ends as our hashes do gets a hash, too.
 
     >>> safe("orders")
     'orders'
     """
-    if _SAFE.fullmatch(name):
+    if _SAFE.fullmatch(name) and not _HASHED.search(name):
         return name
     plain = re.sub("[^a-z0-9_]+", "_", name.lower()).strip("_")[:60] or "t"
-    return f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+    return f"{plain}_{hashlib.sha256(name.encode()).hexdigest()[:16]}"

@@ -47,6 +47,18 @@ def test_odd_names_are_allowed_and_stay_apart() -> None:
         assert len(name.encode()) <= 255
 
 
+def test_a_name_that_looks_like_one_of_ours_is_not_taken_for_it() -> None:
+    def alias(schema: str, name: str) -> str:
+        return places("{schema}.{table}", dataclasses.replace(ORDERS, schema=schema, name=name)).alias
+
+    odd = alias("public", "Orders").removeprefix("public.")
+    again = alias("public", odd).removeprefix("public.")
+    found = [alias("public", name) for name in ("Orders", odd, again, "x" * 300, "x" * 299)]
+    assert len(set(found)) == len(found)
+    assert alias("a.b", "c") != alias("a", "b.c")
+    assert alias("public", "orders-2024") == "public.orders-2024"
+
+
 @pytest.mark.parametrize("template", ["{table", "{id}", "{0}", "{}"])
 def test_a_template_of_anything_else_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="index ="):

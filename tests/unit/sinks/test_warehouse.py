@@ -185,6 +185,19 @@ def test_names_that_engines_mix_up_are_told_apart() -> None:
     )
 
 
+def test_a_name_that_looks_like_one_of_ours_is_not_taken_for_it() -> None:
+    names = ["Orders", safe("Orders"), safe(safe("Orders")), "x" * 300, safe("x" * 300)]
+    assert len({safe(name) for name in names}) == len(names)
+    assert safe("orders_2024") == "orders_2024"
+
+
+def test_columns_named_like_the_formats_own_get_other_labels() -> None:
+    own = ["_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number", "_FILE"]
+    table = Table(1, "s", "t", tuple(Column(name, INT4) for name in own))
+    assert not {label.lower() for label in labels(table).values()} & set(own)
+    assert len(set(labels(table).values())) == len(own)
+
+
 def test_a_numeric_without_bounds_is_text() -> None:
     assert iceberg_kind(Column("n", NUMERIC)) == "string"
     assert iceberg_kind(Column("n", NUMERIC, numeric(12, 2))) == "decimal(12, 2)"

@@ -1,0 +1,272 @@
+"""The indices of a store as the cluster has them: found, made, told apart from other people's, given their aliases, removed.
+
+A table's index is found by its name and by what it says of itself. An alias proves nothing: it comes back with a restored copy, and goes
+where an operator points it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cdc.crashpoint import crashpoint
+from cdc.errors import StoreError
+from cdc.model.table import Table
+from sinks.jsonrows import DELETED
+from sinks.search import fence, mapping
+from sinks.search.conditional import read
+from sinks.search.naming import GENERATION, Owner, Places, named, owner_of
+from sinks.search.standing import MAPPING, Copy, Whole, copy_of, standing_id, whole_of
+from sinks.search.wire import Cluster
+
+LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
+APART: Final = 'index = "{schema}.{table}"'
+_LOOKING: Final = "looking at the indices"
+_BRIEF: Final = (
+    "*.aliases,*.mappings._meta,*.settings.index.creation_date,*.settings.index.number_of_shards,*.settings.index.provided_name"
+)
+_NAMES_AT_ONCE: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One index. ``whole``: what it says, None where nothing of that counts."""
+
+    index: str
+    places: Places | None
+    """None: the index has none of our names; an alias of ours points to it."""
+    owner: Owner | None
+    held: Mapping[str, Any]
+    """As the cluster describes it."""
+    copies: tuple[Copy | None, ...] = ()
+    ids: tuple[str, ...] = ()
+    whole: Whole | None = None
+
+    @property
+    def said(self) -> bool:
+        """Its rows may be used."""
+        return self.whole is not None and not self.whole.standing.building
+
+    @property
+    def generation(self) -> int:
+        return 0 if self.places is None else self.places.generation
+
+    @property
+    def renamed(self) -> bool:
+        """It was restored under another name than it was made with."""
+        return bool(self.held["settings"]["index"].get("provided_name", self.index) != self.index)
+
+    @property
+    def aliases(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.held.get("aliases", {})
+        return found
+
+
+@dataclass(slots=True)
+class Indices:
+    """``log``: the id of the log that our indices are fed by."""
+
+    cluster: Cluster
+    log: str = ""
+    _ids: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def all(self, *, standings: bool = True) -> list[Found]:
+        """Every index that has a name of our form, or an alias of such a name. ``standings``: with what they say."""
+        params = {"expand_wildcards": "all", "filter_path": _BRIEF}
+        held = self.cluster.ask(_LOOKING, "GET", f"/*{GENERATION}*", params=params)
+        return self._read(held, standings=standings)
+
+    def of(self, alias: str) -> list[Found]:
+        """The indices of one table, and others that its alias points to."""
+        params = {"expand_wildcards": "all", "ignore_unavailable": "true"}
+        held = self.cluster.ask(_LOOKING, "GET", f"/{alias},{alias}{GENERATION}*", params=params)
+        return self._read(held)
+
+    def mine(self, found: Found) -> bool:
+        """Whether this store made it."""
+        return found.owner is not None and found.owner.store == self.cluster.store
+
+    def _read(self, held: Mapping[str, Mapping[str, Any]], *, standings: bool = True) -> list[Found]:
+        found = [Found(index, named(index), owner_of(one), one) for index, one in held.items()]
+        asked = [(one, self._ids_of(one) if self._ask(one, standings) else ()) for one in found]
+        docs = iter(read(self.cluster, _LOOKING, [(one.index, identity) for one, ids in asked for identity in ids]))
+        return [_said(one, tuple(copy_of(next(docs)) for _ in ids), ids) if ids else one for one, ids in asked]
+
+    def _ask(self, found: Found, standings: bool) -> bool:
+        """Of an index without an owner it has to be asked whose it is: whoever changes a mapping by hand removes that."""
+        return found.places is not None and (found.owner is None or (standings and self.mine(found)))
+
+    def _ids_of(self, found: Found) -> tuple[str, ...]:
+        """An id for each shard of the index: documents go to shards by a hash of their id, of which the cluster is asked."""
+        shards = int(found.held["settings"]["index"]["number_of_shards"])
+        if shards == 1:
+            return (standing_id(0),)
+        if found.owner is None:
+            return self._asked_ids(found.index, shards)
+        if shards not in self._ids:
+            self._ids[shards] = self._asked_ids(found.index, shards)
+        return self._ids[shards]
+
+    def _asked_ids(self, index: str, shards: int) -> tuple[str, ...]:
+        known: dict[int, str] = {}
+        number = 0
+        while len(known) < shards:
+            params = {"routing": standing_id(number), "expand_wildcards": "all"}
+            answer = self.cluster.ask(_LOOKING, "GET", f"/{index}/_search_shards", params=params)
+            known.setdefault(int(answer["shards"][0][0]["shard"]), standing_id(number))
+            number += 1
+        return tuple(known[shard] for shard in range(shards))
+
+    def live(self, alias: str, found: Iterable[Found], topic: str) -> Found | None:
+        """The index that the topic's rows are in: of those that say something the one behind the alias, or the newest. None: it is not
+        there, or somebody else's (``refuse``)."""
+        mine = [one for one in found if one.places is not None and one.places.alias == alias and one.owner is not None]
+        mine = [one for one in mine if self.mine(one) and one.owner is not None and one.owner.table == topic]
+        return max(mine, key=lambda one: (one.said, alias in one.aliases, one.generation), default=None)
+
+    def refuse(self, alias: str, found: Iterable[Found], topic: str) -> None:
+        """Raises StoreError when one of these indices has the topic's place and is not ours, or another topic's."""
+        for one in found:
+            owner = one.owner
+            if one.index == alias or (owner is None and (one.places is None or one.places.alias == alias)):
+                hint = f"delete or rename the index {one.index}, or set `index` in cdc.toml"
+                raise self._refused(f"{one.index} exists and is not ours", hint)
+            if owner is None or one.places is None or one.places.alias != alias:
+                continue
+            if owner.store != self.cluster.store:
+                hint = f'set another `index` in [stores.{self.cluster.store}], such as index = "{self.cluster.store}.{{schema}}.{{table}}"'
+                raise self._refused(f"the index {one.index} belongs to store {owner.store}", hint)
+            if owner.table != topic:
+                hint = f"set {APART} in [stores.{self.cluster.store}]"
+                raise self._refused(f"the index {one.index} holds {owner.table}, not {topic}", hint)
+
+    # -- making -------------------------------------------------------------------------------------------------------
+
+    def create(self, places: Places, table: Table, settings: Mapping[str, Any], *, aliased: bool = True) -> None:
+        """Makes the index, by default behind its alias. Whoever comes second finds it there."""
+        index = {
+            "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
+            "mapping": {"total_fields": {"limit": mapping.fields_limit(table)}},
+            **settings,
+        }
+        aliases: dict[str, Any] = {fence.new_writer(places): {"is_hidden": True}}
+        if aliased:
+            aliases[places.alias] = _SEARCHED
+        mappings = {"_meta": self._meta(table), "dynamic": "strict", "properties": _properties(table)}
+        answer = self.cluster.send(
+            "PUT", f"/{places.index}", {"settings": {"index": index}, "mappings": mappings, "aliases": aliases}
+        )
+        crashpoint("search.index.created")
+        if answer.error_type == "invalid_alias_name_exception":
+            hint = f"delete or rename the index {places.alias}, or set `index` in cdc.toml"
+            raise self._refused(f"{places.alias} exists and is not ours", hint)
+        if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
+            raise self.cluster.error(f"creating the index of {table.qualified}", answer)
+
+    def contradicted(self, found: Found, table: Table) -> list[str]:
+        """The fields that would have to change their type."""
+        return mapping.contradicted(_properties(table), found.held["mappings"].get("properties", {}))
+
+    def evolve(self, found: Found, table: Table) -> None:
+        """Adds the fields that the index lacks. Raises StoreError where a field would have to change its type."""
+        if wrong := self.contradicted(found, table):
+            hint = f"a field's type never changes: DELETE /{found.index}, so that it is built again from the log"
+            raise self._refused(f"{table.qualified} has a new type for {wrong[0]}", hint)
+        added = mapping.missing(_properties(table), found.held["mappings"].get("properties", {}))
+        if not added and owner_of(found.held) is not None:
+            return
+        limit = int(
+            found.held["settings"]["index"].get("mapping", {}).get("total_fields", {}).get("limit", mapping.FIELDS_DEFAULT_MAX)
+        )
+        if mapping.fields_limit(table) > limit:
+            raised = {"index.mapping.total_fields.limit": mapping.fields_limit(table)}
+            self.cluster.ask("allowing more fields", "PUT", f"/{found.index}/_settings", raised)
+        # Whoever changes a mapping without naming its _meta removes that.
+        changed = {"_meta": self._meta(table), "properties": added}
+        self.cluster.ask(f"adding columns of {table.qualified}", "PUT", f"/{found.index}/_mapping", changed)
+
+    def point(self, live: Found, others: Iterable[Found]) -> None:
+        """Gives the table's alias to the live index, as it should be, and takes the aliases from copies of it, whatever they are called."""
+        assert live.places is not None
+        alias = live.places.alias
+        actions: list[dict[str, Any]] = []
+        for one in others:
+            if one.index != live.index and self.mine(one):
+                astray = [name for name in one.held.get("aliases", {}) if name == alias or _writes(name, live)]
+                actions += [{"remove": {"index": one.index, "alias": name}} for name in astray]
+        if not _searched(live.held.get("aliases", {}).get(alias)):
+            actions.append({"add": {"index": live.index, "alias": alias, **_SEARCHED}})
+        if actions:
+            self.cluster.ask(f"pointing {alias} to its index", "POST", "/_aliases", {"actions": actions})
+
+    def writer(self, found: Found, places: Places) -> str:
+        """The alias through which documents are written."""
+        aliases = [alias for alias in found.aliases if alias.startswith(places.writers)]
+        if aliases:
+            return max(aliases)
+        fresh = fence.new_writer(places)
+        action = {"add": {"index": found.index, "alias": fresh, "is_hidden": True}}
+        self.cluster.ask("adding the write alias", "POST", "/_aliases", {"actions": [action]})
+        return fresh
+
+    def swap(self, old: Places, fresh: Places, topic: str) -> None:
+        """The new index takes the place of the old one, at once."""
+        actions = [
+            {"remove_index": {"index": old.index}},
+            {"add": {"index": fresh.index, "alias": fresh.alias, **_SEARCHED}},
+        ]
+        self.cluster.ask(f"replacing the index of {topic}", "POST", "/_aliases", {"actions": actions})
+
+    def delete(self, indices: Iterable[str]) -> None:
+        """Those that are there."""
+        names = sorted(indices)
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            path = "/" + ",".join(names[start : start + _NAMES_AT_ONCE])
+            params = {"ignore_unavailable": "true", "expand_wildcards": "all"}
+            self.cluster.ask("removing indices", "DELETE", path, params=params)
+
+    def _meta(self, table: Table) -> dict[str, Any]:
+        return Owner(self.cluster.store, self.log, table.qualified).meta()
+
+    def _refused(self, what: str, hint: str) -> StoreError:
+        return StoreError(f"store {self.cluster.store}: {what}", retryable=False, hint=hint)
+
+
+_SEARCHED: Final[dict[str, Any]] = {"filter": LIVING, "is_hidden": False}
+
+
+def _searched(alias: Mapping[str, Any] | None) -> bool:
+    """Whether the alias shows living rows only."""
+    return alias is not None and alias.get("filter") == LIVING
+
+
+def _writes(alias: str, live: Found) -> bool:
+    return live.places is not None and alias.startswith(live.places.writers)
+
+
+def _said(found: Found, copies: tuple[Copy | None, ...], ids: tuple[str, ...]) -> Found:
+    here = [copy for copy in copies if copy is not None]
+    owner = found.owner
+    if owner is None and here:  # its _meta was removed with a change of its mapping
+        one = here[0].standing
+        owner = Owner(one.store, one.mark.log, one.topic)
+    whole = whole_of(copies, str(found.held["settings"]["index"]["creation_date"]))
+    return replace(found, owner=owner, copies=copies, ids=ids, whole=whole)
+
+
+def _properties(table: Table) -> dict[str, Any]:
+    return {**mapping.properties(table), **MAPPING}
+
+
+def by_alias(found: Iterable[Found]) -> dict[str, list[Found]]:
+    """The indices of each table, and those that its aliases point to."""
+    together: dict[str, list[Found]] = {}
+    for one in found:
+        names = {alias.partition(GENERATION)[0] for alias in one.aliases}
+        names |= {one.places.alias} if one.places is not None else set()
+        for name in names:
+            together.setdefault(name, []).append(one)
+    return together

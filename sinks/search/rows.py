@@ -1,0 +1,134 @@
+"""Writing a table's rows: where the documents go, what is said before them, and what becomes of each."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cdc.crashpoint import crashpoint
+from cdc.errors import StoreError
+from cdc.model.position import Position
+from cdc.model.table import Table
+from sinks.contract import DeadLetter
+from sinks.deadletters import check_share
+from sinks.jsonrows import Texts
+from sinks.retry import Fate
+from sinks.search import bulk
+from sinks.search.conditional import Conflict
+from sinks.search.ledger import Ledger
+from sinks.search.tables import Place, Tables
+from sinks.search.wire import Cluster
+
+Positions = npt.NDArray[np.int64]
+
+IN_FLIGHT: Final = 2
+"""Bulk requests at once: while the cluster works on one, the next is on its way."""
+LOOKUPS_MAX: Final = 10
+TOGETHER_ROWS: Final = 500
+"""Up to so many rows go in one request with what the index says before them: all of its answer is read."""
+DEAD_ROWS_MIN: Final = 20
+
+
+class Rows:
+    """Writes rows of one store. Thread-safe only as far as its own requests go out side by side."""
+
+    def __init__(self, cluster: Cluster, ledger: Ledger, tables: Tables, *, request_bytes: int, dead_share_max: float) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._tables = tables
+        self._request_bytes = request_bytes
+        self._dead_share_max = dead_share_max
+        self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{cluster.store}")
+
+    def close(self) -> None:
+        self._senders.shutdown()
+
+    def write(self, table: Table, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
+        """A final verdict on every row. Rows that met a fence, or a state of the index that this process did not know, are sent again once it
+        has been looked at, unless they are stale by now."""
+        rows = np.arange(len(positions))
+        final: list[bulk.Verdicts] = []
+        for _ in range(LOOKUPS_MAX):
+            judged = self._attempt(place, body, rows, positions)
+            crashpoint("search.bulk.answered")
+            final.append(judged.without(Fate.FENCED))
+            rows = np.sort(judged.of(Fate.FENCED))
+            if len(rows) == 0:
+                return bulk.together(final)
+            # Looked at before the place: rows that are covered may be of a definition that the place no longer takes.
+            covered = positions[rows] <= self._covered(table)
+            final.append(bulk.all_of(rows[covered], Fate.STALE))
+            rows = rows[~covered]
+            if len(rows) == 0:
+                return bulk.together(final)
+            place = self._tables.prepare(table)
+        hint = f"another process replaces it all the time: see GET _alias/{place.names.writers}*"
+        raise StoreError(
+            f"store {self._cluster.store}: the write alias of {table.qualified} keeps changing", retryable=True, hint=hint
+        )
+
+    def write_all(self, writer: str, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
+        """As they are, with a verdict on each; some may have met a fence."""
+        requests = bulk.split(body, rows, self._request_bytes)
+        crashpoint("search.bulk.before_send")
+        if len(requests) == 1:
+            return bulk.send(self._cluster, writer, body, requests[0])
+        # All are awaited even when one fails, so that none is still under way when we say so.
+        sent = [self._senders.submit(bulk.send, self._cluster, writer, body, request) for request in requests]
+        failures = [error for future in sent if (error := future.exception()) is not None]
+        if failures:
+            raise failures[0]
+        return bulk.together([future.result() for future in sent])
+
+    def bury(self, table: Table, verdicts: bulk.Verdicts, positions: Positions) -> tuple[DeadLetter, ...]:
+        """Records the rows that the index can never hold."""
+        dead = np.sort(verdicts.of(Fate.DEAD)).tolist()
+        letters = tuple(DeadLetter(table.qualified, Position(int(positions[row])), verdicts.reasons[row]) for row in dead)
+        if letters:
+            check_share(self._cluster.store, letters, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
+            self._ledger.bury(letters)
+        return letters
+
+    def _attempt(self, place: Place, body: Texts, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:
+        tables = self._tables
+        tables.settle(place)
+        last = int(positions[rows[-1]])
+        if place.terms is None or last > place.standing.reach:
+            reach = last if place.terms is None else max(last, tables.log.head().position)
+            begun = place.terms is not None
+            try:
+                if len(rows) <= TOGETHER_ROWS and int(body.offsets[-1]) <= self._request_bytes:
+                    judged = self._together(place, reach, body, rows)
+                    if judged is not None:
+                        return judged
+                    tables.settle(place)
+                tables.begin_alone(place, reach)
+            except Conflict:
+                if begun:
+                    raise  # rows of this stretch may be gone
+                return bulk.all_of(rows, Fate.FENCED)
+        return self.write_all(place.writer, body, rows)
+
+    def _together(self, place: Place, reach: int, body: Texts, rows: bulk.Rows) -> bulk.Verdicts | None:
+        written = self._tables.begin(place, reach)
+        place.sent = written
+        crashpoint("search.bulk.before_send")
+        judged = bulk.send_behind(self._cluster, place.writer, written.changes, body, rows)
+        if judged is None:
+            return None
+        self._tables.finish(written)
+        again = judged.of(Fate.AGAIN)
+        if len(again) == 0:
+            return judged
+        return bulk.together([judged.without(Fate.AGAIN), self.write_all(place.writer, body, np.sort(again))])
+
+    def _covered(self, table: Table) -> int:
+        """Rows up to this position are in the index already, or were truncated."""
+        found = self._tables.find(table)
+        if found is None or found.whole is None or not found.said:
+            return 0
+        standing = found.whole.standing
+        return max(standing.mark.cut.position, standing.floor)

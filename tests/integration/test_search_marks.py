@@ -1,0 +1,476 @@
+"""What a search store says of itself, on a real OpenSearch: indices and ledgers that are deleted, restored, copied and moved behind its back.
+
+Every test ends alike: what is whole again equals the log, nothing is reported whole that is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cdc.embedded.opensearch import OpenSearch
+from cdc.errors import Stopped, StopState, StoreError
+from cdc.log.memory import MemoryLog
+from cdc.model.batch import Op
+from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.table import Table
+from sinks.contract import EpochPassed
+from sinks.search.sink import Options, SearchSink
+from tests.contract.rows import ORDERS, Row, batch, order
+
+ITEMS = dataclasses.replace(ORDERS, oid=16500, name="items")
+LEDGER = ".headwater-search"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Feed:
+    """A log, and a follower of it in few lines: opens the store, brings it what it lacks, opens it again after an error."""
+
+    def __init__(self, server: OpenSearch, **options: Any) -> None:
+        self.log = MemoryLog()
+        self.writer = self.log.writer()
+        self.server = server
+        self.clock = Clock()
+        self.options = options
+        self.url = server.url
+        self.rows: dict[str, dict[str, Row]] = {}
+        """What each table holds at the log's head, by key."""
+        self.epoch = 1
+        self.sinks: list[SearchSink] = []
+        self.sink = self.another()
+        self.applied: Cut | None = None
+
+    def another(self, name: str = "search", **options: Any) -> SearchSink:
+        given = {"kind": "opensearch", "url": self.url, **self.options, **options}
+        self.sinks.append(SearchSink(name, Options.model_validate(given), self.clock))
+        return self.sinks[-1]
+
+    def add(self, table: Table, *changes: tuple[Op, Row]) -> Cut:
+        first = self.writer.next_position
+        rows = self.rows.setdefault(table.qualified, {})
+        numbered = [(op, first + i, row) for i, (op, row) in enumerate(changes)]
+        if numbered:
+            self.writer.append(batch(table, numbered))
+        for op, row in changes:
+            key = json.dumps([row.get(column.name) for column in table.key])
+            if op == Op.TRUNCATE:
+                rows.clear()
+            elif op == Op.DELETE:
+                rows.pop(key, None)
+            else:
+                rows[key] = row
+        return self.writer.commit(Lsn(self.writer.head.commit_lsn + 10), 0)
+
+    def insert(self, table: Table, *keys: int, note: str = "") -> Cut:
+        return self.add(table, *((Op.INSERT, order(key, note=note)) for key in keys))
+
+    def follow(self, *, attempts: int = 6) -> None:
+        """Until the store says that it holds the log's head. Raises what the last attempt raised."""
+        for attempt in range(attempts):
+            try:
+                if self.applied is None:
+                    self.applied = self.sink.open(self.log.reader(), self.epoch)
+                self.advance()
+                return
+            except StoreError as error:
+                self.applied = None
+                if not error.retryable or attempt == attempts - 1:
+                    raise
+
+    def advance(self) -> None:
+        """One step from where it stands, without opening the store again."""
+        assert self.applied is not None
+        reader, head = self.log.reader(), self.log.head
+        for topic in reader.topics():
+            for changes in reader.read(topic.name, self.applied.position, head.position):
+                self.sink.apply(changes)
+        self.sink.commit(head)
+        self.applied = head
+
+    def catch_up(self) -> None:
+        """As a follower does: looks whether the store still is where it was, and goes on from what it finds."""
+        self.clock.now += 60
+        if self.applied is not None and self.sink.applied() != self.applied:
+            self.applied = None
+        self.follow()
+
+    def reported(self) -> Cut:
+        """What `cdc wait` would see: a sink that only reads."""
+        reading = self.another()
+        return reading.open(self.log.reader())
+
+    def holds(self, *tables: Table) -> None:
+        """Everything that the log has, and nothing else."""
+        self.sink.make_visible()
+        for table in tables or (ORDERS,):
+            assert self.found(table) == sorted(self.rows.get(table.qualified, {}).values(), key=str), table.qualified
+        assert self.reported() == self.log.head == self.sink.applied()
+
+    def found(self, table: Table) -> list[Row]:
+        return sorted((row for part in self.sink.scan(table) for row in part.to_pylist()), key=str)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+@pytest.fixture
+def feed(opensearch: OpenSearch) -> Iterator[Feed]:
+    made = Feed(opensearch, purge_after_s=1e9)
+    yield made
+    made.close()
+
+
+class Shots:
+    """Snapshots of single indices."""
+
+    def __init__(self, server: OpenSearch) -> None:
+        self.server = server
+        self.name = uuid.uuid4().hex[:8]
+        place = str(server.repository / self.name)
+        server.request("PUT", f"/_snapshot/{self.name}", {"type": "fs", "settings": {"location": place}})
+
+    def take(self, indices: str) -> str:
+        shot = uuid.uuid4().hex[:8]
+        body = {"indices": indices, "include_global_state": False}
+        self.server.request("PUT", f"/_snapshot/{self.name}/{shot}?wait_for_completion=true", body)
+        return shot
+
+    def restore(self, shot: str, indices: str, *, close: bool = False, **more: Any) -> None:
+        """Over a closed index, or in place of a deleted one."""
+        if close:
+            self.server.request("POST", f"/{indices}/_close")
+        elif not more:
+            self.server.request("DELETE", f"/{indices}")
+        body = {"indices": indices, "include_global_state": False, **more}
+        self.server.request("POST", f"/_snapshot/{self.name}/{shot}/_restore?wait_for_completion=true", body)
+
+
+@pytest.fixture
+def shots(opensearch: OpenSearch) -> Iterator[Shots]:
+    made = Shots(opensearch)
+    yield made
+    opensearch.request("DELETE", f"/_snapshot/{made.name}")
+
+
+def copy_index(server: OpenSearch, source: str, target: str) -> None:
+    """As somebody copies an index by hand: definition, aliases and documents."""
+    held = server.request("GET", f"/{source}")[source]
+    index = {k: v for k, v in held["settings"]["index"].items() if k in ("hidden", "number_of_shards", "number_of_replicas")}
+    server.request("PUT", f"/{target}", {"settings": {"index": index}, "mappings": held["mappings"], "aliases": held["aliases"]})
+    server.request("POST", f"/{source}/_refresh")
+    server.request("POST", "/_reindex?refresh=true", {"source": {"index": source}, "dest": {"index": target}})
+
+
+# -- what is found whole, and what is not ------------------------------------------------------------------------------
+
+
+def test_what_was_brought_is_found_and_nothing_is_brought_twice(feed: Feed) -> None:
+    feed.insert(ORDERS, 1, 2)
+    feed.insert(ITEMS, 1)
+    feed.follow()
+    feed.holds(ORDERS, ITEMS)
+    again = feed.another()
+    assert again.open(feed.log.reader(), 1) == feed.log.head
+    assert again.held("public.orders") == feed.log.head.position
+    assert again.shape("public.orders") == feed.sink.shape("public.orders")
+
+
+def test_a_sink_that_reads_creates_nothing(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1)
+    reading = feed.another()
+    assert reading.open(feed.log.reader()) == ZERO_CUT
+    assert reading.applied() == ZERO_CUT
+    assert reading.shape("public.orders") is None
+    assert list(reading.scan(ORDERS)) == []
+    with pytest.raises(StoreError, match="not open for writing"):
+        reading.prepare(ORDERS)
+    assert opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all") == []
+
+
+def test_an_index_that_was_deleted_is_filled_again(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1, 2)
+    feed.insert(ITEMS, 1)
+    feed.follow()
+    opensearch.request("DELETE", "/public.orders@1")
+    assert feed.reported() == ZERO_CUT
+    feed.catch_up()
+    feed.holds(ORDERS, ITEMS)
+
+
+def test_an_index_deleted_between_two_batches_loses_nothing(feed: Feed, opensearch: OpenSearch) -> None:
+    """Nobody looks in between: the writing itself notices."""
+    feed.insert(ORDERS, 1, 2)
+    feed.follow()
+    opensearch.request("DELETE", "/public.orders@1")
+    feed.insert(ORDERS, 3)
+    with pytest.raises(StoreError, match="was deleted") as failure:
+        feed.advance()
+    assert failure.value.retryable
+    feed.applied = None
+    feed.follow()
+    feed.holds()
+
+
+def test_an_index_deleted_between_rows_and_commit_is_not_taken_for_whole(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    feed.insert(ORDERS, 2)
+    for changes in feed.log.reader().read("public.orders", Position(1), Position(2)):
+        feed.sink.apply(changes)
+    opensearch.request("DELETE", "/public.orders@1")
+    with pytest.raises(StoreError) as failure:
+        feed.sink.commit(feed.log.head)
+    assert failure.value.retryable
+    assert feed.reported() == ZERO_CUT
+    feed.applied = None
+    feed.follow()
+    feed.holds()
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_an_older_copy_is_brought_up_to_date(feed: Feed, shots: Shots, close: bool) -> None:
+    feed.insert(ORDERS, 1, 2)
+    feed.follow()
+    older = feed.log.head
+    shot = shots.take("public.orders@1")
+    feed.add(ORDERS, (Op.DELETE, order(1)), (Op.UPDATE, order(2, "paid")), (Op.INSERT, order(3)))
+    feed.insert(ITEMS, 1)
+    feed.follow()
+    shots.restore(shot, "public.orders@1", close=close)
+    assert feed.reported() == older, "it goes on from what the copy holds"
+    feed.catch_up()
+    feed.holds(ORDERS, ITEMS)
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_copy_from_the_middle_of_a_batch_is_not_taken_for_whole(feed: Feed, shots: Shots, close: bool) -> None:
+    """Taken and put back while rows come: the document that says how far is the very same, the rows are not."""
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    feed.insert(ORDERS, 2)
+    feed.insert(ORDERS, 3)
+    second, third = (next(feed.log.reader().read("public.orders", Position(p - 1), Position(p))) for p in (2, 3))
+    feed.sink.apply(second)
+    shot = shots.take("public.orders@1")
+    feed.sink.apply(third)
+    shots.restore(shot, "public.orders@1", close=close)
+    with pytest.raises(StoreError) as failure:
+        feed.sink.commit(feed.log.head)
+    assert failure.value.retryable
+    assert feed.reported().position == 1
+    feed.applied = None
+    feed.follow()
+    feed.holds()
+
+
+def test_a_copy_that_was_indexed_again_is_built_anew(feed: Feed, opensearch: OpenSearch) -> None:
+    """It has every document, and the one that says how far; but it has lost the rows' versions."""
+    feed.insert(ORDERS, 1, 2)
+    feed.add(ORDERS, (Op.DELETE, order(1)))
+    feed.follow()
+    copy_index(opensearch, "public.orders@1", "saved")
+    opensearch.request("DELETE", "/public.orders@1")
+    copy_index(opensearch, "saved", "public.orders@1")
+    opensearch.request("DELETE", "/saved")
+    assert feed.reported() == ZERO_CUT
+    feed.insert(ORDERS, 3)
+    feed.catch_up()
+    feed.holds()
+
+
+def test_a_ledger_that_was_deleted_costs_nothing(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1)
+    feed.insert(ITEMS, 1)
+    feed.follow()
+    opensearch.request("DELETE", f"/{LEDGER}")
+    assert feed.reported() == feed.log.head
+    feed.insert(ITEMS, 2)
+    feed.catch_up()
+    feed.holds(ORDERS, ITEMS)
+
+
+def test_a_ledger_that_was_restored_older_costs_a_stretch(feed: Feed, shots: Shots) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    older = feed.log.head
+    shot = shots.take(LEDGER)
+    feed.insert(ORDERS, 2)
+    feed.follow()
+    shots.restore(shot, LEDGER)
+    assert feed.reported() == older
+    feed.insert(ORDERS, 3)
+    feed.catch_up()
+    feed.holds()
+
+
+def test_everything_restored_older_is_brought_up_to_date(feed: Feed, shots: Shots) -> None:
+    feed.insert(ORDERS, 1)
+    feed.insert(ITEMS, 1)
+    feed.follow()
+    shot = shots.take(f"{LEDGER},public.orders@1,public.items@1")
+    feed.add(ORDERS, (Op.DELETE, order(1)))
+    feed.insert(ITEMS, 2)
+    feed.follow()
+    shots.restore(shot, f"{LEDGER},public.orders@1,public.items@1")
+    feed.catch_up()
+    feed.holds(ORDERS, ITEMS)
+
+
+def test_an_emptied_cluster_is_filled_again(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    for index in opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all"):
+        opensearch.request("DELETE", f"/{index['index']}")
+    assert feed.reported() == ZERO_CUT
+    feed.catch_up()
+    feed.holds()
+
+
+def test_a_table_selected_later_is_not_whole_until_it_is_there(feed: Feed) -> None:
+    feed.options["tables"] = ("public.orders",)
+    feed.sink = feed.another()
+    feed.insert(ITEMS, 1)
+    feed.insert(ORDERS, 1)
+    feed.applied = feed.sink.open(feed.log.reader(), 1)
+    for changes in feed.log.reader().read("public.orders", Position(0), Position(2)):
+        feed.sink.apply(changes)
+    feed.sink.commit(feed.log.head)
+    feed.options["tables"] = ("*",)
+    feed.sink = feed.another()
+    assert feed.sink.open(feed.log.reader(), 2) == ZERO_CUT
+    assert feed.sink.held("public.orders") == 2, "these rows need not be brought again"
+    assert feed.sink.held("public.items") == 0
+    feed.applied, feed.epoch = None, 3
+    feed.follow()
+    feed.holds(ORDERS, ITEMS)
+
+
+# -- who writes --------------------------------------------------------------------------------------------------------
+
+
+def test_another_service_of_the_same_name_is_refused_and_disturbs_nobody(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    other = Feed(opensearch)
+    other.insert(ITEMS, 1)
+    for epoch in (1, 99, None):
+        with pytest.raises(Stopped, match="fed by another log") as refused:
+            other.sink.open(other.log.reader(), epoch)
+        assert refused.value.state is StopState.OTHER_LOG
+    opensearch.request("DELETE", f"/{LEDGER}")
+    with pytest.raises(Stopped, match="fed by another log"):
+        other.sink.open(other.log.reader(), 1)
+    feed.insert(ORDERS, 2)
+    feed.catch_up()
+    feed.holds()
+    other.close()
+
+
+def test_a_later_writer_is_named_to_the_earlier_one(feed: Feed) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    later = feed.another()
+    later.open(feed.log.reader(), 7)
+    feed.insert(ORDERS, 2)
+    with pytest.raises(StoreError) as failure:
+        feed.advance()
+    assert failure.value.retryable
+    with pytest.raises(EpochPassed) as passed:
+        feed.sink.open(feed.log.reader(), 1)
+    assert passed.value.seen == 7
+    with pytest.raises(StoreError, match="not open for writing"):
+        feed.sink.commit(feed.log.head)
+    feed.epoch = 8
+    feed.applied = None
+    feed.follow()
+    feed.holds()
+
+
+def test_a_history_that_the_log_left_is_not_believed(feed: Feed) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    kept = (list(feed.log.cuts), list(feed.log.batches))
+    feed.insert(ORDERS, 2)
+    feed.follow()
+    feed.log.cuts, feed.log.batches = kept  # restored from an older copy, and the stream begun again
+    feed.writer.begin_history()
+    feed.writer.rollback()
+    with pytest.raises(Stopped) as stopped:
+        feed.another().open(feed.log.reader(), 2)
+    assert stopped.value.state is StopState.DIVERGED
+    feed.sink = feed.another()
+    feed.sink.erase()
+    feed.rows["public.orders"].pop(json.dumps(["2"]))
+    feed.insert(ORDERS, 9)
+    feed.applied = None
+    feed.follow()
+    feed.holds()
+
+
+def test_rows_of_a_history_that_the_log_left_count_though_no_commit_came(feed: Feed) -> None:
+    """The cut is one that both histories have; rows beyond it were written, and would beat the new history's for ever."""
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    kept = (list(feed.log.cuts), list(feed.log.batches))
+    feed.insert(ORDERS, 2)
+    for changes in feed.log.reader().read("public.orders", Position(1), Position(2)):
+        feed.sink.apply(changes)
+    feed.log.cuts, feed.log.batches = kept
+    feed.writer.begin_history()
+    feed.writer.rollback()
+    with pytest.raises(Stopped) as stopped:
+        feed.another().open(feed.log.reader(), 2)
+    assert stopped.value.state is StopState.DIVERGED
+
+
+def test_erase_removes_what_the_name_made_and_nothing_else(feed: Feed, opensearch: OpenSearch) -> None:
+    opensearch.request("PUT", "/mine@1")
+    other = Feed(opensearch, index="other.{schema}.{table}")
+    other.sink = other.another("other")
+    other.insert(ORDERS, 1)
+    other.follow()
+    feed.insert(ORDERS, 1)
+    feed.insert(ITEMS, 1)
+    feed.follow()
+    opensearch.request("PUT", "/public.items@1/_mapping", {"properties": {"note": {"type": "text"}}})  # and with it goes its _meta
+    opensearch.request("POST", "/public.orders@1/_close")
+    for _ in range(2):
+        feed.another().erase()
+    left = {index["index"] for index in opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all")}
+    assert left == {"mine@1", "other.public.orders@1", ".headwater-other", ".headwater-other@dead"}
+    other.close()
+
+
+# -- several shards ----------------------------------------------------------------------------------------------------
+
+
+def test_each_shard_says_for_itself_how_far_it_is(opensearch: OpenSearch, shots: Shots) -> None:
+    """A snapshot is of one moment within a shard, not across them; and a shard can be lost alone."""
+    feed = Feed(opensearch, shards=3)
+    feed.insert(ORDERS, *range(30))
+    feed.follow()
+    feed.holds()
+    opensearch.request("POST", "/public.orders@1/_refresh")
+    documents = [
+        opensearch.request("GET", f"/public.orders@1/_search?preference=_shards:{shard}&size=100")["hits"]["hits"]
+        for shard in range(3)
+    ]
+    said = [[hit for hit in hits if "%standing" in hit["_source"]] for hits in documents]
+    assert [len(hits) for hits in said] == [1, 1, 1]
+    opensearch.request("DELETE", f"/public.orders@1/_doc/{said[1][0]['_id'].replace(chr(92), '%5C').replace('@', '%40')}")
+    assert feed.reported() == ZERO_CUT
+    feed.catch_up()
+    feed.holds()
+    feed.close()
