@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +29,22 @@ from cdc.report import (
 from cdc.settings import Settings, StoreOptions
 from cdc.version import VERSION
 
+SIZE_S: Final = 10.0
+"""The log's size is looked at no more often than this,"""
+SIZE_SHARE: Final = 100
+"""and takes no more than one part in so many of the time."""
 STALE_S: Final = 10.0
 """A live part writes its status every second; after this long its last word no longer counts as alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    size_bytes: int
+    again_at: float
+    """Monotonic time from which on it is to be looked at again."""
+
+
+_sizes: Final[dict[Path, _Size]] = {}
 
 
 def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
@@ -61,8 +76,9 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     )
     processes = _processes(settings.run_dir)
     problems = (
-        *_source_problems(source),
+        *_source_problems(source, capture),
         *_part_problems(capture, followers, processes),
+        *_file_problems(settings),
         *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
     )
     return Report(
@@ -138,13 +154,25 @@ def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
         commit_lsn=_lsn(head.commit_lsn),
         commit_ts=_seconds(head.commit_ts_us),
         rows=sum(topic.rows for topic in topics),
-        bytes=_size_on_disk(folder),
+        bytes=size_on_disk(folder),
         disk_free_bytes=shutil.disk_usage(standing).free,
         tables=topics,
     )
 
 
-def _size_on_disk(folder: Path) -> int:
+def size_on_disk(folder: Path) -> int:
+    """As of some seconds ago: a log has a file for every so many changes, and the page asks every second."""
+    now = time.monotonic()
+    known = _sizes.get(folder)
+    if known is not None and now < known.again_at:
+        return known.size_bytes
+    size_bytes = _walked(folder)
+    took_s = time.monotonic() - now
+    _sizes[folder] = _Size(size_bytes, now + max(SIZE_S, SIZE_SHARE * took_s))
+    return size_bytes
+
+
+def _walked(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -164,14 +192,27 @@ def _processes(run_dir: Path) -> tuple[ProcessReport, ...]:
     )
 
 
-def _source_problems(source: SourceReport) -> list[str]:
+def _source_problems(source: SourceReport, capture: CaptureReport | None) -> list[str]:
     if not source.reachable:
         return [f"the source is unreachable: {source.error} → cdc doctor"]
     slot = source.slot
     assert slot is not None
     if not slot.exists:
         return [f"replication slot {slot.name!r} does not exist → cdc doctor"]
+    if capture is not None and capture.alive and capture.error:
+        # It runs, and says itself why it does not read: to start it is no help.
+        return [line.replace("→ cdc run", "→ fix what capture reports") for line in source.alarms]
     return list(source.alarms)
+
+
+def _file_problems(settings: Settings) -> list[str]:
+    """What the status files say beside their parts' states."""
+    capture, supervisor = status.read_capture(settings.run_dir), status.read_supervisor(settings.run_dir)
+    followers = {name: status.read_follower(settings.run_dir, name) for name in settings.stores}
+    found = [] if capture is None or not capture.log_alarm else [capture.log_alarm]
+    told = {"capture": capture, "cdc run": supervisor, **{f"follower {name}": said for name, said in followers.items()}}
+    found += [line for what, said in told.items() if said is not None and (line := status.other_version(said, what))]
+    return found
 
 
 def _part_problems(

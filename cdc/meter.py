@@ -32,6 +32,8 @@ class Meter:
         """Whether every selected table is in the log."""
         self.paused: Callable[[], str | None] = lambda: None
         """Why the snapshot stands still, if it does."""
+        self.log_alarm: Callable[[], str | None] = lambda: None
+        """What the log's disk refuses, if it does."""
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -45,6 +47,7 @@ class Meter:
             self._counted = (now, self.status.changes)
         self.status.snapshot = self._progress.tables()
         self.status.snapshot_paused = self.paused()
+        self.status.log_alarm = self.log_alarm()
         self.status.alarms = list(self.alarms.current) if self.alarms else []
         if not self.loaded():
             self.status.complete_position = None
