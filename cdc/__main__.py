@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -55,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_tb(error.__traceback__)
         if isinstance(error, PermissionError) and error.filename is not None:
             _complain(f"{error.filename}: permission denied → run this as the account of cdc run, whose files are private")
+            return 1
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f": {error.filename}" if error.filename is not None else ""
+            _complain(f"{error.strerror}{where} → free space there (df -h shows how much is left)")
             return 1
         frame = traceback.extract_tb(error.__traceback__)[-1]
         _complain(

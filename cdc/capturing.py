@@ -32,6 +32,7 @@ from cdc.errors import HeadwaterError, ProtocolError, SourceError, SourceUnreach
 from cdc.evolving import Evolving
 from cdc.ingest import Ingest
 from cdc.log.contract import LogWriter
+from cdc.log.disk import FULL, MAKE_ROOM, described
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.meter import STATUS_S, Meter
@@ -69,6 +70,7 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
         meter = Meter(settings.run_dir, settings.source.slot, progress)
+        meter.log_alarm = unguarded.seal_alarm
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
         meter.say("starting")
         warm()
@@ -82,7 +84,7 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
             raise
         except Exception as error:
-            problem = type(error).__name__
+            problem = _problem(error) if isinstance(error, HeadwaterError | OSError) else type(error).__name__
             raise
         finally:
             meter.say(state, problem)
@@ -113,6 +115,8 @@ def _capture(
         while not stop.is_set():
             began = time.monotonic()
             try:
+                # What was durable when the stream broke, and the memory had not committed yet.
+                _catch_up(memory, writer, settings.log.dir)
                 now = preparation.run()
                 if coordinator is None:
                     evolving.start()
@@ -127,7 +131,7 @@ def _capture(
                 if coordinator is None and not _passes(error, settings.log.dir):
                     raise
                 crashpoint("capture.stream_broken")
-                _back_to_durable(writer, memory, feed, settings.log.dir)
+                _back_to_durable(writer, memory, feed)
                 # Some transactions the server can decode only once they have ended, such as one that rewrites a table after a savepoint
                 # with DDL was taken back: "could not map filenumber", although nothing is wrong with it.
                 ended_only = isinstance(error, StreamEnded) and error.undecodable
@@ -136,7 +140,7 @@ def _capture(
                 streaming = settings.source.streaming and not ended_only
                 _count(poison, error, writer.head.commit_lsn)
                 attempts = 0 if time.monotonic() - began > BACKOFF_S[-1] else attempts
-                problem = error.line() if isinstance(error, SourceError) else (str(error) or type(error).__name__)
+                problem = _problem(error)
                 what = "the stream broke, connecting again" if coordinator else "cannot begin, trying again"
                 _log.warning(what, problem=problem, in_s=BACKOFF_S[attempts])
                 meter.say("retrying", problem)
@@ -150,12 +154,10 @@ def _capture(
             watch.join()
 
 
-def _back_to_durable(writer: LogWriter, memory: ToastMemory, feed: SnapshotFeed, folder: Path) -> None:
+def _back_to_durable(writer: LogWriter, memory: ToastMemory, feed: SnapshotFeed) -> None:
     """Forgets what a stream has brought since the last commit. Raises what the snapshot has failed with meanwhile."""
     writer.rollback()
     memory.rollback()
-    # What was durable when it broke, and the memory had not committed yet.
-    _catch_up(memory, writer, folder)
     feed.reset()
     feed.check()
 
@@ -185,6 +187,14 @@ def _count(poison: Poison, error: Exception, durable_lsn: int) -> None:
         poison.failed(durable_lsn, str(error))
     elif isinstance(error, StreamEnded) and error.undecodable:
         poison.failed(durable_lsn, error.text, error.lsn)
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, HeadwaterError):
+        return error.line()
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"{described(error)} → {MAKE_ROOM}"
+    return str(error) or type(error).__name__
 
 
 def _pause(seconds: float, meter: Meter, stop: threading.Event) -> None:

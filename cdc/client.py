@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class Client:
         After your own commit, None includes it. Raises WaitTimeout after ``timeout`` seconds, Stopped when a part is in a stop state.
         """
         wanted = parse_wanted(lsn) if isinstance(lsn, str) else None if lsn is None else Lsn(lsn)
-        return wait(self.settings, self._open_reader(), store, lsn=wanted, timeout_s=timeout)
+        with closing(self._open_reader()) as reader:
+            return wait(self.settings, reader, store, lsn=wanted, timeout_s=timeout)
 
 
 def connect(config: str | Path = "cdc.toml") -> Client:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +30,22 @@ from cdc.report import (
 from cdc.settings import Settings, StoreOptions
 from cdc.version import VERSION
 
+SIZE_S: Final = 10.0
+"""The log's size is looked at no more often than this,"""
+SIZE_SHARE: Final = 100
+"""and takes no more than one part in so many of the time."""
 STALE_S: Final = 10.0
 """A live part writes its status every second; after this long its last word no longer counts as alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    size_bytes: int
+    again_at: float
+    """Monotonic time from which on it is to be looked at again."""
+
+
+_sizes: Final[dict[Path, _Size]] = {}
 
 
 def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
@@ -63,7 +78,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         for stop in stops.held(settings.run_dir)
     )
     processes = _processes(settings.run_dir)
-    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now))
+    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now), tuple(_file_problems(settings)))
     return Report(
         version=VERSION,
         at=now,
@@ -148,13 +163,25 @@ def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
         commit_lsn=_lsn(head.commit_lsn),
         commit_ts=_seconds(head.commit_ts_us),
         rows=sum(topic.rows for topic in topics),
-        bytes=_size_on_disk(folder),
+        bytes=size_on_disk(folder),
         disk_free_bytes=shutil.disk_usage(standing).free,
         tables=topics,
     )
 
 
-def _size_on_disk(folder: Path) -> int:
+def size_on_disk(folder: Path) -> int:
+    """As of some seconds ago: a log has a file for every so many changes, and the page asks every second."""
+    now = time.monotonic()
+    known = _sizes.get(folder)
+    if known is not None and now < known.again_at:
+        return known.size_bytes
+    size_bytes = _walked(folder)
+    took_s = time.monotonic() - now
+    _sizes[folder] = _Size(size_bytes, now + max(SIZE_S, SIZE_SHARE * took_s))
+    return size_bytes
+
+
+def _walked(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -183,6 +210,18 @@ def _silent(settings: Settings, now: float) -> dict[str, float]:
         for part, told in parts.items()
         if told is not None and status.alive(told.pid) and not _alive(told, now)
     }
+
+
+def _file_problems(settings: Settings) -> Iterator[str]:
+    """What the status files say beside their parts' states."""
+    capture, supervisor = status.read_capture(settings.run_dir), status.read_supervisor(settings.run_dir)
+    if capture is not None and capture.log_alarm:
+        yield capture.log_alarm
+    followers = {f"follower {name}": status.read_follower(settings.run_dir, name) for name in settings.stores}
+    told = {"capture": capture, "cdc run": supervisor, **followers}
+    for what, said in told.items():
+        if said is not None and (line := status.other_version(said, what)):
+            yield line
 
 
 def _alive(told: status.CaptureStatus | status.FollowerStatus, now: float) -> bool:

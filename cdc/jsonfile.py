@@ -43,10 +43,13 @@ def write(path: Path, content: Mapping[str, Any], *, aside: Path | None = None) 
     aside: where it is written first, in the same folder; to be a name of the writer's own where several may write at once.
     """
     aside = aside or path.with_suffix(".aside")
-    with open(create(aside), "w", encoding="utf-8") as file:
-        file.write(encode(content))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(create(aside), "w", encoding="utf-8") as file:
+            file.write(encode(content))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(aside)) from error  # a write does not say where
     aside.replace(path)
     sync_folder(path.parent)
 

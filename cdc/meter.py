@@ -34,6 +34,8 @@ class Meter:
         """Why the snapshot stands still, if it does."""
         self.left_out: Callable[[], Sequence[str]] = lambda: ()
         """What of the selected tables does not reach the log."""
+        self.log_alarm: Callable[[], str | None] = lambda: None
+        """What the log's disk refuses, if it does."""
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -48,6 +50,7 @@ class Meter:
         self.status.snapshot = self._progress.tables()
         self.status.snapshot_paused = self.paused()
         self.status.left_out = list(self.left_out())
+        self.status.log_alarm = self.log_alarm()
         self.status.alarms = list(self.alarms.current) if self.alarms else []
         if not self.loaded():
             self.status.complete_position = None

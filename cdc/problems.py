@@ -27,13 +27,15 @@ def problems_of(
     stopped: Sequence[StopReport],
     processes: Sequence[ProcessReport],
     silent_s: Mapping[str, float],
+    further: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """``silent_s``: part (``capture``, ``follow-NAME``) → for how long its process, which lives, has reported nothing; only too long ones."""
+    """``further``: lines that stand by themselves. ``silent_s``: part (``capture``, ``follow-NAME``) → for how long its process, which lives, has reported nothing; only too long ones."""
     held = {stop.part for stop in stopped}
     children = {child.name: child for child in processes}
     lines = [
-        *_of_source(source),
+        *_of_source(source, capture),
         *_of_capture(capture, held, children.get("capture"), silent_s),
+        *further,
         *(line for follower in followers for line in _of_follower(follower, held, children.get("followers"), silent_s)),
         *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
     ]
@@ -45,11 +47,14 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def _of_source(source: SourceReport) -> Iterator[str]:
+def _of_source(source: SourceReport, capture: CaptureReport | None) -> Iterator[str]:
     if not source.reachable:
         yield f"the source is unreachable: {source.error} → cdc doctor"
     elif source.slot is not None and not source.slot.exists:
         yield f"replication slot {source.slot.name!r} does not exist → cdc doctor"
+    elif capture is not None and capture.alive and capture.error:
+        # It runs, and says itself why it does not read: to start it is no help.
+        yield from (line.replace("→ cdc run", "→ fix what capture reports") for line in source.alarms)
     else:
         yield from source.alarms
 

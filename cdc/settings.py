@@ -15,10 +15,10 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
+import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
@@ -34,6 +34,7 @@ STORE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _ADDRESSES: Final = ("dsn", "url")
 """Secret keys that hold more than the secret."""
 
+_log = structlog.get_logger("settings")
 _Model = TypeVar("_Model", bound=BaseModel)
 _At = tuple[str | int, ...]
 
@@ -66,17 +67,31 @@ class Privacy(Strict):
 
 class SecretFile(SecretStr):
     """A secret that stands in a file. It is read again each time it is asked for, so that a rotated password counts from the next
-    connection on; while the file cannot be read, the last one that could counts."""
+    connection on; while the file cannot be read, the last one that could counts, which is said once."""
 
     def __init__(self, secret: str, path: Path) -> None:
         super().__init__(secret)
         self._path = path
+        self._problem: str | None = None
 
     def get_secret_value(self) -> str:
-        with suppress(OSError, UnicodeDecodeError), open(self._path) as file:
-            text = file.read(MAX_FILE_BYTES + 1)
+        problem = None
+        try:
+            with open(self._path) as file:
+                text = file.read(MAX_FILE_BYTES + 1)
+        except (OSError, UnicodeDecodeError) as error:
+            problem = getattr(error, "strerror", None) or "it is not text"
+        else:
             if text and len(text) <= MAX_FILE_BYTES:
                 self._secret_value = text.rstrip("\r\n")
+            else:
+                problem = "it is too long" if text else "it is empty"
+        if problem not in (None, self._problem):
+            hint = f"make it readable for this account again: {self._path}"
+            _log.warning(
+                "a secret's file cannot be read, so the last secret counts", file=str(self._path), problem=problem, mend=hint
+            )
+        self._problem = problem
         return self._secret_value
 
 

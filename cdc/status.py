@@ -1,14 +1,16 @@
 """What each process tells the others: one small JSON file per part under ``run_dir/status``, replaced atomically.
 
-A reader never waits for a writer and a dead writer's last word stays readable (``pid`` tells whether it still lives).
+A reader never waits for a writer and a dead writer's last word stays readable (``pid`` tells whether it still lives). While versions change,
+reader and writer may be of two: what both know is read, the rest is named in ``foreign``.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cdc import jsonfile
 from cdc.crashpoint import crashpoint
@@ -16,10 +18,36 @@ from cdc.crashpoint import crashpoint
 CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
 FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited", "never started")
 PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
+FOREIGN: Final = "foreign"
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "bool": (bool,),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
+    "list[str]": (list,),
+}
 
 
 @dataclass(slots=True)
-class TableProgress:
+class _Told:
+    """One file's content, or an entry of a list in it."""
+
+    def take(self, raw: Mapping[str, Any]) -> list[str]:
+        """Takes over what is known and has the right type; returns the names of what is not, is not known, or is missing."""
+        known = {one.name: types for one in fields(self) if (types := _TYPES.get(str(one.type))) and one.name != FOREIGN}
+        foreign = [name for name in raw if name not in known]
+        for name, types in known.items():
+            if name in raw and isinstance(raw[name], types) and (bool in types or not isinstance(raw[name], bool)):
+                setattr(self, name, raw[name])
+            else:
+                foreign.append(name)
+        return foreign
+
+
+@dataclass(slots=True)
+class TableProgress(_Told):
     """One table's snapshot: ``done`` of about ``total`` rows."""
 
     table: str
@@ -29,7 +57,7 @@ class TableProgress:
 
 
 @dataclass(slots=True)
-class CaptureStatus:
+class CaptureStatus(_Told):
     """Written by the capture process at least once a second."""
 
     pid: int = 0
@@ -58,12 +86,16 @@ class CaptureStatus:
     """What endangers the slot's WAL, one line each with what helps, as capture saw it last."""
     left_out: list[str] = field(default_factory=list)
     """What of the selected tables does not reach the log, one line each with what helps."""
+    log_alarm: str | None = None
+    """What the log's disk refuses, with what helps, while capture goes on all the same."""
     updated_at: float = 0.0
     """Unix time, seconds."""
+    foreign: list[str] = field(default_factory=list)
+    """Not written: what a reader has found in the file that another version wrote."""
 
 
 @dataclass(slots=True)
-class FollowerStatus:
+class FollowerStatus(_Told):
     """Written by a follower after each commit into its store, and at least once a second."""
 
     store: str
@@ -82,10 +114,11 @@ class FollowerStatus:
     batches: int = 0
     rows_per_s: float = 0.0
     updated_at: float = 0.0
+    foreign: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class ProcessStatus:
+class ProcessStatus(_Told):
     """One child of the supervisor, as the supervisor sees it."""
 
     name: str
@@ -101,7 +134,7 @@ class ProcessStatus:
 
 
 @dataclass(slots=True)
-class SupervisorStatus:
+class SupervisorStatus(_Told):
     """Written by ``cdc run`` (without ``--only``) whenever a child starts or ends."""
 
     pid: int = 0
@@ -110,14 +143,20 @@ class SupervisorStatus:
     listen: str | None = None
     processes: list[ProcessStatus] = field(default_factory=list)
     updated_at: float = 0.0
+    foreign: list[str] = field(default_factory=list)
+
+
+_Entry = TypeVar("_Entry", TableProgress, ProcessStatus)
 
 
 def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:
     folder = run_dir / "status"
     jsonfile.make_folder(folder)
     aside = folder / f".{name}.{os.getpid()}"
+    content = asdict(status)
+    del content[FOREIGN]
     with open(jsonfile.create(aside), "w") as file:
-        file.write(jsonfile.encode(asdict(status)))
+        file.write(jsonfile.encode(content))
     crashpoint("status.written_aside")
     aside.replace(folder / f"{name}.json")
 
@@ -126,27 +165,44 @@ def read_capture(run_dir: Path) -> CaptureStatus | None:
     raw = _read(run_dir / "status" / "capture.json")
     if raw is None:
         return None
-    raw["snapshot"] = [TableProgress(**entry) for entry in raw["snapshot"]]
-    return CaptureStatus(**raw)
+    told = CaptureStatus()
+    tables, foreign = _entries(raw.pop("snapshot", None), "snapshot", TableProgress("", 0, 0))
+    told.foreign = [*told.take(raw), *foreign]
+    told.snapshot = tables
+    return told
 
 
 def read_supervisor(run_dir: Path) -> SupervisorStatus | None:
     raw = _read(run_dir / "status" / "supervisor.json")
     if raw is None:
         return None
-    raw["processes"] = [ProcessStatus(**entry) for entry in raw["processes"]]
-    return SupervisorStatus(**raw)
+    told = SupervisorStatus()
+    processes, foreign = _entries(raw.pop("processes", None), "processes", ProcessStatus(""))
+    told.foreign = [*told.take(raw), *foreign]
+    told.processes = processes
+    return told
 
 
 def read_followers(run_dir: Path) -> list[FollowerStatus]:
     folder = run_dir / "status"
-    found = (_read(path) for path in sorted(folder.glob("follow-*.json")))
-    return [FollowerStatus(**raw) for raw in found if raw is not None]
+    names = (path.stem.removeprefix("follow-") for path in sorted(folder.glob("follow-*.json")))
+    return [told for name in names if (told := read_follower(run_dir, name)) is not None]
 
 
 def read_follower(run_dir: Path, store: str) -> FollowerStatus | None:
     raw = _read(run_dir / "status" / f"follow-{store}.json")
-    return None if raw is None else FollowerStatus(**raw)
+    if raw is None:
+        return None
+    told = FollowerStatus(store)
+    told.foreign = told.take(raw)
+    return told
+
+
+def other_version(told: CaptureStatus | FollowerStatus | SupervisorStatus, what: str) -> str | None:
+    """One line when another version wrote this, so that some of it is not known."""
+    if not told.foreign:
+        return None
+    return f"{what} runs another version of Headwater than this ({', '.join(told.foreign)}) → restart cdc run"
 
 
 def alive(pid: int) -> bool:
@@ -159,6 +215,18 @@ def alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _entries(raw: object, name: str, empty: _Entry) -> tuple[list[_Entry], list[str]]:
+    """A list's entries, each one a copy of ``empty`` with what the file says; and what of them is foreign."""
+    if not isinstance(raw, list):
+        return [], [name]
+    found, foreign = [], set()
+    for entry in raw:
+        one = replace(empty)
+        foreign.update(one.take(entry) if isinstance(entry, dict) else [""])
+        found.append(one)
+    return found, [f"{name}.{part}" for part in sorted(foreign)]
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -1,12 +1,14 @@
 """Waiting until a store shows everything up to an LSN: behind `cdc wait`, `/v1/wait` and ``cdc.connect(config).wait(…)``.
 
-``judge`` is the pure core: it says, from what the parts last told, what is still awaited. ``wait`` is the shell that looks again and again.
+``judge`` is the pure core: it says, from what the parts last told, what is still awaited. ``wait`` is the shell that looks again whenever a part
+has written something.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -15,6 +17,8 @@ import psycopg
 from cdc import status, stops
 from cdc.errors import ConfigError, SourceError, WaitTimeout
 from cdc.log.contract import LogReader
+from cdc.log.names import HEAD
+from cdc.log.watch import Watch
 from cdc.model.position import Cut, Lsn, Position, format_lsn, parse_lsn
 from cdc.settings import Settings, StoreOptions
 from cdc.source.connection import connect, reason
@@ -22,7 +26,10 @@ from sinks import make_sink
 
 _Answer = TypeVar("_Answer")
 
-POLL_S: Final = 0.004
+WATCHED_S: Final = 0.25
+"""It looks this often although nothing seems to have been written, for file systems that do not tell;"""
+POLL_S: Final = (0.004, 0.05)
+"""and where nothing can be watched, first after the one pause, then after ever longer ones up to the other."""
 NUDGE_AFTER_S: Final = 0.1
 """An idle stream that has not reached the LSN by itself after this long gets a commit of our own to carry it there."""
 REFRESHED_KINDS: Final = frozenset({"opensearch"})
@@ -100,11 +107,22 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
             f"there is no store {store!r} in the configuration", hint=f"known stores: {', '.join(settings.stores) or 'none'}"
         )
     began = time.monotonic()
-    dsn = settings.source.dsn.get_secret_value()
-    ask_now = lsn is None
-    wanted = current_lsn(dsn) if lsn is None else lsn
+    wanted = current_lsn(settings.source.dsn.get_secret_value()) if lsn is None else lsn
+    with closing(_Changes(settings)) as changes:
+        left_s = timeout_s - (time.monotonic() - began)
+        target = _until_shown(settings, reader, store, wanted, left_s, changes, nudges=lsn is None)
+    if options.kind in REFRESHED_KINDS:
+        _refresh(store, options, reader)
+    return Waited(store, wanted, target, time.monotonic() - began)
+
+
+def _until_shown(
+    settings: Settings, reader: LogReader, store: str, wanted: Lsn, timeout_s: float, changes: _Changes, *, nudges: bool
+) -> Position:
+    """Returns the position that the store has then reached. ``nudges``: an idle stream is carried on by a commit of ours."""
+    began = time.monotonic()
+    deadline = began + timeout_s
     target: Position | None = None
-    nudged = not ask_now
     while True:
         if target is None:
             received, complete = _capture_says(settings, reader.head())
@@ -114,22 +132,48 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
         told = status.read_follower(settings.run_dir, store)
         awaited = judge(store, wanted, target, received, *_follower_says(told))
         if awaited.done:
-            break
+            assert target is not None
+            return target
         # What an operator has to decide does not get better by waiting.
         _refuse_stopped(settings, f"follow-{store}")
         if target is None:
             _refuse_stopped(settings, "capture")
-        waited_s = time.monotonic() - began
-        if waited_s >= timeout_s:
+        now = time.monotonic()
+        if now >= deadline:
             raise _too_late(settings, store, wanted, timeout_s, awaited)
-        if target is None and received < wanted and not nudged and waited_s >= NUDGE_AFTER_S:
-            nudge(dsn)
-            nudged = True
-        time.sleep(min(POLL_S, max(0.0, timeout_s - waited_s)))
-    if options.kind in REFRESHED_KINDS:
-        _refresh(store, options, reader)
-    assert target is not None
-    return Waited(store, wanted, target, time.monotonic() - began)
+        if target is None and received < wanted and nudges and now - began >= NUDGE_AFTER_S:
+            nudge(settings.source.dsn.get_secret_value())
+            nudges = False
+        changes.wait(min(deadline - now, NUDGE_AFTER_S) if nudges else deadline - now)
+
+
+class _Changes:
+    """What the parts write while somebody waits: the log's head, and the status files."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._paths = (settings.log.dir / HEAD, settings.run_dir / "status")
+        self._watch: Watch | None = None
+        self._pause_s = POLL_S[0]
+        self._look_for()
+
+    def wait(self, most_s: float) -> None:
+        """Returns when something was written since the last call, or earlier, but at the latest after this long."""
+        if self._watch is not None:
+            self._watch.wait(min(WATCHED_S, most_s))
+            return
+        time.sleep(max(0.0, min(self._pause_s, most_s)))
+        self._pause_s = min(1.5 * self._pause_s, POLL_S[1])
+        self._look_for()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+    def _look_for(self) -> None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            watch = Watch(*self._paths)
+            if not watch.blind:
+                self._watch = watch
 
 
 def current_lsn(dsn: str) -> Lsn:
@@ -186,10 +230,12 @@ def _too_late(settings: Settings, store: str, wanted: Lsn, timeout_s: float, awa
     part = "capture" if awaited.target is None else f"follower {store}"
     told = status.read_capture(settings.run_dir) if awaited.target is None else status.read_follower(settings.run_dir, store)
     why, hint = awaited.why, "cdc status"
+    if told is not None and told.foreign:
+        hint = f"restart cdc run: {part} runs another version of Headwater than this"
     if told is None or not status.alive(told.pid):
         hint = "cdc run"
         why = f"{part} has never run" if told is None else f"{awaited.why}, and {part} does not run"
-    return WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {why}", hint=hint)
+    return WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:.3g} s: {why}", hint=hint)
 
 
 def _refresh(store: str, options: StoreOptions, reader: LogReader) -> None:

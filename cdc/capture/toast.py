@@ -8,12 +8,13 @@ says how far it has come, and what it lacks is read from the log again at the st
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
@@ -44,6 +45,36 @@ CREATE TABLE IF NOT EXISTS done (one INTEGER PRIMARY KEY CHECK (one = 1), positi
 
 _DAMAGE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What a damaged file gives; SQLite's message may quote its bytes, and those need not be text."""
+
+
+class _Database(sqlite3.Connection):
+    """A disk that is full is one here too: an OSError that names the file. SQLite's own error says neither."""
+
+    path = Path()
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*arguments)
+        except sqlite3.OperationalError as error:
+            raise self._located(error) from None
+
+    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+        try:
+            return super().executemany(*arguments)
+        except sqlite3.OperationalError as error:
+            raise self._located(error) from None
+
+    def commit(self) -> None:
+        try:
+            super().commit()
+        except sqlite3.OperationalError as error:
+            raise self._located(error) from None
+
+    def _located(self, error: sqlite3.OperationalError) -> Exception:
+        if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+            return error
+        no_space = os.strerror(errno.ENOSPC)
+        return OSError(errno.ENOSPC, f"cannot write what is remembered of wide rows in {self.path}: {no_space}")
 
 
 class ToastMemory:
@@ -264,7 +295,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     # SQLite gives its other files the mode that this one has.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     # The ingest thread owns it after the start; it may be closed by another.
-    db = sqlite3.connect(path, check_same_thread=False)
+    db = sqlite3.connect(path, check_same_thread=False, factory=_Database)
+    db.path = path
     db.text_factory = lambda raw: raw.decode(errors="replace")  # damage is found by checksum, it need not be text
     try:
         db.execute("PRAGMA journal_mode = WAL")

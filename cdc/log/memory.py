@@ -6,13 +6,13 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pyarrow as pa
 
 from cdc.log.contract import Slice, Topic
-from cdc.log.staging import Density, positions_of
 from cdc.log.views import alone, clip
-from cdc.model.batch import table_of
+from cdc.model.batch import POSITION, table_of
 from cdc.model.lineage import History, Lineage
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 
@@ -45,7 +45,6 @@ class MemoryWriter:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
         self._staged: list[pa.RecordBatch] = []
-        self._density = Density(log.head.position)
 
     @property
     def head(self) -> Cut:
@@ -53,26 +52,28 @@ class MemoryWriter:
 
     @property
     def next_position(self) -> Position:
-        return Position(self.head.position + self._density.rows + 1)
+        return Position(self.head.position + len(self._positions()) + 1)
 
     def begin_history(self) -> None:
         before = self._log.lineage
         self._log.lineage = Lineage(before.log, (*before.histories, History(uuid.uuid4().hex, self.head.position)))
 
     def append(self, batch: pa.RecordBatch) -> None:
-        positions = positions_of(batch)
-        if len(positions):
-            self._density.check(table_of(batch.schema).qualified, positions)
-            self._density.add(table_of(batch.schema).qualified, positions)
+        topic, new = _topic(batch), positions_of(batch)
+        before = [self.head.position, *self._positions(topic)]
+        if any(left >= right for left, right in pairwise([before[-1], *new])):
+            raise ValueError(f"positions of {topic} go backwards: {new} after {before[-1]}")
+        if new:
             self._staged.append(batch)
 
     def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
-        if not self._density.dense:
+        first, positions = self.head.position + 1, self._positions()
+        if sorted(positions) != list(range(first, first + len(positions))):
             self.rollback()
             raise ValueError("the staged positions are not dense")
         if not self._staged and commit_lsn == self.head.commit_lsn:
             return self.head
-        cut = Cut(Position(self.head.position + self._density.rows), commit_lsn, commit_ts_us)
+        cut = Cut(Position(self.head.position + len(positions)), commit_lsn, commit_ts_us)
         with self._log.changed:
             self._log.batches += self._staged
             self._log.cuts.append(cut)
@@ -82,10 +83,26 @@ class MemoryWriter:
 
     def rollback(self) -> None:
         self._staged = []
-        self._density = Density(self.head.position)
+
+    def _positions(self, topic: str | None = None) -> list[int]:
+        """The staged ones, in the order of the appends."""
+        return [position for batch in self._staged if topic in (None, _topic(batch)) for position in positions_of(batch)]
 
     def close(self) -> None:
         self.rollback()
+
+
+def _topic(batch: pa.RecordBatch) -> str:
+    """Raises ValueError for what is no batch of changes."""
+    try:
+        return table_of(batch.schema).qualified
+    except (KeyError, TypeError):
+        raise ValueError("not a batch of changes: see cdc.model.batch") from None
+
+
+def positions_of(batch: pa.RecordBatch) -> list[int]:
+    found: list[int] = batch.column(POSITION).to_pylist()
+    return found
 
 
 class MemoryReader:
@@ -143,8 +160,8 @@ class MemoryReader:
                 table=table_of(batches[-1].schema),
                 rows=sum(batch.num_rows for batch in batches),
                 bytes=sum(batch.nbytes for batch in batches),
-                first=Position(int(positions_of(batches[0])[0])),
-                last=Position(int(positions_of(batches[-1])[-1])),
+                first=Position(positions_of(batches[0])[0]),
+                last=Position(positions_of(batches[-1])[-1]),
             )
             for name, batches in found.items()
         ]
@@ -162,7 +179,7 @@ class MemoryReader:
                 if rows and size + batch.nbytes > target_bytes:
                     found.append(Slice(topic, start, last, rows, size))
                     start, rows, size = last, 0, 0
-                rows, size, last = rows + batch.num_rows, size + batch.nbytes, Position(int(positions_of(batch)[-1]))
+                rows, size, last = rows + batch.num_rows, size + batch.nbytes, Position(positions_of(batch)[-1])
             if rows:
                 found.append(Slice(topic, start, upto, rows, size))
         return found

@@ -21,7 +21,7 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import HeadwaterError
 from cdc.log import histories
-from cdc.log.disk import Disk
+from cdc.log.disk import FULL, MAKE_ROOM, Disk, described
 from cdc.log.format import (
     HEAD_BYTES,
     MAX_BODY_BYTES,
@@ -105,10 +105,13 @@ class EmbeddedLogWriter:
     def next_position(self) -> Position:
         return Position(self._published.position + self._staged.density.rows + 1)
 
-    @property
-    def seal_refused(self) -> OSError | None:
-        """Why the disk refuses to take sealed files, while it does; the log itself goes on."""
-        return self._sealer.refused if self._sealer else None
+    def seal_alarm(self) -> str | None:
+        """Why the disk refuses to take sealed files, with what helps, while it does; the log itself goes on."""
+        refused = self._sealer.refused if self._sealer else None
+        if refused is None:
+            return None
+        helps = MAKE_ROOM if refused.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
+        return f"the log's segments in {self._places.root} are not being sealed and stay large: {described(refused)} → {helps}"
 
     def begin_history(self) -> None:
         """See ``LogWriter``."""
@@ -127,9 +130,9 @@ class EmbeddedLogWriter:
         try:
             crashpoint("log.append.begun")
             self._write(self._topic(name), batch, positions)
-        except OSError:
+        except OSError as error:
             self.rollback()
-            raise
+            raise self._located(error) from error
         self._staged.density.add(name, positions)
 
     def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
@@ -143,7 +146,10 @@ class EmbeddedLogWriter:
             raise ValueError(f"the staged positions are not dense behind {before.position}")
         if not staged.parts and commit_lsn == before.commit_lsn:
             return self.head
-        self._sync_staged()
+        try:
+            self._sync_staged()
+        except OSError as error:
+            raise self._located(error) from error
         group = Group(
             first=before.position + 1,
             last=before.position + staged.density.rows,
@@ -157,7 +163,10 @@ class EmbeddedLogWriter:
             ),
         )
         crashpoint("log.commit.fsynced")
-        self._publish(group)
+        try:
+            self._publish(group)
+        except OSError as error:
+            raise self._located(error) from error
         for topic in staged.topics.values():
             topic.durable = topic.tip
         # From here on nothing of it may be taken back, whatever else goes wrong.
@@ -403,6 +412,10 @@ class EmbeddedLogWriter:
         fd = self._files.pop((number, segment), None)
         if fd is not None:
             self._disk.close(fd)
+
+    def _located(self, error: OSError) -> OSError:
+        """Writing by descriptor, the system does not say where."""
+        return OSError(error.errno, f"cannot write the log in {self._places.root}: {error.strerror}")
 
     def _fatal(self) -> _Fatal:
         return _Fatal(self)

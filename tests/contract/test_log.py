@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, table_of
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.table import Table
 from tests.unit.log.changes import NOTES, ORDERS, ORDERS_WIDER, USERS, changes, everything, expected, positions_in, rows_of
+from tests.unit.log.disks import QuickDisk
 
 BIG = 2**40
 
@@ -391,3 +394,53 @@ def test_small_neighbours_come_as_few_batches(log: Home) -> None:
         log.put(changes(USERS, [position]))
     if isinstance(log.writer, EmbeddedLogWriter):
         assert len(read(log.reader, "public.users")) <= 2
+
+
+def staged(chance: random.Random, after: int) -> list[tuple[Table, list[int]]]:
+    """What nearly is a group behind the position: dense over several topics, or with a gap, a repeat or a step back."""
+    positions = list(range(after + 1, after + 1 + chance.randint(1, 8)))
+    if chance.random() < 0.5:
+        at = chance.randrange(len(positions))
+        positions[at] += chance.choice((-2, -1, 1, 2))
+    owner = [chance.choice((ORDERS, USERS)) for _ in positions]
+    batches = []
+    for table in chance.sample((ORDERS, USERS), 2):
+        mine = [position for position, one in zip(positions, owner, strict=True) if one is table]
+        if chance.random() < 0.2:
+            chance.shuffle(mine)
+        cut = chance.randint(0, len(mine))
+        batches += [(table, part) for part in (mine[:cut], mine[cut:]) if part]
+    return batches
+
+
+def test_the_twin_refuses_what_the_log_refuses(tmp_path: Path, seed: int) -> None:
+    """It counts for itself, so that it can disagree."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    logs: list[LogWriter] = [EmbeddedLogWriter(tmp_path / "log", seal=False, disk=QuickDisk()), MemoryLog().writer()]
+    outcomes = set()
+    for _ in range(300):
+        batches = staged(chance, logs[0].head.position)
+        said = [taken(log, batches) for log in logs]
+        assert said[0] == said[1], batches
+        outcomes.add(said[0][0])
+    assert outcomes == {"taken", "refused at once", "refused at the commit"}
+    for log in logs:
+        log.close()
+
+
+def taken(log: LogWriter, batches: list[tuple[Table, list[int]]]) -> tuple[str, int, int]:
+    """What became of the batches, the position that would come next, and the head."""
+    said = "taken"
+    try:
+        for table, positions in batches:
+            log.append(changes(table, positions))
+    except ValueError:
+        said = "refused at once"
+        log.rollback()
+    waiting = log.next_position
+    try:
+        log.commit(Lsn(log.head.commit_lsn + 1), 0)
+    except ValueError:
+        said = "refused at the commit"
+    return said, waiting, log.head.position

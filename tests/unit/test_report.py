@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from cdc import gathering, probe, report, status, stops
+from cdc import gathering, jsonfile, probe, report, status, stops
 from cdc.errors import Stopped, StopState
 from cdc.gathering import gather
 from cdc.log.memory import MemoryLog
@@ -230,3 +230,48 @@ def test_a_store_far_behind_says_how_far_it_has_come(
     lag: Lag | None, held: int, unread: int, rate: float, expected: CatchUp | None
 ) -> None:
     assert catch_up_of(lag, held, unread, rate) == expected
+
+
+def test_what_the_logs_disk_refuses_is_a_problem_of_its_own(tmp_path: Path) -> None:
+    well(tmp_path)
+    told = status.read_capture(tmp_path / "run")
+    assert told is not None
+    told.log_alarm = "the log's segments in /log are not being sealed → free space there"
+    status.write(tmp_path / "run", "capture", told)
+    assert gather(settings(tmp_path), MemoryLog().reader(), Probe(slot())).problems == (told.log_alarm,)
+
+
+def test_a_part_of_another_version_is_named(tmp_path: Path) -> None:
+    well(tmp_path)
+    for name in ("capture", "follow-cache"):
+        path = tmp_path / "run" / "status" / f"{name}.json"
+        jsonfile.write(path, {**jsonfile.decode(path.read_bytes()), "novelty": 1})
+    assert gather(settings(tmp_path), MemoryLog().reader(), Probe(slot())).problems == (
+        "capture runs another version of Headwater than this (novelty) → restart cdc run",
+        "follower cache runs another version of Headwater than this (novelty) → restart cdc run",
+    )
+
+
+def test_a_capture_that_says_why_it_does_not_read_is_not_to_be_started(tmp_path: Path) -> None:
+    well(tmp_path)
+    told = status.read_capture(tmp_path / "run")
+    assert told is not None
+    told.state, told.error = "retrying", "no space"
+    status.write(tmp_path / "run", "capture", told)
+    probe = Probe(slot(active=False, idle_timeout_s=600))
+    problems = gather(settings(tmp_path), MemoryLog().reader(), probe).problems
+    assert len(problems) == 2
+    assert problems[0].endswith("→ fix what capture reports")
+    assert not any("cdc run" in line for line in problems)
+
+
+def test_the_logs_size_is_not_looked_at_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(gathering.time, "monotonic", lambda: now)
+    (tmp_path / "file").write_bytes(b"12345")
+    assert gathering.size_on_disk(tmp_path) == 5
+    (tmp_path / "file").write_bytes(b"1234567")
+    now += 5
+    assert gathering.size_on_disk(tmp_path) == 5
+    now += 6
+    assert gathering.size_on_disk(tmp_path) == 7

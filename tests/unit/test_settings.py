@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import Field, SecretStr
+from structlog.testing import capture_logs
 
 from cdc.errors import ConfigError
 from cdc.settings import MAX_FILE_BYTES, SettingsError, Source, StoreOptions, Strict, load
@@ -261,7 +262,15 @@ def test_a_rotated_secret_counts_from_the_next_use_on(file: Path) -> None:
     assert dsn.get_secret_value() == f"{DSN}?application_name=other"
     for gone in (lambda: secret.write_text(""), secret.unlink):
         gone()
-        assert dsn.get_secret_value() == f"{DSN}?application_name=other"
+        with capture_logs() as said:
+            assert [dsn.get_secret_value() for _ in range(3)] == [f"{DSN}?application_name=other"] * 3
+        [line] = said
+        assert line["event"] == "a secret's file cannot be read, so the last secret counts"
+        assert str(secret) in line["mend"]
+    secret.write_text(DSN)
+    with capture_logs() as said:
+        assert dsn.get_secret_value() == DSN
+    assert said == []
 
 
 def test_a_secret_file_that_others_may_read_is_refused(file: Path) -> None:

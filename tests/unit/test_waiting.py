@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from cdc import status, stops
+from cdc import jsonfile, status, stops, waiting
+from cdc.client import Client
 from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
 from cdc.gathering import lag_of
 from cdc.log.memory import MemoryLog
+from cdc.log.reader import open_reader
+from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import batch_schema
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
-from cdc.settings import Settings, Source, StoreOptions
+from cdc.settings import Log, Settings, Source, StoreOptions
 from cdc.waiting import judge, parse_wanted, target_of, wait
+from tests.unit.log.changes import ORDERS, changes
 
 TABLE = Table(1, "public", "t", (Column("id", 23, key=True),))
 OTHER = Table(2, "public", "other", (Column("id", 23, key=True),))
@@ -206,3 +211,107 @@ def test_lag_counts_the_stores_own_tables_only() -> None:
     assert lag_of(reader, head, Position(1), ["*"], now=210.0).changes == 3
     assert lag_of(reader, head, Position(2), ["public.t"], now=210.0).changes == 0
     assert lag_of(reader, head, head.position, ["*"], now=210.0).seconds == 0
+
+
+class Looks:
+    """How often a follower's status file is read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        plain = status.read_follower
+
+        def counted(run_dir: Path, store: str) -> status.FollowerStatus | None:
+            self.count += 1
+            return plain(run_dir, store)
+
+        monkeypatch.setattr(status, "read_follower", counted)
+
+
+def embedded(tmp_path: Path) -> tuple[Settings, EmbeddedLogWriter]:
+    made = settings(tmp_path / "run").model_copy(update={"log": Log(dir=tmp_path / "log")})
+    writer = EmbeddedLogWriter(made.log.dir)
+    writer.append(changes(ORDERS, [1]))
+    writer.commit(Lsn(100), 0)
+    captured(made.run_dir)
+    applied(made.run_dir, 0)
+    return made, writer
+
+
+def test_who_waits_looks_only_when_something_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, writer = embedded(tmp_path)
+    looks = Looks(monkeypatch)
+    with closing(open_reader(made.log.dir)) as reader, pytest.raises(WaitTimeout):
+        wait(made, reader, "cache", lsn=Lsn(100), timeout_s=1.0)
+    assert looks.count < 10
+    writer.close()
+
+
+def test_who_waits_is_woken_by_the_log_and_by_the_follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "WATCHED_S", 3600.0)
+    made, writer = embedded(tmp_path)
+    looks = Looks(monkeypatch)
+
+    def world() -> None:
+        for position in (2, 3):
+            seen, deadline = looks.count, time.monotonic() + 60
+            while looks.count == seen and time.monotonic() < deadline and position == 2:
+                time.sleep(0.001)  # until it waits
+            writer.append(changes(ORDERS, [position]))
+            writer.commit(Lsn(100 * position), 0)
+        applied(made.run_dir, 3)
+
+    moving = threading.Thread(target=world)
+    moving.start()
+    with closing(open_reader(made.log.dir)) as reader:
+        assert wait(made, reader, "cache", lsn=Lsn(300), timeout_s=600).position == 3
+    moving.join()
+    writer.close()
+
+
+def test_where_nothing_can_be_watched_the_pauses_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    with pytest.raises(WaitTimeout):
+        wait(settings(tmp_path), MemoryLog().reader(), "cache", lsn=Lsn(100), timeout_s=1.0)
+    assert looks.count < 40
+
+
+def test_a_client_that_waits_again_and_again_keeps_nothing_open(tmp_path: Path) -> None:
+    made, writer = embedded(tmp_path)
+    applied(made.run_dir, 1)
+    client = Client(made, lambda: open_reader(made.log.dir))
+    client.wait("cache", 100)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        client.wait("cache", 100)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    writer.close()
+
+
+def test_another_versions_status_is_read_as_far_as_it_is_known_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / "status"
+    captured(tmp_path, 5000)
+    raw = jsonfile.decode((folder / "capture.json").read_bytes())
+    raw |= {"wal_archived": 7, "pid": os.getpid(), "changes": "many"}
+    raw["snapshot"] = [{"table": "public.t", "done": 1, "total": 2, "finished": False, "eta_s": 9}, "?"]
+    del raw["wire_bytes"]
+    jsonfile.write(folder / "capture.json", raw)
+    told = status.read_capture(tmp_path)
+    assert told is not None
+    assert (told.received_lsn, told.changes, told.snapshot[0].table) == (5000, 0, "public.t")
+    assert sorted(told.foreign) == ["changes", "snapshot.", "snapshot.eta_s", "wal_archived", "wire_bytes"]
+    assert "capture runs another version" in (status.other_version(told, "capture") or "")
+    applied(tmp_path, 1)
+    raw = jsonfile.decode((folder / "follow-cache.json").read_bytes())
+    jsonfile.write(folder / "follow-cache.json", {**raw, "epoch": 3})
+    log = MemoryLog()
+    committed(log, 100)
+    assert wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(4000), timeout_s=60).position == 1
+    with pytest.raises(WaitTimeout) as caught:
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(9000), timeout_s=0.01)
+    assert caught.value.hint == "restart cdc run: capture runs another version of Headwater than this"
+    status.write(tmp_path, "supervisor", status.SupervisorStatus(processes=[status.ProcessStatus("capture")]))
+    raw = jsonfile.decode((folder / "supervisor.json").read_bytes())
+    jsonfile.write(folder / "supervisor.json", {**raw, "processes": 7})
+    supervisor = status.read_supervisor(tmp_path)
+    assert supervisor is not None
+    assert supervisor.foreign == ["processes"]

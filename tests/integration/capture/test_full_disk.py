@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc import capturing
+from cdc import capturing, gathering
+from cdc.gathering import gather
+from cdc.probe import SourceProbe
 from cdc.source.slot import read_slot
 from tests.integration.capture.running import Capture
 from tests.integration.capture.test_large import table
@@ -73,3 +75,41 @@ def test_a_full_disk_is_said_and_waited_for(
                 connection.execute(f"commit prepared '{postgres.name}'")
             capture.until(lambda: holds(rows + 1), "for the transaction")
             capture.until(lambda: capture.status.error is None, "for the trouble to be over")
+
+
+@pytest.mark.parametrize(("what", "width", "rows"), [("the log", 600, 12_000), ("what is remembered of wide rows", 3000, 2400)])
+def test_a_full_log_names_its_folder_and_what_helps(
+    postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, width: int, rows: int
+) -> None:
+    """And says nothing else beside it: a hint to start what runs would lead astray."""
+    monkeypatch.setattr(capturing, "BACKOFF_S", (0.1,))
+    monkeypatch.setattr(gathering, "SIZE_S", 0.0)
+    with small_disk(tmp_path / "log", "3m"), table(postgres) as connection:
+        capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", streaming=False)
+        wanted = "No space left on device → free space there"
+
+        def problems() -> tuple[str, ...]:
+            with closing(SourceProbe(capture.settings.source.dsn, f"s_{postgres.name}")) as probe:
+                return gather(capture.settings, capture.reader, probe).problems
+
+        with capture.running():
+            connection.execute("insert into a values (0, 'before')")
+            capture.until(lambda: "public.a" in capture.topics() and len(capture.rows("public.a")) == 1, "for the first row")
+            for first in range(1, rows, 600):
+                connection.execute(
+                    "insert into a select n, (select string_agg(md5(n::text || m), '') from generate_series(1, %s::int) m)"
+                    " from generate_series(%s::int, %s) n",
+                    (width // 32, first, first + 599),
+                )
+            told: tuple[str, ...] = ()
+
+            def said() -> bool:
+                nonlocal told
+                told = problems()
+                return any(wanted in line and f"cannot write {what} in {tmp_path / 'log'}" in line for line in told)
+
+            capture.until(said, "for the full disk to be told")
+            assert not any("cdc run" in line or "Errno" in line for line in told), told
+            assert mount("-o", f"remount,{ROOM}", "tmpfs", str(tmp_path / "log"))
+            capture.until(lambda: len(capture.rows("public.a")) == rows + 1, "for the rows")
+            capture.until(lambda: not problems(), "for the trouble to be over")

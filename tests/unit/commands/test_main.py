@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 
@@ -41,6 +42,17 @@ def test_a_umask_that_lets_others_write_is_refused(
     monkeypatch.setenv("HEADWATER_UMASK", given)
     assert main(["status"]) == 2
     assert capsys.readouterr().err.startswith(f"error: HEADWATER_UMASK={given} is not a umask that keeps others from writing →")
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/var/lib/headwater/log/source.json")
+
+    monkeypatch.setattr("cdc.commands.app.app", full)
+    assert main(["run"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "error: No space left on device: /var/lib/headwater/log/source.json → free space there"
+    )
 
 
 def test_a_file_of_another_account(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
