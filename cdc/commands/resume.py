@@ -9,6 +9,7 @@ import typer
 
 from cdc import reloading, stops
 from cdc.commands.invocation import invocation
+from cdc.commands.printing import say
 from cdc.errors import ConfigError, StopState
 from cdc.model.position import Lsn, parse_lsn
 from cdc.settings import Settings
@@ -40,7 +41,7 @@ def resume(
         for one in held:
             _request(settings, one.state)
     for gone in stops.clear(settings.run_dir, stop):
-        typer.echo(f"resumed {gone.part} (was {gone.state})")
+        say(f"resumed {gone.part} (was {gone.state})")
 
 
 def _check(stop: stops.Stop, skip: str | None) -> None:
@@ -67,4 +68,4 @@ def _lsn(text: str) -> Lsn:
 def _request(settings: Settings, state: StopState) -> None:
     reloading.request(settings.log.dir, state)
     tables = "every table" if state in reloading.WHOLE else "the tables that were out of the publication"
-    typer.echo(f"capture will read {tables} again into {settings.log.dir}")
+    say(f"capture will read {tables} again into {settings.log.dir}")
