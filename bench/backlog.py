@@ -45,6 +45,7 @@ from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
 from cdc.log.format import RECORD_BYTES, decode_head, decode_timeline_header
+from cdc.log.memory import MemoryLog
 from cdc.log.names import Places
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.timeline import Timeline
@@ -366,7 +367,7 @@ class Search(Store):
 
     def limit(self) -> float:
         sink: Any = make_sink(self.name, self.store_options)
-        sink.open()
+        sink.open(MemoryLog().reader())
         table = table_of(next(batches(self.log)).schema)
         sink.prepare(table)
         path = f"/{sink._place(table).writer}/_bulk?filter_path=errors,items.*.status"

@@ -269,7 +269,7 @@ def _effects(settings: Settings, held: Table | None, change: SchemaChange) -> It
 
 
 def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) -> Iterator[Remark]:
-    """Of columns that were kept back from the log until now, and would not be any more."""
+    """Of columns that were kept back from the log until now, and would not be any more; and of those that nobody has decided on."""
     protection = protection_of(settings, reader)
     for facts in tables:
         table = facts.table()
@@ -279,6 +279,8 @@ def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) ->
             else:
                 what = f"is named by no policy any more: capture stops ({StopState.PRIVACY_UNDECIDED}) until its policy is back, or says keep"
             yield Remark("capture", f"{table.qualified}.{column}, kept back until now, {what}", stops=not said)
+        for line in protection.undecided.lines(table):
+            yield Remark("capture", line)
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------
@@ -302,7 +304,7 @@ def _remarks(settings: Settings, reader: LogReader) -> Iterator[Remark]:
 
 
 def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) -> Iterator[Remark]:
-    applied = sink.open()
+    applied = sink.open(reader)
     topics = {topic.name: topic for topic in reader.topics()}
     for name in named(options.tables):
         if name not in topics:

@@ -19,7 +19,6 @@ from cdc import reloading, source
 from cdc.capture.stream import Connection, System
 from cdc.capture.toast import ToastMemory
 from cdc.crashpoint import crashpoint
-from cdc.dropped import save_dropped
 from cdc.errors import SourceError
 from cdc.log.contract import LogWriter
 from cdc.log.reader import EmbeddedLogReader
@@ -33,9 +32,10 @@ from cdc.source.catalog import SourceTable, find_tables, load_published, misname
 from cdc.source.connection import address
 from cdc.source.facts import load_facts
 from cdc.source.identity import Branch, Identity
+from cdc.source.kin import read_kin
 from cdc.source.membership import Membership, check_membership, read_membership
 from cdc.source.patience import PatientConnection
-from cdc.source.publication import refuse_unreadable
+from cdc.source.publication import read_publication, refuse_unreadable
 from cdc.source.slot import SlotFacts, slot_from_now
 from snapshots.progress import SnapshotProgress
 
@@ -107,6 +107,7 @@ class Preparation:
         begin = facts.confirmed_lsn or Lsn(0)
         if reload is not None:
             self._read_everything_again(connection, reload, begin)
+            self._writer.begin_history()
         if begin != self._writer.head.commit_lsn:
             self._writer.commit(begin, self._writer.head.commit_ts_us)
         if reload is not None:
@@ -183,15 +184,23 @@ class Preparation:
     def _publish(self, connection: psycopg.Connection, tables: Sequence[SourceTable]) -> None:
         settings = self._settings
         begun = identity.recorded(self._folder) is not None
-        source.ensure_publication(connection, settings, tables, begun=begun)
+        undecided = self._protection.undecided
+        undecided.note_kin(read_kin(connection, undecided.guarded, undecided.kin))
+        source.ensure_publication(connection, settings, self._admissible(connection, tables), begun=begun)
         if not self._begun:
             refuse_unreadable(connection, settings.publication, select_tables(tables, settings.tables, begun=True))
             for unknown in misnamed(tables, settings.tables):
                 _log.warning("a table that source.tables names is not captured", problem=str(unknown), mend=unknown.hint)
-        if self._protection.active:
-            self._protection.check(load_published(connection, settings.publication, settings.tables))
-        save_dropped(self._folder, self._protection.dropped())
+        self._protection.begin(load_published(connection, settings.publication, settings.tables))
         crashpoint("capture.published")
+
+    def _admissible(self, connection: psycopg.Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:
+        """Without the tables that must not join the publication while nobody has decided on their key. The catalog's watch names them."""
+        undecided = self._protection.undecided
+        barred = {table.name for table in tables if undecided.begun and undecided.barred(table.table) is not None}
+        publication = read_publication(connection, self._settings.publication) if barred else None
+        inside = publication.tables if publication is not None else frozenset()
+        return [table for table in tables if table.name not in barred or table.name in inside]
 
     def _membership(self, connection: psycopg.Connection) -> Membership:
         """Of the tables that are captured: another one may come and go until it is selected."""

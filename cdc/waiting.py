@@ -48,8 +48,13 @@ class Awaited:
     why: str
 
 
-def judge(store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None) -> Awaited:
-    """target: as far as known from the log. received: capture's, or the log's head where that is further. applied: the store's."""
+def judge(
+    store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None, waits_for: str | None = None
+) -> Awaited:
+    """target: as far as known from the log. received: capture's, or the log's head where that is further. applied: the store's.
+
+    waits_for: what the follower waits for before it can say whether the store still holds what it held.
+    """
     if target is None and received >= lsn:
         return Awaited(None, False, "the first load of the tables into the log is under way")
     if target is None:
@@ -64,6 +69,8 @@ def judge(store: str, lsn: Lsn, target: Position | None, received: Lsn, applied:
             False,
             f"follower {store} lags: it has applied position {applied} of {target}, {target - applied} changes behind",
         )
+    if waits_for is not None:
+        return Awaited(target, False, f"follower {store} waits for its store: {waits_for}")
     return Awaited(target, True, "")
 
 
@@ -105,19 +112,22 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
         else:
             received = wanted
         told = status.read_follower(settings.run_dir, store)
-        awaited = judge(store, wanted, target, received, None if told is None else Position(told.position))
+        awaited = judge(store, wanted, target, received, *_follower_says(told))
         if awaited.done:
             break
+        # What an operator has to decide does not get better by waiting.
+        _refuse_stopped(settings, f"follow-{store}")
+        if target is None:
+            _refuse_stopped(settings, "capture")
         waited_s = time.monotonic() - began
         if waited_s >= timeout_s:
             raise _too_late(settings, store, wanted, timeout_s, awaited)
         if target is None and received < wanted and not nudged and waited_s >= NUDGE_AFTER_S:
             nudge(dsn)
             nudged = True
-        _refuse_stopped(settings, "capture" if target is None else f"follow-{store}")
         time.sleep(min(POLL_S, max(0.0, timeout_s - waited_s)))
     if options.kind in REFRESHED_KINDS:
-        _refresh(store, options)
+        _refresh(store, options, reader)
     assert target is not None
     return Waited(store, wanted, target, time.monotonic() - began)
 
@@ -160,6 +170,13 @@ def _capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
     return Lsn(max(head.commit_lsn, told.received_lsn)), None if complete is None else Position(complete)
 
 
+def _follower_says(told: status.FollowerStatus | None) -> tuple[Position | None, str | None]:
+    """What it has applied, and what it waits for."""
+    if told is None:
+        return None, None
+    return Position(told.position), (told.error or "it does not answer") if told.state == "waiting" else None
+
+
 def _refuse_stopped(settings: Settings, part: str) -> None:
     if (settings.run_dir / "stops").exists():
         stops.check(settings.run_dir, part)
@@ -175,10 +192,10 @@ def _too_late(settings: Settings, store: str, wanted: Lsn, timeout_s: float, awa
     return WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {why}", hint=hint)
 
 
-def _refresh(store: str, options: StoreOptions) -> None:
+def _refresh(store: str, options: StoreOptions, reader: LogReader) -> None:
     sink = make_sink(store, options)
     try:
-        sink.open()
+        sink.open(reader)
         sink.make_visible()
     finally:
         sink.close()

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from cdc.log.contract import LogReader
 from cdc.model.batch import POSITION, first_position, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.position import ZERO_CUT, Cut, Position
@@ -27,6 +28,7 @@ class Options(StoreOptions): ...
 
 class ConsoleSink:
     parallel = False
+    sequenced = False
 
     def __init__(self, name: str, out: BinaryIO) -> None:
         self.name = name
@@ -34,8 +36,16 @@ class ConsoleSink:
         self._applied = ZERO_CUT
         self._shapes: dict[str, Shape] = {}
 
-    def open(self) -> Cut:
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
         return self._applied
+
+    def held(self, topic: str) -> Position:  # noqa: ARG002
+        return self._applied.position
+
+    def erase(self) -> None:
+        """What was printed is beyond anybody's reach."""
+        self._applied = ZERO_CUT
+        self._shapes.clear()
 
     def prepare(self, table: Table) -> None:
         self._shapes.setdefault(table.qualified, Shape(table, Position(0)))

@@ -2,14 +2,25 @@
 
 A follower drives a sink like this, again and again::
 
-    applied = sink.open()
+    applied = sink.open(log, epoch)
     for each range of the log (applied, cut]:
         sink.prepare(table)            # once per table and schema version, before its first batch
-        sink.apply(batch) …            # rows in any order between batches, any number of times; a TRUNCATE or SCHEMA in its turn
+        sink.apply(batch) …            # a table's batches in position order; a TRUNCATE or SCHEMA in its turn
         sink.commit(cut)               # now, and only now, the store says "I hold everything up to cut"
 
-The guard is the position: a row written at position p loses against the same key's row at p' > p, and against a commit that
-already covers p, whoever writes it and however late. That makes replays, retries, zombies and out-of-order tasks harmless.
+**The guard.** Whatever is written again, late, or by somebody who was replaced meanwhile changes nothing. Stores do it in two ways:
+
+- *versioned* (``sequenced`` is False): each row carries its position as a version, so a row written at position p loses against the same
+  key's row at p' > p, and against a commit that already covers p. Rows may come in any order and any number of times.
+- *sequenced*: one chain of calls per table, in order. Each call names the stretch (from, to] of the table that it brings and the writer's
+  epoch, and the store takes it, atomically, only when the table's progress there is exactly ``from`` and no higher epoch has been seen.
+  A call that was taken already changes nothing; a gap, a higher epoch or a missing ledger refuses it.
+
+**The marks.** Every unit of a store that can be lost or restored by itself (an index, a Redis server, an Iceberg table) carries a mark
+(``cdc.model.lineage.Mark``), written with or after its rows and never onto a unit that is not the one the rows went to. On ``open``, after
+any error and before each commit a unit counts as whole if and only if its mark is believed and reaches the log's last change of its
+topics at or below what is applied (``LogReader.last_change``); otherwise ``open`` goes back to the least mark. So a store that was
+flushed, restored, replaced or partly lost at any moment is noticed and filled again from the log, and never reported whole meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +31,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from cdc.errors import StoreError
+from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position
 from cdc.model.selection import matches as matches
 from cdc.model.table import Table
@@ -49,6 +62,14 @@ class Outcome:
 NOTHING = Outcome(0)
 
 
+class EpochPassed(StoreError):
+    """The store has seen a writer with the same or a higher epoch. ``seen``: that epoch. The lease goes above it, and the sink is opened again."""
+
+    def __init__(self, store: str, seen: int) -> None:
+        super().__init__(f"store {store} was opened by a later writer (epoch {seen})", retryable=True)
+        self.seen = seen
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The definition that a store's rows of one topic stand under, and the change (0: none yet) that made it so."""
@@ -64,13 +85,28 @@ class Sink(Protocol):
     """The store's name in the configuration."""
 
     parallel: bool
-    """True when ``apply`` may run in several processes at once (each with its own opened sink)."""
+    """True when ``apply`` may run in several processes at once (each with its own opened sink). Only versioned stores may say so."""
 
-    def open(self) -> Cut:
-        """Connects, checks that the store is usable, creates the ledger when there is none, returns what is applied.
+    sequenced: bool
+    """How the guard works: see above."""
 
-        Raises StoreError (``retryable`` when the store is merely down).
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:
+        """Connects, checks that the store is usable, compares its marks with the log, returns what is applied: the highest cut that every
+        unit holds.
+
+        ``epoch``: the writer's, from its lease (``cdc.log.lease``); a sink opened without one only reads, and creates nothing. With one the
+        ledger is created when there is none. Raises StoreError (``retryable`` when the store is merely down), EpochPassed when the store has
+        seen a higher epoch, Stopped when a mark belongs to another log or to a history that this one never had.
         """
+        ...
+
+    def held(self, topic: str) -> Position:
+        """Rows of this topic at or below are in the store already: at least ``applied``, more where other topics rewound the store."""
+        ...
+
+    def erase(self) -> None:
+        """Removes everything that this store name ever put there, ledger included, whoever wrote it; nothing else. An opened or unopened sink
+        may be asked; afterwards it has to be opened again. Done twice, or interrupted and done again, it comes to the same."""
         ...
 
     def prepare(self, table: Table) -> None:
@@ -96,11 +132,15 @@ class Sink(Protocol):
         ...
 
     def commit(self, cut: Cut) -> None:
-        """Records durably, inside the store, that everything up to ``cut`` is applied. A lower cut than recorded is ignored."""
+        """Records durably, inside the store, that everything up to ``cut`` is applied. A lower cut than recorded is ignored.
+
+        Raises StoreError (retryable) when a unit is not the one, or not at the mark, that this sink wrote last: nothing is then recorded.
+        """
         ...
 
     def applied(self) -> Cut:
-        """The highest committed cut, read from the store itself."""
+        """The highest cut that every unit holds, read from the store itself now. Lower than what was committed last when something was lost:
+        whoever asks has to close the sink and open it again. Raises as ``open`` does."""
         ...
 
     def make_visible(self) -> None:

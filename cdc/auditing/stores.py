@@ -64,7 +64,7 @@ def audit(
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
             tables = partial(targets, settings, reader, database, name, table)
-            with _opened(settings, name) as sink:
+            with _opened(settings, name, reader) as sink:
                 caught_up = _caught_up(settings, reader, sink, timeout_s)
                 audits.append(audit_store(database, sink, tables, caught_up, progress))
     return audits
@@ -105,14 +105,14 @@ def targets(settings: Settings, reader: LogReader, database: SourceSide, store: 
 
 
 @contextmanager
-def _opened(settings: Settings, name: str) -> Iterator[Sink]:
+def _opened(settings: Settings, name: str, reader: LogReader) -> Iterator[Sink]:
     options = settings.stores[name]
     with ExitStack() as stack:
         if options.kind in SPARK_KINDS:
             stack.enter_context(_spark(settings))
         sink = make_sink(name, options)
         stack.callback(sink.close)
-        sink.open()
+        sink.open(reader)
         yield sink
 
 

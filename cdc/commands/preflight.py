@@ -17,6 +17,7 @@ from cdc.commands.invocation import Invocation, open_log, unopened_sink
 from cdc.commands.transport import check_transport
 from cdc.contracts import check_contracts
 from cdc.errors import ConfigError, HeadwaterError, SourceError
+from cdc.log.reader import open_reader
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import Settings
@@ -125,16 +126,19 @@ def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Finding:
         if not os.access(standing, os.W_OK):
             return Finding("fail", check, f"{standing} is not writable", f"sudo chown $(id -un) {standing}")
         return Finding("ok", check, f"{options.kind} in {folder}, {shutil.disk_usage(standing).free / 1e9:.0f} GB free")
+    log = open_reader(settings.log.dir)
     try:
         sink = unopened_sink(settings, name)
         try:
-            applied = sink.open()
+            applied = sink.open(log)
             if (foresee := getattr(sink, "foresee", None)) is not None:
                 foresee([table for table in tables if matches(options.tables, table)])
         finally:
             sink.close()
     except HeadwaterError as error:
         return Finding("fail", check, str(error), error.hint)
+    finally:
+        log.close()
     return Finding("ok", check, f"{options.kind} answers, applied position {applied.position}")
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from cdc.model.lineage import Lineage
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
 
@@ -65,6 +66,11 @@ class LogWriter(Protocol):
         """
         ...
 
+    def begin_history(self) -> None:
+        """A new history (``cdc.model.lineage``) begins behind the head, durably: what stores hold of the former one beyond it is not this
+        log's. To be called with nothing staged. Raises OSError when the disk refuses."""
+        ...
+
     def rollback(self) -> None:
         """Drops everything staged; the next position is again ``head.position + 1``."""
         ...
@@ -100,7 +106,15 @@ class LogReader(Protocol):
         restored, or is another cluster), only the cuts since then count."""
         ...
 
+    def lineage(self) -> Lineage | None:
+        """The log's id and its histories; None when there is no log yet. Asked again, it knows of histories begun meanwhile."""
+        ...
+
     def topics(self) -> Sequence[Topic]: ...
+
+    def last_change(self, topic: str, upto: Position) -> Position:
+        """The position of the topic's last change at or below ``upto``, which is a cut; 0 when there is none. Costs no reading of rows."""
+        ...
 
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
         """The topic's changes in (after, upto], in position order; each batch has one schema version and holds either rows or

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -12,7 +13,8 @@ from cdc.log.contract import Slice, Topic
 from cdc.log.staging import Density, positions_of
 from cdc.log.views import alone, clip
 from cdc.model.batch import table_of
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.lineage import History, Lineage
+from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 
 
 class MemoryLog:
@@ -23,6 +25,8 @@ class MemoryLog:
         self.cuts: list[Cut] = []
         self.batches: list[pa.RecordBatch] = []
         """Every durable batch, in the order of the appends."""
+        identity = uuid.uuid4().hex[:16]
+        self.lineage = Lineage(identity, (History(identity * 2, START),))
 
     @property
     def head(self) -> Cut:
@@ -50,6 +54,10 @@ class MemoryWriter:
     @property
     def next_position(self) -> Position:
         return Position(self.head.position + self._density.rows + 1)
+
+    def begin_history(self) -> None:
+        before = self._log.lineage
+        self._log.lineage = Lineage(before.log, (*before.histories, History(uuid.uuid4().hex, self.head.position)))
 
     def append(self, batch: pa.RecordBatch) -> None:
         positions = positions_of(batch)
@@ -117,6 +125,13 @@ class MemoryReader:
                 present.clear()
             present.append(cut)
         return next((cut for cut in present if cut.commit_lsn >= lsn), None)
+
+    def lineage(self) -> Lineage:
+        return self._log.lineage
+
+    def last_change(self, topic: str, upto: Position) -> Position:
+        positions = [positions_of(b)[-1] for b in self._between(0, upto) if table_of(b.schema).qualified == topic]
+        return Position(int(positions[-1])) if positions else START
 
     def topics(self) -> Sequence[Topic]:
         found: dict[str, list[pa.RecordBatch]] = {}

@@ -16,6 +16,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.contract import Slice, Topic
 from cdc.log.format import RECORD_BYTES, Damaged, Head, decode_timeline_header
 from cdc.log.headfile import HeadFile
+from cdc.log.histories import lineage_of
 from cdc.log.names import Places
 from cdc.log.sealed import SealedSegment
 from cdc.log.segment import Place, Segment
@@ -23,6 +24,7 @@ from cdc.log.timeline import Run, Timeline, TopicIndex
 from cdc.log.views import alone, clip, joined
 from cdc.log.watch import POLL_S, Watch
 from cdc.model.batch import table_of
+from cdc.model.lineage import Lineage
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 
@@ -100,6 +102,14 @@ class EmbeddedLogReader:
     def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
         timeline = self._refreshed()
         return timeline.at_lsn(lsn) if timeline else None
+
+    def lineage(self) -> Lineage | None:
+        timeline = self._refreshed()
+        return None if timeline is None else lineage_of(self._places.root, timeline.log_id)
+
+    def last_change(self, topic: str, upto: Position) -> Position:
+        index = self._index(topic, upto)
+        return Position(0 if index is None else index.last_within(upto))
 
     def topics(self) -> Sequence[Topic]:
         timeline = self._refreshed()

@@ -136,6 +136,11 @@ class TopicIndex:
     def last(self) -> int:
         return int(self.parts["last"][-1]) if self._parts.size else 0
 
+    def last_within(self, upto: int) -> int:
+        """The last position at or below a cut; 0 when there is none. A part never reaches across a cut."""
+        before = int(self.parts["last"].searchsorted(upto, "right"))
+        return int(self.parts["last"][before - 1]) if before else 0
+
     def between(self, after: int, upto: int) -> tuple[int, int]:
         """The parts [from, to) that may hold positions in (after, upto]."""
         parts = self.parts

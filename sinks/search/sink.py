@@ -16,6 +16,7 @@ from pydantic import Field
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
+from cdc.log.contract import LogReader
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import Cut, Position
@@ -94,7 +95,7 @@ class SearchSink:
         self._looked_at = float("-inf")
         self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{name}")
 
-    def open(self) -> Cut:
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
         jsonrows.warm_up()
         self._places.clear()
         self._fenced = None

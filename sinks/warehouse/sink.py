@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
+from cdc.log.contract import LogReader
 from cdc.model.batch import EXACT, POSITION, table_of
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Table
@@ -77,7 +78,7 @@ class Warehouse:
         self._catalog: Catalog | None = None
         self._ledger: IcebergTable | None = None
 
-    def open(self) -> Cut:
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
         if self.options.history:
             raise StoreError("the warehouse keeps no history yet", retryable=False, hint="leave history out of [stores]")
         self._spark = _session()

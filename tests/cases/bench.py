@@ -24,6 +24,7 @@ from sinks.memory import STORES, MemorySink, Options
 from tests.cases.case import EXTENSIONS, Case, Record, Rig
 from tests.cases.sessions import Sessions
 from tests.integration.capture.running import Capture, changes_of
+from tests.logs import EMPTY
 
 Row = tuple[str | None, ...]
 Content = Mapping[str, Sequence[Row]]
@@ -283,7 +284,7 @@ def stored(case: Case, found: Sequence[pa.RecordBatch]) -> Content:
     """What the in-memory store makes of these changes."""
     sink = MemorySink(f"cases-{uuid.uuid4().hex}", Options(kind="memory"))
     try:
-        sink.open()
+        sink.open(EMPTY, 1)
         return applied(sink, case, found)
     finally:
         sink.close()

@@ -84,7 +84,7 @@ def test_capture(
         if point in BEFORE:
             one.start(crash=BEFORE[point])
             assert reach(one, work, lambda: one.process is not None and one.process.poll() is not None), BEFORE[point]
-        if point.startswith("capture.reload_"):
+        if point.startswith(("capture.reload_", "log.history.")):
             ask_for_a_reload(one)
         mark = one.folder / "reached"
         nth = work.chance.randint(1, GROUPS) if point.startswith(OFTEN) and "folder" not in point else 1
@@ -200,7 +200,7 @@ def follow_through_a_fault(point: str, kind: Kind, written: Written, nursery: Nu
     sink = make_sink("store", options_model(store["kind"]).model_validate(store))
     try:
         with closing(EmbeddedLogReader(folder / "log")) as reader:
-            assert sink.open().position == reader.head().position
+            assert sink.open(reader).position == reader.head().position
         wanted = {name: rows for name, rows in written.tables.items() if name in store.get("tables", [name])}
         assert difference(wanted, held_by(sink, folder)) is None
     finally:

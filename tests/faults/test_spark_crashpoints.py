@@ -34,6 +34,7 @@ from tests.faults.stores import Written, apply_all, held_by
 from tests.faults.test_crashpoints import EVERYTHING
 from tests.faults.truth import difference
 from tests.integration.spark.traffic import Traffic, assert_equal
+from tests.logs import EMPTY
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.usefixtures("session")]
 
@@ -127,7 +128,7 @@ def check(follow: Follow, written: Written) -> None:
     sink = make_sink("store", follow.options)
     try:
         with closing(EmbeddedLogReader(follow.log)) as reader:
-            assert sink.open().position == reader.head().position
+            assert sink.open(reader).position == reader.head().position
         assert difference(written.tables, held_by(sink, written.folder)) is None
     finally:
         sink.close()
@@ -179,7 +180,7 @@ def test_on_sparks_workers(point: str, kind: Kind, valkey: Cache, seed: int, tmp
         assert process.wait(DEADLINE_S) == 0, follow.told
     assert mark.exists()
     sink = make_sink("store", follow.options)
-    sink.open()
+    sink.open(EMPTY)
     assert_equal(sink, traffic.folder)
     sink.close()
     counters.add("crash points in Spark", f"{kind} of a worker")
@@ -195,7 +196,7 @@ def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) 
         assert fault.hit, f"{point} was not reached"
         apply_all(options, reader, written, tmp_path)
         sink = make_sink("store", options)
-        assert sink.open().position == reader.head().position
+        assert sink.open(reader).position == reader.head().position
     assert difference(written.tables, held_by(sink, written.folder)) is None
     sink.close()
     counters.add("crash points", "error")

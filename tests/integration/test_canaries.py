@@ -36,6 +36,7 @@ from sinks import make_sink, options_model
 from tests.conftest import Database
 from tests.contract.rows import ORDERS, batch, order
 from tests.integration.capture.running import Capture
+from tests.logs import EMPTY
 
 SECRET = "canary-secret-5f1e"
 ROW = "canary-row-77aa"
@@ -368,7 +369,7 @@ def a_cache_that_refuses_the_password(scene: Scene) -> None:
 def a_cache_whose_keys_are_somebody_elses(scene: Scene) -> None:
     cache = scene.fixture("valkey")
     sink = _sink({"kind": "redis", "url": cache.url, "key": "orders:{id}", "value": "hash"})
-    sink.open()
+    sink.open(EMPTY)
     with cache.client() as client:
         client.lpush("orders:1", ROW)
     try:
@@ -383,7 +384,7 @@ def a_cache_whose_keys_are_somebody_elses(scene: Scene) -> None:
 def a_cache_that_is_full(scene: Scene) -> None:
     cache = scene.fixture("valkey")
     sink = _sink({"kind": "redis", "url": cache.url})
-    sink.open()
+    sink.open(EMPTY)
     with cache.client() as client:
         client.config_set("maxmemory", "1")
         try:
@@ -396,7 +397,7 @@ def a_cache_that_is_full(scene: Scene) -> None:
 @kind
 def a_key_template_without_its_column(scene: Scene) -> None:
     sink = _sink({"kind": "redis", "url": scene.fixture("valkey").url, "key": "orders:{nothing}"})
-    sink.open()
+    sink.open(EMPTY)
     scene.attempt(lambda: _write(sink, order(1, note=ROW)))
     sink.close()
 
@@ -410,7 +411,7 @@ def an_index_that_is_down(scene: Scene) -> None:
 def an_index_that_refuses_documents(scene: Scene) -> None:
     node = scene.fixture("opensearch")
     sink = _sink({"kind": "opensearch", "url": node.url})
-    sink.open()
+    sink.open(EMPTY)
     _write(sink, order(1))
     index = next(
         one["index"] for one in node.request("GET", "/_cat/indices?format=json&expand_wildcards=all") if "orders" in one["index"]
@@ -429,7 +430,7 @@ def an_index_that_refuses_documents(scene: Scene) -> None:
 @kind
 def a_value_that_a_store_cannot_hold(scene: Scene) -> None:
     sink = _sink({"kind": "memory"})
-    sink.open()
+    sink.open(EMPTY)
     outcome = _write(sink, order(1, note=ROW, amount="NaN"))
     scene.said.append(repr(outcome))
     scene.failed += 1

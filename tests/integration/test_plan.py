@@ -20,6 +20,7 @@ from cdc.source.connection import connect
 from cdc.source.facts import read_facts, save_facts
 from sinks import make_sink, options_model
 from tests.conftest import Cache, Database
+from tests.logs import EMPTY
 
 ITEMS = """
 create table items (id bigint primary key, name text, price numeric(12,2), note varchar(10));
@@ -177,7 +178,7 @@ def test_a_changed_configuration(shop: Settings, valkey: Cache) -> None:
 
     before = cache(tables=("public.items",))
     sink = make_sink("cache", before.stores["cache"])
-    sink.open()
+    sink.open(EMPTY)
     with connect(shop.source.dsn.get_secret_value()) as connection:
         tables = {facts.name: facts.table() for facts in read_facts(connection, "cdc", published=True)}
     sink.prepare(tables["items"])

@@ -19,6 +19,7 @@ from sinks.contract import Outcome
 from sinks.search import bulk
 from sinks.search.sink import Options, SearchSink
 from tests.contract.rows import NUMBERED, ORDERS, batch, order, schema, upserts
+from tests.logs import EMPTY
 
 CANARY = "canary-value"
 
@@ -46,7 +47,7 @@ def opened(opensearch: OpenSearch, clock: Clock) -> Iterator[Any]:
     def make(name: str = "search", **options: Any) -> SearchSink:
         sink = SearchSink(name, Options.model_validate({"kind": "opensearch", "url": opensearch.url, **options}), clock)
         made.append(sink)
-        sink.open()
+        sink.open(EMPTY)
         sink.prepare(ORDERS)
         return sink
 
@@ -159,7 +160,7 @@ def test_an_emptied_store_says_so(opensearch: OpenSearch, opened: Any) -> None:
     sink.commit(cut(9))
     for index in opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all"):
         opensearch.request("DELETE", f"/{index['index']}")
-    assert sink.open() == ZERO_CUT
+    assert sink.open(EMPTY) == ZERO_CUT
 
 
 def test_an_index_that_was_removed_is_built_anew(opensearch: OpenSearch, opened: Any, clock: Clock) -> None:
@@ -178,12 +179,12 @@ def test_an_index_that_was_removed_is_built_anew(opensearch: OpenSearch, opened:
     loses_its_index()
     assert sink.applied() == ZERO_CUT
     loses_its_index()
-    assert sink.open() == ZERO_CUT
+    assert sink.open(EMPTY) == ZERO_CUT
     loses_its_index()
     with pytest.raises(StoreError, match=r"index of public\.orders was removed") as failure:
         sink.apply(upserts(ORDERS, 8, [order(8)]))
     assert failure.value.retryable
-    assert sink.open() == ZERO_CUT
+    assert sink.open(EMPTY) == ZERO_CUT
     assert sink.shape("public.orders") is None
     sink.prepare(ORDERS)
     assert sink.apply(upserts(ORDERS, 1, [order(1)])) == Outcome(1)

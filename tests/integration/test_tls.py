@@ -25,6 +25,7 @@ from sinks import make_sink, options_model
 from tests.integration.capture.running import Capture
 from tests.integration.certificates import Authority, Pair
 from tests.integration.tls_front import plain_server, tls_front
+from tests.logs import EMPTY
 
 PASSWORD = "canary-password"
 VERSION = next((version for version in (17, 15) if version in installations()), None)
@@ -206,7 +207,7 @@ def test_a_store_is_reached_over_verified_tls_only(kind: str, request: pytest.Fi
     with ExitStack() as stack:
         fine = stack.enter_context(tls_front(*authority.server().write(tmp_path, "fine"), port))
         sink = _store(kind, f"{scheme}://127.0.0.1:{fine}", ca)
-        sink.open()
+        sink.open(EMPTY)
         sink.close()
         attempts = {"authority unknown": _store(kind, f"{scheme}://127.0.0.1:{fine}", None)}
         attempts["plain"] = _store(kind, f"{scheme}://127.0.0.1:{stack.enter_context(plain_server())}", ca)
@@ -215,7 +216,7 @@ def test_a_store_is_reached_over_verified_tls_only(kind: str, request: pytest.Fi
             attempts[fault] = _store(kind, f"{scheme}://127.0.0.1:{front}", ca)
         for fault, refused in attempts.items():
             with pytest.raises(HeadwaterError):
-                print(kind, fault, refused.open())
+                print(kind, fault, refused.open(EMPTY))
             refused.close()
 
 

@@ -23,6 +23,7 @@ from sinks.warehouse import Options, Warehouse, make, use_session
 from sinks.warehouse import catalog as catalogs
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, numeric, order, schema, upserts
 from tests.integration.spark.traffic import held
+from tests.logs import EMPTY
 
 
 def cut(position: int) -> Cut:
@@ -48,7 +49,7 @@ class Shop:
 
     def sink(self, **options: Any) -> Warehouse:
         made = make(self.name, Options(kind="iceberg", path=self.folder, **options))
-        made.open()
+        made.open(EMPTY)
         return made
 
     def sql(self, text: str) -> list[Any]:
@@ -67,6 +68,7 @@ def shop(spark: Any, tmp_path: Path) -> Shop:
 def test_random_changes_with_restarts_replays_and_compaction(shop: Shop, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     twin = MemorySink(f"twin-{tmp_path}", TwinOptions(kind="memory"))
+    twin.open(EMPTY, 1)
     sink = shop.sink(compact_files=4, staged_bytes=2_000)
     position, unsure = 0, []
     for step in range(24):
@@ -133,7 +135,7 @@ def test_a_store_is_read_in_the_folder_where_it_is(spark: Any, tmp_path: Path) -
     name = f"wh{uuid.uuid4().hex[:8]}"
     for number in (1, 2):
         sink = make(name, Options(kind="iceberg", path=tmp_path / f"folder {number}"))
-        sink.open()
+        sink.open(EMPTY)
         sink.apply(upserts(ORDERS, 1, [order(number)]))
         sink.commit(cut(1))
         assert [row["id"] for row in held(sink, ORDERS)] == [str(number)]
@@ -437,10 +439,10 @@ def test_the_key_moves_to_another_column_in_one_range(shop: Shop) -> None:
 def test_two_stores_do_not_share_a_table(shop: Shop) -> None:
     shop.sink().prepare(ORDERS)
     other = make("other", Options(kind="iceberg", path=shop.folder))
-    other.open()
+    other.open(EMPTY)
     with pytest.raises(StoreError) as refused:
         other.prepare(ORDERS)
     assert not refused.value.retryable
     elsewhere = make("elsewhere", Options(kind="iceberg", path=shop.folder, namespace="second"))
-    elsewhere.open()
+    elsewhere.open(EMPTY)
     elsewhere.prepare(ORDERS)

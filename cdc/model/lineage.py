@@ -1,0 +1,88 @@
+"""Which log a store follows, and which part of that log's past it has seen.
+
+A position alone says nothing about a store: the store, the log, or the database behind it may have been restored, replaced or emptied
+since it was written. So every unit of a store that can be lost or restored by itself carries a *mark* (log id, history id, cut), and a
+mark is believed only where the log's own lineage shows that the same changes stand there.
+
+A *history* is a stretch of a log in which each change follows from the one before. ``cdc resume … --rebuild`` begins a new one: the
+log was restored, or the stream behind it was, so a store may hold positions of the former history that this log never had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc.errors import Stopped, StopState
+from cdc.model.position import Cut, Position
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """``id``: 32 hexadecimal digits. ``since``: the log's head when it began; its own changes lie behind that position."""
+
+    id: str
+    since: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A log's id (16 hexadecimal digits) and its histories, the oldest first. There is always at least one."""
+
+    log: str
+    histories: tuple[History, ...]
+
+    @property
+    def history(self) -> str:
+        """The present history's id."""
+        return self.histories[-1].id
+
+    def mark(self, cut: Cut) -> Mark:
+        """What a store writes when it holds everything up to the cut."""
+        return Mark(self.log, self.history, cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a unit of a store says of itself: it holds everything up to ``cut`` of this history of this log."""
+
+    log: str
+    history: str
+    cut: Cut
+
+
+def believed(mark: Mark, lineage: Lineage, where: str) -> Cut:
+    """The mark's cut, when this log holds the same changes up to there.
+
+    ``where`` names the unit in the error, such as "store search" or "the index of public.orders in store search". Raises Stopped:
+    OTHER_LOG for a mark of another log (two services share a store, or the log was replaced), DIVERGED for a position that the log's
+    history did not have.
+    """
+    if mark.log != lineage.log:
+        raise Stopped(
+            StopState.OTHER_LOG,
+            f"{where} is fed by another log ({mark.log}; this one is {lineage.log})",
+            hint="give the store another name or address; if the other log is gone for good: cdc resume OTHER_LOG --rebuild",
+        )
+    until = _until(mark.history, lineage)
+    if until is None:
+        raise _diverged(where, mark, "of a history that this log never had")
+    if mark.cut.position > until:
+        raise _diverged(where, mark, f"of a history that this log left at position {until}")
+    return mark.cut
+
+
+def _until(history: str, lineage: Lineage) -> int | None:
+    """The last position that the history shares with this log; None when the log never had that history."""
+    ids = [one.id for one in lineage.histories]
+    if history not in ids:
+        return None
+    following = ids.index(history) + 1
+    return int(lineage.histories[following].since) if following < len(ids) else 2**63 - 1
+
+
+def _diverged(where: str, mark: Mark, why: str) -> Stopped:
+    return Stopped(
+        StopState.DIVERGED,
+        f"{where} holds position {mark.cut.position} {why}: the log or the store was restored",
+        hint="put the right copy back; or cdc resume DIVERGED --rebuild, which empties the store and builds it again from the log",
+    )
