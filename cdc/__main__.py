@@ -14,6 +14,7 @@ from typing import Final, cast
 import typer
 
 from cdc.errors import ConfigError, HeadwaterError
+from cdc.terminal import visible
 
 INTERRUPTED: Final = 130
 UMASK_VARIABLE: Final = "HEADWATER_UMASK"
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeadwaterError as error:
         if debug:
             # Without its chain: a driver's own message may quote rows or secrets, ours never does.
-            traceback.print_exception(error, chain=False)
+            traceback.print_tb(error.__traceback__)
+            sys.stderr.write(f"{type(error).__name__}: {visible(str(error))}\n")
         for problem in getattr(error, "problems", (error,)):
             _complain(problem.line())
         return error.exit_code
@@ -102,7 +104,7 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
 
 
 def _complain(line: str) -> None:
-    sys.stderr.write(f"error: {line}\n")
+    sys.stderr.write(f"error: {visible(line)}\n")
 
 
 def _first_line(error: BaseException) -> str:

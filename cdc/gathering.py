@@ -52,7 +52,7 @@ def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[st
     """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select."""
     if position >= head.position:
         return Lag(0, 0, 0.0)
-    topics = [topic.name for topic in reader.topics() if matches(tables, topic.name) and topic.last > position]
+    topics = [topic.name for topic in reader.topics() if matches(tables, topic.table) and topic.last > position]
     pieces = reader.slices(topics, position, head.position, 1 << 62) if topics else ()
     if not pieces:
         return Lag(0, 0, 0.0)

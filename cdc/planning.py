@@ -192,7 +192,7 @@ def _joining(connection: psycopg.Connection, settings: Settings, known: Mapping[
         for table in find_tables(connection)
         if table.capturable
         and table.root_oid is None
-        and matches(settings.source.tables, table.name)
+        and matches(settings.source.tables, table.table)
         and table.table.oid not in known
     ]
     found = read_facts(connection, settings.source.publication, unknown)
@@ -241,7 +241,7 @@ def _planned(
             effects = tuple(
                 Effect(store, JOINS, f"{table.qualified}: is new")
                 for store, options in settings.stores.items()
-                if matches(options.tables, table.qualified)
+                if matches(options.tables, table)
             )
             what = f"{table.qualified}: is new, and is read"
             found.append(PlannedChange(table.qualified, Kind.CREATED, what, rows.get(facts.oid, 0), effects))
@@ -257,9 +257,8 @@ def _logged(changes: Sequence[SchemaChange], logged: Any) -> Iterator[SchemaChan
 
 
 def _effects(settings: Settings, held: Table | None, change: SchemaChange) -> Iterator[Effect]:
-    topic = change.table.qualified
     for store, options in settings.stores.items():
-        if not matches(options.tables, topic):
+        if not matches(options.tables, change.table):
             continue
         rules = Rules(store, options, settings.contracts, approved(settings.run_dir, store))
         verdict = rules.verdict(held, change, 2**63 - 1)
@@ -311,7 +310,7 @@ def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) 
         if name not in topics:
             yield Remark(store, f"{name} has no changes in the log yet")
     for name, topic in topics.items():
-        shape, wanted = sink.shape(name), matches(options.tables, name)
+        shape, wanted = sink.shape(name), matches(options.tables, topic.table)
         if wanted and shape is None and topic.first <= applied.position:
             what = f"{name} was added: only its changes after position {applied.position} would arrive; empty the store to fill it"
             yield Remark(store, what, stops=True)

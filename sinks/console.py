@@ -18,6 +18,7 @@ from cdc.model.evolution import schema_change_of
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
+from cdc.terminal import visible_json
 from sinks.contract import Outcome, Shape, audit_schema
 from sinks.jsonrows import lines
 
@@ -56,7 +57,7 @@ class ConsoleSink:
         if (change := schema_change_of(changes)) is not None:
             self._shapes[change.table.qualified] = Shape(change.table, Position(first_position(changes)))
         fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), self._applied.position, side="right")))
-        self._out.write(lines(fresh, table_of(fresh.schema)))
+        self._out.write(visible_json(lines(fresh, table_of(fresh.schema)).decode()).encode())
         self._out.flush()
         return Outcome(len(fresh), stale=len(changes) - len(fresh))
 

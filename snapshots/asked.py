@@ -13,6 +13,7 @@ import structlog
 
 from cdc.errors import SourceError
 from cdc.model.batch import Op
+from cdc.model.selection import literal
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 from snapshots.catalog import SourceTable, key_types, load_tables, look
@@ -99,7 +100,7 @@ class Asked:
 
     def _offer(self, board: Board, unfinished: AbstractSet[int], name: str, request: Request) -> None:
         try:
-            (source,) = load_tables(self._looking, (request.table,), self._source.publication) or (None,)
+            (source,) = load_tables(self._looking, (literal(request.table),), self._source.publication) or (None,)
         except SourceError as error:
             self._refuse(name, error.line())
             return

@@ -113,7 +113,7 @@ def load_tables(connection: psycopg.Connection, patterns: Sequence[str], publica
     Raises SourceError, naming the table and the SQL that mends it, when one cannot be read whole.
     """
     found = _load(connection, publication, None)
-    chosen = [table for table, _ in found if matches(patterns, table.name)]
+    chosen = [table for table, _ in found if matches(patterns, table.table)]
     for table, problem in found:
         if problem is not None and table in chosen:
             raise problem

@@ -8,8 +8,10 @@ from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from cdc.status import TableProgress
+from cdc.terminal import visible
 
 _LINE_EVERY_S: Final = 5.0
 
@@ -54,7 +56,7 @@ class ProgressDisplay:
         if self._bars is None:
             self._tasks.clear()
             self._bars = Progress(
-                TextColumn("snapshot {task.description}"),
+                TextColumn("snapshot {task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]} rows/s"),
@@ -63,7 +65,7 @@ class ProgressDisplay:
             )
             self._bars.start()
         if table.table not in self._tasks:
-            self._tasks[table.table] = self._bars.add_task(table.table, total=table.total or None, rate="0")
+            self._tasks[table.table] = self._bars.add_task(visible(table.table), total=table.total or None, rate="0")
         total = table.done if table.finished else max(table.total, table.done) or None
         self._bars.update(self._tasks[table.table], completed=table.done, total=total, rate=f"{rate:,.0f}")
 
@@ -73,10 +75,10 @@ class ProgressDisplay:
             return
         self._printed_at[table.table] = now
         if table.finished:
-            self._console.print(f"snapshot {table.table}: {table.done} rows, done", highlight=False)
+            self._console.print(Text(visible(f"snapshot {table.table}: {table.done} rows, done")))
             return
         left = max(0, table.total - table.done)
         eta = f", {left / rate:.0f} s left" if rate > 0 and table.total else ""
         self._console.print(
-            f"snapshot {table.table}: {table.done} of about {table.total} rows, {rate:.0f} rows/s{eta}", highlight=False
+            Text(visible(f"snapshot {table.table}: {table.done} of about {table.total} rows, {rate:.0f} rows/s{eta}"))
         )

@@ -97,7 +97,8 @@ def targets(settings: Settings, reader: LogReader, database: SourceSide, store: 
     for published in load_published(database.connection, settings.source.publication, settings.source.tables):
         if published.qualified not in found:
             found[published.qualified] = Target(database.protection.logged(published), captured=False)
-    wanted = [found[name] for name in sorted(found) if matches(patterns, name) and (table is None or matches((table,), name))]
+    asked = ("*",) if table is None else (table,)
+    wanted = [target for _, target in sorted(found.items()) if matches(patterns, target.table) and matches(asked, target.table)]
     if table is not None and not wanted:
         raise ConfigError(f"store {store!r} has no table {table!r}", hint="cdc log ls")
     return wanted

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, print_json
+from cdc.commands.printing import console, line, print_json
+from cdc.terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,8 +38,8 @@ def audit(
     if as_json:
         print_json({"equal": equal, "stores": [audited.to_json() for audited in audits]})
     else:
-        for line in lines(audits):
-            out.print(line, markup=False)
+        for one in lines(audits):
+            out.print(line(one))
     raise typer.Exit(0 if equal else 1)
 
 
@@ -73,14 +74,17 @@ def _shown(out: Console, *, quiet: bool) -> Iterator[Callable[[Progress], None]]
     if quiet or not out.is_terminal:
         yield lambda _: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bar(*columns, console=out, transient=True) as bar:
         task = bar.add_task("audit", total=None)
 
         def show(now: Progress) -> None:
             done = max(now.source_rows, now.store_rows)
             bar.update(
-                task, description=f"{now.store} {now.table} {now.phase}", completed=done, total=max(now.expected_rows, done) or None
+                task,
+                description=visible(f"{now.store} {now.table} {now.phase}"),
+                completed=done,
+                total=max(now.expected_rows, done) or None,
             )
 
         yield show

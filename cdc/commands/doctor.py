@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, print_json
+from cdc.commands.printing import console, line, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,5 +40,5 @@ def doctor(
 
 def _show(out: Console, finding: Finding) -> None:
     mend = f" → {finding.mend}" if finding.mend else ""
-    out.print(f"{finding.level:4}", style=_STYLES[finding.level], end=" ", markup=False)
-    out.print(f"{finding.check}: {finding.message}{mend}", markup=False)
+    out.print(line(f"{finding.level:4}", _STYLES[finding.level]), end=" ")
+    out.print(line(f"{finding.check}: {finding.message}{mend}"))

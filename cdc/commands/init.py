@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cdc.commands.invocation import invocation
+from cdc.commands.printing import say
 from cdc.errors import ConfigError
 from cdc.interpolation import holds_secret, interpolate
 
@@ -55,7 +56,7 @@ def init(
     write_new(path, text)
     left_out = sum(identity_problem(table.definition) is not None for table in tables)
     without = f" ({left_out} more cannot be captured as they are)" if left_out else ""
-    typer.echo(f"wrote {path} for {len(tables) - left_out} tables{without}; next: edit it, then cdc doctor")
+    say(f"wrote {path} for {len(tables) - left_out} tables{without}; next: edit it, then cdc doctor")
 
 
 def write_new(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, print_json, size, table_of
+from cdc.commands.printing import console, print_json, say, size, table_of
 from cdc.model.position import format_lsn
 
 app = typer.Typer(name="log", help="Look into the log.", rich_markup_mode=None)
@@ -34,10 +34,9 @@ def ls(context: typer.Context, as_json: Json = False) -> None:
     out = console()
     if not out.is_terminal:
         for topic in topics:
-            out.print(
+            say(
                 f"{topic['topic']} rows={topic['rows']} bytes={topic['bytes']} disk_bytes={topic['disk_bytes']} segments={topic['segments']} "
-                f"sealed={topic['sealed_segments']} first={topic['first']} last={topic['last']}",
-                markup=False,
+                f"sealed={topic['sealed_segments']} first={topic['first']} last={topic['last']}"
             )
         return
     out.print(table_of("topics", heads, [_cells(topic) for topic in topics]))
@@ -59,7 +58,7 @@ def stat(context: typer.Context, as_json: Json = False) -> None:
         print_json(facts)
         return
     for name, value in facts.items():
-        typer.echo(f"{name}: {value}")
+        say(f"{name}: {value}")
 
 
 @app.command("cat")
@@ -83,7 +82,7 @@ def cat(
         if as_json or form is Format.json:
             print_json(envelope)
         else:
-            typer.echo(line(envelope["payload"]))
+            say(line(envelope["payload"]))
 
 
 def line(payload: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, print_json
+from cdc.commands.printing import console, line, print_json
 
 if TYPE_CHECKING:
     from cdc.planning import Plan
@@ -32,8 +32,8 @@ def plan(
         print_json({"ok": found.ok, **asdict(found)})
     else:
         out = console()
-        for line in lines(found):
-            out.print(line, markup=False)
+        for one in lines(found):
+            out.print(line(one))
     raise typer.Exit(0 if found.ok else 1)
 
 

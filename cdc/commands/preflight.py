@@ -96,7 +96,7 @@ def refuse_unknown_contracts(settings: Settings) -> None:
 
 def _check_contracts(settings: Settings, found: Sequence[SourceTable]) -> None:
     logged = [topic.table for topic in open_log(settings).topics()]
-    here = [table.table for table in found if matches(settings.source.tables, table.name)]
+    here = [table.table for table in found if matches(settings.source.tables, table.table)]
     check_contracts(settings.contracts, [*here, *logged], asked_topics(settings.run_dir))
 
 
@@ -132,7 +132,7 @@ def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Finding:
         try:
             applied = sink.open(log)
             if (foresee := getattr(sink, "foresee", None)) is not None:
-                foresee([table for table in tables if matches(options.tables, table.qualified)])
+                foresee([table for table in tables if matches(options.tables, table)])
         finally:
             sink.close()
     except HeadwaterError as error:

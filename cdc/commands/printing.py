@@ -1,4 +1,4 @@
-"""Facts on standard output: tables on a terminal, plain lines elsewhere, JSON when asked."""
+"""Facts on standard output: tables on a terminal, plain lines elsewhere, JSON when asked. What they name is shown, and never acted on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from cdc.terminal import visible, visible_json
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -17,12 +20,23 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 def console() -> Console:
     """Standard output, without wrapping where it is no terminal."""
     plain = not sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=plain, color_system=None if plain else "auto")
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=plain, color_system=None if plain else "auto")
+
+
+def line(text: str, style: str = "") -> Text:
+    """One line of text as it is: no markup, no escape sequence, no line end of a name's is followed."""
+    return Text(visible(text), style)
+
+
+def say(text: str) -> None:
+    """Prints one line."""
+    sys.stdout.write(visible(text) + "\n")
+    sys.stdout.flush()
 
 
 def print_json(facts: Any) -> None:
     """One line of JSON."""
-    sys.stdout.write(json.dumps(facts, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(visible_json(json.dumps(facts, ensure_ascii=False, default=str)) + "\n")
     sys.stdout.flush()
 
 
@@ -32,7 +46,7 @@ def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
     for column in columns:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(line, row))
     return table
 
 

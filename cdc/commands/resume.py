@@ -9,6 +9,7 @@ import typer
 
 from cdc import rebuilds, reloading, stops
 from cdc.commands.invocation import invocation
+from cdc.commands.printing import say
 from cdc.errors import ConfigError, StopState
 from cdc.model.position import Lsn, parse_lsn
 from cdc.settings import Settings
@@ -45,7 +46,7 @@ def resume(
         for one in held:
             _request(settings, one)
     for gone in stops.clear(settings.run_dir, stop):
-        typer.echo(f"resumed {gone.part} (was {gone.state})")
+        say(f"resumed {gone.part} (was {gone.state})")
 
 
 def _check(stop: stops.Stop, skip: str | None) -> None:
@@ -85,8 +86,8 @@ def _request(settings: Settings, stop: stops.Stop) -> None:
     store = _store(stop)
     if store is not None:
         rebuilds.request(settings.run_dir, store, stop.state)
-        typer.echo(f"store {store} will be emptied, and built again from {settings.log.dir}")
+        say(f"store {store} will be emptied, and built again from {settings.log.dir}")
         return
     reloading.request(settings.log.dir, stop.state)
     tables = "every table" if stop.state in reloading.WHOLE else "the tables that were out of the publication"
-    typer.echo(f"capture will read {tables} again into {settings.log.dir}")
+    say(f"capture will read {tables} again into {settings.log.dir}")

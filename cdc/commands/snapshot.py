@@ -12,7 +12,7 @@ import typer
 
 from cdc import status, stops
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, print_json
+from cdc.commands.printing import console, print_json, say
 from cdc.errors import ConfigError, HeadwaterError, WaitTimeout
 from cdc.settings import Settings
 
@@ -69,7 +69,7 @@ def snapshot(
         _print(name, request.table, requests.outcome(name), as_json, running)
         return
     if not running and not as_json:
-        typer.echo("capture does not run; the request waits until it does (cdc run)")
+        say("capture does not run; the request waits until it does (cdc run)")
     outcome = _wait(settings, requests, name, table, timeout, quiet=as_json)
     requests.forget(name)
     if outcome.state == "failed":
@@ -135,7 +135,7 @@ def _print(name: str, table: str, outcome: Outcome, as_json: bool, running: bool
         facts = {"request": name, "table": table, "state": outcome.state, "rows": outcome.rows, "capture_runs": running}
         print_json(facts)
     elif outcome.state == "done":
-        typer.echo(f"{table}: {outcome.rows} rows are in the log")
+        say(f"{table}: {outcome.rows} rows are in the log")
     else:
         later = "" if running else "; capture does not run, it is taken up when it does (cdc run)"
-        typer.echo(f"{table}: queued as {name}{later}")
+        say(f"{table}: queued as {name}{later}")

@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from cdc.model.selection import literal
 from cdc.source.capturable import identity_problem
 from cdc.source.catalog import SourceTable
+from cdc.terminal import visible
 
 PLACEHOLDER_DSN: Final = "postgresql://cdc@localhost:5432/postgres"
 MANY_TABLES: Final = 40
@@ -60,14 +62,14 @@ def _patterns(tables: Sequence[SourceTable]) -> list[str]:
     if not capturable:
         return ["public.*"]
     if len(capturable) < MANY_TABLES:
-        return [table.name for table in capturable]
-    refused = [f"!{table.name}" for table in tables if identity_problem(table.definition) is not None]
-    return sorted({f"{table.table.schema}.*" for table in capturable}) + refused
+        return [literal(table.name) for table in capturable]
+    refused = [f"!{literal(table.name)}" for table in tables if identity_problem(table.definition) is not None]
+    return sorted({f"{literal(table.table.schema)}.*" for table in capturable}) + refused
 
 
 def _comment(text: str) -> str:
     """A name may hold whatever would end a TOML comment or not be allowed in one."""
-    return "# " + "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return f"# {visible(text)}"
 
 
 def _string(text: str) -> str:

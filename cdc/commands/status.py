@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from cdc.commands.invocation import invocation, open_log
-from cdc.commands.printing import console, print_json, seconds, size, table_of
+from cdc.commands.printing import console, line, print_json, seconds, size, table_of
+from cdc.terminal import visible
 
 if TYPE_CHECKING:
     from cdc.report import CaptureReport, FollowerReport, Report, SourceReport
@@ -54,17 +55,17 @@ def status(
 
 def _shown(report: Report, *, plain: bool) -> RenderableType:
     if plain:
-        return Text("\n".join(lines(report)))
+        return Text("\n".join(map(visible, lines(report))))
     return Group(
-        *(Text(line) for line in (_source_line(report.source), _capture_line(report.capture), _log_line(report))),
-        *(Text(line) for line in _snapshot_lines(report.capture)),
+        *(line(one) for one in (_source_line(report.source), _capture_line(report.capture), _log_line(report))),
+        *(line(one) for one in _snapshot_lines(report.capture)),
         Text(""),
         table_of(
             "stores",
             ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside"),
             [_cells(follower) for follower in report.followers],
         ),
-        *(Text(f"! {problem}", style="red") for problem in report.problems),
+        *(line(f"! {problem}", "red") for problem in report.problems),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cdc.commands.invocation import invocation, open_log, store_options
-from cdc.commands.printing import print_json, seconds
+from cdc.commands.printing import print_json, say, seconds
 from cdc.model.position import format_lsn
 
 
@@ -29,4 +29,4 @@ def wait(
     if as_json:
         print_json({**asdict(waited), "lsn": format_lsn(waited.lsn)})
     else:
-        typer.echo(f"{name} shows {format_lsn(waited.lsn)} (position {waited.position}) after {seconds(waited.seconds)}")
+        say(f"{name} shows {format_lsn(waited.lsn)} (position {waited.position}) after {seconds(waited.seconds)}")

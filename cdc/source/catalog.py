@@ -107,7 +107,7 @@ def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str], *, beg
     if not begun:
         for unknown in misnamed(tables, patterns):
             raise unknown
-    chosen = [table for table in tables if table.capturable and matches(patterns, table.name)]
+    chosen = [table for table in tables if table.capturable and matches(patterns, table.table)]
     if not chosen:
         raise SourceError(
             f"source.tables selects no table ({', '.join(patterns)})",
@@ -131,7 +131,7 @@ def misnamed(tables: Sequence[SourceTable], patterns: Sequence[str]) -> Iterator
 def load_published(connection: psycopg.Connection, publication: str, patterns: Sequence[str] = ("*",)) -> list[Table]:
     """The selected tables that the publication publishes, each with exactly the columns that the stream sends, by name."""
     tables = [facts.table() for facts in read_facts(connection, publication, published=True)]
-    chosen = [table for table in tables if matches(patterns, table.qualified)]
+    chosen = [table for table in tables if matches(patterns, table)]
     return sorted(chosen, key=lambda table: (table.schema, table.name))
 
 

@@ -162,7 +162,7 @@ class CatalogWatch:
         self.left_out = (*kept_back, *settled)
 
     def _selects(self, facts: Facts) -> bool:
-        return matches(self._source.tables, facts.table().qualified)
+        return matches(self._source.tables, facts.table())
 
     def _unsettled(self, found: Iterable[Facts]) -> set[int]:
         """Tables (OIDs) that have only just been seen without identity: nothing is told of them yet, as if the look came a little later."""

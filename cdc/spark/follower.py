@@ -250,7 +250,7 @@ class Follower:
             self._commit(cut, self._apply(after, cut.position, seen, whole))
 
     def _topics(self) -> list[str]:
-        return [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.name)]
+        return [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.table)]
 
     def _pause(self, seen: Survey) -> Pause | None:
         changed = [found.topic for found in seen.topics if found.changes]

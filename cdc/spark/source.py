@@ -111,10 +111,10 @@ class Plan:
         return EmbeddedLogReader(self.dir)
 
     def topics(self, log: LogReader) -> list[str]:
-        return [topic.name for topic in log.topics() if matches(self.tables, topic.name)]
+        return [topic.name for topic in log.topics() if matches(self.tables, topic.table)]
 
     def one_table(self, log: LogReader) -> Table:
-        found = [topic.table for topic in log.topics() if matches(self.tables, topic.name)]
+        found = [topic.table for topic in log.topics() if matches(self.tables, topic.table)]
         if len(found) == 1:
             return found[0]
         what = "no table" if not found else f"{len(found)} tables"

@@ -23,6 +23,7 @@ from cdc.source import (
 )
 from cdc.source.checks import Finding, check_source
 from cdc.source.facts import read_facts
+from snapshots.catalog import load_tables
 from tests.conftest import Database
 
 Connection = psycopg.Connection[Any]
@@ -205,6 +206,16 @@ def test_a_role_that_may_not_publish_is_told_what_the_owner_runs(sql: Connection
     sql.execute(found.mend.removeprefix("let the owner run: ").encode())
     assert worst(findings(postgres, source(postgres), dsn=dsn), "publication").level == "ok"
     sql.execute(f"drop owned by {role}; drop role {role}")
+
+
+def test_a_schema_s_pattern_selects_no_other_schema(sql: Connection, postgres: Database) -> None:
+    sql.execute('create schema app; create schema "app.evil"')
+    sql.execute('create table app.orders (id int primary key); create table "app.evil".wages (id int primary key)')
+    assert selected(sql, "app.*") == ["app.orders"]
+    assert selected(sql, "app.evil.*") == ["app.evil.wages"]
+    ensure_publication(sql, source(postgres, "*"), find_tables(sql))
+    assert [found.qualified for found in load_published(sql, "cdc", ("app.*",))] == ["app.orders"]
+    assert [found.name for found in load_tables(sql, ("app.*",), "cdc")] == ["app.orders"]
 
 
 # The slot

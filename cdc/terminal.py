@@ -1,0 +1,35 @@
+"""Names, values and messages as a terminal may show them: whoever can name a table must not be able to move the cursor or forge a line."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_ACTED_ON: Final = re.compile(r"[^\x20-\x7e]")
+"""What may have to be escaped: everything but ASCII's printable characters is asked about one by one."""
+
+
+def visible(text: str) -> str:
+    r"""The text on one line: control characters, escape sequences and marks that reorder what follows are shown as escapes.
+
+    >>> visible("orders\x1b[2J\n")
+    'orders\\x1b[2J\\n'
+    """
+    if text.isprintable():
+        return text
+    # Lone surrogates, which no stream can encode, are among what is not printable.
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def visible_json(text: str) -> str:
+    r"""The same JSON, with what a terminal would act on as JSON's own escapes. Line ends between documents stay.
+
+    >>> visible_json('{"name": "\x9b2J"}')
+    '{"name": "\\u009b2J"}'
+    """
+    return _ACTED_ON.sub(lambda found: found[0] if found[0] == "\n" or found[0].isprintable() else _json_escape(found[0]), text)
+
+
+def _json_escape(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
