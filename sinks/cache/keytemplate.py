@@ -26,8 +26,9 @@ class TableKeys:
     table: Table
     prefix: str
     columns: tuple[tuple[str, str], ...]
-    """(column, the literal that follows it); the column ``key`` of no table's own is the whole key as one text."""
+    """(column, the literal that follows it)."""
     whole: bool
+    """The one "column" is ``{key}``: the whole key as one text, whatever its columns are called."""
 
     def texts(self, batch: pa.RecordBatch) -> Texts:
         """The name of each row's key."""
@@ -45,7 +46,8 @@ class TableKeys:
 
     @property
     def _separators(self) -> str:
-        return "".join(sorted({literal[0] for _, literal in self.columns if literal})) if len(self.columns) > 1 else ""
+        # What follows the last column separates nothing; and an N or E escaped in a value would be what NULL and the empty key look like.
+        return "".join(sorted({literal[0] for _, literal in self.columns[:-1]}))
 
     def _join(self, parts: list[pa.Array]) -> Texts:
         after = [literal.encode() for _, literal in self.columns]
@@ -66,8 +68,9 @@ def bind(template: str, table: Table) -> TableKeys:
             prefix += piece
         if name is not None and name not in names:
             columns.append((name, ""))
-    _check(template, table, prefix, [name for name, _ in columns], [literal for _, literal in columns[:-1]])
-    return TableKeys(table, prefix, tuple(columns), columns[0][0] == WHOLE_KEY)
+    used = [name for name, _ in columns]
+    _check(template, table, prefix, used, [literal for _, literal in columns[:-1]])
+    return TableKeys(table, prefix, tuple(columns), used == [WHOLE_KEY])
 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:
@@ -88,7 +91,9 @@ def _check(template: str, table: Table, prefix: str, used: list[str], between: l
         )
     if not prefix or prefix.startswith("cdc:"):
         raise _refused(template, "it must begin with a text of its own, other than cdc:")
-    if used != [WHOLE_KEY] or WHOLE_KEY in key:
+    if WHOLE_KEY in used and len(used) > 1:
+        raise _refused(template, "{key} is the whole key, so no column may stand beside it")
+    if used != [WHOLE_KEY]:
         foreign = [name for name in used if name not in key]
         missing = [name for name in key if name not in used]
         if foreign:
