@@ -241,7 +241,10 @@ def _stream_once(
             two_phase=settings.two_phase,
         )
         with stream, closing(Spools(folder)) as spools:
-            _log.info("streaming", slot=settings.slot, lsn=format_lsn(head.commit_lsn), position=head.position)
+            _log.info(
+                f"streams from slot {settings.slot}, LSN {format_lsn(head.commit_lsn)}",
+                facts={"slot": settings.slot, "lsn": format_lsn(head.commit_lsn), "position": head.position},
+            )
             continuity = _continuity(now, head, folder, source.read_slot(catalog, settings.slot))
             durable_lsn = head.commit_lsn if continuity.done else max(continuity.last.commit_lsn, continuity.start_lsn)
             decoder = Decoder(evolving.definitions(catalog), memory, _hold(feed), durable_lsn, spools, prepared)

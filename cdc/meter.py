@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from cdc import status
 from cdc.alarms import Alarms
+from cdc.chronicle import CaptureChronicle
 from snapshots.progress import SnapshotProgress
 
 STATUS_S: Final = 0.5
 PROMPT_STATUS_S: Final = 0.02
 """After the stream has moved past changes that are not ours: whoever waits for an LSN there has nothing but the status file to look at."""
+
+_log = structlog.get_logger("capture")
 
 
 class Meter:
@@ -26,6 +31,7 @@ class Meter:
         self._written_at = float("-inf")
         self._told_lsn = 0
         self._counted = (time.monotonic(), 0)
+        self._chronicle = CaptureChronicle()
         self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
         self.alarms: Alarms | None = None
         self.loaded: Callable[[], bool] = lambda: False
@@ -58,6 +64,8 @@ class Meter:
             self.status.complete_position = self.status.position
         if self.status.state in ("snapshot", "streaming"):
             self.status.state = "snapshot" if self.status.complete_position is None else "streaming"
+        if (line := self._chronicle.look(self.status, now)) is not None:
+            getattr(_log, line.level)(line.words, facts=line.facts)
         self.status.updated_at = time.time()
         status.write(self._run_dir, "capture", self.status)
 

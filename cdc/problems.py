@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from cdc.report import CaptureReport, FollowerReport, ProcessReport, SourceReport, StopReport
+from cdc.terminal import visible
 
 WELL: Final = frozenset({"streaming", "snapshot", "following"})
 _HELP: Final[Mapping[str, str]] = {
@@ -39,12 +40,7 @@ def problems_of(
         *(line for follower in followers for line in _of_follower(follower, held, children.get("followers"), silent_s)),
         *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
     ]
-    return tuple(map(one_line, lines))
-
-
-def one_line(text: str) -> str:
-    """Names from the database may hold line breaks and what terminals take for orders."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return tuple(map(visible, lines))
 
 
 def _of_source(source: SourceReport, capture: CaptureReport | None) -> Iterator[str]:

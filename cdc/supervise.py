@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -38,7 +38,7 @@ DRAIN_S: Final = 40.0
 _TICK_S: Final = 0.1
 _STATUS_S: Final = 1.0
 
-_log = structlog.get_logger("supervise")
+_log = structlog.get_logger("run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,23 @@ def next_step(exit_code: int, lived_s: float, failures: int, *, held: bool) -> N
         return Next("refused", REFUSED_RETRY_S, 0)
     before = 0 if lived_s >= SETTLED_S else failures
     return Next("backing-off", BACKOFF_S[min(before, len(BACKOFF_S) - 1)], before + 1)
+
+
+def in_words(name: str, exit_code: int, lived_s: float, step: Next, held: Collection[str]) -> str:
+    """What the log says of a child's end: how, and what comes next."""
+    if step.state == "stopped":
+        return f"{name} is stopped until it is resumed → {', '.join(f'cdc resume {stop}' for stop in sorted(held))}"
+    if step.state == "refused":
+        return f"{name} cannot start (the line above says why) and tries again in {step.delay_s:.0f} s → cdc doctor"
+    how = f"was ended by {_signal_name(-exit_code)}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    return f"{name} {how} after {lived_s:.0f} s and starts again in {step.delay_s:g} s"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(slots=True)
@@ -109,7 +126,7 @@ class Supervisor:
         elif child.process.poll() is not None:
             self._ended(child, child.process.returncode, self._held(child))
         elif resumed:
-            _log.info("restarting for a resumed part", process=child.status.name)
+            _log.info(f"{child.status.name}: restarting, as one of its parts was resumed")
             child.process.terminate()
 
     def _start(self, child: Child) -> None:
@@ -119,11 +136,12 @@ class Supervisor:
         crashpoint("supervise.started")
         child.began = time.monotonic()
         child.status.pid, child.status.state, child.status.started_at = child.process.pid, "running", time.time()
-        _log.info("started", process=child.status.name, pid=child.process.pid)
+        _log.info(f"{child.status.name} started", process=child.process.pid)
         self._write(force=True)
 
     def _ended(self, child: Child, code: int, held: frozenset[str]) -> None:
-        step = next_step(code, time.monotonic() - child.began, child.failures, held=bool(held))
+        lived_s = time.monotonic() - child.began
+        step = next_step(code, lived_s, child.failures, held=bool(held))
         crashpoint("supervise.child_ended")
         _end_group(child)  # what it left behind, such as a JVM
         child.process = None
@@ -132,7 +150,8 @@ class Supervisor:
         child.status.pid, child.status.state, child.status.exit_code = 0, step.state, code
         child.status.restarts += 1 if step.delay_s is not None else 0
         _log.warning(
-            "ended", process=child.status.name, exit_code=code, state=step.state, again_in_s=step.delay_s, held=sorted(held)
+            in_words(child.status.name, code, lived_s, step, held),
+            facts={"process": child.status.name, "exit_code": code, "state": step.state, "held": sorted(held)},
         )
         self._write(force=True)
 
@@ -143,6 +162,7 @@ class Supervisor:
         crashpoint("supervise.draining")
         self._status.state = "draining"
         self._write(force=True)
+        _log.info("stopping: every part finishes what it has begun")
         running = [child for child in self._children if child.process is not None]
         for child in running:
             assert child.process is not None
@@ -153,13 +173,14 @@ class Supervisor:
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _log.warning("did not drain in time, killed", process=child.status.name)
+                _log.warning(f"{child.status.name} did not finish within {DRAIN_S:.0f} s and was killed; nothing is lost by that")
                 _end_group(child)
                 child.process.wait()
             _end_group(child)
             child.status.pid, child.status.state, child.status.exit_code = 0, "exited", child.process.returncode
         self._status.state = "exited"
         self._write(force=True)
+        _log.info("stopped")
 
     def _write(self, *, force: bool) -> None:
         now = time.monotonic()

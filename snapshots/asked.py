@@ -26,7 +26,7 @@ from snapshots.requests import Outcome, Request, Requests
 KEYS_AT_ONCE: Final = 5_000
 _LOOK_S: Final = 0.2
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("snapshot")
 
 
 class Reading(Publishing, Protocol):

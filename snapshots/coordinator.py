@@ -47,7 +47,7 @@ _LOOK_S: Final = 0.05
 _THROTTLE_S: Final = 1.0
 _REFUSED_S: Final = 5.0
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("snapshot")
 
 
 class Selection(Reading, Reachable, Protocol):

@@ -47,7 +47,7 @@ LOCKED_S: Final = 5.0
 _RETRY_S: Final = (0.01, 1.0)
 _WAIT_S: Final = 0.5
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("snapshot")
 
 
 class Emitter:

@@ -1,6 +1,8 @@
-"""Logs on standard error: coloured lines on a terminal, one JSON object a line elsewhere. Never row values, never secrets.
+"""Logs on standard error: readable lines on a terminal, one JSON object a line elsewhere. Never row values, never secrets.
 
-An unforeseen error's text may quote either, and so may the variables of its frames: only its type and the way there are shown. ``--debug``
+A line's ``part`` is the name of its logger. What is given as ``facts`` the words of the line say already: only machines get it.
+
+An unforeseen error's text may quote values, and so may the variables of its frames: only its type and the way there are shown. ``--debug``
 shows the text, too.
 """
 
@@ -16,6 +18,7 @@ from typing import Any, Final
 
 import structlog
 
+from cdc.commands.lines import FACTS, PART, render
 from cdc.terminal import visible
 
 _EXCEPTION: Final = "exception"
@@ -25,6 +28,9 @@ _EXCEPTION: Final = "exception"
 class _StandardError:
     """Whatever is standard error at the time of each line: a logger outlives a stream that was put in its place for a while."""
 
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
     def msg(self, line: str) -> None:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
@@ -32,25 +38,20 @@ class _StandardError:
     debug = info = warning = error = critical = exception = fatal = log = warn = failure = err = msg
 
 
-def _to_standard_error(*_: object) -> _StandardError:
-    return _StandardError()
+def _to_standard_error(*name: str) -> _StandardError:
+    return _StandardError(*name)
 
 
 def configure_logs(*, debug: bool = False) -> None:
     """Sets structlog up, and sends the standard library's warnings (those of the libraries below us) the same way."""
-    terminal = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
+        _name_part,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         partial(_traced, debug),
     ]
-    last: structlog.typing.Processor
-    if terminal:
-        shared.append(_neutralised)
-        last = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    else:
-        last = structlog.processors.JSONRenderer()
+    last: structlog.typing.Processor = render if sys.stderr.isatty() else _json
     level = logging.DEBUG if debug else logging.INFO
     structlog.configure(
         processors=[*shared, last],
@@ -104,21 +105,15 @@ def trace(error: BaseException, *, text: bool) -> Iterator[str]:
     yield visible(f"{name}: {error}") if text else name
 
 
-def _neutralised(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """For a terminal: whoever can name a table must not be able to write to it."""
-    return {
-        visible(str(key)): "\n".join(map(visible, str(value).split("\n"))) if key == _EXCEPTION else _shown(value)
-        for key, value in event.items()
-    }
+def _name_part(logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    record = event.get("_record")  # of the standard library's loggers
+    if name := getattr(logger if record is None else record, "name", ""):
+        event.setdefault(PART, name)
+    return event
 
 
-def _shown(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | float():
-            return value
-        case list() | tuple():
-            return [_shown(inner) for inner in value]
-        case dict():
-            return {visible(str(key)): _shown(inner) for key, inner in value.items()}
-        case _:
-            return visible(str(value))
+def _json(logger: Any, method: str, event: structlog.typing.EventDict) -> str | bytes:
+    return _as_json(logger, method, {**event.pop(FACTS, {}), **event})
+
+
+_as_json: Final = structlog.processors.JSONRenderer()

@@ -14,7 +14,7 @@ import typer
 from cdc import stops
 from cdc.commands.invocation import Invocation, invocation, store_options
 from cdc.commands.signals import DRAIN_S, die_with_parent, stop_on_signals
-from cdc.errors import ConfigError, Stopped
+from cdc.errors import ConfigError, HeadwaterError, Stopped
 from cdc.folders import own
 from cdc.settings import Settings
 from cdc.supervise import DRAIN_S as CHILDREN_DRAIN_S
@@ -42,7 +42,14 @@ def run(
 
         refuse_unknown_contracts(settings)
     with stop_on_signals(DRAIN_S if only else SUPERVISOR_DRAIN_S) as stop:
-        raise typer.Exit(_part(given, settings, only, stop))
+        try:
+            raise typer.Exit(_part(given, settings, only, stop))
+        except HeadwaterError as error:
+            if parent is None or given.debug:
+                raise
+            # Its words belong into the daemon's log, in the same form as all others.
+            structlog.get_logger(only or "run").error(error.line())
+            raise typer.Exit(error.exit_code) from None
 
 
 def _allow_many_files() -> None:
@@ -58,7 +65,7 @@ def _part(given: Invocation, settings: Settings, only: str | None, stop: threadi
 
         refuse_second(settings.run_dir)
         with serving(settings) as url:
-            _log.info("serving", url=url)
+            _log.info(f"status page: {url}", facts={"url": url})
             return supervise(settings, given.config, stop, listen=url, debug=given.debug)
     if only == "capture":
         return _capture(settings, stop)
@@ -87,7 +94,10 @@ def _followers(settings: Settings, name: str, stop: threading.Event) -> int:
     chosen = dict(settings.stores) if name == "*" else {name: store_options(settings, name)}
     held = {store: found for store in chosen if (found := stops.held_by(settings.run_dir, f"follow-{store}")) is not None}
     for store, found in held.items():
-        _log.warning("follower is stopped", store=store, state=str(found.state), resume=f"cdc resume {found.name}")
+        _log.warning(
+            f"store {store} stays stopped: {found.state}: {found.message} → cdc resume {found.name}",
+            facts={"store": store, "stop": str(found.state)},
+        )
     running = {store: options for store, options in chosen.items() if store not in held}
     if held and not running:
         raise next(iter(held.values())).error()

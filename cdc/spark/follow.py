@@ -33,6 +33,7 @@ from cdc.spark.apply import Slices
 from cdc.spark.causes import ending_of, place_of
 from cdc.spark.follower import LARGE_ROWS, Follower
 from cdc.spark.source import CdcSource, cut_at
+from cdc.spark.storelog import StoreLog
 
 FIRST_ROWS: Final = 2_000
 FIRST_BYTES: Final = 4 * 2**20
@@ -88,28 +89,39 @@ def _run(
     engine = Engine(scratch / "local")
     sinks.warehouse.use_session(engine.session)
     queries = [Query(engine, follower, reader, log_dir, scratch, enough) for follower in followers]
+    chronicles = [StoreLog(follower, reader, scratch.parent) for follower in followers]
     try:
         for query in queries:
             query.start()
-        _watch(queries, followers, target if until_caught_up else None, stop)
+        _watch(queries, followers, chronicles, target if until_caught_up else None, stop)
     finally:
         enough.set()
         for query in queries:
             query.join()
         for follower in followers:
             follower.close()
+        for chronicle in chronicles:
+            chronicle.look()
         engine.stop()
     for query in queries:
         query.check()
     return 4 if any(follower.stopped for follower in followers) else 0
 
 
-def _watch(queries: Sequence[Query], followers: Sequence[Follower], target: Position | None, stop: threading.Event) -> None:
+def _watch(
+    queries: Sequence[Query],
+    followers: Sequence[Follower],
+    chronicles: Sequence[StoreLog],
+    target: Position | None,
+    stop: threading.Event,
+) -> None:
     """Reports until there is nothing left to do. Raises what ended a query's thread: the supervisor starts the process again."""
     reported_at = 0.0
     while not stop.wait(_POLL_S):
         for query in queries:
             query.check()
+        for chronicle in chronicles:
+            chronicle.look()
         if all(follower.stopped for follower in followers):
             return
         if target is not None and all(follower.stopped or follower.applied.position >= target for follower in followers):

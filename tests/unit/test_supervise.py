@@ -126,3 +126,21 @@ def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(supervise, "_is_ours", lambda _pid: True)
     with pytest.raises(ConfigError, match="another cdc run"):
         refuse_second(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "held", "words"),
+    [
+        (-9, frozenset(), "followers was ended by SIGKILL after 12 s and starts again in 0.2 s"),
+        (1, frozenset(), "followers ended with exit code 1 after 12 s and starts again in 0.2 s"),
+        (2, frozenset(), "followers cannot start (the line above says why) and tries again in 30 s → cdc doctor"),
+        (
+            4,
+            frozenset({"STORE_REFUSES:follow-cache"}),
+            "followers is stopped until it is resumed → cdc resume STORE_REFUSES:follow-cache",
+        ),
+    ],
+)
+def test_the_log_says_how_a_child_ended_and_what_comes_next(code: int, held: frozenset[str], words: str) -> None:
+    step = next_step(code, 12.0, 0, held=bool(held))
+    assert supervise.in_words("followers", code, 12.0, step, held) == words

@@ -1,0 +1,175 @@
+"""What the daemon's log tells of its parts: one line each time a store's or capture's state, or the reason for it, changes. Pure.
+
+A part that changes its mind quickly is looked at again a second later, so that nobody's log fills with it; what it says then is how it is then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from cdc.status import CaptureStatus, FollowerStatus
+
+LOADING_ROWS: Final = 5_000
+"""A store that lacks so many changes is loading, or catching up; one that lacks fewer is merely behind."""
+INTERVAL_S: Final = 1.0
+_STORE_HELP: Final = "see whether the store is up"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the log. ``facts``: what the words say, for machines."""
+
+    words: str
+    level: Literal["info", "warning", "error"] = "info"
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """A store's work since it was found far behind."""
+
+    since: float
+    rows_before: int
+    first: bool
+    """It began with nothing."""
+
+    def line(self, told: FollowerStatus, now: float) -> Line:
+        rows, seconds = told.written + told.stale - self.rows_before, now - self.since
+        per_s = rows / max(seconds, 1e-3)
+        words = f"{'loaded' if self.first else 'caught up'}: {_rows(rows, 'change')} in {_span(seconds)} ({per_s:,.0f}/s)"
+        return Line(words, facts={"changes": rows, "seconds": round(seconds, 1), "per_s": round(per_s)})
+
+
+class StoreChronicle:
+    """One store's lines. ``look`` it at each turn; time is monotonic, in seconds."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._said = ("starting", "")
+        self._said_at = float("-inf")
+        self._opened = False
+        self._trouble_since: float | None = None
+        self._loading: _Loading | None = None
+
+    def look(self, told: FollowerStatus, missing: int, now: float) -> Line | None:
+        """``missing``: changes that the store has yet to take, those of its tables that the snapshot has yet to read among them."""
+        if now - self._said_at < INTERVAL_S and told.state not in ("stopped", "exited"):
+            return None
+        line = self._line(told, missing, now)
+        if line is not None:
+            self._said_at = now
+            line = Line(line.words, line.level, {"store": self._store, "state": told.state, **line.facts})
+        return line
+
+    def _line(self, told: FollowerStatus, missing: int, now: float) -> Line | None:
+        key = (told.state, without_figures(told.error or ""))
+        if key == self._said:
+            return self._progress(told, missing, now) if told.state == "following" and told.error is None else None
+        self._said = key
+        if told.state == "following" and told.error is None:
+            return self._following(told, missing, now)
+        if told.state == "exited":
+            return Line("closed", facts={"position": told.position})
+        if told.state == "starting" and told.error is None:
+            return None
+        self._trouble_since = now if self._trouble_since is None else self._trouble_since
+        return self._trouble(told)
+
+    def _trouble(self, told: FollowerStatus) -> Line:
+        why = told.error or "it does not say why"
+        if told.state == "stopped":
+            resume = f"cdc resume {told.stop}:follow-{self._store}"
+            words = why if "cdc resume" in why else f"{why}; then {resume}" if " → " in why else f"{why} → {resume}"
+            shown = words if words.startswith(f"{told.stop}: ") else f"{told.stop}: {words}"
+            return Line(f"stopped: {shown}", "error", {"stop": told.stop, "why": why, "resume": resume})
+        if told.state == "waiting":
+            return Line(f"waits: {why if ' → ' in why else f'{why} → {_STORE_HELP}'}", "warning", {"why": why})
+        return Line(why, "warning", {"why": why})
+
+    def _following(self, told: FollowerStatus, missing: int, now: float) -> Line:
+        since, self._trouble_since = self._trouble_since, None
+        if not self._opened:
+            self._opened = True
+            late = "" if since is None else f" after {_span(now - since)}"
+            words, facts = self._begin(told, missing, now)
+            return Line(f"opened{late}; {words}", facts=facts)
+        left = f", {_rows(missing, 'change')} left" if self._loading is not None else ""
+        if since is None:
+            return Line(f"follows again{left}")
+        return Line(f"follows again after {_span(now - since)}{left}", facts={"after_s": round(now - since, 1)})
+
+    def _progress(self, told: FollowerStatus, missing: int, now: float) -> Line | None:
+        """Of a store that follows as it did when it was last looked at."""
+        if self._loading is None:
+            if missing < LOADING_ROWS:
+                return None
+            words, facts = self._begin(told, missing, now)
+            return Line(words, facts=facts)
+        if missing >= LOADING_ROWS:
+            return None
+        loading, self._loading = self._loading, None
+        return loading.line(told, now)
+
+    def _begin(self, told: FollowerStatus, missing: int, now: float) -> tuple[str, Mapping[str, object]]:
+        if missing < LOADING_ROWS:
+            return "follows", {"position": told.position}
+        self._loading = _Loading(now, told.written + told.stale, told.position == 0)
+        return f"{'loads' if told.position == 0 else 'catches up'}: {_rows(missing, 'change')} to write", {"changes": missing}
+
+
+class CaptureChronicle:
+    """Capture's lines: that it reads tables, and has read them. Why a stream broke, or capture stopped, is said where it happens."""
+
+    def __init__(self) -> None:
+        self._state = "starting"
+        self._reading_since: float | None = None
+        self._read_before = 0
+
+    def look(self, told: CaptureStatus, now: float) -> Line | None:
+        before, self._state = self._state, told.state
+        if told.state == "snapshot" and self._reading_since is None:
+            left = [entry for entry in told.snapshot if not entry.finished]
+            if not left:
+                self._state = before  # which tables there are is found out in a moment
+                return None
+            rows = sum(max(entry.total - entry.done, 0) for entry in left)
+            self._reading_since, self._read_before = now, _done(told)
+            words = f"reads {_rows(len(left), 'table')}: about {_rows(rows, 'row')}, while changes are streamed"
+            return Line(words, facts={"tables": len(left), "rows": rows})
+        if told.state == before:
+            return None
+        if told.state == "streaming" and self._reading_since is not None:
+            rows, seconds = _done(told) - self._read_before, now - self._reading_since
+            self._reading_since = None
+            words = f"every table is in the log after {_span(seconds)} ({rows / max(seconds, 1e-3):,.0f} rows/s); streams"
+            return Line(words, facts={"rows": rows, "seconds": round(seconds, 1)})
+        return None
+
+
+def without_figures(text: str) -> str:
+    """Ports, sizes and seconds in a reason change at each try; the reason does not."""
+    return "".join(letter for letter in text if not letter.isdigit())
+
+
+def _done(told: CaptureStatus) -> int:
+    return sum(entry.done for entry in told.snapshot)
+
+
+def _rows(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _span(seconds: float) -> str:
+    """As people say it.
+
+    >>> [_span(seconds) for seconds in (0.34, 12.3, 75, 7260)]
+    ['0.3 s', '12 s', '1 min 15 s', '2 h 1 min']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,53 @@
+"""A follower's lines in the daemon's log (``cdc.chronicle`` says which)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from cdc import status
+from cdc.chronicle import INTERVAL_S, LOADING_ROWS, StoreChronicle
+from cdc.log.contract import LogReader
+from cdc.spark.follower import Follower
+from sinks.contract import matches
+
+_ALL: Final = 2**62
+
+
+class StoreLog:
+    """One store's. One thread only."""
+
+    def __init__(self, follower: Follower, reader: LogReader, run_dir: Path) -> None:
+        self._follower = follower
+        self._reader = reader
+        self._run_dir = run_dir
+        self._chronicle = StoreChronicle(follower.store)
+        self._missing = 0
+        self._counted_at = float("-inf")
+        self._log: Any = structlog.get_logger(f"store {follower.store}")
+
+    def look(self) -> None:
+        """Says what has changed since the last call."""
+        now = time.monotonic()
+        if now - self._counted_at >= INTERVAL_S:
+            self._counted_at = now
+            self._missing = self._count()
+        told = self._follower.status
+        line = self._chronicle.look(told, self._missing, now)
+        if line is not None:
+            getattr(self._log, line.level)(line.words, facts=line.facts)
+
+    def _count(self) -> int:
+        """Changes of the store's tables that it lacks, and rows of them that are still to be read."""
+        tables = self._follower.options.tables
+        after, head = self._follower.applied.position, self._reader.head().position
+        capture = status.read_capture(self._run_dir)
+        reading = capture.snapshot if capture is not None else []
+        unread = sum(max(entry.total - entry.done, 0) for entry in reading if not entry.finished and matches(tables, entry.table))
+        if head - after + unread < LOADING_ROWS:
+            return head - after + unread
+        topics = [topic.name for topic in self._reader.topics() if matches(tables, topic.name) and topic.last > after]
+        return unread + sum(piece.rows for piece in self._reader.slices(topics, after, head, _ALL))

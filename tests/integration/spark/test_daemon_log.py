@@ -1,0 +1,50 @@
+"""What the followers' process says of its stores in the daemon's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.embedded.valkey import Valkey
+from tests.integration.spark.process import FollowersProcess
+from tests.integration.spark.traffic import Traffic
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def traffic(tmp_path: Path, seed: int) -> Iterator[Traffic]:
+    made = Traffic(tmp_path / "log", seed)
+    yield made
+    made.close()
+
+
+def test_a_store_that_goes_down_and_comes_back_is_followed_in_the_log(
+    traffic: Traffic, tmp_path: Path, valkey_server: Valkey
+) -> None:
+    for _ in range(3):
+        traffic.bulk(4_000)
+    stores = {"cache": {"kind": "redis", "url": valkey_server.url}}
+    with FollowersProcess(tmp_path, stores) as followers:
+        followers.until(lambda: len(followers.words("store cache")) >= 2, "the first load")
+        assert followers.words("store cache")[0] == "opened; loads: 12,000 changes to write"
+        assert followers.words("store cache")[1].startswith("loaded: 12,000 changes in ")
+        assert followers.lines("store cache")[1]["changes"] == 12_000
+
+        valkey_server.crash()
+        cut = traffic.transactions(10)
+        followers.until(lambda: len(followers.words("store cache")) >= 3, "a word about the outage")
+        waits = followers.lines("store cache")[2]
+        assert (waits["level"], waits["state"]) == ("warning", "waiting")
+        assert waits["event"].startswith("waits: ")
+        assert " → " in waits["event"]
+
+        valkey_server.start()
+        followers.until(lambda: followers.status("cache").position >= cut.position, "the store to be followed")
+        followers.until(lambda: "follows again after " in followers.words("store cache")[-1], "a word about its end")
+    assert followers.process.returncode == 0
+    assert followers.words("store cache")[-1] == "closed"
+    assert all("\x1b" not in words for words in followers.words("store cache"))
+    assert len(followers.words("store cache")) <= 8
