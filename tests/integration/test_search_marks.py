@@ -456,7 +456,7 @@ def test_erase_removes_what_the_name_made_and_nothing_else(feed: Feed, opensearc
 # -- several shards ----------------------------------------------------------------------------------------------------
 
 
-def test_each_shard_says_for_itself_how_far_it_is(opensearch: OpenSearch, shots: Shots) -> None:
+def test_each_shard_says_for_itself_how_far_it_is(opensearch: OpenSearch) -> None:
     """A snapshot is of one moment within a shard, not across them; and a shard can be lost alone."""
     feed = Feed(opensearch, shards=3)
     feed.insert(ORDERS, *range(30))

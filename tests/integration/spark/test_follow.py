@@ -173,7 +173,7 @@ def test_what_is_large_goes_through_a_query_and_what_is_small_does_not(
         traffic.bulk(1_000)
         following.until_at(traffic.writer.head)
         assert len(batches) == 2, "a large transaction is a query's"
-    assert_equal(opened(name, options), traffic.folder)
+    assert_equal(opened(name, options, traffic), traffic.folder)
 
 
 class Moody(memory.MemorySink):
@@ -217,7 +217,7 @@ def test_a_refusing_store_holds_up_nobody_and_stops_for_an_operator(traffic: Tra
         following.until(lambda: following.status(refusing).state == "stopped")
         assert (following.status(refusing).stop, following.status(refusing).error) == (
             "STORE_REFUSES",
-            "the index is read only → unlock it",
+            f"STORE_REFUSES: the index is read only → unlock it; then cdc resume STORE_REFUSES:follow-{refusing}",
         )
         following.until(lambda: following.status(name).position == cut.position)
     assert following.answer() == 4
@@ -273,7 +273,7 @@ def test_one_follower_a_store(traffic: Traffic, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("queries")
 @pytest.mark.parametrize("truncates", [False, True])
 def test_workers_and_driver_apply_the_same(
-    traffic: Traffic, tmp_path: Path, valkey: Any, monkeypatch: pytest.MonkeyPatch, truncates: bool
+    traffic: Traffic, tmp_path: Path, opensearch: Any, monkeypatch: pytest.MonkeyPatch, truncates: bool
 ) -> None:
     """A range with a TRUNCATE is an order of its own and stays in the driver, where a table's rows before its last one are skipped."""
     shipped: list[Any] = []
@@ -282,13 +282,14 @@ def test_workers_and_driver_apply_the_same(
     traffic.truncates = truncates
     traffic.bulk(3_000)
     traffic.transactions(150 if truncates else 30)
-    stores = {"cache": redis_options(valkey.url).model_copy(update={"workers_from_rows": 500})}
+    options = options_model("opensearch").model_validate({"kind": "opensearch", "url": opensearch.url, "workers_from_rows": 500})
+    stores = {"search": options}
     following = Following(traffic, tmp_path / "run", stores, until_caught_up=True)
     assert following.answer() == 0
     assert bool(shipped) == (not truncates)
-    assert following.status("cache").batches == 1, "what is skipped is known of one range only"
-    assert (following.status("cache").written, following.status("cache").stale) == (_from_the_last_truncate(traffic), 0)
-    assert_equal(opened("cache", stores["cache"], traffic), traffic.folder)
+    assert following.status("search").batches == 1, "what is skipped is known of one range only"
+    assert (following.status("search").written, following.status("search").stale) == (_from_the_last_truncate(traffic), 0)
+    assert_equal(opened("search", stores["search"], traffic), traffic.folder)
 
 
 def _from_the_last_truncate(traffic: Traffic) -> int:
