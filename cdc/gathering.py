@@ -13,7 +13,7 @@ from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.model.selection import matches
 from cdc.probe import SourceProbe
-from cdc.problems import one_line, problems_of
+from cdc.problems import problems_of
 from cdc.report import (
     CaptureReport,
     FollowerReport,
@@ -27,6 +27,7 @@ from cdc.report import (
     catch_up_of,
 )
 from cdc.settings import Settings, StoreOptions
+from cdc.terminal import visible
 from cdc.version import VERSION
 
 STALE_S: Final = 10.0
@@ -59,7 +60,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         _follower(settings.run_dir, name, store, reader, head, capture, now) for name, store in settings.stores.items()
     )
     stopped = tuple(
-        StopReport(stop.name, str(stop.state), stop.part, one_line(stop.message), one_line(stop.hint), stop.since)
+        StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
     )
     processes = _processes(settings.run_dir)

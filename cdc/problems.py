@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from cdc.report import CaptureReport, FollowerReport, ProcessReport, SourceReport, StopReport
+from cdc.terminal import counted, visible
 
 WELL: Final = frozenset({"streaming", "snapshot", "following"})
 _HELP: Final[Mapping[str, str]] = {
@@ -37,12 +38,7 @@ def problems_of(
         *(line for follower in followers for line in _of_follower(follower, held, children.get("followers"), silent_s)),
         *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
     ]
-    return tuple(map(one_line, lines))
-
-
-def one_line(text: str) -> str:
-    """Names from the database may hold line breaks and what terminals take for orders."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return tuple(map(visible, lines))
 
 
 def _of_source(source: SourceReport) -> Iterator[str]:
@@ -79,7 +75,7 @@ def _of_follower(
         else:
             yield _dead(label, follower.state, follower.error, child, silent_s.get(part))
     if follower.dead:
-        yield f"store {follower.store} set {follower.dead} changes aside → cdc audit {follower.store} names the rows"
+        yield f"store {follower.store} set {counted(follower.dead, 'change')} aside → cdc audit {follower.store} names the rows"
 
 
 def _living(label: str, state: str, error: str | None, child: ProcessReport | None) -> Iterator[str]:
@@ -96,7 +92,9 @@ def _dead(label: str, state: str, error: str | None, child: ProcessReport | None
         return f"{label} refuses its configuration → cdc doctor"
     if child is not None and child.state == "backing-off":
         why = f" ({error})" if error else ""
-        return f"{label} ended{why} and is started again by itself, {child.restarts} times so far → see the log of cdc run"
+        return (
+            f"{label} ended{why} and is started again by itself, {counted(child.restarts, 'time')} so far → see the log of cdc run"
+        )
     if silent_s is not None:
         return f"{label} has reported nothing for {silent_s:.0f} s → see the log of cdc run; if it lasts, restart it"
     if child is not None and child.state in ("starting", "running"):
