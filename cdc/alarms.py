@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from cdc.errors import HeadwaterError
 from cdc.source.budget import alarms, wal_rate
 from cdc.source.connection import connect
-from cdc.source.pins import read_pins
+from cdc.source.pins import PinWatch
 from cdc.source.slot import read_slot
 
 INTERVAL_S: Final = 10.0
@@ -32,6 +32,7 @@ class Alarms:
         self._stop = stop
         self._interval_s = interval_s
         self._samples: list[tuple[float, int]] = []
+        self._pins = PinWatch()
         self._thread = threading.Thread(target=self._run, name="alarms", daemon=True)
 
     def start(self) -> None:
@@ -55,7 +56,7 @@ class Alarms:
     def _look(self, connection: psycopg.Connection) -> None:
         now, facts = time.monotonic(), read_slot(connection, self._slot)
         self._samples = [sample for sample in self._samples if now - sample[0] <= _WINDOW_S] + [(now, facts.server_lsn)]
-        found = tuple(alarms(facts, wal_rate(self._samples), read_pins(connection)))
+        found = tuple(alarms(facts, wal_rate(self._samples), self._pins.look(connection)))
         known = {_kind(line) for line in self.current}
         for line in found:
             if _kind(line) not in known:

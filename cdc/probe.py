@@ -15,7 +15,7 @@ from cdc.model.position import format_lsn
 from cdc.report import SlotReport, SourceReport
 from cdc.source.budget import alarms, budget_eta_s, wal_rate
 from cdc.source.connection import address, connect, reason
-from cdc.source.pins import Pin, read_pins
+from cdc.source.pins import Pin, PinWatch
 from cdc.source.slot import SlotFacts, read_slot
 
 RETRY_SOURCE_S: Final = 5.0
@@ -38,6 +38,7 @@ class SourceProbe:
     _error: str | None = None
     _samples: list[tuple[float, int]] = field(default_factory=list)
     _pins: list[Pin] = field(default_factory=list)
+    _watch: PinWatch = field(default_factory=PinWatch)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> SourceReport:
@@ -63,7 +64,7 @@ class SourceProbe:
             if self._connection is None:
                 self._connection = connect(dsn, application="headwater-status", connect_timeout_s=self.connect_timeout_s)
             facts = read_slot(self._connection, self.slot)
-            self._pins = read_pins(self._connection)
+            self._pins = self._watch.look(self._connection)
         except (HeadwaterError, psycopg.Error) as error:
             self._error = reason(error, dsn) if isinstance(error, psycopg.Error) else str(error)
             self._failed_at = now

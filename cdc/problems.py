@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from cdc.report import CaptureReport, FollowerReport, ProcessReport, SourceReport, StopReport
-from cdc.terminal import visible
+from cdc.terminal import counted, visible
 
 WELL: Final = frozenset({"streaming", "snapshot", "following"})
 _HELP: Final[Mapping[str, str]] = {
@@ -80,7 +80,7 @@ def _of_follower(
         else:
             yield _dead(label, follower.state, follower.error, child, silent_s.get(part))
     if follower.dead:
-        yield f"store {follower.store} set {follower.dead} changes aside → cdc audit {follower.store} names the rows"
+        yield f"store {follower.store} set {counted(follower.dead, 'change')} aside → cdc audit {follower.store} names the rows"
 
 
 def _living(label: str, state: str, error: str | None, child: ProcessReport | None) -> Iterator[str]:
@@ -97,7 +97,9 @@ def _dead(label: str, state: str, error: str | None, child: ProcessReport | None
         return f"{label} refuses its configuration → cdc doctor"
     if child is not None and child.state == "backing-off":
         why = f" ({error})" if error else ""
-        return f"{label} ended{why} and is started again by itself, {child.restarts} times so far → see the log of cdc run"
+        return (
+            f"{label} ended{why} and is started again by itself, {counted(child.restarts, 'time')} so far → see the log of cdc run"
+        )
     if silent_s is not None:
         return f"{label} has reported nothing for {silent_s:.0f} s → see the log of cdc run; if it lasts, restart it"
     if child is not None and child.state in ("starting", "running"):

@@ -12,7 +12,8 @@
                because of the slot), ``max_keep_bytes``, ``safe_wal_bytes`` (the WAL budget that is left, null = no limit),
                ``wal_bytes_per_s``, ``budget_eta_s`` (until the budget is used up at that rate; null = no limit, or not known yet)},
                ``alarms`` (one line each: what endangers the slot → what helps), ``transactions`` that keep WAL from being freed:
-               [{``pid``, ``xid``, ``age_s``, ``application``, ``gid`` (of a prepared one)}]
+               [{``pid``, ``xid``, ``age_s``, ``application``, ``gid`` (of a prepared one), ``at_least`` (true: watched for so long, as the role may
+               not see more)}]
 ``capture``    null before its first start, else {``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``,
                ``received_lsn``, ``confirmed_lsn``, ``changes``, ``changes_per_s``, ``wire_bytes``, ``snapshot``: [{``table``, ``done``,
                ``total``, ``finished``}], ``snapshot_paused`` (why reading tables stands still, or null), ``left_out`` (one line each:

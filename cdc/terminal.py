@@ -21,6 +21,11 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 table", "2 tables"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def visible_json(text: str) -> str:
     r"""The same JSON, with what a terminal would act on as JSON's own escapes. Line ends between documents stay.
 

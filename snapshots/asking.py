@@ -13,6 +13,7 @@ from cdc.errors import ConfigError
 from cdc.model.selection import matches
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
+from cdc.terminal import counted
 from snapshots.catalog import SourceTable, key_types, load_tables
 from snapshots.plan import relation
 from snapshots.requests import Request
@@ -49,7 +50,9 @@ def check_request(connection: psycopg.Connection, request: Request, source: Publ
             raise ConfigError(f"table {request.table} has no key", hint="read it by --where, or whole")
         for place, key in enumerate(request.keys):
             if len(key) != len(table.index):
-                raise WrongKey(place, f"a key of table {request.table} has {len(table.index)} columns: {', '.join(table.index)}")
+                raise WrongKey(
+                    place, f"a key of table {request.table} has {counted(len(table.index), 'column')}: {', '.join(table.index)}"
+                )
         for name, kind, texts in zip(table.index, key_types(connection, table), zip(*request.keys, strict=True), strict=True):
             wrong = _not_of_type(connection, kind, texts)
             if wrong is not None:

@@ -255,7 +255,7 @@ class _Session:
             self._not_before[oid] = time.monotonic() + _REFUSED_S
             return None
         if source is None:
-            log.info("nothing is to be read any more of a table that is gone, or not published", table_oid=oid)
+            log.info("stopped reading a table that was dropped or has left the publication", table=self._progress.name(oid))
             self._feed.forget(oid, run)
             self._joining.pop(oid, None)
             return None

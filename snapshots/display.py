@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from cdc.status import TableProgress
-from cdc.terminal import visible
+from cdc.terminal import counted, visible
 
 _LINE_EVERY_S: Final = 5.0
 
@@ -75,7 +75,7 @@ class ProgressDisplay:
             return
         self._printed_at[table.table] = now
         if table.finished:
-            self._console.print(Text(visible(f"snapshot {table.table}: {table.done} rows, done")))
+            self._console.print(Text(visible(f"snapshot {table.table}: {counted(table.done, 'row')}, done")))
             return
         left = max(0, table.total - table.done)
         eta = f", {left / rate:.0f} s left" if rate > 0 and table.total else ""

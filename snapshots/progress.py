@@ -108,6 +108,12 @@ class SnapshotProgress:
         with self._lock:
             return oid in self._records
 
+    def name(self, oid: int) -> str:
+        """``schema.table`` as it was last seen; the OID of one that has not been."""
+        with self._lock:
+            record = self._records.get(oid)
+            return record.table if record is not None and record.table else f"OID {oid}"
+
     def finished(self, oid: int) -> bool:
         with self._lock:
             return oid in self._records and self._records[oid].finished

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 
 from cdc.commands.invocation import invocation
 from cdc.commands.printing import console, line, print_json
-from cdc.terminal import visible
+from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,15 +54,15 @@ def lines(audits: list[StoreAudit]) -> Iterator[str]:
                 yield f"  {difference.kind} ({key}){columns}"
         yield (
             f"{audited.store}: {'equal' if audited.equal else 'DIFFERENT'} at {audited.lsn}, position {audited.position}, "
-            f"{len(audited.tables)} tables in {audited.seconds:.1f} s"
+            f"{counted(len(audited.tables), 'table')} in {audited.seconds:.1f} s"
         )
 
 
 def _verdict(table: TableAudit) -> str:
     if table.error is not None:
         return f"not compared: {table.error}"
-    rows = f"{table.source_rows} rows in the database, {table.store_rows} in the store"
-    unsettled = f", {table.unsettled} keys never held still" if table.unsettled else ""
+    rows = f"{counted(table.source_rows, 'row')} in the database, {table.store_rows} in the store"
+    unsettled = f", {counted(table.unsettled, 'key')} never held still" if table.unsettled else ""
     if table.equal:
         return f"equal, {rows}{unsettled}"
     return f"DIFFERENT, {table.missing} missing, {table.extra} extra, {table.different} different, {rows}{unsettled}"

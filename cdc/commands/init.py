@@ -12,6 +12,7 @@ from cdc.commands.invocation import invocation
 from cdc.commands.printing import say
 from cdc.errors import ConfigError
 from cdc.interpolation import holds_secret, interpolate
+from cdc.terminal import counted
 
 PASSWORD_VARIABLE: Final = "CDC_SOURCE_PASSWORD"
 
@@ -56,7 +57,7 @@ def init(
     write_new(path, text)
     left_out = sum(identity_problem(table.definition) is not None for table in tables)
     without = f" ({left_out} more cannot be captured as they are)" if left_out else ""
-    say(f"wrote {path} for {len(tables) - left_out} tables{without}; next: edit it, then cdc doctor")
+    say(f"wrote {path} for {counted(len(tables) - left_out, 'table')}{without}; next: edit it, then cdc doctor")
 
 
 def write_new(path: Path, text: str) -> None:

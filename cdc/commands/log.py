@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, print_json, say, size, table_of
+from cdc.commands.printing import console, moment, print_json, say, size, table_of
 from cdc.model.position import format_lsn
 
 app = typer.Typer(name="log", help="Look into the log.", rich_markup_mode=None)
@@ -58,7 +58,13 @@ def stat(context: typer.Context, as_json: Json = False) -> None:
         print_json(facts)
         return
     for name, value in facts.items():
-        say(f"{name}: {value}")
+        say(f"{name.removesuffix('_us')}: {_readable(name, value)}")
+
+
+def _readable(name: str, value: Any) -> str:
+    if name.endswith("_ts_us"):
+        return moment(value / 1e6) if value else "-"
+    return size(value) if name.endswith("bytes") else str(value)
 
 
 @app.command("cat")

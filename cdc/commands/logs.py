@@ -86,6 +86,10 @@ def _traced(text: bool, _logger: object, _method: str, event: structlog.typing.E
         given = given[1]
     elif given and not isinstance(given, BaseException):
         given = sys.exc_info()[1]
+    record = event.get("_record")
+    if not text and isinstance(record, logging.LogRecord) and record.name == "asyncio":
+        # Its further lines show the task, and the task shows what its error says.
+        event["event"] = str(event["event"]).partition("\n")[0]
     if given:
         event[_EXCEPTION] = "\n".join(trace(given, text=text))
     return event

@@ -10,6 +10,7 @@ import typer
 
 from cdc.commands.invocation import invocation
 from cdc.commands.printing import console, line, print_json
+from cdc.terminal import counted
 
 if TYPE_CHECKING:
     from cdc.planning import Plan
@@ -40,7 +41,7 @@ def plan(
 def lines(found: Plan) -> Iterator[str]:
     """One line for each change, and one below it for each store; then what the configuration means."""
     for change in found.changes:
-        again = "" if change.reread_rows is None else f"; about {change.reread_rows} rows are read again"
+        again = "" if change.reread_rows is None else f"; about {counted(change.reread_rows, 'row')} read again"
         yield f"{change.what}{again}"
         for effect in change.effects:
             more = f" ({effect.why})" if effect.stops else ""

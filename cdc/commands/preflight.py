@@ -27,6 +27,7 @@ from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
 from cdc.source.publication import ensure_publication
 from cdc.source.slot import ensure_slot, read_slot
+from cdc.terminal import counted
 
 MIN_FREE_BYTES: Final = 1 << 30
 RATE_OVER_S: Final = 1.0
@@ -35,7 +36,7 @@ RATE_OVER_S: Final = 1.0
 def examine(given: Invocation, *, fix: bool) -> Iterator[Finding]:
     """Every finding, as soon as it is there. ``fix`` makes publication and slot first. Raises ConfigError for a wrong configuration only."""
     settings = given.settings()  # a wrong configuration is a usage error (exit 2), not a finding
-    yield Finding("ok", "configuration", f"{given.config}: {len(settings.stores)} stores")
+    yield Finding("ok", "configuration", f"{given.config}: {counted(len(settings.stores), 'store')}")
     tables = yield from _source(settings, fix=fix)
     yield _java()
     yield _disk(settings.log.dir)
@@ -78,7 +79,7 @@ def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: b
     """A slot that is missing although the log has begun is not made anew: that would hide lost changes."""
     try:
         tables = ensure_publication(connection, settings.source, find_tables(connection), begun=log_has_begun)
-        yield Finding("ok", "fix", f"publication {settings.source.publication} covers {len(tables)} tables")
+        yield Finding("ok", "fix", f"publication {settings.source.publication} covers {counted(len(tables), 'table')}")
         ensure_slot(connection, settings.source, create=not log_has_begun, record=settings.log.dir)
         yield Finding("ok", "fix", f"replication slot {settings.source.slot} stands")
     except HeadwaterError as error:
@@ -105,7 +106,7 @@ def _contracts(settings: Settings, found: Sequence[SourceTable]) -> Finding:
         _check_contracts(settings, found)
     except ConfigError as error:
         return Finding("fail", "contracts", str(error), error.hint)
-    return Finding("ok", "contracts", f"{len(settings.contracts)} contracts name tables and columns that there are")
+    return Finding("ok", "contracts", f"{counted(len(settings.contracts), 'contract')}: tables and columns exist")
 
 
 def _captured(found: Sequence[SourceTable], patterns: Sequence[str]) -> list[Table]:

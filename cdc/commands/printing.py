@@ -6,7 +6,8 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +15,8 @@ from rich.text import Text
 
 from cdc.terminal import visible, visible_json
 
+DAY_S: Final = 86_400
+LONG_DAYS: Final = 31
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -69,4 +72,16 @@ def seconds(duration: float | None) -> str:
         return f"{duration:.1f} s"
     if duration < 7200:
         return f"{duration / 60:.0f} min"
-    return f"{duration / 3600:.1f} h"
+    if duration < 2 * DAY_S:
+        return f"{duration / 3600:.1f} h"
+    return f"{duration / DAY_S:.0f} days"
+
+
+def budget_lasts(eta_s: float) -> str:
+    """How long a WAL budget lasts; nobody has an idea of what is beyond a month."""
+    return seconds(eta_s) if eta_s < LONG_DAYS * DAY_S else "more than a month"
+
+
+def moment(unix_s: float) -> str:
+    """A time of day, in UTC."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S}Z"

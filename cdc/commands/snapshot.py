@@ -15,6 +15,7 @@ from cdc.commands.invocation import invocation
 from cdc.commands.printing import console, print_json, say
 from cdc.errors import ConfigError, HeadwaterError, WaitTimeout
 from cdc.settings import Settings
+from cdc.terminal import counted
 
 if TYPE_CHECKING:
     from snapshots.requests import Outcome, Requests
@@ -135,7 +136,7 @@ def _print(name: str, table: str, outcome: Outcome, as_json: bool, running: bool
         facts = {"request": name, "table": table, "state": outcome.state, "rows": outcome.rows, "capture_runs": running}
         print_json(facts)
     elif outcome.state == "done":
-        say(f"{table}: {outcome.rows} rows are in the log")
+        say(f"{table}: {counted(outcome.rows, 'row')} read into the log")
     else:
         later = "" if running else "; capture does not run, it is taken up when it does (cdc run)"
         say(f"{table}: queued as {name}{later}")

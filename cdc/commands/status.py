@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from cdc.commands.invocation import invocation, open_log
-from cdc.commands.printing import console, line, print_json, seconds, size, table_of
-from cdc.terminal import visible
+from cdc.commands.printing import budget_lasts, console, line, moment, print_json, seconds, size, table_of
+from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
     from cdc.report import CaptureReport, FollowerReport, Report, SourceReport
 
-_WATCH_S = 1.0
+WIDE_COLUMNS: Final = 120
+_WIDE: Final = ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside")
+_NARROW: Final = ("store", "state", ">behind", ">seconds", ">rows/s", ">set aside")
+"""Where there is no room for more; the rest is in --json and on the page."""
+_WATCH_S: Final = 1.0
 
 
 def status(
@@ -38,35 +42,45 @@ def status(
     try:
         if not watch:
             report = gather(settings, reader, probe)
-            print_json(report.to_json()) if as_json else out.print(_shown(report, plain=not out.is_terminal))
+            print_json(report.to_json()) if as_json else out.print(_shown(report, None if not out.is_terminal else out.width))
             return
         if as_json or not out.is_terminal:
             while True:
                 report = gather(settings, reader, probe)
-                print_json(report.to_json()) if as_json else out.print(_shown(report, plain=True))
+                print_json(report.to_json()) if as_json else out.print(_shown(report, None))
                 time.sleep(_WATCH_S)
         with Live(console=out, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_shown(gather(settings, reader, probe), plain=False), refresh=True)
+                live.update(_shown(gather(settings, reader, probe), out.width), refresh=True)
                 time.sleep(_WATCH_S)
     finally:
         probe.close()
 
 
-def _shown(report: Report, *, plain: bool) -> RenderableType:
-    if plain:
+def _shown(report: Report, width: int | None) -> RenderableType:
+    """The report for a terminal of this many columns; as plain lines where it is none."""
+    if width is None:
         return Text("\n".join(map(visible, lines(report))))
+    wide = width >= WIDE_COLUMNS
+    heads = _WIDE if wide else _NARROW
+    rows = [[cell for head, cell in zip(_WIDE, _cells(follower), strict=True) if head in heads] for follower in report.followers]
     return Group(
-        *(line(one) for one in (_source_line(report.source), _capture_line(report.capture), _log_line(report))),
-        *(line(one) for one in _snapshot_lines(report.capture)),
+        *(_indented(one) for one in (_source_line(report.source), _capture_line(report.capture), _log_line(report))),
+        *(_indented(one) for one in (*_snapshot_lines(report.capture), *_loading_lines(report))),
         Text(""),
-        table_of(
-            "stores",
-            ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside"),
-            [_cells(follower) for follower in report.followers],
-        ),
-        *(line(f"! {problem}", "red") for problem in report.problems),
+        table_of("stores", heads, rows),
+        *(_indented(f"! {problem}", "red") for problem in report.problems),
     )
+
+
+def _indented(text: str, style: str = "") -> Table:
+    """One line, and what of it does not fit under it, further in."""
+    label, _, rest = text.partition(" ")
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(line(label, style or "bold"), line(rest, style))
+    return grid
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -77,16 +91,21 @@ def lines(report: Report) -> Iterator[str]:
     yield _log_line(report)
     for follower in report.followers:
         lag = follower.lag
-        behind = f"{lag.changes} changes, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
+        behind = f"{counted(lag.changes, 'change')}, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
         yield f"follower {follower.store} ({follower.kind}): {_state(follower)} at {follower.position}, {behind}, {follower.dead} set aside"
+    yield from _loading_lines(report)
+    for process in report.processes:
+        yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {counted(process.restarts, 'restart')}"
+    for problem in report.problems:
+        yield f"! {problem}"
+
+
+def _loading_lines(report: Report) -> Iterator[str]:
+    for follower in report.followers:
         if (far := follower.catch_up) is not None:
             left = f", about {seconds(far.eta_s)} left" if far.eta_s is not None else ""
             share = 100 * far.done // far.total
             yield f"loading {follower.store}: {share} %, {far.done} of {far.total} changes, {far.rows_per_s:.0f}/s{left}"
-    for process in report.processes:
-        yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {process.restarts} restarts"
-    for problem in report.problems:
-        yield f"! {problem}"
 
 
 def _cells(follower: FollowerReport) -> tuple[str, ...]:
@@ -114,8 +133,9 @@ def _source_line(source: SourceReport) -> str:
         return f"source {source.address}: unreachable"
     if not slot.exists:
         return f"source {source.address}: at {slot.server_lsn}, no slot {slot.name!r} yet"
-    budget = "no limit" if slot.safe_wal_bytes is None else f"{size(slot.safe_wal_bytes)} left"
-    eta = f", for {seconds(slot.budget_eta_s)} at the present rate" if slot.budget_eta_s is not None else ""
+    unlimited = "no limit" if slot.wal_status != "lost" else "used up"
+    budget = unlimited if slot.safe_wal_bytes is None else f"{size(slot.safe_wal_bytes)} left"
+    eta = f", for {budget_lasts(slot.budget_eta_s)} at the present rate" if slot.budget_eta_s is not None else ""
     return (
         f"source {source.address}: at {slot.server_lsn}, slot {slot.name!r} {slot.wal_status}, {'active' if slot.active else 'not read'}, "
         f"{size(slot.lag_bytes)} unconfirmed, {size(slot.held_bytes)} WAL held, WAL budget {budget}{eta}"
@@ -126,7 +146,7 @@ def _capture_line(capture: CaptureReport | None) -> str:
     if capture is None:
         return "capture: never started"
     return (
-        f"capture: {_state(capture)}, received {capture.received_lsn or '-'}, {capture.changes} changes, {capture.changes_per_s:.0f}/s, "
+        f"capture: {_state(capture)}, received {capture.received_lsn or '-'}, {counted(capture.changes, 'change')}, {capture.changes_per_s:.0f}/s, "
         f"confirmed {capture.confirmed_lsn or '-'}"
     )
 
@@ -141,8 +161,8 @@ def _snapshot_lines(capture: CaptureReport | None) -> Iterator[str]:
 
 def _log_line(report: Report) -> str:
     log = report.log
-    when = f", commit of {datetime.fromtimestamp(log.commit_ts, UTC):%Y-%m-%d %H:%M:%S}Z" if log.commit_ts else ""
+    when = f", commit of {moment(log.commit_ts)}" if log.commit_ts else ""
     return (
-        f"log {log.dir}: position {log.position}{when}, {log.rows} changes in {len(log.tables)} tables, {size(log.bytes)}, "
+        f"log {log.dir}: position {log.position}{when}, {counted(log.rows, 'change')} in {counted(len(log.tables), 'table')}, {size(log.bytes)}, "
         f"{size(log.disk_free_bytes)} free"
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -19,6 +20,8 @@ from starlette.types import Receive, Scope, Send
 from cdc.errors import HeadwaterError
 from cdc.http.past import Past, save
 from cdc.report import Report
+
+_log = structlog.get_logger("http")
 
 PERIOD_S: Final = 1.0
 HISTORY_SAMPLES: Final = 310
@@ -89,6 +92,7 @@ class Feed:
         self._readers = 0
         self._ending = False
         self._event: tuple[Report | Failure, bytes] | None = None
+        self._unforeseen: str | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -102,19 +106,30 @@ class Feed:
         async with self._taking:
             if self._latest is not None and time.monotonic() - self._taken_at <= max_age_s:
                 return self._latest
-            try:
-                latest: Report | Failure = await run_in_threadpool(self._take)
-            except HeadwaterError as error:
-                latest = Failure(str(error), error.hint)
+            latest = await self._taken()
             self._latest, self._taken_at = latest, time.monotonic()
-            if isinstance(latest, Report):
-                self._history.append(sample_of(latest))
-                if self._past.take(latest) and self._keep is not None:
-                    await run_in_threadpool(_save, self._keep, self._past.to_json())
         async with self._changed:
             self._version += 1
             self._changed.notify_all()
         return latest
+
+    async def _taken(self) -> Report | Failure:
+        """The report, which is part of the past then; whatever goes wrong, the page lives on and says so."""
+        try:
+            report = await run_in_threadpool(self._take)
+            self._history.append(sample_of(report))
+            if self._past.take(report) and self._keep is not None:
+                await run_in_threadpool(_save, self._keep, self._past.to_json())
+        except HeadwaterError as error:
+            return Failure(str(error), error.hint)
+        except Exception as error:
+            kind = type(error).__name__
+            if kind != self._unforeseen:  # not each second
+                self._unforeseen = kind
+                _log.exception("the report cannot be made")
+            return Failure(f"the report cannot be made: unexpected {kind}", "the log of cdc run shows where")
+        self._unforeseen = None
+        return report
 
     def enter(self) -> bool:
         """Counts one more reader of ``stream``, who has to ``leave``; False when there are too many."""

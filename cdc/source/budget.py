@@ -8,6 +8,8 @@ from typing import Final
 from cdc.source.pins import Pin
 from cdc.source.slot import SlotFacts, lost_message
 
+BUDGET_WARN_BYTES: Final = 1 << 30
+"""Less WAL budget than this is worth a warning at any rate of writing."""
 ALARM_S: Final = 3600.0
 """Less time than this until the budget is used up."""
 
@@ -24,6 +26,20 @@ def budget_eta_s(safe_wal_bytes: int | None, wal_bytes_per_s: float | None) -> f
     if safe_wal_bytes is None or not wal_bytes_per_s:
         return None
     return max(0, safe_wal_bytes) / wal_bytes_per_s
+
+
+def has_plenty(facts: SlotFacts, wal_bytes_per_s: float | None) -> bool:
+    """Whether the server keeps so much more WAL for the slot that nothing need be done yet. Without a limit the disk is one that nobody knows."""
+    if facts.wal_status != "reserved" or facts.safe_wal_bytes is None:
+        return False
+    eta_s = budget_eta_s(facts.safe_wal_bytes, wal_bytes_per_s)
+    return not is_short(facts) and (eta_s is None or eta_s >= ALARM_S)
+
+
+def is_short(facts: SlotFacts) -> bool:
+    """Whether less WAL budget is left than is worth a warning at any rate of writing."""
+    limit = min(BUDGET_WARN_BYTES, (facts.max_keep_bytes or 0) // 2)
+    return facts.safe_wal_bytes is not None and facts.safe_wal_bytes < limit
 
 
 def alarms(facts: SlotFacts, wal_bytes_per_s: float | None, pins: Sequence[Pin]) -> list[str]:
@@ -55,5 +71,6 @@ def alarms(facts: SlotFacts, wal_bytes_per_s: float | None, pins: Sequence[Pin])
             f"nothing reads replication slot {facts.name!r}, which is lost after {facts.idle_timeout_s / 60:.0f} min of that"
             " (idle_replication_slot_timeout) → cdc run"
         )
-    found += [f"an open transaction keeps WAL from being freed: {pin} → {pin.mend}" for pin in pins]
+    if not has_plenty(facts, wal_bytes_per_s):
+        found += [f"an open transaction keeps WAL from being freed: {pin} → {pin.mend}" for pin in pins]
     return found

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
+from cdc.source.budget import is_short
 from cdc.source.capturable import identity_problem, quoted_name, refuse_twins, reserved_problem
 from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.configured import Publishing
@@ -24,10 +25,10 @@ from cdc.source.publication import (
     refuse_unreadable,
 )
 from cdc.source.slot import SlotFacts, lost_message, read_slot, rebuild_hint, refuse_foreign, refuse_unclaimed
+from cdc.terminal import counted
 
 MIN_VERSION: Final = 15
-BUDGET_WARN_BYTES: Final = 1 << 30
-"""Less WAL budget than this is worth a warning at any rate of writing."""
+MONTH_MIN: Final = 31 * 1440
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -185,7 +186,9 @@ def check_table(table: SourceTable, role: RoleFacts, *, computed: bool = False) 
         yield Finding("warn", check, message, "add a primary key")
     if fine:
         yield Finding(
-            "ok", check, f"{len(table.table.columns)} columns, about {table.rows_estimate} rows, identity {_identity(table)}"
+            "ok",
+            check,
+            f"{counted(len(table.table.columns), 'column')}, about {counted(table.rows_estimate, 'row')}, identity {_identity(table)}",
         )
 
 
@@ -236,7 +239,7 @@ def check_publication(
         mend = f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true)"
         yield Finding("fail", "publication", f"{name} publishes partitions under their own names", mend)
     if not missing:
-        yield Finding("ok", "publication", f"{name} covers {len(tables)} tables")
+        yield Finding("ok", "publication", f"{name} covers {counted(len(tables), 'table')}")
 
 
 def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], None]) -> Iterator[Finding]:
@@ -287,8 +290,10 @@ def check_budget(slot: SlotFacts, wal_bytes_per_s: float | None) -> Finding | No
     if not wal_bytes_per_s:
         eta = "no WAL is being written now"
     else:
-        eta = f"{max(0, slot.safe_wal_bytes) / wal_bytes_per_s / 60:.0f} min at the present {wal_bytes_per_s / 1e6:.1f} MB/s"
-    level: Level = "warn" if slot.safe_wal_bytes < min(BUDGET_WARN_BYTES, (slot.max_keep_bytes or 0) // 2) else "ok"
+        minutes = max(0, slot.safe_wal_bytes) / wal_bytes_per_s / 60
+        lasts = "more than a month" if minutes > MONTH_MIN else f"{minutes:.0f} min"
+        eta = f"{lasts} at the present {wal_bytes_per_s / 1e6:.1f} MB/s"
+    level: Level = "warn" if is_short(slot) else "ok"
     mend = "let capture catch up (cdc status), or raise max_slot_wal_keep_size" if level == "warn" else None
     return Finding(level, "wal budget", f"{left} left: {eta}", mend)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cdc import jsonfile
+from cdc import folders, jsonfile
 from cdc.errors import ConfigError, LogCorrupt
 from cdc.model.position import Lsn
 
@@ -55,7 +55,7 @@ def recorded(folder: Path) -> Claim | None:
 
 def record(folder: Path, claim: Claim) -> None:
     """Durable when it returns."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folders.own(folder, "log.dir")
     jsonfile.write(folder / FILE, {"format": _FORMAT, **asdict(claim)})
 
 

@@ -15,6 +15,7 @@ from cdc.source import claim
 from cdc.source.configured import Slot
 from cdc.source.connection import reason
 from cdc.source.pins import read_pins
+from cdc.terminal import counted
 
 PLUGIN: Final = "pgoutput"
 FAILOVER_SINCE: Final = 170_000
@@ -214,7 +215,7 @@ def _refuse_prepared(connection: psycopg.Connection, facts: SlotFacts) -> None:
     rows = connection.execute("select gid from pg_prepared_xacts where database = current_database() order by prepared").fetchall()
     if rows:
         raise SourceError(
-            f"{len(rows)} prepared transactions are open, the oldest is {rows[0][0]!r}",
+            f"{counted(len(rows), 'prepared transaction')} open, the oldest is {rows[0][0]!r}",
             hint="COMMIT PREPARED or ROLLBACK PREPARED them first",
         )
 

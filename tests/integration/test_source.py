@@ -23,6 +23,7 @@ from cdc.source import (
 )
 from cdc.source.checks import Finding, check_source
 from cdc.source.facts import read_facts
+from cdc.source.pins import PinWatch, read_pins
 from snapshots.catalog import load_tables
 from tests.conftest import Database
 
@@ -263,6 +264,23 @@ def test_a_slot_that_waits_for_a_transaction_names_it(sql: Connection, postgres:
         ensure_slot(sql, source(postgres), create=True, timeout_s=0.5)
     open_transaction.rollback()
     assert ensure_slot(sql, source(postgres), create=True).exists
+
+
+def test_a_role_that_cannot_see_a_transaction_s_age_takes_it_for_new(sql: Connection, postgres: Database) -> None:
+    role = f"r_{postgres.name}"
+    sql.execute(f"create role {role} login replication")
+    settings = source(postgres)
+    with postgres.connect(autocommit=False) as held, connect(postgres.server.dsn(postgres.name, user=role)) as limited:
+        held.execute("select pg_current_xact_id()")
+        pid = held.info.backend_pid
+        assert pid in [pin.pid for pin in read_pins(limited, least_s=0, most=1000)]
+        assert pid not in [pin.pid for pin in read_pins(limited, most=1000)]
+        found = list(check_source(limited, settings, log_has_begun=False))
+        assert not [finding for finding in found if finding.check == "open transaction" and f"pid {pid}," in finding.message]
+        watch = PinWatch(clock=iter((0.0, 301.0)).__next__)
+        assert pid not in [pin.pid for pin in watch.look(limited)]
+        assert (pid, 301, True) in [(pin.pid, pin.age_s, pin.at_least) for pin in watch.look(limited)]
+    sql.execute(f"drop role {role}")
 
 
 # What doctor finds

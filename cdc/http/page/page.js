@@ -175,7 +175,7 @@ function drawBudget(slot) {
   if (slot.wal_status === "lost") say("budget-note", "lost: Postgres has removed WAL that was still needed");
   else if (danger) say("budget-note", "in danger: the next checkpoint may remove WAL that is needed");
   else if (slot.budget_eta_s == null) say("budget-note", `${bytes(left)} left`);
-  else say("budget-note", `${bytes(left)} left: lasts ${duration(slot.budget_eta_s)} if nothing were confirmed`);
+  else say("budget-note", `${bytes(left)} left: lasts ${slot.budget_eta_s > 31 * 86400 ? "more than a month" : duration(slot.budget_eta_s)} if nothing were confirmed`);
 }
 
 function drawLog() {

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -101,6 +103,28 @@ def test_an_unforeseen_error_shows_its_type_and_place_and_no_value(
     if not screen.isatty():
         [entry] = [json.loads(line) for line in said.splitlines()]
         assert "exc_info" not in entry
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_task_that_nobody_waited_for_shows_no_value(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", screen)
+    configure_logs()
+
+    async def scene() -> None:
+        async def failing() -> None:
+            fails()
+
+        task = asyncio.create_task(failing())
+        await asyncio.sleep(0)
+        assert task.done()
+        del task
+        gc.collect()
+
+    asyncio.run(scene())
+    said = screen.getvalue()
+    assert "Task exception was never retrieved" in said
+    assert "ValueError" in said
+    assert CANARY not in said
 
 
 def test_debug_shows_what_it_says_and_still_no_variables(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -10,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 from starlette.testclient import TestClient
 
+from cdc.commands.logs import configure_logs
 from cdc.errors import LogCorrupt, SourceError, Stopped, StopState, WaitTimeout
 from cdc.http import app as port
 from cdc.http.events import PERIOD_S, Feed
@@ -121,6 +124,58 @@ def test_metrics_in_both_formats(client: Callable[..., TestClient]) -> None:
         newer = asked.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
         assert newer.headers["content-type"].startswith("application/openmetrics-text")
         assert newer.text.endswith("# EOF\n")
+
+
+def test_an_unforeseen_error_ends_neither_the_feed_nor_an_answer(
+    client: Callable[..., TestClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails = [True]
+
+    def take() -> Report:
+        if fails[0]:
+            raise ValueError("canary-row-value")
+        return reports.healthy()
+
+    configure_logs()
+    try:
+        with client(take) as asked:
+            answer = asked.get("/v1/status")
+            assert answer.status_code == 503
+            assert answer.json()["error"] == "the report cannot be made: unexpected ValueError"
+            assert asked.get("/readyz").status_code == 503
+            assert "event: failure" in first_events(asked, 3)[2]
+            fails[0] = False
+            deadline = time.monotonic() + 60
+            while asked.get("/v1/status").status_code != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert asked.get("/readyz").status_code == 200
+    finally:
+        structlog.reset_defaults()
+    said = capsys.readouterr().err
+    assert "canary" not in said
+    assert said.count("the report cannot be made") == 1
+
+
+def test_the_feed_goes_on_by_itself_after_an_unforeseen_error() -> None:
+    async def scene() -> None:
+        asked: list[int] = []
+
+        def take() -> Report:
+            asked.append(1)
+            if len(asked) == 1:
+                raise TypeError("canary-row-value")
+            return reports.healthy()
+
+        feed = Feed(take)
+        running = asyncio.create_task(feed.run())
+        while len(asked) < 2 and not running.done():
+            await asyncio.sleep(0.01)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
 
 
 def first_events(asked: TestClient, number: int) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.position import Lsn
 from cdc.source.budget import alarms
-from cdc.source.pins import Pin
+from cdc.source.pins import Pin, PinWatch
 from cdc.source.slot import SlotFacts
 
 MB = 2**20
@@ -48,3 +48,41 @@ def test_open_transactions_are_named_with_what_ends_them() -> None:
     assert "pid 71, xid 900, 4000 s old, 'psql' → select pg_terminate_backend(71)" in session
     assert "prepared transaction 'transfer-7', xid 901, 400 s old → COMMIT PREPARED or ROLLBACK PREPARED it" in prepared
     assert "pid 72, xid 902 → " in unseen
+
+
+OLD = [Pin(71, "900", 4000, "psql", None)]
+GB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("facts", "rate", "alarmed"),
+    [
+        ({"safe_wal_bytes": int(2.1 * GB), "max_keep_bytes": 4 * GB}, 0.0, False),
+        ({"safe_wal_bytes": int(2.1 * GB), "max_keep_bytes": 4 * GB}, None, False),
+        ({"safe_wal_bytes": int(2.1 * GB), "max_keep_bytes": 4 * GB}, 10.0 * MB, True),  # for four minutes only
+        ({"safe_wal_bytes": GB // 2, "max_keep_bytes": 4 * GB}, 0.0, True),
+        ({"safe_wal_bytes": 3 * GB, "max_keep_bytes": 4 * GB, "wal_status": "extended"}, 0.0, True),
+        ({"safe_wal_bytes": None}, 0.0, True),  # no limit: the disk is one
+    ],
+)
+def test_an_open_transaction_endangers_no_slot_that_has_plenty_of_budget(
+    facts: dict[str, object], rate: float | None, alarmed: bool
+) -> None:
+    found = alarms(slot(**facts), rate, OLD)
+    assert any("pg_terminate_backend" in line for line in found) is alarmed
+
+
+def test_a_transaction_whose_age_cannot_be_seen_is_old_once_it_has_been_watched_for_long() -> None:
+    now = [0.0]
+    watch = PinWatch(clock=lambda: now[0])
+    unseen, seen = Pin(72, "902", None, "app", None), Pin(71, "900", 900, "psql", None)
+    assert watch.judge([seen, unseen]) == [seen]
+    now[0] = 299.0
+    assert watch.judge([unseen]) == []
+    now[0] = 301.0
+    (old,) = watch.judge([unseen])
+    assert "pid 72, xid 902, at least 301 s old, 'app'" in str(old)
+    now[0] = 302.0
+    assert watch.judge([Pin(72, "903", None, "app", None)]) == []  # the next statement of the same session
+    now[0] = 900.0
+    assert watch.judge([unseen]) == []  # it was not there in between

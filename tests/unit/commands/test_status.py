@@ -1,0 +1,72 @@
+"""What `cdc status` shows of a report."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cdc.commands.printing import budget_lasts
+from cdc.commands.status import _shown, lines
+from cdc.report import Report, SourceReport
+from tests.unit.http import reports
+
+
+def busy() -> Report:
+    """Everything is large, and something is wrong."""
+    report = reports.stopped()
+    followers = tuple(
+        replace(
+            reports.follower(name, kind, position=1_234_567_890, written=987_654_321, behind=12_345_678, lag_s=7_654.0),
+            rows_per_s=123_456.0,
+            dead=12_345,
+        )
+        for name, kind in (("search", "opensearch"), ("board", "redis"), ("warehouse", "iceberg"))
+    )
+    return replace(report, followers=followers)
+
+
+def screen(report: Report, columns: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=columns, force_terminal=True, color_system=None, markup=False).print(_shown(report, columns))
+    return out.getvalue().split("\n")
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120, 200])
+def test_it_can_be_read_on_a_terminal_of_any_width(columns: int) -> None:
+    shown = screen(busy(), columns)
+    assert max(map(len, shown)) <= columns
+    at = next(number for number, one in enumerate(shown) if one.startswith("store "))
+    head, rows = shown[at], shown[at + 1 : at + 4]
+    assert [row.split()[0] for row in rows] == ["search", "board", "warehouse"]
+    assert head.split()[-2:] == ["set", "aside"]
+    for row in rows:
+        assert "following" in row
+        for value in ("12345678", "2.1 h", "123456", "12345"):
+            assert value in row
+
+
+def test_lines_that_do_not_fit_go_on_further_in() -> None:
+    shown = screen(busy(), 80)
+    source = next(number for number, one in enumerate(shown) if one.startswith("source "))
+    assert shown[source + 1].startswith(" " * 7)
+    assert any(one.startswith("! ") for one in shown)
+
+
+@pytest.mark.parametrize(("eta_s", "shown"), [(90.0, "90.0 s"), (5 * 86_400.0, "5 days"), (5768 * 86_400.0, "more than a month")])
+def test_how_long_the_budget_lasts(eta_s: float, shown: str) -> None:
+    assert budget_lasts(eta_s) == shown
+    report = reports.healthy()
+    slot = report.source.slot
+    assert slot is not None
+    source = SourceReport(True, None, "h", replace(slot, budget_eta_s=eta_s))
+    assert f"for {shown} at the present rate" in next(iter(lines(replace(report, source=source))))
+
+
+def test_one_is_no_plural() -> None:
+    report = reports.healthy()
+    [table, *_] = report.log.tables
+    text = "\n".join(lines(replace(report, log=replace(report.log, tables=(table,), rows=1))))
+    assert ", 1 change in 1 table," in text
