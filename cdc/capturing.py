@@ -116,8 +116,12 @@ def _capture(
                 now = preparation.run()
                 if coordinator is None:
                     evolving.start()
-                    coordinator = SnapshotCoordinator(settings.source, feed, progress, Requests(settings.log.dir), stop)
+                    coordinator = SnapshotCoordinator(
+                        settings.source, feed, progress, Requests(settings.log.dir), stop, refused=evolving.refused
+                    )
                     meter.loaded, meter.paused = partial(_loaded, coordinator), partial(_paused, coordinator)
+                    meter.passed_over = evolving.refused
+                    meter.refused = partial(_refused, evolving, coordinator)
                     coordinator.start()
                     watch.start()
                 _stream_once(
@@ -196,6 +200,11 @@ def _pause(seconds: float, meter: Meter, stop: threading.Event) -> None:
 
 def _loaded(coordinator: SnapshotCoordinator) -> bool:
     return coordinator.finished
+
+
+def _refused(evolving: Evolving, coordinator: SnapshotCoordinator) -> list[str]:
+    told = [f"table {one.table} is not captured: it {one.problem} → {one.hint}" for one in evolving.refused().values()]
+    return sorted(told + [f"cannot be read: {problem.line()}" for problem in coordinator.unreadable])
 
 
 def _paused(coordinator: SnapshotCoordinator) -> str | None:

@@ -99,6 +99,7 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
         snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in told.snapshot),
         updated_at=told.updated_at,
         snapshot_paused=told.snapshot_paused,
+        refused=tuple(told.refused),
     )
 
 
@@ -184,6 +185,8 @@ def _part_problems(
         problems.append("capture does not run → cdc run")
     elif capture.error and capture.stop is None:
         problems.append(f"capture is {capture.state}: {capture.error}")
+    if capture is not None and capture.alive:
+        problems += capture.refused
     for follower in followers:
         if not follower.alive and follower.stop is None:
             problems.append(f"follower {follower.store} does not run → cdc run")

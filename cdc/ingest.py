@@ -139,6 +139,8 @@ class Ingest:
             return  # the log's own end, sent again
         if group.watermark is not None:
             chunk = self._feed.chunk_at(group.watermark) or ()
+            if chunk and table_of(chunk[0].schema).oid in self._decoder.schema.passed_over:
+                chunk = ()  # the stream does not know yet that it can be captured again, and lets it be read again when it does
             for batch in place([*self._entering(chunk), *chunk], self._writer.next_position, end_lsn, commit_ts_us):
                 self._writer.append(batch)
                 self._memory.learn(batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,10 @@ class Meter:
         """Whether every selected table is in the log."""
         self.paused: Callable[[], str | None] = lambda: None
         """Why the snapshot stands still, if it does."""
+        self.passed_over: Callable[[], Collection[int]] = tuple
+        """Tables (OIDs) that cannot be captured as they are defined now."""
+        self.refused: Callable[[], list[str]] = list
+        """The selected tables that are not captured, or cannot be read: one line each, with what helps."""
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -43,8 +47,9 @@ class Meter:
         if now - then >= 2 * STATUS_S:
             self.status.changes_per_s = (self.status.changes - changes) / (now - then)
             self._counted = (now, self.status.changes)
-        self.status.snapshot = self._progress.tables()
+        self.status.snapshot = self._progress.tables(without=self.passed_over())
         self.status.snapshot_paused = self.paused()
+        self.status.refused = self.refused()
         self.status.alarms = list(self.alarms.current) if self.alarms else []
         if not self.loaded():
             self.status.complete_position = None

@@ -15,7 +15,8 @@
                [{``pid``, ``xid``, ``age_s``, ``application``, ``gid`` (of a prepared one)}]
 ``capture``    null before its first start, else {``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``,
                ``received_lsn``, ``confirmed_lsn``, ``changes``, ``changes_per_s``, ``wire_bytes``, ``snapshot``: [{``table``, ``done``,
-               ``total``, ``finished``}], ``snapshot_paused`` (why reading tables stands still, or null), ``updated_at``}
+               ``total``, ``finished``}], ``snapshot_paused`` (why reading tables stands still, or null), ``updated_at``,
+               ``refused`` (one line for each selected table that is not captured: why → what helps)}
 ``log``        {``dir``, ``position``, ``commit_lsn``, ``commit_ts``, ``rows``, ``bytes`` (on disk), ``disk_free_bytes``, ``tables``: [{``name``,
                ``rows``, ``bytes``, ``first``, ``last``}]}
 ``followers``  [{``store``, ``kind``, ``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``, ``lag``:
@@ -87,6 +88,8 @@ class CaptureReport:
     updated_at: float
     snapshot_paused: str | None = None
     """Why reading tables stands still now."""
+    refused: tuple[str, ...] = ()
+    """The selected tables that are not captured, or cannot be read: which, why → what helps."""
 
 
 @dataclass(frozen=True, slots=True)

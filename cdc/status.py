@@ -50,6 +50,8 @@ class CaptureStatus:
     snapshot: list[TableProgress] = field(default_factory=list)
     snapshot_paused: str | None = None
     """Why reading tables stands still now."""
+    refused: list[str] = field(default_factory=list)
+    """The selected tables that are not captured, or cannot be read, one line each: which, why, and what helps."""
     alarms: list[str] = field(default_factory=list)
     """What endangers the slot's WAL, one line each with what helps, as capture saw it last."""
     updated_at: float = 0.0

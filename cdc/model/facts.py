@@ -59,6 +59,8 @@ class Publishing:
     """The catalog rows by which the table is in the publication: others after it was taken out and put back."""
     version: str = ""
     """Three words: the version of the publication's row, its owner, its options (such as which kinds of changes it publishes)."""
+    refused: bool = False
+    """The table cannot be captured as it is defined: it was taken out of the publication for that, or is passed over in the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Facts:
                 publishing["row_filter"],
                 tuple(publishing["ways"]),
                 str(publishing["version"]),
+                bool(publishing.get("refused")),
             ),
             attached=bool(raw["attached"]),
         )
@@ -131,6 +134,7 @@ class Facts:
                 "row_filter": publishing.row_filter,
                 "ways": list(publishing.ways),
                 "version": publishing.version,
+                "refused": publishing.refused,
             },
         }
 
@@ -155,6 +159,10 @@ class Facts:
             tuple(Column(c.name, c.type_oid, c.typmod, c.type_name, key=c.attnum in key, attnum=c.attnum) for c in columns),
             self.identity,
         )
+
+    @property
+    def refused(self) -> bool:
+        return self.publishing is not None and self.publishing.refused
 
     def with_leaf(self, leaf: int) -> Self:
         """Rows have come out of this partition, of which nothing else is known."""

@@ -17,7 +17,9 @@ from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import Position
 from cdc.source import facts as catalog
 from cdc.source import identity
+from cdc.source.aside import load_aside, save_aside
 from cdc.source.membership import Membership
+from cdc.source.trigger import SetAside
 from snapshots.catalog import SourceTable
 from snapshots.progress import SnapshotProgress
 from snapshots.requests import Outcome, Request, Requests
@@ -75,6 +77,7 @@ ARTEFACTS = [
     Artefact("snapshot.json", progress, lambda folder: SnapshotProgress(folder)._records),
     Artefact("source.json", source, identity.recorded),
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
+    Artefact("aside.json", lambda folder: save_aside(folder, {16384: SetAside(None, again=False)}), load_aside),
     Artefact("dropped.json", lambda folder: save_dropped(folder, {"public.users": frozenset({"note", "pay"})}), load_dropped),
     Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
     Artefact("snapshot request", request, lambda folder: list(Requests(folder).pending().values())),
@@ -132,7 +135,7 @@ def test_json_of_another_shape(artefact: Artefact, shape: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "name", ["snapshot.json", "source.json", "catalog.json", "dropped.json", "reload.json", "snapshot request"]
+    "name", ["snapshot.json", "source.json", "catalog.json", "aside.json", "dropped.json", "reload.json", "snapshot request"]
 )
 def test_a_good_checksum_over_another_format_or_lacking_entries(name: str, tmp_path: Path) -> None:
     [artefact] = [artefact for artefact in ARTEFACTS if artefact.name == name]
