@@ -107,7 +107,7 @@ def _capture(
     preparation = Preparation(settings.source, settings.log.dir, writer, memory, progress, protection)
     poison = Poison()
     watch = Alarms(settings.source.dsn, settings.source.slot, stop)
-    meter.alarms, meter.left_out = watch, evolving.left_out
+    meter.alarms = watch
     attempts = 0
     now: Identity | None = None
     streaming = settings.source.streaming
@@ -120,8 +120,12 @@ def _capture(
                 now = preparation.run()
                 if coordinator is None:
                     evolving.start()
-                    coordinator = SnapshotCoordinator(settings.source, feed, progress, Requests(settings.log.dir), stop)
+                    coordinator = SnapshotCoordinator(
+                        settings.source, feed, progress, Requests(settings.log.dir), stop, refused=evolving.refused
+                    )
                     meter.loaded, meter.paused = partial(_loaded, coordinator), partial(_paused, coordinator)
+                    meter.passed_over = evolving.refused
+                    meter.left_out = partial(_left_out, evolving, coordinator)
                     coordinator.start()
                     watch.start()
                 _stream_once(
@@ -206,6 +210,13 @@ def _pause(seconds: float, meter: Meter, stop: threading.Event) -> None:
 
 def _loaded(coordinator: SnapshotCoordinator) -> bool:
     return coordinator.finished
+
+
+def _left_out(evolving: Evolving, coordinator: SnapshotCoordinator) -> list[str]:
+    """What of the selected tables does not reach the log, one line each with what helps."""
+    told = [f"table {one.table} is not captured: it {one.problem} → {one.hint}" for one in evolving.refused().values()]
+    unread = [f"cannot be read: {problem.line()}" for problem in coordinator.unreadable]
+    return sorted([*told, *unread, *evolving.left_out()])
 
 
 def _paused(coordinator: SnapshotCoordinator) -> str | None:

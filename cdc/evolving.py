@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +20,13 @@ from cdc.model.facts import Facts
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import Source as SourceSettings
+from cdc.source.aside import find_aside, load_aside, save_aside
 from cdc.source.facts import load_facts, read_facts, save_facts
 from cdc.source.kin import Undecided
 from cdc.source.membership import table_unpublished
-from cdc.source.watch import CatalogWatch, trigger_password
+from cdc.source.problems import Refusal
+from cdc.source.trigger import SetAside, trigger_password
+from cdc.source.watch import CatalogWatch
 
 _log = structlog.get_logger("capture")
 
@@ -58,9 +61,17 @@ class Evolving:
         facts = load_facts(self._folder)
         with source.connect(dsn) as connection:
             self._remember_first(connection, tables, facts)
+            aside = find_aside(connection, self._settings.publication, self._folder)
+        out = {oid: told for oid, told in aside.items() if told.entry is None}
         known = {*facts, *(table.oid for table in tables.values())}
-        self._watch = CatalogWatch(self._settings, known, self._password, self._stop, self._fail, self._undecided)
+        self._watch = CatalogWatch(
+            self._settings, known, self._password, self._stop, self._fail, self._undecided, out=out, remember=self._remember_aside
+        )
         self._watch.start()
+
+    def refused(self) -> Mapping[int, Refusal]:
+        """The selected tables (by OID) that are not captured, and why; from any thread."""
+        return {} if self._watch is None else self._watch.refused
 
     def join(self) -> None:
         """After ``stop`` was set."""
@@ -82,6 +93,7 @@ class Evolving:
             ended=ended,
             facts=load_facts(self._folder),
             passwords=[password for password in (self._password, trigger) if password],
+            publication=self._settings.publication,
             wanted=partial(matches, self._settings.tables),
             logged=self._logged,
             look=self._watch.look_soon,
@@ -101,6 +113,10 @@ class Evolving:
         if new:
             facts.update((found.oid, found) for found in new)
             save_facts(self._folder, facts)
+
+    def _remember_aside(self, out: Mapping[int, SetAside]) -> None:
+        """Whatever was taken out since the last start: what has come back needs to be known until then (``cdc.source.aside``)."""
+        save_aside(self._folder, {**load_aside(self._folder), **out})
 
     def _ask(self, catalog: psycopg.Connection, oid: int) -> Facts | None:
         found = read_facts(catalog, self._settings.publication, [oid])

@@ -159,6 +159,8 @@ class Ingest:
         if end_lsn <= self._writer.head.commit_lsn:
             return  # the log's own end, sent again
         chunk = self._feed.chunk_at(group.watermark) if group.watermark is not None else None
+        if chunk and table_of(chunk[0].schema).oid in self._decoder.schema.passed_over:
+            chunk = []  # the stream does not know yet that it can be captured again, and lets it be read again when it does
         if chunk is not None:
             for batch in place([*self._entering(chunk), *chunk], self._writer.next_position, end_lsn, commit_ts_us):
                 self._writer.append(batch)

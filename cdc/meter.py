@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,8 @@ class Meter:
         """What of the selected tables does not reach the log."""
         self.log_alarm: Callable[[], str | None] = lambda: None
         """What the log's disk refuses, if it does."""
+        self.passed_over: Callable[[], Collection[int]] = tuple
+        """Tables (OIDs) that cannot be captured as they are defined now."""
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -53,7 +55,7 @@ class Meter:
         if now - then >= 2 * STATUS_S:
             self.status.changes_per_s = (self.status.changes - changes) / (now - then)
             self._counted = (now, self.status.changes)
-        self.status.snapshot = self._progress.tables()
+        self.status.snapshot = self._progress.tables(without=self.passed_over())
         self.status.snapshot_paused = self.paused()
         self.status.left_out = list(self.left_out())
         self.status.log_alarm = self.log_alarm()

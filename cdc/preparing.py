@@ -7,7 +7,7 @@ point: nothing is recorded before what it says is so.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from cdc.model.selection import matches
 from cdc.privacy import Protection
 from cdc.settings import Source as SourceSettings
 from cdc.source import identity
+from cdc.source.aside import excused, find_aside, load_aside, save_aside, withheld
 from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.connection import address
 from cdc.source.facts import load_facts
@@ -77,14 +78,18 @@ class Preparation:
             published = read_membership(connection, self._settings.publication)
             # Asked after that: a table that is dropped in between must not look as if it had left the publication.
             tables = find_tables(connection)
-            out = self._out_of_publication(published, tables, known, reload)
-            self._publish(connection, tables)
+            aside = find_aside(connection, self._settings.publication, self._folder)
+            out = self._out_of_publication(published, tables, known, reload, excused(aside, published))
+            self._publish(connection, tables, withheld(aside))
             if known is None or (reload and reload.whole):
                 now = self._begin(connection, known, found, reload)
             else:
                 now = self._go_on(connection, known, found, history)
                 if out:
                     self._read_again(out)
+            if not self._begun:  # else the catalog's thread writes to the file
+                here = now.membership.tables
+                save_aside(self._folder, {oid: told for oid, told in load_aside(self._folder).items() if oid not in here})
             if reload is not None:
                 crashpoint("capture.reload_prepared")
                 reloading.carried_out(self._folder)
@@ -167,9 +172,15 @@ class Preparation:
         return Identity(system.identifier, system.timeline, system.database, settings.slot, settings.publication, 0, 0)
 
     def _out_of_publication(
-        self, found: Membership, tables: Sequence[SourceTable], known: Identity | None, reload: reloading.Reload | None
+        self,
+        found: Membership,
+        tables: Sequence[SourceTable],
+        known: Identity | None,
+        reload: reloading.Reload | None,
+        excused: Set[int],
     ) -> tuple[int, ...]:
-        """The tables that were, for a while, not published; asked for before anything is put back. Raises Stopped without a request."""
+        """The tables that were, for a while, not published; asked for before anything is put back. Raises Stopped without a request, but for
+        tables (OIDs) that are ``excused``."""
         if known is None or (reload and reload.whole):
             return ()
         wanted = {table.table.oid for table in select_tables(tables, self._settings.tables, begun=True)}
@@ -177,16 +188,16 @@ class Preparation:
         seen = {oid: facts.publishing.ways for oid, facts in load_facts(self._folder).items() if facts.publishing}
         membership = known.membership.seen(seen)
         if reload is None:
-            check_membership(self._settings.publication, membership, found, wanted)
+            check_membership(self._settings.publication, membership, found, wanted - excused)
             return ()
         return membership.interrupted(found, wanted)
 
-    def _publish(self, connection: psycopg.Connection, tables: Sequence[SourceTable]) -> None:
+    def _publish(self, connection: psycopg.Connection, tables: Sequence[SourceTable], withheld: Collection[int]) -> None:
         settings = self._settings
         begun = identity.recorded(self._folder) is not None
         undecided = self._protection.undecided
         undecided.note_kin(read_kin(connection, undecided.guarded, undecided.kin))
-        source.ensure_publication(connection, settings, self._admissible(connection, tables), begun=begun)
+        source.ensure_publication(connection, settings, self._admissible(connection, tables), begun=begun, withheld=withheld)
         if not self._begun:
             refuse_unreadable(connection, settings.publication, select_tables(tables, settings.tables, begun=True))
             for unknown in misnamed(tables, settings.tables):

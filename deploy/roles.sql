@@ -2,6 +2,8 @@
 --
 --     psql -d DATABASE -v role=cdc -v schema=public -f deploy/roles.sql
 --
+-- With -v publication=NAME where the configuration's source.publication is not "cdc".
+--
 -- Run it as the owner of the tables or as an administrator, once for each schema; it may be run again. Then give the role a password
 -- with \password (or let pg_hba.conf authenticate it otherwise), and a line such as
 --
@@ -17,6 +19,10 @@
 -- line for the database "replication" and none for other databases.
 
 \set ON_ERROR_STOP on
+\if :{?publication}
+\else
+\set publication cdc
+\endif
 
 -- Every name below means the system's own object. A schema that others may create in could hold a function that fits a call better.
 set search_path = pg_catalog, pg_temp;
@@ -49,20 +55,26 @@ begin
     raise exception 'headwater: %', theirs using hint = drop_it;
   end if;
 
-  -- The table may have been another's before, with something on it that runs when it is read or written.
-  perform from pg_class c join pg_namespace n on n.oid = c.relnamespace
-  where n.nspname = 'headwater' and c.relname = 'ddl_password' and not (
-    c.relkind = 'r' and c.relpersistence = 'p' and not c.relispartition and not c.relrowsecurity
-    and c.reltype <> 0 and c.reloftype = 0 and c.relchecks = 0
-    and (select string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || ' ' || a.atthasdef || ' ' || a.attisdropped, ', ')
-         from pg_attribute a where a.attrelid = c.oid and a.attnum > 0) = 'password text false false'
+  -- The tables may have been another's before, with something on them that runs when they are read or written.
+  select string_agg(format('headwater.%I', c.relname), ', ') into theirs
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+  join (values
+    ('ddl_password', 'password text'),
+    ('publications', 'name name'),
+    ('set_aside', 'publication name, relation oid, entry oid, again boolean')) made(name, columns) on made.name = c.relname
+  where n.nspname = 'headwater' and not (
+    c.relkind = 'r' and c.relpersistence = 'p' and not c.relispartition and not c.relrowsecurity and c.reloftype = 0 and c.relchecks = 0
+    and made.columns = (
+      select string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' order by a.attnum)
+      from pg_attribute a where a.attrelid = c.oid and a.attnum > 0)
+    and not exists (select from pg_attribute a where a.attrelid = c.oid and (a.atthasdef or a.attisdropped))
     and not exists (select from pg_trigger t where t.tgrelid = c.oid)
     and not exists (select from pg_rewrite w where w.ev_class = c.oid)
     and not exists (select from pg_policy p where p.polrelid = c.oid)
     and not exists (select from pg_inherits i where c.oid in (i.inhrelid, i.inhparent))
     and not exists (select from pg_index x where x.indrelid = c.oid and not x.indisprimary));
-  if found then
-    raise exception 'headwater: headwater.ddl_password is not the table that this file makes' using hint = drop_it;
+  if theirs is not null then
+    raise exception 'headwater: not what this file makes: %', theirs using hint = drop_it;
   end if;
 end
 $check$;
@@ -86,20 +98,30 @@ select format('grant select on all tables in schema %I to %I', :'schema', :'role
 select format('alter default privileges in schema %I grant select on tables to %I', :'schema', :'role') \gexec
 
 -- A publication can be made only by the tables' owner. `cdc doctor` prints the exact statement for the tables of your cdc.toml;
--- this one takes every table of the schema that has a primary key (partitions come with their root).
+-- this one takes every table of the schema that has a primary key (partitions come with their root, children by INHERITS for themselves). A key with a
+-- generated column is none here: it cannot be published before version 18, and from then on only on request.
 select format(
-           'create publication cdc for table %s with (publish_via_partition_root = true)',
-           string_agg(format('%I.%I', n.nspname, c.relname), ', ' order by c.relname))
+           'create publication %I for table %s with (publish_via_partition_root = true)', :'publication',
+           string_agg(format('only %I.%I', n.nspname, c.relname), ', ' order by c.relname))
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 join pg_index i on i.indrelid = c.oid and i.indisprimary and i.indisvalid and i.indimmediate
 where n.nspname = :'schema' and c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition
-  and c.relreplident in ('d', 'f', 'i') and not exists (select from pg_publication where pubname = 'cdc')
+  and not exists (select from pg_publication where pubname = :'publication')
+  and not exists (select from pg_attribute a where a.attrelid = c.oid and a.attnum = any (i.indkey::int2[]) and a.attgenerated <> '')
+  and not exists (
+    select from pg_partition_tree(c.oid) tree join pg_class l on l.oid = tree.relid and tree.isleaf
+    where c.relkind = 'p' and (l.relreplident <> 'd' or l.relpersistence <> 'p' or l.relkind <> 'r'))
+  and c.relreplident = 'd'
 having count(*) > 0 \gexec
 
 -- Definitions. Postgres streams rows, not DDL: this event trigger puts what the catalog says of a changed table into the stream, in the DDL's own
 -- transaction, so that the change takes its place in the log before the first row under it. It needs a superuser; without it Headwater
 -- looks at the catalog every few seconds, which is as sure but later. A failure in it is a warning and never fails the DDL.
+--
+-- It also takes a table out of the publication in the moment in which the table loses what identifies its rows (its key was dropped, it got
+-- a partition without one, ...): Postgres refuses updates and deletes of a published table like that. And it puts the table back once it has an identity again.
+-- It does so with the publications that this file was run for (headwater.publications), and with no other.
 \if :super
 begin;
 -- Not "if not exists": what others make between the look above and now ends this with an error.
@@ -110,6 +132,16 @@ alter schema headwater owner to current_user;
 select 'create table headwater.ddl_password (password text primary key)'
 where not exists (select from pg_class c where c.relnamespace = 'headwater'::regnamespace and c.relname = 'ddl_password') \gexec
 alter table headwater.ddl_password owner to current_user;
+
+-- The publications whose tables are looked after; and the tables that have left one of them, with the catalog row by which they are back (null: they
+-- are out), and whether they can come back as they were: without a column list and a row filter, which may have kept something from being published.
+select 'create table headwater.publications (name name primary key)'
+where not exists (select from pg_class c where c.relnamespace = 'headwater'::regnamespace and c.relname = 'publications') \gexec
+alter table headwater.publications owner to current_user;
+insert into headwater.publications values (:'publication') on conflict do nothing;
+select 'create table headwater.set_aside (publication name, relation oid, entry oid, again boolean not null, primary key (publication, relation))'
+where not exists (select from pg_class c where c.relnamespace = 'headwater'::regnamespace and c.relname = 'set_aside') \gexec
+alter table headwater.set_aside owner to current_user;
 insert into headwater.ddl_password select gen_random_uuid()::text where not exists (select from headwater.ddl_password);
 create or replace function headwater.ddl_facts(relation oid) returns json
 language sql stable set search_path = pg_catalog, pg_temp as $facts$
@@ -167,70 +199,227 @@ json_build_object(
 from pg_class c where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence <> 't'
 $facts$;
 
-create or replace function headwater.ddl_end() returns event_trigger
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $end$
+-- Whether Postgres refuses updates or deletes of rows in the table, or in one of its partitions, with the publication having the table
+-- (CheckCmdReplicaIdentity in execReplication.c, pub_contains_invalid_column in publicationcmds.c).
+create or replace function headwater.ddl_breaks(relation oid, publication oid) returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $breaks$
+select exists (
+  select
+  from pg_publication p
+  cross join pg_class c
+  left join pg_publication_rel entry on entry.prpubid = p.oid and entry.prrelid = c.oid
+  cross join lateral (
+    select c.oid where c.relkind = 'r'
+    union all
+    select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf) leaf(oid)
+  join pg_class l on l.oid = leaf.oid and l.relkind = 'r' and l.relpersistence = 'p'
+  left join pg_index x on x.indrelid = l.oid and x.indisvalid and x.indislive and x.indisunique and x.indimmediate and x.indpred is null
+    and case l.relreplident when 'd' then x.indisprimary when 'i' then x.indisreplident else false end
+  cross join lateral (
+    -- What the identity has and the stream would not: a column list counts by names, as numbers differ from partition to partition.
+    select exists (
+      select from pg_attribute a
+      where a.attrelid = l.oid and a.attnum > 0 and not a.attisdropped
+        and (l.relreplident = 'f' or a.attnum = any ((x.indkey::int2[])[:x.indnkeyatts - 1]))
+        and case when entry.prattrs is not null then l.relreplident = 'f' or not exists (
+                   select from pg_attribute sent
+                   where sent.attrelid = c.oid and sent.attname = a.attname and sent.attnum = any (entry.prattrs::int2[]))
+                 else a.attgenerated <> '' and current_setting('server_version_num')::int >= 180000
+                   and (a.attgenerated = 'v' or (to_jsonb(p) ->> 'pubgencols') is distinct from 's') end) as unsent) identity
+  where p.oid = publication and c.oid = relation and (p.pubupdate or p.pubdelete)
+    and (identity.unsent or l.relreplident <> 'f' and x.indexrelid is null))
+$breaks$;
+
+-- An ALTER PUBLICATION that does not wait long: it needs a lock on the publication, which another transaction keeps to its end, and that one may
+-- come to wait for ours.
+create or replace function headwater.ddl_try(statement text) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $try$
 begin
-  perform pg_logical_emit_message(true, 'headwater.ddl', told.message::text)
-  from (
-    with recursive commands as materialized (
-      select c.classid, c.objid, c.command_tag from pg_event_trigger_ddl_commands() c),
-    types(oid) as (
-      select c.objid from commands c where c.classid = 'pg_type'::regclass
-      union
-      select t.oid from commands c join pg_type t on t.typrelid = c.objid where c.classid = 'pg_class'::regclass
-      union
-      select next.oid from types y cross join lateral (
-        select t.oid from pg_type t where y.oid in (t.typelem, t.typbasetype)
-        union all select x.rngtypid from pg_range x where x.rngsubtype = y.oid
-        union all select x.rngmultitypid from pg_range x where x.rngtypid = y.oid
-        union all select t.oid from pg_attribute b join pg_type t on t.typrelid = b.attrelid
-          where b.atttypid = y.oid and b.attnum > 0 and not b.attisdropped) next(oid)),
-    touched(oid) as (
-      select c.objid from commands c where c.classid = 'pg_class'::regclass
-      union
-      select b.attrelid from types y join pg_attribute b on b.atttypid = y.oid where b.attnum > 0 and not b.attisdropped
-      union
-      select k.oid from commands c join pg_class k on k.relnamespace = c.objid
-      where c.classid = 'pg_namespace'::regclass and c.command_tag = 'ALTER SCHEMA'),
-    roots(oid) as (
+  for attempt in 1 .. 50 loop
+    begin
+      perform set_config('lock_timeout', '5ms', true);
+      execute statement;
+      return true;
+    exception when lock_not_available then
+      perform pg_sleep(0.02);
+    end;
+  end loop;
+  raise warning 'headwater: % could not be done, another transaction has just changed the publication: do it by hand', statement;
+  return false;
+end
+$try$;
+
+-- Takes out of the publications what cannot stay there, and puts back what can come back. touched: the tables that may have changed, with
+-- all that they are partitions of.
+create or replace function headwater.ddl_settle(touched oid[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '0' as $settle$
+declare
+  one record;
+begin
+  for one in
+    select p.oid as publication, p.pubname, c.oid as relation, n.nspname, c.relname, entry.prattrs is null and entry.prqual is null as again
+    from headwater.publications ours
+    join pg_publication p on p.pubname = ours.name
+    join pg_publication_rel entry on entry.prpubid = p.oid
+    join pg_class c on c.oid = entry.prrelid
+    join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = any (touched) and headwater.ddl_breaks(c.oid, p.oid)
+  loop
+    if headwater.ddl_try(format('alter publication %I drop table only %I.%I', one.pubname, one.nspname, one.relname)) then
+      insert into headwater.set_aside values (one.pubname, one.relation, null, one.again)
+      on conflict (publication, relation) do update set entry = null, again = excluded.again;
+    end if;
+  end loop;
+  for one in
+    select p.oid as publication, p.pubname, c.oid as relation, n.nspname, c.relname
+    from headwater.set_aside aside
+    join pg_publication p on p.pubname = aside.publication
+    join headwater.publications ours on ours.name = p.pubname
+    join pg_class c on c.oid = aside.relation
+    join pg_namespace n on n.oid = c.relnamespace
+    where aside.entry is null and aside.again and c.oid = any (touched)
+      and c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition
+      and not exists (select from pg_publication_rel entry where entry.prpubid = p.oid and entry.prrelid = c.oid)
+      and not headwater.ddl_breaks(c.oid, p.oid)
+  loop
+    perform headwater.ddl_try(format('alter publication %I add table only %I.%I', one.pubname, one.nspname, one.relname));
+  end loop;
+end
+$settle$;
+
+-- Which tables are back, by our doing or by somebody else's.
+create or replace function headwater.ddl_back() returns void
+language sql set search_path = pg_catalog, pg_temp as $back$
+update headwater.set_aside aside set entry = entry.oid
+from pg_publication p join pg_publication_rel entry on entry.prpubid = p.oid
+where aside.entry is null and p.pubname = aside.publication and entry.prrelid = aside.relation
+$back$;
+
+-- By publication: the tables among these that are out of it. The stream does not tell that they have left.
+create or replace function headwater.ddl_aside(relations oid[]) returns json
+language sql stable set search_path = pg_catalog, pg_temp as $aside$
+select coalesce(json_object_agg(out.publication, out.tables), '{}')
+from (
+  select aside.publication, json_agg(aside.relation::int8) as tables from headwater.set_aside aside
+  where aside.entry is null and aside.relation = any (relations) group by aside.publication) out
+$aside$;
+
+create or replace function headwater.ddl_end() returns event_trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $end$
+declare
+  roots oid[];
+  look boolean;
+begin
+  with recursive commands as materialized (
+    select c.classid, c.objid, c.command_tag from pg_event_trigger_ddl_commands() c),
+  types(oid) as (
+    select c.objid from commands c where c.classid = 'pg_type'::regclass
+    union
+    select t.oid from commands c join pg_type t on t.typrelid = c.objid where c.classid = 'pg_class'::regclass
+    union
+    select next.oid from types y cross join lateral (
+      select t.oid from pg_type t where y.oid in (t.typelem, t.typbasetype)
+      union all select x.rngtypid from pg_range x where x.rngsubtype = y.oid
+      union all select x.rngmultitypid from pg_range x where x.rngtypid = y.oid
+      union all select t.oid from pg_attribute b join pg_type t on t.typrelid = b.attrelid
+        where b.atttypid = y.oid and b.attnum > 0 and not b.attisdropped) next(oid)),
+  touched(oid) as (
+    select c.objid from commands c where c.classid = 'pg_class'::regclass
+    union
+    select x.indrelid from commands c join pg_index x on x.indexrelid = c.objid where c.classid = 'pg_class'::regclass
+    union
+    select b.attrelid from types y join pg_attribute b on b.atttypid = y.oid where b.attnum > 0 and not b.attisdropped
+    union
+    select k.oid from commands c join pg_class k on k.relnamespace = c.objid
+    where c.classid = 'pg_namespace'::regclass and c.command_tag = 'ALTER SCHEMA')
+  select array(
       select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from touched t join pg_class k on k.oid = t.oid
-      where k.relkind in ('r', 'p') and k.relpersistence <> 't')
-    select json_build_object(
-        'password', (select password from headwater.ddl_password),
-        'look', (select count(*) > 0 from commands where command_tag like '%PUBLICATION'),
-        'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from roots r), '[]')) as message
-    where exists (select from roots) or exists (select from commands where command_tag like '%PUBLICATION')) told;
+      where k.relkind in ('r', 'p') and k.relpersistence <> 't'),
+    (select count(*) > 0 from commands where command_tag like '%PUBLICATION')
+  into roots, look;
+  if roots = '{}' and not look then
+    return;
+  end if;
+  begin
+    if look then
+      perform headwater.ddl_back();
+    end if;
+    perform headwater.ddl_settle(array(
+      select r.oid from unnest(roots) r(oid) union select tree.relid::oid from unnest(roots) r(oid), pg_partition_tree(r.oid) tree));
+  exception when others then
+    raise warning 'headwater: a table without identity may still be in the publication: %', sqlerrm;
+  end;
+  perform pg_logical_emit_message(true, 'headwater.ddl', json_build_object(
+    'password', (select password from headwater.ddl_password),
+    'look', look,
+    'aside', headwater.ddl_aside(roots),
+    'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(roots) r(oid)), '[]'))::text);
 exception when others then
   raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
 end
 $end$;
 
 create or replace function headwater.ddl_drop() returns event_trigger
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $drop$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $drop$
+declare
+  altered oid[];
+  bare oid[];
+  gone oid[];
+  look boolean;
 begin
-  perform pg_logical_emit_message(true, 'headwater.ddl', told.message::text)
-  from (
-    with dropped as materialized (
-      select d.objid, d.objsubid, d.object_type from pg_event_trigger_dropped_objects() d where not d.is_temporary),
-    kept(oid) as (
-      select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from dropped d join pg_class k on k.oid = d.objid
-      where d.object_type = 'table column' and k.relkind in ('r', 'p'))
-    select json_build_object(
-        'password', (select password from headwater.ddl_password),
-        'look', (select count(*) > 0 from dropped where object_type like 'publication%'),
-        'dropped', coalesce((select json_agg(d.objid::int8) from dropped d where d.object_type = 'table' and d.objsubid = 0), '[]'),
-        'tables', coalesce((select json_agg(headwater.ddl_facts(k.oid)) from kept k), '[]')) as message
-    where exists (select from dropped where object_type in ('table', 'table column') or object_type like 'publication%')) told;
+  with dropped as materialized (
+    select d.* from pg_event_trigger_dropped_objects() d where not d.is_temporary),
+  touched(oid) as (
+    select d.objid from dropped d where d.object_type = 'table column'
+    union
+    select to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]))::oid from dropped d where d.object_type = 'table constraint')
+  select array(select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from touched t join pg_class k on k.oid = t.oid
+               where k.relkind in ('r', 'p') and k.relpersistence <> 't'),
+         -- Whose an index was is not known any more.
+         array(select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from pg_class k
+               where k.relreplident = 'i' and k.relkind in ('r', 'p')
+                 and not exists (select from pg_index x where x.indrelid = k.oid and x.indisreplident and x.indisvalid)
+                 and exists (select from dropped d where d.object_type = 'index')),
+         array(select d.objid from dropped d where d.object_type = 'table' and d.objsubid = 0),
+         (select count(*) > 0 from dropped where object_type like 'publication%')
+  into altered, bare, gone, look;
+  begin
+    if look then
+      delete from headwater.set_aside aside where not exists (select from pg_publication p where p.pubname = aside.publication);
+    end if;
+    if gone <> '{}' then
+      delete from headwater.set_aside where relation = any (gone);
+    end if;
+    altered := array(select unnest(altered) union select unnest(bare));
+    perform headwater.ddl_settle(array(
+      select r.oid from unnest(altered) r(oid) union select tree.relid::oid from unnest(altered) r(oid), pg_partition_tree(r.oid) tree));
+  exception when others then
+    raise warning 'headwater: a table without identity may still be in the publication: %', sqlerrm;
+  end;
+  if altered = '{}' and gone = '{}' and not look then
+    return;
+  end if;
+  perform pg_logical_emit_message(true, 'headwater.ddl', json_build_object(
+    'password', (select password from headwater.ddl_password),
+    'look', look,
+    'dropped', coalesce((select json_agg(g.oid::int8) from unnest(gone) g(oid)), '[]'),
+    'aside', headwater.ddl_aside(altered),
+    'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(altered) r(oid)), '[]'))::text);
 exception when others then
   raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
 end
 $drop$;
 
 alter function headwater.ddl_facts(oid) owner to current_user;
+alter function headwater.ddl_breaks(oid, oid) owner to current_user;
+alter function headwater.ddl_try(text) owner to current_user;
+alter function headwater.ddl_settle(oid[]) owner to current_user;
+alter function headwater.ddl_back() owner to current_user;
+alter function headwater.ddl_aside(oid[]) owner to current_user;
 alter function headwater.ddl_end() owner to current_user;
 alter function headwater.ddl_drop() owner to current_user;
 
--- The only rights that others have here are to read the password, given by name. What was granted otherwise, or came from default privileges, goes.
+-- The only rights that others have here are to read these tables, given by name. What was granted otherwise, or came from default privileges, goes.
 do $rights$
 declare
   holder record;
@@ -239,10 +428,10 @@ begin
     with held as (
       select n.nspowner as owner, a.* from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'headwater'
       union all
-      select c.relowner, a.* from pg_class c, aclexplode(c.relacl) a where c.oid = 'headwater.ddl_password'::regclass
+      select c.relowner, a.* from pg_class c, aclexplode(c.relacl) a where c.relnamespace = 'headwater'::regnamespace
       union all
       select c.relowner, a.* from pg_class c join pg_attribute b on b.attrelid = c.oid, aclexplode(b.attacl) a
-      where c.oid = 'headwater.ddl_password'::regclass
+      where c.relnamespace = 'headwater'::regnamespace
       union all
       select p.proowner, a.* from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
       where p.pronamespace = 'headwater'::regnamespace)
@@ -251,17 +440,17 @@ begin
     from held where held.grantee <> held.owner group by held.grantee
   loop
     execute format('revoke all on schema headwater from %s cascade', holder.name);
-    execute format('revoke all on headwater.ddl_password from %s cascade', holder.name);
+    execute format('revoke all on all tables in schema headwater from %s cascade', holder.name);
     execute format('revoke all on all functions in schema headwater from %s cascade', holder.name);
     if holder.reads then
       execute format('grant usage on schema headwater to %s', holder.name);
-      execute format('grant select on headwater.ddl_password to %s', holder.name);
+      execute format('grant select on all tables in schema headwater to %s', holder.name);
     end if;
   end loop;
 end
 $rights$;
 select format('grant usage on schema headwater to %I', :'role') \gexec
-select format('grant select on headwater.ddl_password to %I', :'role') \gexec
+select format('grant select on all tables in schema headwater to %I', :'role') \gexec
 
 drop event trigger if exists headwater_ddl_end;
 create event trigger headwater_ddl_end on ddl_command_end execute function headwater.ddl_end();

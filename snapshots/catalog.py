@@ -15,6 +15,7 @@ from cdc.errors import SourceError
 from cdc.model.selection import matches
 from cdc.model.table import Column, Table
 from cdc.source.capturable import Definition, identity_problem, reserved_problem
+from cdc.source.vanishing import despite_drops
 
 # The stream leaves stored generated columns out before 18; from 18 on pg_publication_tables.attnames says which it sends.
 # A domain's TYPE message names its base type, hence the recursion.
@@ -68,6 +69,10 @@ from unnest(%(oids)s::oid[]) o(oid)
 """
 
 
+class Uncapturable(SourceError):
+    """The table's definition keeps it from being captured; whoever looks at the catalog passes it over (``cdc.source.watch``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What a table is like in one snapshot."""
@@ -110,12 +115,13 @@ class SourceTable:
 def load_tables(connection: psycopg.Connection, patterns: Sequence[str], publication: str) -> list[SourceTable]:
     """The published tables that ``source.tables`` selects, by name. ``connection``: under the pinned settings.
 
-    Raises SourceError, naming the table and the SQL that mends it, when one cannot be read whole.
+    Raises SourceError, naming the table and the SQL that mends it, when one cannot be read whole. One that cannot be captured as it is
+    defined now is among them: it may be another one when it is read.
     """
     found = _load(connection, publication, None)
     chosen = [table for table, _ in found if matches(patterns, table.table)]
     for table, problem in found:
-        if problem is not None and table in chosen:
+        if problem is not None and table in chosen and not isinstance(problem, Uncapturable):
             raise problem
     return chosen
 
@@ -152,7 +158,8 @@ def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str,
 def _load(
     connection: psycopg.Connection, publication: str, oids: Sequence[int] | None
 ) -> list[tuple[SourceTable, SourceError | None]]:
-    rows = connection.execute(_TABLES, {"publication": publication, "oids": None if oids is None else list(oids)}).fetchall()
+    given = {"publication": publication, "oids": None if oids is None else list(oids)}
+    rows = despite_drops(connection, lambda: connection.execute(_TABLES, given).fetchall())
     return [_source_table(row, connection.info.user) for row in rows if row[_READABLE] is not None]
 
 
@@ -192,9 +199,11 @@ def _problem(definition: Definition, whole_key: bool, readable: bool, row_securi
             hint=f"ALTER ROLE {sql.Identifier(role).as_string()} BYPASSRLS",
         )
     if not whole_key:
-        return SourceError(
+        return Uncapturable(
             f"the publication leaves out a key column of table {table.qualified}",
             hint="add the column to the publication's column list",
         )
-    problem = reserved_problem(table) or identity_problem(definition)
-    return None if problem is None else SourceError(f"table {table.qualified} {problem[0]}", hint=problem[1])
+    if (problem := reserved_problem(table)) is not None:
+        return SourceError(f"table {table.qualified} {problem[0]}", hint=problem[1])
+    problem = identity_problem(definition)
+    return None if problem is None else Uncapturable(f"table {table.qualified} {problem[0]}", hint=problem[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -99,13 +99,17 @@ class SnapshotCoordinator:
         stop: Event,
         *,
         log_has_begun: bool = True,
+        refused: Callable[[], Collection[int]] = lambda: (),
     ) -> None:
-        """``log_has_begun``: an earlier process may have been delivered transactions that are not visible yet."""
+        """``log_has_begun``: an earlier process may have been delivered transactions that are not visible yet. ``refused``: tables (OIDs) that
+        cannot be captured as they are defined now: they are passed over, and read from the beginning once they can."""
         self._source = source
         self._feed = feed
         self._progress = progress
         self._stop = stop
         self._log_has_begun = log_has_begun
+        self._refused = refused
+        self._unreadable: dict[int, SourceError] = {}
         self._requests = requests
         self._needs_barrier = log_has_begun
         self._looked = False
@@ -130,7 +134,13 @@ class SnapshotCoordinator:
         return self._throttle.reason
 
     def _work(self) -> bool:
-        return bool(self._progress.unfinished() or self._feed.held_tables() or self._feed.to_read_again())
+        waiting = {*self._progress.unfinished(), *self._feed.held_tables(), *self._feed.to_read_again()}
+        return bool(waiting.difference(self._refused()))
+
+    @property
+    def unreadable(self) -> list[SourceError]:
+        """Why tables cannot be read that are to be; another look at each is taken every few seconds."""
+        return list(self._unreadable.copy().values())
 
     def _live(self) -> None:
         pause = _RECONNECT_S[0]
@@ -165,7 +175,16 @@ class SnapshotCoordinator:
         dsn = self._source.dsn.get_secret_value()
         with closing(open_session(dsn)) as looking, closing(open_session(dsn)) as emitting:
             session = _Session(
-                self._source, self._feed, self._progress, self._requests, self._throttle, self._stop, looking, Emitter(emitting)
+                self._source,
+                self._feed,
+                self._progress,
+                self._requests,
+                self._throttle,
+                self._stop,
+                looking,
+                Emitter(emitting),
+                self._refused,
+                self._unreadable,
             )
             self._feed.track()
             if self._needs_barrier:
@@ -194,6 +213,8 @@ class _Session:
         stop: Event,
         looking: psycopg.Connection,
         emitter: Emitter,
+        refused: Callable[[], Collection[int]],
+        unreadable: dict[int, SourceError],
     ) -> None:
         self._source = source
         self._feed = feed
@@ -203,6 +224,8 @@ class _Session:
         self._stop = stop
         self._looking = looking
         self._emitter = emitter
+        self._refused = refused
+        self._unreadable = unreadable
         self._board = Board()
         self._over = Event()
         self._joining: dict[int, tuple[int, Barrier]] = {}
@@ -230,7 +253,10 @@ class _Session:
     def _offer(self) -> bool:
         """Puts what is to be read on the board; whether anything waits to be put there."""
         again = self._feed.to_read_again()
-        wanted = {*self._progress.unfinished(), *self._feed.held_tables(), *again}
+        refused = self._refused()
+        wanted = {*self._progress.unfinished(), *self._feed.held_tables(), *again}.difference(refused)
+        for oid in self._unreadable.keys() - wanted:
+            del self._unreadable[oid]
         now = time.monotonic()
         due = [oid for oid in sorted(wanted) if not self._board.reads(oid) and now >= self._not_before.get(oid, 0.0)]
         if due:
@@ -252,8 +278,10 @@ class _Session:
         if problem is not None:
             # It could be read when we began, or was not there: the rest of the database goes on.
             log.warning("a table cannot be read", problem=problem.line(), again_in_s=_REFUSED_S)
+            self._unreadable[oid] = problem
             self._not_before[oid] = time.monotonic() + _REFUSED_S
             return None
+        self._unreadable.pop(oid, None)
         if source is None:
             log.info("stopped reading a table that was dropped or has left the publication", table=self._progress.name(oid))
             self._feed.forget(oid, run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Lock
@@ -225,13 +225,13 @@ class SnapshotProgress:
             done = 0 if record is None else record.done + max(0, self._parts[oid])
             return done, 0 if record is None else max(record.total, done)
 
-    def tables(self) -> list[TableProgress]:
-        """For ``CaptureStatus.snapshot``, by name."""
+    def tables(self, without: Collection[int] = ()) -> list[TableProgress]:
+        """For ``CaptureStatus.snapshot``, by name; without the tables (OIDs) that are not read now."""
         with self._lock:
             found = [
                 TableProgress(r.table, done, max(r.total, done), r.finished)
                 for oid, r in self._records.items()
-                if r.table
+                if r.table and oid not in without
                 for done in (r.done + max(0, self._parts[oid]),)
             ]
         return sorted(found, key=lambda one: one.table)

@@ -410,6 +410,8 @@ class Decoder:
                     changes = []
                     if wanted and _rows_follow(block, index, at + 1, end, table.oid):
                         self._described.pop(table.oid, None)
+                        if (table.oid in self.schema.passed_over) == bool(table.key):
+                            group.flush(at)  # rows before this are logged, or passed over, as before
                         changes = self.schema.enter(table)
                     elif wanted:
                         self._described[table.oid] = table
@@ -424,7 +426,8 @@ class Decoder:
                     relations = parse_truncate(body).relations if wanted else ()
                     for oid in self._described.keys() & set(relations):
                         group.tell(self.schema.enter(self._described.pop(oid)), at)
-                    group.truncate([self._relations.table(oid) for oid in relations], at)
+                    here = [oid for oid in relations if oid not in self.schema.passed_over]
+                    group.truncate([self._relations.table(oid) for oid in here], at)
                 case "M":
                     message = parse_message(body)
                     if message.prefix == WATERMARK_PREFIX and message.transactional:

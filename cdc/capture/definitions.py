@@ -20,7 +20,7 @@ from typing import Final, Self
 from cdc.errors import Stopped
 from cdc.model.batch import reserved_column
 from cdc.model.evolution import Kind, SchemaChange
-from cdc.model.facts import Facts, hidden, was_out
+from cdc.model.facts import Facts, Publishing, hidden, was_out
 from cdc.model.table import Table
 
 DDL_PREFIX: Final = "headwater.ddl"
@@ -46,15 +46,17 @@ class _Told:
     """Whether to look at the catalog."""
 
     @classmethod
-    def from_json(cls, content: bytes) -> Self:
-        """Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for anything else than what our messages hold."""
+    def from_json(cls, content: bytes, publication: str) -> Self:
+        """``publication``: whose departures count. Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for anything else than what our messages hold."""
         if len(content) > MOST_BYTES:
             raise ValueError("too long")
         raw = json.loads(content)
         dropped = tuple(raw.get("dropped", ()))
         if not all(type(oid) is int for oid in dropped):
             raise TypeError("an OID is a number")
-        return cls(tuple(Facts.from_json(table) for table in raw.get("tables", ())), dropped, bool(raw.get("look")))
+        aside = frozenset(raw.get("aside", {}).get(publication, ()))
+        tables = tuple(_left_aside(Facts.from_json(table), aside) for table in raw.get("tables", ()))
+        return cls(tables, dropped, bool(raw.get("look")))
 
 
 class Definitions:
@@ -68,6 +70,7 @@ class Definitions:
         ended: Iterable[str] = (),
         facts: Mapping[int, Facts] | None = None,
         passwords: Collection[str] = (),
+        publication: str = "",
         wanted: Callable[[str], bool] = lambda _: True,
         logged: Callable[[Table], Table] = lambda table: table,
         look: Callable[[], None] = lambda: None,
@@ -77,7 +80,8 @@ class Definitions:
         keep: Callable[[Mapping[int, Facts]], None] = lambda _: None,
     ) -> None:
         """``known``: the log's topics, of which ``ended`` name no table any more. ``facts``: as they stood at the last durable cut.
-        ``passwords``: messages without one of these are not ours. ``wanted``: whether ``schema.name`` is selected. ``logged``: a table's
+        ``passwords``: messages without one of these are not ours. ``publication``: ours, as the event trigger tells which tables have left one.
+        ``wanted``: whether ``schema.name`` is selected. ``logged``: a table's
         definition as it is logged (without columns that are kept back). ``look``: asks for a look at the catalog soon. ``unread``: hears of a
         message with the password that cannot be read (written by another version of deploy/roles.sql, say). ``note``: takes the OID of a
         table of which the stream has told before any look at the catalog did. ``unpublished``: what
@@ -87,6 +91,7 @@ class Definitions:
         self._passwords = [json.dumps(password, ensure_ascii=False).encode() for password in passwords]
         self.head_bytes = _HEAD_BYTES + max(map(len, self._passwords), default=0)
         """So much of a message's content tells whether it bears a password."""
+        self._publication = publication
         self._wanted = wanted
         self._logged = logged
         self._look = look
@@ -103,6 +108,9 @@ class Definitions:
         self._topics = {table.qualified: oid for oid, table in self._tables.items()}
         self._again: dict[int, bool] = {}
         self._displaced: list[int] = []
+        self.passed_over = {oid for oid, told in self._facts.items() if told.refused}
+        """Tables (OIDs) of which no row is logged: nothing identifies their rows, or the facts say that they cannot be captured. They begin again
+        when they can."""
         self._taken_in: set[int] = set()
         """Tables (OIDs) that are to be read because they have come in another's place, whether or not their facts have come yet."""
         self._facts_changed = False
@@ -199,6 +207,12 @@ class Definitions:
 
     def enter(self, table: Table) -> list[SchemaChange]:
         """From here on the table's rows have this definition; returns the SCHEMA records that have to come before them."""
+        if (facts := self._facts.get(table.oid)) is not None and facts.refused:
+            return []
+        if not table.key:
+            self.passed_over.add(table.oid)
+            return self._left(table.oid, refused=True)
+        self.passed_over.discard(table.oid)
         new, old = self._logged(table), self._tables.get(table.oid)
         certain = table.oid not in self._uncertain
         self._uncertain.discard(table.oid)
@@ -268,7 +282,7 @@ class Definitions:
         if not self.bears_password(content):
             return None
         try:
-            return _Told.from_json(content)
+            return _Told.from_json(content, self._publication)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._unread()
             self._look()
@@ -310,11 +324,19 @@ class Definitions:
             self._look()
             return []
         self._facts_changed |= facts != before
-        old = self._tables.get(facts.oid)
+        if facts.refused:
+            self._look()  # it may be one that can be captured now
+            self._facts[facts.oid] = facts
+            self.passed_over.add(facts.oid)
+            return self._left(facts.oid, attached=facts.attached, refused=True)
+        self.passed_over.discard(facts.oid)
         if not facts.publishing.published:
             self._facts.pop(facts.oid, None)
-            return [] if old is None else self._left(old, attached=facts.attached)
-        table = facts.table()
+            return self._left(facts.oid, attached=facts.attached)
+        if before is not None and before.refused:
+            before = None
+            del self._facts[facts.oid]
+        old, table = self._tables.get(facts.oid), facts.table()
         changes: list[SchemaChange] = []
         if old is not None or table.qualified in self._topics or table.qualified in self._ended:
             changes = self.enter(table)
@@ -332,6 +354,7 @@ class Definitions:
         return changes
 
     def _dropped(self, oid: int) -> list[SchemaChange]:
+        self.passed_over.discard(oid)
         self._facts_changed |= self._facts.pop(oid, None) is not None
         table = self._tables.pop(oid, None)
         if table is None:
@@ -348,22 +371,29 @@ class Definitions:
             return []
         return self._learn(root.without(oid))
 
-    def _left(self, table: Table, *, attached: bool) -> list[SchemaChange]:
-        """The table has left the publication; ``attached``: as a partition, so that its rows belong to its root from now on."""
-        del self._tables[table.oid]
+    def _left(self, oid: int, *, attached: bool = False, refused: bool = False) -> list[SchemaChange]:
+        """The table has left the publication; ``attached``: as a partition, so that its rows belong to its root from now on. ``refused``: as it
+        cannot be captured, which concerns no other table."""
+        table = self._tables.pop(oid, None)
+        if table is None:
+            return []
         if self._topics.get(table.qualified) != table.oid:
             return []
         self._end(table)
         self._read_again(table.oid)
         if attached:
             return [SchemaChange(table, Kind.DROPPED, empties=True)]
-        if self._unpublished_stop is not None and self._wanted(table.qualified):
+        if self._unpublished_stop is not None and not refused and self._wanted(table.qualified):
             self._stopped = self._unpublished_stop(table.qualified)
         return [SchemaChange(table, Kind.UNPUBLISHED)]
 
     def _end(self, table: Table) -> None:
         del self._topics[table.qualified]
         self._ended.add(table.qualified)
+
+
+def _left_aside(facts: Facts, aside: Collection[int]) -> Facts:
+    return replace(facts, publishing=Publishing(False, refused=True)) if facts.oid in aside else facts
 
 
 def _numbered(table: Table) -> bool:

@@ -94,6 +94,11 @@ class Relations:
         except KeyError:
             raise ProtocolError(f"a row of table OID {oid} came before its RELATION message") from None
 
+    @property
+    def passed_over(self) -> set[int]:
+        """Tables (OIDs) whose rows are not to be logged."""
+        return self._definitions.passed_over
+
     def has(self, oid: int) -> bool:
         return oid in self._tables
 

@@ -135,6 +135,8 @@ class Rows:
     def _of_rows(self, index: Index, begin: int, end: int) -> npt.NDArray[np.int64]:
         """The messages of rows among [begin, end) that the log does not have."""
         mask = _ROWS[index.kind[begin:end]]
+        if passed_over := self._relations.passed_over:
+            mask &= ~np.isin(index.relation[begin:end], list(passed_over))
         if len(index.commit_lsn) and index.commit_lsn[0] < self._durable_lsn:
             transaction = index.transaction[begin:end]
             ends = index.end_lsn[transaction]

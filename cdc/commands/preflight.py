@@ -21,6 +21,7 @@ from cdc.log.reader import open_reader
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import Settings
+from cdc.source.aside import find_aside, withheld
 from cdc.source.catalog import SourceTable, find_tables, select_tables
 from cdc.source.checks import Finding, check_budget, check_source
 from cdc.source.connection import connect, reason
@@ -78,7 +79,9 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
 def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: bool) -> Iterator[Finding]:
     """A slot that is missing although the log has begun is not made anew: that would hide lost changes."""
     try:
-        tables = ensure_publication(connection, settings.source, find_tables(connection), begun=log_has_begun)
+        source = settings.source
+        aside = withheld(find_aside(connection, source.publication, settings.log.dir))
+        tables = ensure_publication(connection, source, find_tables(connection), begun=log_has_begun, withheld=aside)
         yield Finding("ok", "fix", f"publication {settings.source.publication} covers {counted(len(tables), 'table')}")
         ensure_slot(connection, settings.source, create=not log_has_begun, record=settings.log.dir)
         yield Finding("ok", "fix", f"replication slot {settings.source.slot} stands")

@@ -63,6 +63,8 @@ class Publishing:
     """The catalog rows by which the table is in the publication: others after it was taken out and put back."""
     version: str = ""
     """Three words: the version of the publication's row, its owner, its options (such as which kinds of changes it publishes)."""
+    refused: bool = False
+    """The table cannot be captured as it is defined: it was taken out of the publication for that, or is passed over in the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ class Facts:
                 "row_filter": publishing.row_filter,
                 "ways": list(publishing.ways),
                 "version": publishing.version,
+                "refused": publishing.refused,
             },
         }
 
@@ -159,6 +162,10 @@ class Facts:
             tuple(Column(c.name, c.type_oid, c.typmod, c.type_name, key=c.attnum in key, attnum=c.attnum) for c in columns),
             self.identity,
         )
+
+    @property
+    def refused(self) -> bool:
+        return self.publishing is not None and self.publishing.refused
 
     def with_leaf(self, leaf: int) -> Self:
         """Rows have come out of this partition, of which nothing else is known."""
@@ -214,6 +221,7 @@ def _publishing(raw: Mapping[str, Any]) -> Publishing:
         None if row_filter is None else _text(row_filter),
         tuple(_number(way, 1, _OIDS) for way in raw["ways"]),
         _text(raw["version"]),
+        _truth(raw.get("refused", False)),
     )
 
 

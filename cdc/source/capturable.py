@@ -21,8 +21,16 @@ class Definition:
     has_primary_key: bool
     deferrable_key: bool
     """The primary key is deferrable, which Postgres does not take for an identity: inside a transaction two rows may share it."""
-    computed: bool = False
+    stored: bool = False
     """It has stored generated columns, and the server is one that can publish them (18 or newer)."""
+    virtual: bool = False
+    """It has virtual generated columns (18 or newer), which no publication publishes."""
+    left_out: tuple[str, ...] = ()
+    """Columns of the index that identifies rows (under FULL: of the primary key) that are not published."""
+    generated: bool = False
+    """All that are left out are stored generated columns: they are as soon as the publication publishes such."""
+    listed: bool = False
+    """The publication has a column list for it."""
 
     @property
     def identified(self) -> bool:
@@ -68,30 +76,58 @@ def refuse_reserved(table: Table) -> None:
 def identity_problem(definition: Definition, *, computed: bool = False) -> tuple[str, str] | None:
     """(what is wrong, the SQL that mends it) with the table's replica identity, or None.
 
-    computed: the publication publishes stored generated columns.
+    computed: the publication publishes stored generated columns. Where this finds nothing, Postgres takes the table's updates and deletes
+    with a publication that has the table, on every version (CheckCmdReplicaIdentity in execReplication.c; tests/integration/source).
     """
     table = definition.table
-    quoted = quoted_name(table)
-    full = f"ALTER TABLE {quoted} REPLICA IDENTITY FULL"
-    back = f"ALTER TABLE {quoted} REPLICA IDENTITY {'DEFAULT' if definition.has_primary_key else 'FULL'}"
     if table.identity in "df" and definition.deferrable_key:
         # Not FULL: while a transaction moves keys about, two rows have one, and no order of deletes and upserts is right.
         return (
             "has a deferrable primary key, which is no replica identity",
-            f"add the key anew without DEFERRABLE; or, with another unique index: ALTER TABLE {quoted} REPLICA IDENTITY USING INDEX …",
+            f"add the key again without DEFERRABLE; or, with another unique index: {_other_index(table)}",
         )
     if not table.columns:
         return "has no columns that could be published", f"leave it out: source.tables takes !{table.qualified}"
-    if table.identity == "f" and definition.computed and not computed:
+    return _full_row_problem(definition, computed=computed) or _key_problem(definition, computed=computed)
+
+
+def _full_row_problem(definition: Definition, *, computed: bool) -> tuple[str, str] | None:
+    table = definition.table
+    back = f"ALTER TABLE {quoted_name(table)} REPLICA IDENTITY DEFAULT"
+    if table.identity != "f":
+        return None
+    if definition.virtual:
+        what = "virtual generated columns, which Postgres never publishes and with which it refuses updates and deletes"
+        return f"has REPLICA IDENTITY FULL and {what}", f"{back} (with a primary key)"
+    if definition.stored and not computed:
         return (
             "has REPLICA IDENTITY FULL and generated columns that are not published, with which Postgres refuses its updates and deletes",
-            f"ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT, or a publication WITH (publish_generated_columns = stored)",
+            f"{back}, or a publication WITH (publish_generated_columns = stored)",
         )
+    if definition.listed:
+        return (
+            "has REPLICA IDENTITY FULL and a column list in the publication, with which Postgres refuses its updates and deletes",
+            f"{back}, or the table in the publication without a column list",
+        )
+    return None
+
+
+def _key_problem(definition: Definition, *, computed: bool) -> tuple[str, str] | None:
+    table, key = definition.table, "primary key" if definition.table.identity in "df" else "replica identity"
+    if table.identity != "n" and definition.left_out and not (definition.generated and computed):
+        columns = ", ".join(definition.left_out)
+        if definition.generated:
+            publish = "a publication WITH (publish_generated_columns = stored), or " if definition.stored else ""
+            return (
+                f"has a {key} with a generated column that is not published ({columns})",
+                f"{publish}another unique index: {_other_index(table)}",
+            )
+        return f"has a {key} that the publication leaves out ({columns})", "add its columns to the publication's column list"
     if definition.identified:
         return None
+    full = f"ALTER TABLE {quoted_name(table)} REPLICA IDENTITY FULL"
+    back = f"ALTER TABLE {quoted_name(table)} REPLICA IDENTITY {'DEFAULT' if definition.has_primary_key else 'FULL'}"
     match table.identity:
-        case "d" if definition.has_primary_key:
-            return "has a primary key that the publication leaves out", "add its columns to the publication's column list"
         case "d":
             return "has no primary key and so no replica identity", f"add a primary key, or: {full}"
         case "n":
@@ -100,11 +136,5 @@ def identity_problem(definition: Definition, *, computed: bool = False) -> tuple
             return "has lost the index that was its replica identity", back
 
 
-def refuse_uncapturable(definition: Definition, *, computed: bool) -> None:
-    """Raises SourceError when updates and deletes of the table could not be published; publishing it would break them at the source.
-
-    computed: the publication publishes stored generated columns.
-    """
-    problem = identity_problem(definition, computed=computed)
-    if problem is not None:
-        raise SourceError(f"table {definition.table.qualified} {problem[0]}", hint=problem[1])
+def _other_index(table: Table) -> str:
+    return f"ALTER TABLE {quoted_name(table)} REPLICA IDENTITY USING INDEX …"

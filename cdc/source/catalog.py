@@ -9,11 +9,12 @@ from typing import Final, cast
 import psycopg
 
 from cdc.errors import SourceError
-from cdc.model.facts import STORED
+from cdc.model.facts import STORED, VIRTUAL
 from cdc.model.selection import matches, named
 from cdc.model.table import Column, Identity, Table
 from cdc.source.capturable import Definition
 from cdc.source.facts import read_facts
+from cdc.source.vanishing import despite_drops
 
 ORDINARY, PARTITIONED = "r", "p"
 COMPUTED_VERSION: Final = 180000
@@ -89,7 +90,7 @@ class SourceTable:
 
 def find_tables(connection: psycopg.Connection) -> list[SourceTable]:
     """Every table, view and foreign table outside the system's schemas, by name."""
-    rows = connection.execute(_TABLES).fetchall()
+    rows = despite_drops(connection, lambda: connection.execute(_TABLES).fetchall())
     columns: dict[int, list[tuple[str, int, int, int, str, str]]] = {}
     for oid, *column in connection.execute(_COLUMNS, ([row[0] for row in rows],)).fetchall():
         columns.setdefault(oid, []).append(cast("tuple[str, int, int, int, str, str]", tuple(column)))
@@ -154,14 +155,16 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
     (oid, schema, name, kind, persistence, identity, row_security, readable, root, immediate, has_key, owner, rows, size, key) = row
     key_numbers = {int(number) for number in str(key).split()}
     full_without_key = identity == "f" and not key_numbers
+    generated = {number: kind for _, number, *_, kind in columns if kind}
+    left_out = [(label, generated[number]) for label, number, *_ in columns if number in key_numbers and number in generated]
     table = Table(
         oid=cast(int, oid),
         schema=cast(str, schema),
         name=cast(str, name),
         columns=tuple(
             Column(label, type_oid, typmod, type_name, key=full_without_key or number in key_numbers, attnum=number)
-            for label, number, type_oid, typmod, type_name, generated in columns
-            if not generated
+            for label, number, type_oid, typmod, type_name, kind_of in columns
+            if not kind_of
         ),
         identity=cast(Identity, identity),
     )
@@ -170,7 +173,10 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
             table=table,
             has_primary_key=cast(bool, has_key),
             deferrable_key=not immediate,
-            computed=version >= COMPUTED_VERSION and any(generated == STORED for *_, generated in columns),
+            stored=version >= COMPUTED_VERSION and STORED in generated.values(),
+            virtual=VIRTUAL in generated.values(),
+            left_out=tuple(label for label, _ in left_out),
+            generated=all(kind == STORED for _, kind in left_out),
         ),
         kind=cast(str, kind),
         unlogged=persistence == "u",

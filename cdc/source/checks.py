@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, LiteralString, Protocol
@@ -13,11 +13,12 @@ from psycopg import sql
 from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
 from cdc.source.budget import is_short
-from cdc.source.capturable import identity_problem, quoted_name, refuse_twins, reserved_problem
+from cdc.source.capturable import quoted_name, refuse_twins, reserved_problem
 from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.configured import Publishing
-from cdc.source.leaves import refuse_leaf
+from cdc.source.facts import read_facts
 from cdc.source.pins import read_pins
+from cdc.source.problems import Refusal, find_problems
 from cdc.source.publication import (
     Publication,
     read_publication,
@@ -25,6 +26,8 @@ from cdc.source.publication import (
     refuse_unreadable,
 )
 from cdc.source.slot import SlotFacts, lost_message, read_slot, rebuild_hint, refuse_foreign, refuse_unclaimed
+from cdc.source.trigger import looks_after
+from cdc.source.watch import INTERVAL_S
 from cdc.terminal import counted
 
 MIN_VERSION: Final = 15
@@ -104,12 +107,14 @@ def check_source(
         yield Finding("fail", "tables", str(error), error.hint)
         tables = []
     publication = read_publication(connection, source.publication)
+    problems = _problems(connection, source.publication, tables, computed=publication is not None and publication.computed)
     for table in tables:
-        yield from check_table(table, role, computed=publication is not None and publication.computed)
+        yield from check_table(table, role, problems.get(table.table.oid))
     yield from _refusal("tables", lambda: refuse_twins([table.table for table in tables]))
-    yield from _refusal("partitions", lambda: refuse_leaf(connection, [table.table.oid for table in tables]))
     yield from check_names(tables, load_published(connection, source.publication) if publication is not None else [])
-    yield from check_publication(publication, source.publication, tables, role)
+    yield from check_publication(publication, source.publication, tables, role, problems)
+    yield from check_strangers(connection, publication, tables)
+    yield check_trigger(looks_after(connection, source.publication), source.publication, may_remove=_may_remove(connection, source))
     if publication is not None and tables:
         yield from _refusal("reading", lambda: refuse_unreadable(connection, source.publication, tables))
     yield from check_slot(slot, log_has_begun=log_has_begun, refuse=lambda: _refuse_slot(connection, slot, log_has_begun, record))
@@ -158,15 +163,14 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         yield Finding("fail", "role", f"{role.name} lacks REPLICATION", f"ALTER ROLE {name} REPLICATION")
 
 
-def check_table(table: SourceTable, role: RoleFacts, *, computed: bool = False) -> Iterator[Finding]:
+def check_table(table: SourceTable, role: RoleFacts, refusal: Refusal | None = None) -> Iterator[Finding]:
     """Nothing is wrong with a table that yields one ``ok``."""
     quoted, grantee = quoted_name(table.table), sql.Identifier(role.name).as_string()
     check = f"table {table.name}"
-    problem = identity_problem(table.definition, computed=computed)
     fine = True
-    if problem is not None:
+    if refusal is not None:
         fine = False
-        yield Finding("fail", check, problem[0], problem[1])
+        yield Finding("fail", check, refusal.problem, refusal.hint)
     if not table.readable:
         fine = False
         schema = sql.Identifier(table.table.schema).as_string()
@@ -202,13 +206,19 @@ def check_names(tables: Sequence[SourceTable], published: Sequence[Table]) -> It
 
 
 def check_publication(
-    publication: Publication | None, name: str, tables: Sequence[SourceTable], role: RoleFacts
+    publication: Publication | None,
+    name: str,
+    tables: Sequence[SourceTable],
+    role: RoleFacts,
+    problems: Collection[int] = (),
 ) -> Iterator[Finding]:
+    """``problems``: tables (OIDs) that cannot be captured, and so do not belong in it."""
+    tables = [table for table in tables if table.table.oid not in problems]
     quoted = sql.Identifier(name).as_string()
     missing = [table for table in tables if publication is None or table.name not in publication.tables]
     foreign = sorted({table.owner for table in missing} - {role.name}) if not role.superuser else []
     able = not foreign and (publication is not None or role.may_create or role.superuser)
-    listed = ", ".join(quoted_name(table.table) for table in missing)
+    listed = ", ".join(f"ONLY {quoted_name(table.table)}" for table in missing)
     if publication is None:
         statement = f"CREATE PUBLICATION {quoted} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
         if not tables:
@@ -240,6 +250,54 @@ def check_publication(
         yield Finding("fail", "publication", f"{name} publishes partitions under their own names", mend)
     if not missing:
         yield Finding("ok", "publication", f"{name} covers {counted(len(tables), 'table')}")
+
+
+def check_strangers(
+    connection: psycopg.Connection, publication: Publication | None, tables: Sequence[SourceTable]
+) -> Iterator[Finding]:
+    """Published tables that nobody selected, and whose updates and deletes Postgres refuses because of it."""
+    if publication is None:
+        return
+    selected = {table.table.oid for table in tables}
+    others = [facts for facts in read_facts(connection, publication.name, published=True) if facts.oid not in selected]
+    for refusal in find_problems(connection, others, computed=publication.computed).values():
+        yield Finding(
+            "warn",
+            "publication",
+            f"{publication.name} publishes {refusal.table}, which is not selected and {refusal.problem}: its updates may fail",
+            f"ALTER PUBLICATION {sql.Identifier(publication.name).as_string()} DROP TABLE ONLY {refusal.table}; or {refusal.hint}",
+        )
+
+
+def check_trigger(looked_after: bool | None, publication: str, *, may_remove: bool) -> Finding:
+    """Whether updates of a table can fail at the source once it loses what identifies its rows. ``looked_after``: see ``trigger.looks_after``."""
+    install = f"let a superuser run deploy/roles.sql with -v publication={publication}"
+    if looked_after:
+        return Finding("ok", "event trigger", f"a table that loses its replica identity leaves {publication} at once")
+    if looked_after is None:
+        why = "there is no event trigger that this role knows of"
+    else:
+        why = f"the event trigger does not look after publication {publication}"
+    loses = "a table that loses its replica identity refuses updates and deletes"
+    if may_remove:
+        return Finding(
+            "warn", "event trigger", f"{why}: {loses} for up to {INTERVAL_S:.0f} s, and for as long as capture is down", install
+        )
+    return Finding("warn", "event trigger", f"{why}: {loses} until its owner takes it out of {publication}", install)
+
+
+def _problems(
+    connection: psycopg.Connection, publication: str, tables: Sequence[SourceTable], *, computed: bool
+) -> dict[int, Refusal]:
+    facts = read_facts(connection, publication, [table.table.oid for table in tables])
+    return find_problems(connection, facts, computed=computed)
+
+
+def _may_remove(connection: psycopg.Connection, source: Selected) -> bool:
+    row = connection.execute(
+        "select pg_has_role(pubowner, 'USAGE') from pg_publication where pubname = %s", (source.publication,)
+    ).fetchone()
+    return row is None or bool(row[0])
 
 
 def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], None]) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import psycopg
 from cdc import jsonfile
 from cdc.errors import LogCorrupt
 from cdc.model.facts import Facts
+from cdc.source.vanishing import despite_drops
 
 FILE: Final = "catalog.json"
 _FORMAT: Final = 2
@@ -108,7 +109,8 @@ def read_facts(
 ) -> list[Facts]:
     """The facts of these tables, as far as they exist, and (``published``) of every table that the publication publishes; by OID."""
     connection.execute("set jit = off")  # compiling the query takes seconds, running it milliseconds
-    rows = connection.execute(_READ, {"publication": publication, "oids": list(oids), "all": published}).fetchall()
+    given = {"publication": publication, "oids": list(oids), "all": published}
+    rows = despite_drops(connection, lambda: connection.execute(_READ, given).fetchall())
     return [Facts.from_json({**facts, "publishing": publishing}) for facts, publishing in rows]
 
 

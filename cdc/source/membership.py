@@ -15,6 +15,7 @@ import psycopg
 from cdc.errors import Stopped, StopState
 from cdc.source.publication import Publication, unpublished_kinds
 from cdc.source.slot import rebuild_hint
+from cdc.source.vanishing import despite_drops
 
 # A partition's changes come under its root's name, so the root's ways in are what counts.
 _WAYS_IN: Final = """
@@ -58,7 +59,7 @@ def read_membership(connection: psycopg.Connection, publication: str) -> Members
     row = connection.execute("select oid::int8 from pg_publication where pubname = %s", (publication,)).fetchone()
     if row is None:
         return Membership(0)
-    found = connection.execute(_WAYS_IN, (publication,)).fetchall()
+    found = despite_drops(connection, lambda: connection.execute(_WAYS_IN, (publication,)).fetchall())
     return Membership(row[0], {oid: (name, tuple(ways)) for oid, name, ways in found})
 
 

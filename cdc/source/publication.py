@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,17 +14,24 @@ from psycopg import sql
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
 from cdc.model.table import Table
-from cdc.source.capturable import refuse_reserved, refuse_twins, refuse_uncapturable
+from cdc.source.capturable import refuse_reserved, refuse_twins
 from cdc.source.catalog import PARTITIONED, SourceTable, load_published, select_tables
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
-from cdc.source.leaves import refuse_leaf
+from cdc.source.facts import read_facts
+from cdc.source.problems import find_problems
+from cdc.source.vanishing import despite_drops, vanished
 
 _FACTS: Final = (
     "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) "
     "from pg_publication p where pubname = %s"
 )
 _COVERS: Final = "select schemaname || '.' || tablename, rowfilter is not null from pg_publication_tables where pubname = %s"
+
+
+_LOCK_TIMEOUT: Final = "200ms"
+_PAUSE_S: Final = 0.2
+_ATTEMPTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ def read_publication(connection: psycopg.Connection, name: str) -> Publication |
     row = connection.execute(_FACTS, (name,)).fetchone()
     if row is None:
         return None
-    covered = connection.execute(_COVERS, (name,)).fetchall()
+    covered = despite_drops(connection, lambda: connection.execute(_COVERS, (name,)).fetchall())
     kinds = ("insert", "update", "delete", "truncate")
     return Publication(
         name=name,
@@ -59,41 +68,66 @@ def read_publication(connection: psycopg.Connection, name: str) -> Publication |
 
 
 def create_publication(connection: psycopg.Connection, name: str, tables: Sequence[SourceTable]) -> None:
-    """Partitioned tables are published as one table, under the root's name."""
-    statement = sql.SQL("create publication {} for table {} with (publish_via_partition_root = true)")
-    _execute(connection, statement.format(sql.Identifier(name), _listed(tables)), name)
+    """Partitioned tables are published as one table, under the root's name. Of tables with children by INHERITS, only themselves are
+    published: a child may not be selected, or have no key, and updates of it, and through its parent, would fail at the source."""
+    covered = sql.SQL("for table {}").format(_listed(tables)) if tables else sql.SQL("")
+    statement = sql.SQL("create publication {} {} with (publish_via_partition_root = true)")
+    _change(connection, name, statement.format(sql.Identifier(name), covered), tables, computed=False)
 
 
-def add_tables(connection: psycopg.Connection, name: str, tables: Sequence[SourceTable]) -> None:
-    _execute(connection, sql.SQL("alter publication {} add table {}").format(sql.Identifier(name), _listed(tables)), name)
+def add_tables(
+    connection: psycopg.Connection, name: str, tables: Sequence[SourceTable], *, computed: bool, attempts: int = _ATTEMPTS
+) -> None:
+    """One by one: who waits for a table's lock while holding another's may be waited for. ``attempts``: at getting its lock; a table that is
+    gone by then is passed over. ``computed``: the publication publishes stored generated columns."""
+    for table in tables:
+        statement = sql.SQL("alter publication {} add table {}").format(sql.Identifier(name), _listed([table]))
+        with suppress(_Gone):
+            _change(connection, name, statement, [table], computed=computed, attempts=attempts)
+
+
+def drop_table(connection: psycopg.Connection, name: str, table: Table) -> None:
+    """In the transaction that is open, if one is. Raises psycopg.Error."""
+    statement = sql.SQL("alter publication {} drop table only {}")
+    connection.execute(statement.format(sql.Identifier(name), sql.Identifier(table.schema, table.name)))
 
 
 def ensure_publication(
-    connection: psycopg.Connection, source: Publishing, found: Sequence[SourceTable], *, begun: bool = False
+    connection: psycopg.Connection,
+    source: Publishing,
+    found: Sequence[SourceTable],
+    *,
+    begun: bool = False,
+    withheld: Collection[int] = (),
 ) -> list[Table]:
     """The tables that capture will see, after the publication has been made, or widened, to cover all that ``source.tables`` selects.
 
-    connection: an ordinary one, outside a transaction. ``found``: what ``find_tables`` has just told. ``begun``: as of ``select_tables``.
-    The tables carry exactly the columns that the stream sends. Raises SourceError naming the table and the SQL that mends it when one cannot be captured, or when the role may not change the publication.
+    connection: an ordinary one, outside a transaction. ``found``: what ``find_tables`` has just told. ``begun``: as of ``select_tables``; a table
+    that cannot be captured is then left out, as it would be had capture been running. ``withheld``: tables (OIDs) that are never added. The tables carry exactly the
+    columns that the stream sends. Raises SourceError naming the table and the SQL that mends it when one cannot be captured, or when the
+    role may not change the publication.
     """
     refuse_unknown_encoding(connection)
     selected = select_tables(found, source.tables, begun=begun)
     publication = read_publication(connection, source.publication)
     refuse_twins([table.table for table in selected])
+    computed = publication is not None and publication.computed
+    facts = read_facts(connection, source.publication, [table.table.oid for table in selected])
+    problems = find_problems(connection, facts, computed=computed)
+    if problems and not begun:
+        raise next(problems[table.table.oid].error for table in selected if table.table.oid in problems)
+    selected = [table for table in selected if table.table.oid not in problems]
     for table in selected:
-        refuse_uncapturable(table.definition, computed=publication is not None and publication.computed)
         if publication is None or table.name not in publication.tables:
             refuse_reserved(table.table)
-    refuse_leaf(connection, [table.table.oid for table in selected])
     if publication is None:
         create_publication(connection, source.publication, selected)
         crashpoint("publication.created")
     else:
         refuse_partial(publication)
         refuse_leaves(publication, selected)
-        missing = [table for table in selected if table.name not in publication.tables]
-        if missing:
-            add_tables(connection, source.publication, missing)
+        missing = [table for table in selected if table.name not in publication.tables and table.table.oid not in withheld]
+        add_tables(connection, source.publication, missing, computed=computed)
     wanted = {table.name for table in selected}
     published = [table for table in load_published(connection, source.publication) if table.qualified in wanted]
     for covered in published:
@@ -119,7 +153,8 @@ def refuse_unreadable(connection: psycopg.Connection, publication: str, selected
 
     The stream shows all of them regardless; only the first load, and rows that are read back, need the right.
     """
-    found = connection.execute(_UNREADABLE, (publication, [table.name for table in selected])).fetchall()
+    given = (publication, [table.name for table in selected])
+    found = despite_drops(connection, lambda: connection.execute(_UNREADABLE, given).fetchall())
     role = sql.Identifier(connection.info.user).as_string()
     hidden = [name for name, _, active, _, _ in found if active]
     if hidden:
@@ -174,18 +209,59 @@ def refuse_leaves(publication: Publication, selected: Sequence[SourceTable]) -> 
 
 
 def _listed(tables: Sequence[SourceTable]) -> sql.Composed:
-    return sql.SQL(", ").join(sql.Identifier(table.table.schema, table.table.name) for table in tables)
+    names = [sql.Identifier(table.table.schema, table.table.name) for table in tables]
+    return sql.SQL(", ").join(sql.SQL("only {}").format(name) for name in names)
 
 
-def _execute(connection: psycopg.Connection, statement: sql.Composed, publication: str) -> None:
-    try:
-        with connection.transaction():
-            connection.execute("set transaction read write")  # the role of deploy/roles.sql is read-only otherwise
-            connection.execute(statement)
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise SourceError(
-            f"role {connection.info.user!r} may not change publication {publication!r}: {reason(error)}",
-            hint=f"let the tables' owner run: {statement.as_string()}",
-        ) from None
-    except psycopg.Error as error:
-        raise SourceError(f"cannot change publication {publication!r}: {reason(error)}", hint="cdc doctor") from None
+class _Gone(SourceError):
+    def __init__(self) -> None:
+        super().__init__("a table was dropped or renamed while it was to be published", hint="start again")
+
+
+def _change(
+    connection: psycopg.Connection,
+    publication: str,
+    statement: sql.Composed,
+    tables: Sequence[SourceTable],
+    *,
+    computed: bool,
+    attempts: int = _ATTEMPTS,
+) -> None:
+    """Runs the statement, which publishes the tables, unless one of them cannot be captured: as it is now, and until the statement has ended.
+
+    Somebody whose transaction has a lock that we wait for may come to wait for one of ours, and be the one whom the server ends after
+    deadlock_timeout (1 s). So we give up long before, and try again. Raises SourceError, or _Gone.
+    """
+    for attempt in range(attempts):
+        try:
+            with connection.transaction():
+                connection.execute("select set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
+                _lock(connection, publication, tables, computed=computed)
+                connection.execute(statement)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SourceError(
+                f"role {connection.info.user!r} may not change publication {publication!r}: {reason(error)}",
+                hint=f"let the tables' owner run: {statement.as_string()}",
+            ) from None
+        except psycopg.Error as error:
+            if vanished(error):
+                raise _Gone() from None
+            if not isinstance(error, psycopg.errors.LockNotAvailable) or attempt == attempts - 1:
+                raise SourceError(f"cannot change publication {publication!r}: {reason(error)}", hint="cdc doctor") from None
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def _lock(connection: psycopg.Connection, publication: str, tables: Sequence[SourceTable], *, computed: bool) -> None:
+    """Nobody alters the tables, or gives them partitions, until the transaction ends; and each can be captured as it is."""
+    for table in tables:
+        name = sql.Identifier(table.table.schema, table.table.name)
+        scope = sql.SQL("" if table.kind == PARTITIONED else "only ")
+        connection.execute(sql.SQL("lock table {}{} in share update exclusive mode").format(scope, name))
+    names = {table.table.oid: (table.table.schema, table.table.name) for table in tables}
+    facts = read_facts(connection, publication, list(names))
+    if {one.oid: (one.schema, one.name) for one in facts} != names:
+        raise _Gone()
+    for refusal in find_problems(connection, facts, computed=computed).values():
+        raise refusal.error

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, Final
@@ -21,17 +22,20 @@ from psycopg import sql
 
 from cdc.errors import ColumnReserved, ConfigError, SourceError
 from cdc.model.batch import reserved_column
-from cdc.model.facts import STORED, Facts
+from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches
-from cdc.source.capturable import Definition, refuse_reserved, refuse_twins, refuse_uncapturable
-from cdc.source.catalog import COMPUTED_VERSION, find_tables, select_tables
+from cdc.model.table import Table
+from cdc.source.capturable import quoted_name, refuse_reserved, refuse_twins
+from cdc.source.catalog import SourceTable, find_tables, select_tables
 from cdc.source.configured import Reachable
 from cdc.source.connection import connect, reason
 from cdc.source.facts import read_facts
 from cdc.source.kin import KeptBack, Undecided, refuse_undecided
-from cdc.source.leaves import refuse_leaf
 from cdc.source.membership import check_publishes
-from cdc.source.publication import add_tables, read_publication
+from cdc.source.problems import Refusal, find_problems
+from cdc.source.publication import add_tables, drop_table, read_publication
+from cdc.source.trigger import SetAside, set_aside_by_trigger
+from cdc.source.vanishing import vanished
 
 PREFIX: Final = "headwater.ddl"
 INTERVAL_S: Final = 3.0
@@ -46,7 +50,11 @@ waiting: for ever, when the link has died though TCP acknowledges."""
 _AT_ONCE: Final = 100
 """Tables locked, and told of, in one transaction."""
 
-_PRIMARY_KEYS: Final = "select indrelid::int8, indimmediate from pg_index where indisprimary and indisvalid and indrelid = any (%s)"
+_REMOVABLE: Final = """
+select r.prrelid::int8, r.prattrs is null and r.prqual is null
+from pg_publication p join pg_publication_rel r on r.prpubid = p.oid
+where p.pubname = %s and r.prrelid = any (%s::oid[]) and pg_has_role(p.pubowner, 'USAGE')
+"""
 
 _NEW: Final = """
 select c.oid::int8, n.nspname || '.' || c.relname
@@ -62,7 +70,8 @@ class CatalogWatch:
     """Looks once in full when it starts, and then for what has changed since the look before.
 
     known: OIDs of the tables that the log has. password: what our messages carry. fail: takes an error that is a fault of ours.
-    undecided: what the column policies keep out of the log until somebody decides.
+    undecided: what the column policies keep out of the log until somebody decides. out: tables that have left the publication because they
+    could not be captured; remember: makes those durable, before one more is taken out.
     """
 
     def __init__(
@@ -73,6 +82,9 @@ class CatalogWatch:
         stop: Event,
         fail: Callable[[Exception], None],
         undecided: Undecided,
+        *,
+        out: Mapping[int, SetAside] | None = None,
+        remember: Callable[[Mapping[int, SetAside]], None] = lambda _: None,
     ) -> None:
         self.left_out: tuple[str, ...] = ()
         """What of the selected tables does not reach the log, one line each with what helps, as of the last look; read by other threads."""
@@ -83,8 +95,15 @@ class CatalogWatch:
         self._stop = stop
         self._fail = fail
         self._told: dict[int, Facts | None] = dict.fromkeys(known)
-        self._refused: dict[str, str] = {}
-        """Tables that could not join the publication at the last look, and why."""
+        self._out = dict(out or {})
+        """Tables (OIDs) that have left the publication because they could not be captured, and have not been seen there again."""
+        self._remember = remember
+        self._computed = False
+        """The publication publishes stored generated columns."""
+        self._passed_over: dict[int, Refusal] = {}
+        """Selected tables (OIDs) that cannot be captured as they are, though they have been: no row of them is logged."""
+        self._barred: dict[int, Refusal] = {}
+        """Selected tables (OIDs) that cannot join the publication."""
         self._bare_since: dict[int, float] = {}
         """Captured tables (OIDs) that all looks since that time (monotonic) have seen without identity."""
         self._noted: SimpleQueue[int] = SimpleQueue()
@@ -103,6 +122,11 @@ class CatalogWatch:
         before a look finds it. The next look tells of it, whether or not it has changed."""
         self._noted.put(oid)
         self._wake.set()
+
+    @property
+    def refused(self) -> Mapping[int, Refusal]:
+        """From any thread: the selected tables (by OID) that are not captured, and why."""
+        return {**self._barred, **self._passed_over}
 
     def join(self) -> None:
         """After ``stop`` was set."""
@@ -130,6 +154,8 @@ class CatalogWatch:
                 _log.warning("cannot look at the catalog now", reason=text, again_in_s=_RETRY_S)
                 self._stop.wait(_RETRY_S)
             except psycopg.Error as error:
+                if vanished(error):
+                    continue  # a table was dropped meanwhile: the next look does not find it
                 self._fail(SourceError(f"cannot look at the catalog: {reason(error)}", hint="cdc doctor"))
                 return
             except Exception as error:
@@ -140,81 +166,127 @@ class CatalogWatch:
         publication = self._source.publication
         known = read_publication(connection, publication)
         check_publishes(known)
+        self._computed = known is not None and known.computed
         while not self._noted.empty():
             self._told[self._noted.get()] = None
-        found = {facts.oid: facts for facts in read_facts(connection, publication, list(self._told), published=True)}
-        unsettled = self._unsettled(found.values())
-        dropped = [oid for oid in self._told if oid not in found]
+        seen = read_facts(connection, publication, list(self._told), published=True)
+        back = self._taken_out_by_trigger(connection, seen)
+        problems = self._problems(connection, seen)
+        found = {facts.oid: self._marked(facts, problems) for facts in seen}
+        unsettled = back | self._unsettled(connection, found.values())
+        self._pass_over({oid: refusal for oid, refusal in problems.items() if oid not in unsettled})
+        self._tell_dropped(connection, [oid for oid in self._told if oid not in found])
         changed = [oid for oid, facts in found.items() if self._told.get(oid) != facts and oid not in unsettled]
-        if dropped:
-            self._emit(connection, {"dropped": dropped})
-            for oid in dropped:
-                del self._told[oid]
+        removable = self._removable(connection, [oid for oid in changed if oid in problems])
+        for oid, again in removable.items():
+            self._take_out(connection, found[oid], again=again)
+        changed = [oid for oid in changed if oid not in removable]
         for start in range(0, len(changed), _AT_ONCE):
             self._tell(connection, [found[oid] for oid in changed[start : start + _AT_ONCE]])
-        covered = [oid for oid, facts in found.items() if facts.publishing and facts.publishing.published]
-        self._refuse(connection, [found[oid] for oid in covered if oid not in unsettled and self._selects(found[oid])])
-        kept_back = self._kept_back.look(connection, [found[oid] for oid in covered if self._selects(found[oid])])
-        refused = self._admit(connection, covered, computed=known is not None and known.computed)
-        # One that has only just come may get its key in the next statement.
-        settled = [f"table {name} is not captured: {why}" for name, why in refused.items() if self._refused.get(name) == why]
-        self._refused = refused
-        self.left_out = (*kept_back, *settled)
+        covered = [facts for facts in found.values() if _published(facts)]
+        selected = [facts for facts in covered if self._selects(facts)]
+        self.left_out = tuple(self._kept_back.look(connection, selected))
+        self._end_at_names([facts for facts in covered if not facts.refused and self._selects(facts)])
+        self._admit(connection, [facts.oid for facts in covered])
 
     def _selects(self, facts: Facts) -> bool:
         return matches(self._source.tables, facts.table())
 
-    def _unsettled(self, found: Iterable[Facts]) -> set[int]:
-        """Tables (OIDs) that have only just been seen without identity: nothing is told of them yet, as if the look came a little later."""
+    # --- tables that cannot be captured --------------------------------------------------------------------------------------
+
+    def _problems(self, connection: psycopg.Connection, seen: Sequence[Facts]) -> dict[int, Refusal]:
+        """Of the selected tables that are published, or were until they could not be captured any more."""
+        ours = [facts for facts in seen if self._selects(facts) and (_published(facts) or facts.oid in self._out)]
+        return find_problems(connection, [facts for facts in ours if not facts.attached], computed=self._computed)
+
+    def _marked(self, facts: Facts, problems: Collection[int]) -> Facts:
+        """``refused`` where the table has a problem, or where nobody but us and the trigger has taken it out."""
+        if facts.oid in problems or (facts.oid in self._out and not _published(facts) and not facts.attached):
+            return replace(facts, publishing=replace(facts.publishing or Publishing(False), refused=True))
+        return facts
+
+    def _taken_out_by_trigger(self, connection: psycopg.Connection, seen: Sequence[Facts]) -> set[int]:
+        """Asked after the facts, so that a table that has left by then is known to have. Returns those that have come back since."""
+        aside = set_aside_by_trigger(connection, self._source.publication)
+        self._out |= {oid: told for oid, told in aside.items() if told.entry is None}
+        return {facts.oid for facts in seen if facts.oid in aside and aside[facts.oid].entry is not None and not _published(facts)}
+
+    def _unsettled(self, connection: psycopg.Connection, found: Iterable[Facts]) -> set[int]:
+        """Tables (OIDs) that have only just been seen without identity, and that cannot be taken out of the publication by themselves: nothing is
+        told of them yet, as if the look came a little later."""
         now = time.monotonic()
-        bare = [
-            facts.oid
-            for facts in found
-            if facts.publishing and facts.publishing.published and _bare(facts) and self._selects(facts)
-        ]
-        self._bare_since = {oid: self._bare_since.get(oid, now) for oid in bare}
+        bare = [facts.oid for facts in found if facts.refused and _published(facts) and _bare(facts)]
+        alone = self._removable(connection, bare)
+        self._bare_since = {oid: self._bare_since.get(oid, now) for oid in bare if oid not in alone}
         return {oid for oid, since in self._bare_since.items() if now - since < UNSETTLED_S}
 
-    def _refuse(self, connection: psycopg.Connection, covered: Sequence[Facts]) -> None:
-        """Ends capture where the definition of a captured table has become one that it would not begin with: from here on rows may be missing."""
-        keys = self._primary_keys(connection, covered)
-        computable = connection.info.server_version >= COMPUTED_VERSION
+    def _pass_over(self, refused: dict[int, Refusal]) -> None:
+        """Known to the snapshot before the stream hears of it, and forgotten before the stream hears that a table can be captured again."""
+        for oid, refusal in refused.items():
+            if self._passed_over.get(oid) != refusal:
+                _log.warning("a table is not captured", table=refusal.table, reason=refusal.problem, mend=refusal.hint)
+        self._passed_over = refused
+
+    def _removable(self, connection: psycopg.Connection, oids: Collection[int]) -> dict[int, bool]:
+        """Of published tables (OIDs), those that are in the publication by themselves, and that we may take out; with whether they can come back
+        as they were."""
+        if not oids:
+            return {}
+        return dict(connection.execute(_REMOVABLE, (self._source.publication, list(oids))).fetchall())
+
+    def _take_out(self, connection: psycopg.Connection, seen: Facts, *, again: bool) -> None:
+        """The table leaves the publication, as Postgres would refuse updates and deletes of it, and the stream hears of it, at once."""
+        self._out[seen.oid] = SetAside(None, again)
+        self._remember(self._out)
+        with _tried() as tried, connection.transaction():
+            # The lock is taken by name: the facts that are read under it tell whether it is this table's.
+            if _lock(connection, seen) and self._read_again(connection, [seen]):
+                drop_table(connection, self._source.publication, seen.table())
+                (gone,) = read_facts(connection, self._source.publication, [seen.oid])
+                self._emit(connection, {"tables": [self._marked(gone, (seen.oid,)).to_json()]})
+                tried.append(True)
+        if tried:
+            self._told[seen.oid] = self._marked(gone, (seen.oid,))
+        else:
+            del self._out[seen.oid]
+            self._wake.set()
+
+    def _end_at_names(self, covered: Sequence[Facts]) -> None:
+        """Ends capture where names of captured tables have become ones that it would not begin with: from here on rows may be missing."""
         try:
             refuse_twins([facts.table() for facts in covered])
             for facts in covered:
                 if (column := reserved_column(facts.table())) is not None:
                     raise ColumnReserved(facts.table().qualified, column)
-            for facts in covered:
-                refuse_uncapturable(
-                    Definition(
-                        facts.table(),
-                        has_primary_key=facts.oid in keys,
-                        deferrable_key=keys.get(facts.oid) is False,
-                        computed=computable and any(column.generated == STORED for column in facts.columns),
-                    ),
-                    computed=facts.publishing is not None and facts.publishing.stored,
-                )
-            if roots := [facts.oid for facts in covered if facts.partitioned]:
-                refuse_leaf(connection, roots)
         except (SourceError, ColumnReserved) as error:
             self._fail(error)
 
-    def _primary_keys(self, connection: psycopg.Connection, covered: Sequence[Facts]) -> dict[int, bool]:
-        """Of the tables that have a primary key, whether it can be an identity (is not deferrable). Asked only where the facts do not say."""
-        keys = {facts.oid: True for facts in covered if facts.index and facts.identity != "i"}
-        unknown = [facts.oid for facts in covered if not facts.index]
-        if unknown:
-            keys.update(connection.execute(_PRIMARY_KEYS, (unknown,)).fetchall())
-        return keys
+    # --- what is told --------------------------------------------------------------------------------------------------------
 
-    def _tell(self, connection: psycopg.Connection, tables: Sequence[Facts]) -> None:
-        """What cannot be locked now is told after a later look."""
+    def _tell_dropped(self, connection: psycopg.Connection, dropped: Sequence[int]) -> None:
+        if dropped:
+            self._emit(connection, {"dropped": dropped})
+        for oid in dropped:
+            del self._told[oid]
+            self._out.pop(oid, None)
+
+    def _tell(self, connection: psycopg.Connection, seen: Sequence[Facts]) -> None:
+        """What cannot be locked now, or is otherwise since it was seen, is told after a later look."""
         with connection.transaction():
-            locked = [facts.oid for facts in tables if _lock(connection, facts)]
-            fresh = read_facts(connection, self._source.publication, locked)
-            if fresh:
-                self._emit(connection, {"tables": [facts.to_json() for facts in fresh]})
-        self._told.update((facts.oid, facts) for facts in fresh)
+            told = self._read_again(connection, [facts for facts in seen if _lock(connection, facts)])
+            if told:
+                self._emit(connection, {"tables": [facts.to_json() for facts in told]})
+        for facts in told:
+            self._told[facts.oid] = facts
+            if _published(facts) and not facts.refused:
+                self._out.pop(facts.oid, None)
+
+    def _read_again(self, connection: psycopg.Connection, seen: Sequence[Facts]) -> list[Facts]:
+        """The facts as they are under the tables' locks, of those that still have the name, the place and the problem that they were seen with."""
+        fresh = read_facts(connection, self._source.publication, [facts.oid for facts in seen])
+        problems = self._problems(connection, fresh)
+        before = {facts.oid: facts for facts in seen}
+        return [facts for facts in (self._marked(one, problems) for one in fresh) if _verdict(facts) == _verdict(before[facts.oid])]
 
     def _emit(self, connection: psycopg.Connection, told: dict[str, Any]) -> None:
         connection.execute(
@@ -222,31 +294,61 @@ class CatalogWatch:
             (PREFIX, json.dumps({"password": self._password, **told}, ensure_ascii=False)),
         )
 
-    def _admit(self, connection: psycopg.Connection, published: Sequence[int], *, computed: bool) -> dict[str, str]:
-        """Adds new tables that the configuration selects to the publication; the next look sees them there. Returns those that cannot
-        join it, each with why and what helps."""
-        rows = connection.execute(_NEW, ([*published, *self._told],)).fetchall()
+    # --- tables that join ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, connection: psycopg.Connection, published: Sequence[int]) -> None:
+        """Adds new tables that the configuration selects to the publication, and those that can be captured again; the next look sees them
+        there."""
+        left = self._told.keys() - self._out.keys()
+        rows = connection.execute(_NEW, ([*published, *left],)).fetchall()
         new = {oid for oid, name in rows if matches(self._source.tables, name)}
-        refused: dict[str, str] = {}
         if not new:
-            return refused
+            self._barred = {}
+            return
+        problems = find_problems(connection, read_facts(connection, self._source.publication, list(new)), computed=self._computed)
         everything = select_tables(find_tables(connection), self._source.tables, begun=True)
+        barred: dict[int, Refusal] = {}
         for table in everything:
-            if table.table.oid not in new:
-                continue
-            try:
-                refuse_uncapturable(table.definition, computed=computed)
-                refuse_leaf(connection, [table.table.oid])
-                refuse_twins([known.table for known in everything if known.name == table.name])
-                refuse_reserved(table.table)
-                refuse_undecided(self._undecided, table.table)
-                add_tables(connection, self._source.publication, [table])
-                self._wake.set()
-            except SourceError as error:
-                refused[table.name] = error.line()
-                if self._refused.get(table.name) != error.line():
-                    _log.warning("a new table is not captured", table=table.name, reason=str(error), mend=error.hint)
-        return refused
+            if table.table.oid in new and (refusal := self._admitted(connection, table, everything, problems)) is not None:
+                barred[table.table.oid] = refusal
+                if refusal not in (self._barred.get(table.table.oid), self._passed_over.get(table.table.oid)):
+                    _log.warning("a new table is not captured", table=table.name, reason=refusal.problem, mend=refusal.hint)
+        self._barred = barred
+
+    def _admitted(
+        self, connection: psycopg.Connection, table: SourceTable, everything: Sequence[SourceTable], problems: Mapping[int, Refusal]
+    ) -> Refusal | None:
+        """Publishes the table; or what keeps us from it."""
+        oid = table.table.oid
+        if oid in problems:
+            return problems[oid]
+        if oid in self._out and not self._out[oid].again:
+            return _withheld(table.table, self._source.publication)
+        try:
+            refuse_twins([known.table for known in everything if known.name == table.name])
+            refuse_reserved(table.table)
+            refuse_undecided(self._undecided, table.table)
+            add_tables(connection, self._source.publication, [table], computed=self._computed, attempts=1)
+        except SourceError as error:
+            return Refusal(table.name, str(error).removeprefix(f"table {table.name} "), error.hint or "cdc doctor")
+        self._wake.set()
+        return None
+
+
+def _verdict(facts: Facts) -> tuple[str, str, bool, bool]:
+    return facts.schema, facts.name, _published(facts), facts.refused
+
+
+def _published(facts: Facts) -> bool:
+    return facts.publishing is not None and facts.publishing.published
+
+
+def _withheld(table: Table, publication: str) -> Refusal:
+    return Refusal(
+        table.qualified,
+        f"was taken out of publication {publication!r}, which had a column list or a row filter for it",
+        f"ALTER PUBLICATION {sql.Identifier(publication).as_string()} ADD TABLE ONLY {quoted_name(table)} … with what it had",
+    )
 
 
 def _bare(facts: Facts) -> bool:
@@ -268,25 +370,10 @@ def _tried() -> Iterator[list[bool]]:
     tried: list[bool] = []
     try:
         yield tried
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+    except (
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedObject,
+        psycopg.errors.InvalidSchemaName,
+    ):
         tried.clear()
-
-
-# Only a superuser makes the trigger. Anybody who may create a schema could offer a password of her own, or a view that runs as our role.
-_PASSWORD_IS_OURS: Final = """
-select count(*) > 0
-from pg_class c join pg_namespace n on n.oid = c.relnamespace
-join pg_roles t on t.oid = c.relowner join pg_roles s on s.oid = n.nspowner
-where n.nspname = 'headwater' and c.relname = 'ddl_password' and c.relkind = 'r' and not c.relrowsecurity and t.rolsuper and s.rolsuper
-"""
-
-
-def trigger_password(connection: psycopg.Connection) -> str | None:
-    """The password of the event trigger's messages (deploy/roles.sql), None where there is no trigger that this role knows of."""
-    if connection.execute(_PASSWORD_IS_OURS).fetchone() != (True,):
-        return None
-    try:
-        row = connection.execute("select password from headwater.ddl_password").fetchone()
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.InsufficientPrivilege):
-        return None
-    return None if row is None else str(row[0])

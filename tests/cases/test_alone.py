@@ -17,7 +17,7 @@ from tests.cases.bench import agree, batches, content, drop, now, published, rec
 from tests.cases.case import EXTENSIONS, Case, line, lines, record
 from tests.cases.case import records as expected_records
 from tests.cases.conftest import Benches, log_folder
-from tests.cases.entries import ALONE, REFUSALS, STOPS
+from tests.cases.entries import ALONE, LEAVES, REFUSALS, STOPS
 from tests.cases.sessions import PATIENT, Sessions
 from tests.integration.capture.running import Capture
 
@@ -50,6 +50,21 @@ def test_refused_at_the_start(case: Case, benches: Benches) -> None:
         assert isinstance(error, HeadwaterError)
         for words in case.refusal:
             assert case.sql(words) in error.line()
+
+
+@pytest.mark.parametrize("case", LEAVES, ids=lambda case: case.id)
+def test_leaves_while_everything_else_goes_on(case: Case, benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.source.watch.INTERVAL_S", 0.1)
+    monkeypatch.setattr("cdc.source.watch.UNSETTLED_S", 0.2)
+    with log_folder() as folder, prepared(case, benches.server(case.versions[-1]), folder) as (capture, owner):
+        capture.start()
+        capture.until_snapshot_done()
+        with Sessions(capture.settings.source.dsn.get_secret_value(), case) as sessions:
+            sessions.run(case.steps)
+        words = [case.sql(word) for word in case.refusal]
+        capture.until(lambda: any(all(word in line for word in words) for line in capture.status.left_out), "for its line")
+        owner.execute(f"insert into {case.schema}.goes_on values (1)".encode())
+        capture.until(lambda: len(capture.rows(f"{case.schema}.goes_on")) == 1, "for the other table")
 
 
 @pytest.mark.parametrize("case", STOPS, ids=lambda case: case.id)

@@ -18,7 +18,9 @@ from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import Position
 from cdc.source import facts as catalog
 from cdc.source import identity
+from cdc.source.aside import load_aside, save_aside
 from cdc.source.membership import Membership
+from cdc.source.trigger import SetAside
 from snapshots.catalog import SourceTable
 from snapshots.progress import SnapshotProgress
 from snapshots.requests import Outcome, Request, Requests
@@ -86,6 +88,7 @@ ARTEFACTS = [
     Artefact("source.json", source, identity.recorded),
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
     Artefact("decided.json", lambda folder: save_decisions(folder, DECISIONS), load_decisions),
+    Artefact("aside.json", lambda folder: save_aside(folder, {16384: SetAside(None, again=False)}), load_aside),
     Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
     Artefact(
         "rebuild request",
@@ -154,6 +157,7 @@ def test_json_of_another_shape(artefact: Artefact, shape: str, tmp_path: Path) -
         "source.json",
         "catalog.json",
         "decided.json",
+        "aside.json",
         "reload.json",
         "histories.json",
         "rebuild request",

@@ -295,7 +295,7 @@ def test_a_healthy_source_has_no_failure(sql: Connection, postgres: Database) ->
     ensure_publication(sql, settings, find_tables(sql))
     ensure_slot(sql, settings, create=True)
     after = findings(postgres, settings)
-    assert {finding.check for finding in after if finding.level == "warn"} <= {"role", "wal limit"}
+    assert {finding.check for finding in after if finding.level == "warn"} <= {"role", "wal limit", "event trigger"}
     assert worst(after, "table public.t").level == "ok"
 
 

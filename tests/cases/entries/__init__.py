@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.cases.case import Case
-from tests.cases.entries.alone import ALONE, REFUSALS, STOPS
+from tests.cases.entries.alone import ALONE, LEAVES, REFUSALS, STOPS
 from tests.cases.entries.between_looks import BETWEEN_LOOKS
 from tests.cases.entries.evolution import EVOLUTION
 from tests.cases.entries.partitions import TABLES
@@ -27,4 +27,4 @@ TOGETHER: Final[tuple[Case, ...]] = (
 )
 """Cases that share a database and a capture with others of their rig."""
 
-__all__ = ["ALONE", "REFUSALS", "STOPS", "TOGETHER"]
+__all__ = ["ALONE", "LEAVES", "REFUSALS", "STOPS", "TOGETHER"]

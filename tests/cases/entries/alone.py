@@ -14,6 +14,7 @@ ASCII: Final = Rig("ascii", database="encoding 'SQL_ASCII' locale 'C' template t
 ALONE_RIG: Final = Rig("alone")
 
 _TABLE: Final = "create table t (id int primary key, v text); insert into t values (1, 'a')"
+_OTHER: Final = "create table goes_on (id int primary key)"
 _WIDE: Final = (
     "create table t (id int primary key, body text, n int); alter table t alter body set storage external; "
     "insert into t values (1, repeat('x', 3000), 0)"
@@ -122,6 +123,13 @@ REFUSALS: Final[tuple[Case, ...]] = (
         "$S__x.y.z",
         "RENAME",
     ),
+    _refused(
+        "B39-generated-key",
+        "a primary key with a generated column, which the stream leaves out",
+        "create table t (a int, b int generated always as (a % 2) stored, primary key (a, b))",
+        "$S.t",
+        "generated column that is not published (b)",
+    ),
     _refused("B39-no-key", "no primary key", f"{_TABLE}; create table u (id int)", "$S.u", "REPLICA IDENTITY FULL"),
     _refused("B39-nothing", "REPLICA IDENTITY NOTHING", f"{_TABLE}; alter table t replica identity nothing", "$S.t", "NOTHING"),
     _refused(
@@ -161,8 +169,20 @@ def _stops(id: str, title: str, setup: str, steps: str, *words: str, rig: Rig = 
     return Case(id, title, setup, steps, refusal=words, rig=rig)
 
 
-STOPS: Final[tuple[Case, ...]] = (
-    _stops(
+def _leaves(id: str, title: str, setup: str, steps: str, *words: str) -> Case:
+    return Case(id, title, f"{setup}; {_OTHER}", steps, refusal=words, rig=ALONE_RIG)
+
+
+LEAVES: Final[tuple[Case, ...]] = (
+    _leaves(
+        "B39-no-key-later",
+        "a table loses its primary key while capture runs",
+        _TABLE,
+        "1: alter table t drop constraint t_pkey",
+        "$S.t",
+        "no primary key",
+    ),
+    _leaves(
         "B31-unlogged-leaf-later",
         "an unlogged partition that is made while capture runs",
         LIST,
@@ -170,7 +190,7 @@ STOPS: Final[tuple[Case, ...]] = (
         "$S.t_u",
         "SET LOGGED",
     ),
-    _stops(
+    _leaves(
         "B38-deferrable-key-later",
         "a primary key that becomes deferrable under FULL while capture runs",
         f"{_TABLE}; alter table t replica identity full",
@@ -178,7 +198,7 @@ STOPS: Final[tuple[Case, ...]] = (
         "$S.t",
         "deferrable",
     ),
-    _stops(
+    _leaves(
         "B39-full-with-generated-later",
         "FULL gets a generated column that is not published while capture runs, with which Postgres 18 refuses every update at the source",
         "create table t (id int primary key, a int); alter table t replica identity full",
@@ -186,7 +206,7 @@ STOPS: Final[tuple[Case, ...]] = (
         "$S.t",
         "publish_generated_columns",
     ),
-    _stops(
+    _leaves(
         "B41-index-dropped-later",
         "the index that is the identity is dropped while capture runs",
         "create table t (id int primary key, code text not null); create unique index t_code on t (code); "
@@ -196,7 +216,7 @@ STOPS: Final[tuple[Case, ...]] = (
         "lost the index",
         "REPLICA IDENTITY DEFAULT",
     ),
-    _stops(
+    _leaves(
         "B41-leaf-using-index-later",
         "a partition gets a replica identity of its own while capture runs",
         "create table t (id int, r text, v int not null, primary key (id, r)) partition by list (r); "
@@ -205,7 +225,7 @@ STOPS: Final[tuple[Case, ...]] = (
         "$S.t_a",
         "REPLICA IDENTITY FULL",
     ),
-    _stops(
+    _leaves(
         "B42-identity-nothing-later",
         "REPLICA IDENTITY NOTHING while capture runs",
         _TABLE,
@@ -213,6 +233,10 @@ STOPS: Final[tuple[Case, ...]] = (
         "$S.t",
         "REPLICA IDENTITY NOTHING",
     ),
+)
+"""Tables that cannot be captured any more: status names each, and all others go on."""
+
+STOPS: Final[tuple[Case, ...]] = (
     _stops(
         "B18-reserved-name-later",
         "a column gets a name that Headwater uses itself while capture runs",

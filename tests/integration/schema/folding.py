@@ -29,7 +29,7 @@ def fold(batches: Iterable[pa.RecordBatch]) -> tuple[list[Row], list[tuple[int, 
                 rows.clear()
             table = now
             continue
-        assert table is None or table == now, "a definition changed without a SCHEMA record"
+        assert table is None or table == now, f"a definition changed without a SCHEMA record: {table} {now} {changes}"
         table = now
         columns = [canonical_text(batch.column(name)).to_pylist() for name in now.names]
         for op, exact, *values in zip(batch.column(OP).to_pylist(), batch.column(EXACT).to_pylist(), *columns, strict=True):

@@ -212,20 +212,23 @@ def test_a_table_that_gets_its_identity_one_transaction_later_ends_nothing(
         capture.until(lambda: rows(capture, topic) == left, "for the rows")
 
 
-def test_a_table_that_stays_without_identity_ends_capture(
+def test_a_table_that_stays_without_identity_is_named_and_ends_nothing(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "UNSETTLED_S", 0.5)
     sql = postgres.connect()
     sql.execute("create publication cdc for all tables; create table kept (id int primary key)")
     capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=("public.*",))
-    capture.start()
-    try:
+    with capture.running():
         capture.until_snapshot_done()
-        sql.execute("create table bare (id int not null, v text)")
-        assert "table public.bare has no primary key" in str(capture.failure())
-    finally:
-        capture.stop()
+        sql.execute("create table bare (id int not null, v text); insert into bare values (1, 'a')")
+        capture.until(lambda: any("public.bare" in line and "no primary key" in line for line in capture.status.left_out), "for it")
+        sql.execute("insert into kept values (1); insert into bare values (2, 'b')")
+        capture.until(lambda: rows(capture, "public.kept") == [("1",)], "for the other table")
+        assert "public.bare" not in capture.topics()
+        sql.execute("alter table bare add primary key (id)")
+        capture.until(lambda: "public.bare" in capture.topics() and len(rows(capture, "public.bare")) == 2, "for its rows")
+        capture.until(lambda: not capture.status.left_out, "for the line to go")
 
 
 @pytest.mark.parametrize("end", ["drop table brief", "alter table parted attach partition brief for values from (0) to (10)"])
