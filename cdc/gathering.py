@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from cdc import status, stops
+from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.model.selection import matches
@@ -27,6 +28,7 @@ from cdc.report import (
     catch_up_of,
 )
 from cdc.settings import Settings, StoreOptions
+from cdc.storetables import mistaken
 from cdc.terminal import visible
 from cdc.version import VERSION
 
@@ -64,7 +66,10 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         for stop in stops.held(settings.run_dir)
     )
     processes = _processes(settings.run_dir)
-    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now))
+    problems = (
+        *problems_of(source, capture, followers, stopped, processes, _silent(settings, now)),
+        *(visible(mistake.line()) for mistake in _mistaken(settings, reader, capture)),
+    )
     return Report(
         version=VERSION,
         at=now,
@@ -77,6 +82,13 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         stops=stopped,
         processes=processes,
     )
+
+
+def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | None) -> Iterator[ConfigError]:
+    """What is wrong with the stores' tables, as far as it is known which tables are captured."""
+    logged = [topic.table for topic in reader.topics()]
+    read = [entry.table for entry in capture.snapshot] if capture is not None else []
+    return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
 
 
 def _capture(run_dir: Path, now: float) -> CaptureReport | None:
@@ -112,7 +124,7 @@ def _follower(
         lag = None
     else:
         lag = lag_of(reader, head, Position(told.position), store.tables, now)
-    held = sum(topic.rows for topic in reader.topics() if matches(store.tables, topic.name))
+    held = sum(topic.rows for topic in reader.topics() if matches(store.tables, topic.table))
     return FollowerReport(
         store=name,
         kind=store.kind,

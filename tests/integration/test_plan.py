@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from cdc.commands.plan import lines
-from cdc.commands.preflight import refuse_unknown_contracts
+from cdc.commands.preflight import refuse_unknown
 from cdc.errors import ConfigError, SourceError
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.evolution import Kind, SchemaChange, schema_record
@@ -207,7 +207,7 @@ def test_a_changed_configuration(shop: Settings, valkey: Cache) -> None:
 def test_contracts_name_what_there_is(shop: Settings, contracts: dict[str, tuple[str, ...]], hint: str) -> None:
     given = {table: Contract(require=required) for table, required in contracts.items()}
     with pytest.raises(ConfigError) as failure:
-        refuse_unknown_contracts(shop.model_copy(update={"contracts": given}))
+        refuse_unknown(shop.model_copy(update={"contracts": given}))
     assert failure.value.hint == hint
 
 
@@ -215,4 +215,4 @@ def test_a_column_that_was_just_dropped_stops_a_store_not_the_start(shop: Settin
     given = shop.model_copy(update={"contracts": {"public.items": Contract(require=("price",))}})
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute("alter table items drop price")
-    refuse_unknown_contracts(given)
+    refuse_unknown(given)
