@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc import status, stops
+from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.model.selection import matches
@@ -28,6 +29,7 @@ from cdc.report import (
     catch_up_of,
 )
 from cdc.settings import Settings, StoreOptions
+from cdc.storetables import mistaken
 from cdc.terminal import visible
 from cdc.version import VERSION
 
@@ -79,7 +81,8 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         for stop in stops.held(settings.run_dir)
     )
     processes = _processes(settings.run_dir)
-    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now), tuple(_file_problems(settings)))
+    further = [*_file_problems(settings), *(mistake.line() for mistake in _mistaken(settings, reader, capture))]
+    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now), further)
     return Report(
         version=VERSION,
         at=now,
@@ -92,6 +95,13 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         stops=stopped,
         processes=processes,
     )
+
+
+def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | None) -> Iterator[ConfigError]:
+    """What is wrong with the stores' tables, as far as it is known which tables are captured."""
+    logged = [topic.table for topic in reader.topics()]
+    read = [entry.table for entry in capture.snapshot] if capture is not None else []
+    return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
 
 
 def _capture(run_dir: Path, now: float) -> CaptureReport | None:
@@ -127,7 +137,7 @@ def _follower(
         lag = None
     else:
         lag = lag_of(reader, head, Position(told.position), store.tables, now)
-    held = sum(topic.rows for topic in reader.topics() if matches(store.tables, topic.name))
+    held = sum(topic.rows for topic in reader.topics() if matches(store.tables, topic.table))
     return FollowerReport(
         store=name,
         kind=store.kind,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,16 +31,19 @@ from cdc.settings import Settings, StoreOptions
 from cdc.source.catalog import find_tables
 from cdc.source.connection import connect, reason
 from cdc.source.facts import load_facts, read_facts
+from cdc.source.rehearsal import rehearse
 from cdc.spark.rules import Rules
 from sinks import make_sink
 from sinks.contract import Sink
 from sinks.policy import Action, described
 
 JOINS: Final = "takes it in"
+STOPS: Final = f"stops ({StopState.STORE_REFUSES})"
 LOCK_TIMEOUT_MS: Final = 2000
 _VERBS: Final = re.compile(r"\s*(alter|create|drop|comment|truncate)\s+(\w+)", re.IGNORECASE)
 _REFUSED_OBJECTS: Final = frozenset(("system", "database", "role", "user", "group", "tablespace", "subscription", "server"))
 _PASSWORD: Final = "plan"
+_UNSEEN: Final = "what its rows, or objects that depend on it, would refuse does not show"
 _COMMENTS: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -50,12 +53,12 @@ class Effect:
 
     store: str
     action: str
-    """One of ``sinks.policy.Action``, or ``JOINS``."""
+    """One of ``sinks.policy.Action``, ``JOINS`` or ``STOPS``."""
     why: str
 
     @property
     def stops(self) -> bool:
-        return self.action in (Action.PAUSE, Action.BROKEN)
+        return self.action in (Action.PAUSE, Action.BROKEN, STOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +135,14 @@ def plan_ddl(settings: Settings, ddl: str, *, timeout_ms: int) -> Plan:
             connection.execute("select set_config('lock_timeout', %s, true)", (f"{LOCK_TIMEOUT_MS}ms",))
             connection.execute("select set_config('statement_timeout', %s, true)", (f"{timeout_ms}ms",))
             connection.execute("set local search_path to default")
+            connection.execute("savepoint tried")
             try:
                 connection.execute(ddl.encode(), prepare=True)  # a prepared statement is one statement
+            except psycopg.errors.InsufficientPrivilege as error:
+                connection.execute("rollback to tried")
+                return _rehearsed(connection, settings, reader, known, before, ddl, error)
             except psycopg.Error as error:
-                raise SourceError(f"the server refuses the DDL: {reason(error)}", hint=_ddl_hint(error)) from None
+                raise _refused(error) from None
             connection.execute("set local search_path to ''")
             after = _facts(connection, settings, known, sorted(before))
             after |= _joining(connection, settings, after)
@@ -145,6 +152,34 @@ def plan_ddl(settings: Settings, ddl: str, *, timeout_ms: int) -> Plan:
         finally:
             if not connection.broken:
                 connection.execute("rollback")
+
+
+def _rehearsed(
+    connection: psycopg.Connection,
+    settings: Settings,
+    reader: LogReader,
+    known: _Known,
+    before: Mapping[int, Facts],
+    ddl: str,
+    denied: psycopg.Error,
+) -> Plan:
+    """As the statement would do for the table's owner, tried on a copy."""
+    try:
+        tried = rehearse(connection, ddl, before, settings.source.publication)
+    except psycopg.errors.InsufficientPrivilege:
+        tried = None  # such as without TEMP on the database
+    except psycopg.Error as error:
+        raise _refused(error) from None
+    if tried is None:
+        raise _refused(denied) from None
+    connection.execute("set local search_path to ''")
+    changed = [tried.changed] if tried.changed is not None and tried.changed != before[tried.changed.oid] else []
+    changes = _planned(connection, settings, reader, known, before, changed, sorted(tried.gone))
+    return Plan(changes, (Remark("plan", f"tried on an empty copy, as {connection.info.user} does not own the table: {_UNSEEN}"),))
+
+
+def _refused(error: psycopg.Error) -> SourceError:
+    return SourceError(f"the server refuses the DDL: {reason(error)}", hint=_ddl_hint(error))
 
 
 def _refuse_other_statements(ddl: str) -> None:
@@ -229,7 +264,7 @@ def _planned(
     held = dict(known.tables)
     for change in _logged(changes, logged):
         topic = change.table.qualified
-        effects = tuple(_effects(settings, held.get(topic), change))
+        effects = tuple(_effects(settings, held, known.ended, change))
         if not (change.kind is Kind.ALTERED and all(effect.action == Action.NOTHING for effect in effects) and effects):
             reread = rows.get(change.table.oid, 0) if change.table.oid in again and change.kind in _READ_AGAIN else None
             found.append(PlannedChange(topic, change.kind, described(held.get(topic), change), reread, effects))
@@ -238,11 +273,7 @@ def _planned(
     for facts in after:
         if facts.oid in again - told_of:
             table = logged(facts.table())
-            effects = tuple(
-                Effect(store, JOINS, f"{table.qualified}: is new")
-                for store, options in settings.stores.items()
-                if matches(options.tables, table)
-            )
+            effects = tuple(_joins(settings, {name: one for name, one in held.items() if name not in known.ended}, table))
             what = f"{table.qualified}: is new, and is read"
             found.append(PlannedChange(table.qualified, Kind.CREATED, what, rows.get(facts.oid, 0), effects))
     return tuple(found)
@@ -256,16 +287,52 @@ def _logged(changes: Sequence[SchemaChange], logged: Any) -> Iterator[SchemaChan
         yield SchemaChange(logged(change.table), change.kind, change.empties, change.now)
 
 
-def _effects(settings: Settings, held: Table | None, change: SchemaChange) -> Iterator[Effect]:
+def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[str], change: SchemaChange) -> Iterator[Effect]:
+    """held: the log's tables before the change, by topic; of those that have ended there is nothing any more."""
+    topic = change.table.qualified
+    there = {name: table for name, table in held.items() if name not in ended}
     for store, options in settings.stores.items():
         if not matches(options.tables, change.table):
             continue
         rules = Rules(store, options, settings.contracts, approved(settings.run_dir, store))
-        verdict = rules.verdict(held, change, 2**63 - 1)
+        verdict = rules.verdict(held.get(topic), change, 2**63 - 1)
         action = verdict.action
         if action is Action.REWRITE and options.kind == "iceberg":
             action = Action.EVOLVE
-        yield Effect(store, action, verdict.why)
+        follows = action in (Action.NOTHING, Action.EVOLVE, Action.REWRITE, Action.EMPTY) and change.kind not in _ENDS
+        problem = _foreseen(store, options, there, change.table) if follows else None
+        yield Effect(store, action, verdict.why) if problem is None else Effect(store, STOPS, f"{verdict.why}; {problem}")
+
+
+_ENDS: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
+
+
+def _joins(settings: Settings, there: Mapping[str, Table], table: Table) -> Iterator[Effect]:
+    for store, options in settings.stores.items():
+        if matches(options.tables, table):
+            problem = _foreseen(store, options, there, table)
+            why = f"{table.qualified}: is new"
+            yield Effect(store, JOINS, why) if problem is None else Effect(store, STOPS, f"{why}; {problem}")
+
+
+def _foreseen(store: str, options: StoreOptions, there: Mapping[str, Table], table: Table) -> str | None:
+    """Why the store could no longer hold its tables once this one is so; None when it can, as far as can be seen without it."""
+    if isinstance(getattr(options, "path", None), Path):
+        return None  # opening it takes a Spark session
+    problem = _problem(store, options, {**there, table.qualified: table}.values())
+    return problem if problem is None or _problem(store, options, there.values()) is None else None
+
+
+def _problem(store: str, options: StoreOptions, tables: Iterable[Table]) -> str | None:
+    sink = make_sink(store, options)
+    try:
+        if (foresee := getattr(sink, "foresee", None)) is not None:
+            foresee([table for table in tables if matches(options.tables, table)])
+    except HeadwaterError as error:
+        return error.line()
+    finally:
+        sink.close()
+    return None
 
 
 def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) -> Iterator[Remark]:

@@ -28,6 +28,7 @@ from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
 from cdc.source.publication import ensure_publication
 from cdc.source.slot import ensure_slot, read_slot
+from cdc.storetables import mistaken
 from cdc.terminal import counted
 
 MIN_FREE_BYTES: Final = 1 << 30
@@ -62,6 +63,8 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
             tables = _captured(found, source.tables)
             if settings.contracts:
                 yield _contracts(settings, found)
+            for mistake in _mistaken(settings, found):
+                yield Finding("fail", "store tables", str(mistake), mistake.hint)
             if first[0].safe_wal_bytes is not None:
                 time.sleep(max(0.0, RATE_OVER_S - (time.monotonic() - first[1])))
                 now = read_slot(connection, source.slot)
@@ -89,13 +92,27 @@ def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: b
         yield Finding("fail", "fix", str(error), error.hint)
 
 
-def refuse_unknown_contracts(settings: Settings) -> None:
-    """Raises ConfigError when a data contract names what there is not. A source that does not answer now is capture's to tell."""
+def refuse_unknown(settings: Settings) -> None:
+    """Raises ConfigError when a data contract names what does not exist, or a store a table that is not captured.
+
+    What a source that does not answer now has, capture will say.
+    """
     try:
-        with connect(settings.source.dsn.get_secret_value(), application="headwater-contracts") as connection:
-            _check_contracts(settings, find_tables(connection))
+        with connect(settings.source.dsn.get_secret_value(), application="headwater-check", connect_timeout_s=3) as connection:
+            found = find_tables(connection)
     except (SourceError, psycopg.Error):
         return
+    if settings.contracts:
+        _check_contracts(settings, found)
+    for mistake in _mistaken(settings, found):
+        raise mistake
+
+
+def _mistaken(settings: Settings, found: Sequence[SourceTable]) -> Iterator[ConfigError]:
+    """What is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
+    captured = _captured(found, settings.source.tables)
+    logged = [topic.table for topic in open_log(settings).topics()]
+    return mistaken(settings.stores, [*captured, *logged]) if captured else iter(())
 
 
 def _check_contracts(settings: Settings, found: Sequence[SourceTable]) -> None:

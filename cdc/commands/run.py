@@ -37,10 +37,10 @@ def run(
     if parent is not None:
         die_with_parent(int(parent))
     settings = given.settings()
-    if settings.contracts and parent is None:
-        from cdc.commands.preflight import refuse_unknown_contracts
+    if (settings.contracts or settings.stores) and parent is None:
+        from cdc.commands.preflight import refuse_unknown
 
-        refuse_unknown_contracts(settings)
+        refuse_unknown(settings)
     with stop_on_signals(DRAIN_S if only else SUPERVISOR_DRAIN_S) as stop:
         try:
             raise typer.Exit(_part(given, settings, only, stop))

@@ -243,6 +243,32 @@ def test_doctor_on_keys_that_a_table_cannot_have(shop: Shop, valkey: Cache) -> N
     assert "nope is not part of the key of public." in failures(shop.cdc("doctor"))
 
 
+@pytest.mark.parametrize("tables", ['["public.ordrs"]', '["public.*", "public.ordrs"]'])
+def test_a_store_of_a_table_that_does_not_exist(shop: Shop, valkey: Cache, tables: str) -> None:
+    store = f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"\ntables = {tables}'
+    shop.configure(more=store)
+    said = "stores.cache.tables: no table public.ordrs is captured → did you mean public.orders?"
+    assert said in failures(shop.cdc("doctor"))
+    for verb in (("run",), ("run", "--only", "capture"), ("run", "--only", "follow:cache")):
+        assert said in refused(shop.cdc(*verb), 2)
+    shop.configure()
+    shop.start("run", "--only", "capture")
+    until(lambda: streaming(shop))
+    assert not any("ordrs" in problem for problem in shop.report()["problems"])
+    shop.configure(more=store)
+    assert any(said in problem for problem in shop.report()["problems"])
+    assert said in shop.cdc("status").stdout
+
+
+def test_a_store_may_name_what_is_in_the_log_alone(shop: Shop, valkey: Cache) -> None:
+    shop.configure(more=f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"\ntables = ["public.orders"]')
+    shop.start("run", "--only", "capture")
+    until(lambda: streaming(shop))
+    shop.database.connect().execute("create table other (id int primary key); drop table orders")
+    assert "store tables" not in shop.cdc("doctor").stdout
+    assert not any("stores.cache.tables" in problem for problem in shop.report()["problems"])
+
+
 def test_doctor_leaves_a_warehouse_to_its_writer(shop: Shop) -> None:
     shop.configure(more='[stores.warehouse]\nkind = "iceberg"\npath = "house"')
     done = shop.cdc("doctor")

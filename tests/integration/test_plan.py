@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from cdc.commands.plan import lines
-from cdc.commands.preflight import refuse_unknown_contracts
+from cdc.commands.preflight import refuse_unknown
 from cdc.errors import ConfigError, SourceError
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.evolution import Kind, SchemaChange, schema_record
@@ -57,6 +59,18 @@ def shop(postgres: Database, tmp_path: Path) -> Settings:
         stores={name: options_model(str(given["kind"])).model_validate(given) for name, given in stores.items()},
         run_dir=tmp_path / "run",
     )  # type: ignore[arg-type]
+
+
+def learn(shop: Settings, postgres: Database, *names: str) -> None:
+    """The log gets to know tables that have been made since."""
+    with connect(postgres.dsn) as connection:
+        facts = read_facts(connection, "cdc", published=True)
+    writer = EmbeddedLogWriter(shop.log.dir)
+    for position, found in enumerate([found for found in facts if found.name in names], writer.head.position + 1):
+        writer.append(schema_record(SchemaChange(found.table(), Kind.CREATED), position, 1, 0))
+    writer.commit(Lsn(2), 0)
+    writer.close()
+    save_facts(shop.log.dir, {found.oid: found for found in facts})
 
 
 def actions(plan: Plan, number: int = 0) -> dict[str, str]:
@@ -162,6 +176,125 @@ def test_one_statement_only_and_its_errors_are_told(shop: Settings) -> None:
     assert plan_catalog(shop).changes == ()
 
 
+@pytest.fixture
+def limited(shop: Settings, postgres: Database) -> Iterator[Settings]:
+    """The same with a role as in deploy/roles.sql."""
+    role = f"r_{postgres.name}"
+    with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+        admin.execute(f"create role {role} login replication nosuperuser nocreatedb nocreaterole noinherit")
+        admin.execute(f"alter role {role} set default_transaction_read_only = on")
+        admin.execute(f"grant usage on schema public to {role}; grant select on all tables in schema public to {role}")
+        admin.execute("revoke create on schema public from public")
+        dsn = postgres.server.dsn(postgres.name, user=role)
+        yield shop.model_copy(update={"source": shop.source.model_copy(update={"dsn": SecretStr(dsn)})})
+        admin.execute(f"drop owned by {role}; drop role {role}")
+
+
+SAME_FOR_ALL = [
+    "alter table items drop column note",
+    "alter table items rename column name to title",
+    'ALTER TABLE ONLY "items" rename "id" to "item id"',
+    "alter /* why */ table if exists public . items -- all of it\n add column rank int",
+    "alter table items add column rank int default 7, drop column name",
+    "alter table items add column made timestamptz default clock_timestamp()",
+    "alter table items alter note type varchar(20)",
+    "alter table items alter price type text using price::text || '!'",
+    "alter table items alter id type text",
+    "alter table items rename to goods",
+    "alter table items replica identity full",
+    "alter table items drop constraint items_pkey, add primary key (id, name)",
+    "alter table items drop column price; ",
+    "alter table gaps add column more text, drop column b",
+    "alter table gaps rename c to d",
+    "alter table indexed rename code to number",
+    "alter table full_row add column more int",
+    "alter table items add check (id > 0)",
+    "alter table items alter column price set default 1",
+    "drop table items",
+    "drop table if exists public.others, items cascade",
+]
+
+
+@pytest.mark.parametrize("statement", SAME_FOR_ALL)
+def test_a_role_that_owns_nothing_is_told_the_same(limited: Settings, shop: Settings, postgres: Database, statement: str) -> None:
+    with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+        admin.execute("create table gaps (x int, a int, id int primary key, y int, b text, c text)")
+        admin.execute("alter table gaps drop x; alter table gaps drop y; insert into gaps values (1, 1, 'b', 'c')")
+        admin.execute("create table indexed (code text not null, other int, n int); create unique index on indexed (other)")
+        admin.execute("create unique index by_code on indexed (code); alter table indexed replica identity using index by_code")
+        admin.execute("create table full_row (a int, b int); alter table full_row replica identity full")
+        admin.execute("alter publication cdc add table gaps, indexed, full_row")
+        admin.execute("grant select on all tables in schema public to public")
+    learn(shop, postgres, "gaps", "indexed", "full_row")
+    mine, theirs = ddl(shop, statement), ddl(limited, statement)
+    assert theirs.changes == mine.changes
+    if not any(word in statement for word in ("check", "default 1", "replica")):
+        assert mine.changes
+    [remark] = theirs.remarks
+    assert "tried on an empty copy" in remark.what
+    assert theirs.ok == mine.ok
+    assert plan_catalog(limited).changes == plan_catalog(shop).changes
+    with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+        assert admin.execute("select count(*) from pg_class where relpersistence = 't'").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said", "hint"),
+    [
+        ("alter table items drop column nope", 'column "nope" of relation "items" does not exist', ""),
+        ("alter table items rename price to note", "already exists", ""),
+        ("alter table items drop note; drop table items", "cannot insert multiple commands", ""),
+        ("alter table items add column o int references others", "must be owner of table items", "a role that owns the table"),
+        ("alter table items set schema pg_catalog", "must be owner of table items", "a role that owns the table"),
+        ("create table fresh (id int primary key)", "permission denied for schema public", "a role that owns the table"),
+        ("create index on items (name)", "must be owner of table items", "a role that owns the table"),
+    ],
+)
+def test_what_a_copy_cannot_tell(limited: Settings, statement: str, said: str, hint: str) -> None:
+    with pytest.raises(SourceError, match=said) as refused:
+        ddl(limited, statement)
+    assert hint in (refused.value.hint or "")
+
+
+def test_without_the_right_to_make_a_copy(limited: Settings, postgres: Database) -> None:
+    with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+        admin.execute(f'revoke temporary on database "{postgres.name}" from public')
+    with pytest.raises(SourceError, match="must be owner of table items"):
+        ddl(limited, "alter table items drop note")
+
+
+@pytest.mark.parametrize(
+    ("statement", "stops"),
+    [
+        ("alter table items rename id to item_id", True),
+        ("alter table items rename name to title", False),
+        ("alter table items drop constraint items_pkey, add primary key (id, name)", True),
+        ("drop table items", False),
+    ],
+)
+def test_a_key_template_that_the_change_breaks(
+    shop: Settings, limited: Settings, valkey: Cache, statement: str, stops: bool
+) -> None:
+    options = {"kind": "redis", "url": valkey.url, "tables": ("public.items",), "key": "item:{id}"}
+    stores = {"cache": options_model("redis").model_validate(options)}
+    for given in (shop, limited):
+        plan = ddl(given.model_copy(update={"stores": stores}), statement)
+        [effect] = plan.changes[0].effects
+        assert (str(effect.action) == "stops (STORE_REFUSES)") is stops
+        assert plan.ok is not stops
+        if stops:
+            assert "'item:{id}' cannot name a cache's keys" in "\n".join(lines(plan))
+
+
+def test_a_new_table_that_a_key_template_does_not_fit(shop: Settings, valkey: Cache) -> None:
+    options = {"kind": "redis", "url": valkey.url, "key": "{table}:{id}"}
+    stores = {"cache": options_model("redis").model_validate(options)}
+    plan = ddl(shop.model_copy(update={"stores": stores}), "create table fresh (number int primary key)")
+    assert actions(plan) == {"cache": "stops (STORE_REFUSES)"}
+    plan = ddl(shop.model_copy(update={"stores": stores}), "create table fresh (id int primary key)")
+    assert actions(plan) == {"cache": JOINS}
+
+
 def test_locks_are_not_waited_for(shop: Settings, postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc.planning.LOCK_TIMEOUT_MS", 50)
     with psycopg.connect(postgres.dsn) as other:
@@ -178,7 +311,7 @@ def test_a_changed_configuration(shop: Settings, valkey: Cache) -> None:
 
     before = cache(tables=("public.items",))
     sink = make_sink("cache", before.stores["cache"])
-    sink.open(EMPTY)
+    sink.open(EMPTY, 1)
     with connect(shop.source.dsn.get_secret_value()) as connection:
         tables = {facts.name: facts.table() for facts in read_facts(connection, "cdc", published=True)}
     sink.prepare(tables["items"])
@@ -207,7 +340,7 @@ def test_a_changed_configuration(shop: Settings, valkey: Cache) -> None:
 def test_contracts_name_what_there_is(shop: Settings, contracts: dict[str, tuple[str, ...]], hint: str) -> None:
     given = {table: Contract(require=required) for table, required in contracts.items()}
     with pytest.raises(ConfigError) as failure:
-        refuse_unknown_contracts(shop.model_copy(update={"contracts": given}))
+        refuse_unknown(shop.model_copy(update={"contracts": given}))
     assert failure.value.hint == hint
 
 
@@ -215,4 +348,4 @@ def test_a_column_that_was_just_dropped_stops_a_store_not_the_start(shop: Settin
     given = shop.model_copy(update={"contracts": {"public.items": Contract(require=("price",))}})
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute("alter table items drop price")
-    refuse_unknown_contracts(given)
+    refuse_unknown(given)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from cdc.model.table import Table
+from cdc.settings import StoreOptions
+from cdc.storetables import mistaken
+
+TABLES = [Table(1, "public", "orders", ()), Table(2, "sales", "items", ()), "public.read_only_so_far"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (("*",), []),
+        (("public.*", "!public.orders"), []),
+        (("public.orders", "public.read_only_so_far"), []),
+        (("public.*", "later.*"), []),
+        (("public.ordrs",), ["stores.s.tables: no table public.ordrs is captured → did you mean public.orders?"]),
+        (("orders", "public.*"), ["no table orders is captured → did you mean public.orders?"]),
+        (("*", "a.b", "c.d"), ["no table a.b is captured", "no table c.d is captured"]),
+        (
+            ("publc.*",),
+            ["stores.s.tables selects no captured table (publc.*) → correct stores.s.tables; captured are: public.orders"],
+        ),
+        (("public.orders", "!public.*"), ["selects no captured table"]),
+    ],
+)
+def test_patterns(patterns: tuple[str, ...], said: list[str]) -> None:
+    found = [mistake.line() for mistake in mistaken({"s": StoreOptions(kind="memory", tables=patterns)}, TABLES)]
+    assert len(found) == len(said)
+    for line, part in zip(found, said, strict=True):
+        assert part in line
