@@ -65,6 +65,7 @@ def _shown(report: Report, *, plain: bool) -> RenderableType:
             [_cells(follower) for follower in report.followers],
         ),
         *(Text(f"! {problem}", style="red") for problem in report.problems),
+        *(Text(f"· {note}") for note in report.notes),
     )
 
 
@@ -86,6 +87,8 @@ def lines(report: Report) -> Iterator[str]:
         yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {process.restarts} restarts"
     for problem in report.problems:
         yield f"! {problem}"
+    for note in report.notes:
+        yield f"· {note}"
 
 
 def _cells(follower: FollowerReport) -> tuple[str, ...]:
