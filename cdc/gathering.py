@@ -80,14 +80,17 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
     )
-    processes = _processes(settings.run_dir)
-    further = [*_file_problems(settings), *(mistake.line() for mistake in _mistaken(settings, reader, capture))]
+    daemon = _daemon(settings.run_dir)
+    processes = _processes(daemon)
+    mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
+    further = [*_file_problems(settings), *mistaken, *daemon.problems]
     problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now), further)
     return Report(
         version=VERSION,
         at=now,
         healthy=not problems,
         problems=problems,
+        notes=tuple(visible(note) for note in daemon.notes),
         source=source,
         capture=capture,
         log=_log(settings.log.dir, reader, head),
@@ -202,13 +205,16 @@ def _walked(folder: Path) -> int:
     return total
 
 
-def _processes(run_dir: Path) -> tuple[ProcessReport, ...]:
+def _daemon(run_dir: Path) -> status.SupervisorStatus:
+    """The supervisor that runs; one without children where none does."""
     told = status.read_supervisor(run_dir)
-    if told is None or not status.alive(told.pid):
-        return ()
+    return told if told is not None and status.alive(told.pid) else status.SupervisorStatus()
+
+
+def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
     return tuple(
         ProcessReport(child.name, child.pid, child.state, child.restarts, child.exit_code, child.started_at)
-        for child in told.processes
+        for child in daemon.processes
     )
 
 

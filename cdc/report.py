@@ -7,6 +7,7 @@
 ``at``         when the facts were gathered
 ``healthy``    true when nothing is stopped, down or in danger: then ``problems`` is empty
 ``problems``   one line each: what is wrong → the command that helps
+``notes``      one line each: what is not wrong and good to know, such as settings that take effect at the next start
 ``source``     ``reachable``, ``error``, ``address`` (host:port/database), ``slot`` (or null): {``name``, ``exists``, ``active``,
                ``wal_status``, ``server_lsn``, ``confirmed_lsn``, ``lag_bytes`` (written and not confirmed), ``held_bytes`` (WAL kept
                because of the slot), ``max_keep_bytes``, ``safe_wal_bytes`` (the WAL budget that is left, null = no limit),
@@ -198,6 +199,7 @@ class Report:
     followers: tuple[FollowerReport, ...]
     stops: tuple[StopReport, ...]
     processes: tuple[ProcessReport, ...]
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists in the shape that the module's text gives."""

@@ -15,6 +15,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
@@ -219,21 +220,32 @@ class SettingsError(ConfigError):
         self.problems = tuple(problems)
 
 
-def load(path: Path, options_model: Callable[[str], type[StoreOptions]]) -> Settings:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a configuration file says."""
+
+    text: str
+    private: bool = True
+    """Nobody but its owner has rights on the file."""
+
+
+def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, written: Written | None = None) -> Settings:
     """The settings that the file describes.
 
+    written: what it says, or said; read from it when left out.
     options_model: the model of the options of one kind of store; raises a HeadwaterError for a kind that does not exist.
     Raises SettingsError with one line for each problem, naming file and key; never a value.
     """
-    written, private = _read(path)
-    loading = _Loading(path, private)
-    loading.refuse_readable(Settings, written, ())
-    raw = loading.interpolated(written, ())
+    written = written or read(path)
+    said = _parsed(path, written.text)
+    loading = _Loading(path, written.private)
+    loading.refuse_readable(Settings, said, ())
+    raw = loading.interpolated(said, ())
     stores = raw.pop("stores", {})
     if not isinstance(stores, dict):
         loading.problem(("stores",), "must be tables: [stores.NAME]")
         stores = {}
-    options = {name: loading.store(name, table, written["stores"][name], options_model) for name, table in stores.items()}
+    options = {name: loading.store(name, table, said["stores"][name], options_model) for name, table in stores.items()}
     settings = loading.validated(Settings, raw, ())
     if loading.problems or settings is None:
         raise SettingsError(loading.problems)
@@ -365,8 +377,8 @@ class _Loading:
         return SecretFile(text.rstrip("\r\n"), path)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bool]:
-    """The file's content, and whether nobody but its owner has rights on it."""
+def read(path: Path) -> Written:
+    """Raises ConfigError when the file cannot be read."""
     try:
         with open(path, "rb") as file:
             private = not stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
@@ -378,9 +390,14 @@ def _read(path: Path) -> tuple[dict[str, Any], bool]:
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
     try:
-        return tomllib.loads(content.decode()), private
+        return Written(content.decode(), private)
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is no valid TOML: {error}") from None
 

@@ -142,6 +142,10 @@ class SupervisorStatus(_Told):
     """running | draining | exited"""
     listen: str | None = None
     processes: list[ProcessStatus] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """What is wrong with the configuration file as it is now, one line each with what helps."""
+    notes: list[str] = field(default_factory=list)
+    """What in it takes effect later, one line each with what helps."""
     updated_at: float = 0.0
     foreign: list[str] = field(default_factory=list)
 
@@ -159,6 +163,11 @@ def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | Sup
         file.write(jsonfile.encode(content))
     crashpoint("status.written_aside")
     aside.replace(folder / f"{name}.json")
+
+
+def remove(run_dir: Path, name: str) -> None:
+    """Of a part that there is no longer."""
+    (run_dir / "status" / f"{name}.json").unlink(missing_ok=True)
 
 
 def read_capture(run_dir: Path) -> CaptureStatus | None:

@@ -91,6 +91,13 @@ def clear(run_dir: Path, name: str) -> list[Stop]:
     return cleared
 
 
+def clear_part(run_dir: Path, part: str) -> None:
+    """Removes every stop state of a part that there is no longer."""
+    for stop in held(run_dir):
+        if stop.part == part:
+            clear(run_dir, stop.name)
+
+
 def _path(run_dir: Path, part: str, state: StopState) -> Path:
     return run_dir / "stops" / f"{part}.{state}.json"
 

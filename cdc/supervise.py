@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 
 from cdc import status, stops
+from cdc.configuration import VARIABLE, Configuration, Handout
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, Stopped
 from cdc.settings import Settings
@@ -33,6 +34,8 @@ SETTLED_S: Final = 60.0
 """A child that lived this long has recovered: its next end counts as the first again."""
 REFUSED_RETRY_S: Final = 30.0
 """A child that was refused (exit 2: the source is not set up, or down at start) tries again this often; nothing is at stake meanwhile."""
+FOLLOWERS: Final = "followers"
+"""The name of the child that follows all stores."""
 DRAIN_S: Final = 40.0
 """Longer than a child's own bound, so that a child ends by itself."""
 _TICK_S: Final = 0.1
@@ -92,47 +95,114 @@ class Child:
     """Monotonic time of the next start; None while it waits for an operator."""
     stopped_for: frozenset[str] = field(default_factory=frozenset)
     """The stop states that were held when it was last looked at."""
+    retired: bool = False
+    """There is nothing left for it to do: it ends, and does not start again."""
+    terminated: bool = False
 
 
 class Supervisor:
     """Starts, watches and drains the children. One thread only."""
 
-    def __init__(self, run_dir: Path, children: Sequence[Child], *, listen: str | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        children: Sequence[Child],
+        *,
+        listen: str | None = None,
+        configuration: Configuration | None = None,
+        followers: Callable[[], Child] | None = None,
+    ) -> None:
+        """``configuration`` is watched. ``followers`` makes the child that follows its stores, when there are some again."""
         self._run_dir = run_dir
-        self._children = children
-        self._status = SupervisorStatus(os.getpid(), listen=listen, processes=[child.status for child in children])
+        self._children = list(children)
+        self._configuration = configuration
+        self._followers = followers
+        self._handout = Handout(configuration) if configuration is not None else None
+        self._status = SupervisorStatus(os.getpid(), listen=listen)
         self._written_at = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
         """Returns when ``stop`` is set and every child has ended."""
+        self._forget_strangers()
         try:
             while not stop.is_set():
-                for child in self._children:
+                self._look_at_the_configuration()
+                for child in list(self._children):
                     self._look_after(child)
                 self._write(force=False)
                 stop.wait(_TICK_S)
         finally:
             self._drain()
+            if self._handout is not None:
+                self._handout.close()
+
+    def _look_at_the_configuration(self) -> None:
+        if self._configuration is None or self._handout is None:
+            return
+        change = self._configuration.look()
+        problem = self._configuration.problem
+        self._status.problems = [problem] if problem is not None else []
+        self._status.notes = list(self._configuration.pending)
+        if change is not None:
+            self._handout.write()
+            self._adapt(self._configuration.settings)
+
+    def _adapt(self, settings: Settings) -> None:
+        """The followers' process takes the change in by itself; it may have to be started for it, or to end."""
+        child = next((child for child in self._children if child.status.name == FOLLOWERS), None)
+        if child is None:
+            if settings.stores and self._followers is not None:
+                self._children.append(self._followers())
+            return
+        child.parts = parts_of(settings)
+        child.retired = not settings.stores
+        if child.process is None:
+            self._forget_strangers()
+            child.again_at = 0.0
+        child.stopped_for = self._held(child)
+
+    def _forget_strangers(self) -> None:
+        """Of stores that the configuration does not have (any more) nothing is shown. For a time at which nobody follows them."""
+        if self._configuration is None:
+            return
+        known = parts_of(self._configuration.settings)
+        for found in status.read_followers(self._run_dir):
+            if f"follow-{found.store}" not in known:
+                status.remove(self._run_dir, f"follow-{found.store}")
+        for stop in stops.held(self._run_dir):
+            if stop.part.startswith("follow-") and stop.part not in known:
+                stops.clear(self._run_dir, stop.name)
 
     def _look_after(self, child: Child) -> None:
         held = self._held(child)
         resumed = bool(child.stopped_for - held)
         child.stopped_for = held
         if child.process is None:
+            if child.retired:
+                self._children.remove(child)
+                self._forget_strangers()
+                return
             if resumed:
                 child.again_at = 0.0
             if child.again_at is not None and time.monotonic() >= child.again_at:
                 self._start(child)
         elif child.process.poll() is not None:
             self._ended(child, child.process.returncode, self._held(child))
-        elif resumed:
-            _log.info(f"{child.status.name}: restarting, as one of its parts was resumed")
+        elif child.retired and not child.terminated:
+            child.terminated = True
             child.process.terminate()
 
     def _start(self, child: Child) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
         # A session of its own: a terminal's Ctrl-C reaches only us, and we can end the whole group (Spark's JVM is in it).
-        child.process = subprocess.Popen(list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        handed: tuple[int, ...] = ()
+        if self._handout is not None:
+            handed = (self._handout.descriptor,)
+            environment[VARIABLE] = str(self._handout.descriptor)
+        child.process = subprocess.Popen(
+            list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=handed
+        )
+        child.terminated = False
         crashpoint("supervise.started")
         child.began = time.monotonic()
         child.status.pid, child.status.state, child.status.started_at = child.process.pid, "running", time.time()
@@ -149,10 +219,11 @@ class Supervisor:
         child.again_at = None if step.delay_s is None else time.monotonic() + step.delay_s
         child.status.pid, child.status.state, child.status.exit_code = 0, step.state, code
         child.status.restarts += 1 if step.delay_s is not None else 0
-        _log.warning(
-            in_words(child.status.name, code, lived_s, step, held),
-            facts={"process": child.status.name, "exit_code": code, "state": step.state, "held": sorted(held)},
-        )
+        facts = {"process": child.status.name, "exit_code": code, "state": step.state, "held": sorted(held)}
+        if child.retired:
+            _log.info(f"{child.status.name} ended, as there is no store to follow", facts=facts)
+        else:
+            _log.warning(in_words(child.status.name, code, lived_s, step, held), facts=facts)
         self._write(force=True)
 
     def _held(self, child: Child) -> frozenset[str]:
@@ -187,26 +258,31 @@ class Supervisor:
         if force or now - self._written_at >= _STATUS_S:
             self._written_at = now
             self._status.updated_at = time.time()
+            self._status.processes = [child.status for child in self._children]
             status.write(self._run_dir, "supervisor", self._status)
 
 
-def supervise(settings: Settings, config: Path, stop: threading.Event, *, listen: str | None, debug: bool = False) -> int:
+def supervise(configuration: Configuration, config: Path, stop: threading.Event, *, listen: str | None, debug: bool = False) -> int:
     """Runs capture and the followers until ``stop`` is set; returns 0. ``listen``: the HTTP port's URL, for the status.
 
     Call ``refuse_second`` before.
     """
-    Supervisor(settings.run_dir, children_of(settings, config, debug=debug), listen=listen).run(stop)
+    run_dir = configuration.settings.run_dir
+
+    def followers() -> Child:
+        return Child(ProcessStatus(FOLLOWERS), [*command, "follow:*"], parts_of(configuration.settings))
+
+    command = [sys.executable, "-m", "cdc", "--config", str(config), *(["--debug"] if debug else []), "run", "--only"]
+    children = [Child(ProcessStatus("capture"), [*command, "capture"], frozenset({"capture"}))]
+    if configuration.settings.stores:
+        children.append(followers())
+    Supervisor(run_dir, children, listen=listen, configuration=configuration, followers=followers).run(stop)
     return 0
 
 
-def children_of(settings: Settings, config: Path, *, debug: bool = False) -> list[Child]:
-    """The capture process, and one process for all followers where there are stores."""
-    command = [sys.executable, "-m", "cdc", "--config", str(config), *(["--debug"] if debug else []), "run", "--only"]
-    children = [Child(ProcessStatus("capture"), [*command, "capture"], frozenset({"capture"}))]
-    if settings.stores:
-        parts = frozenset(f"follow-{name}" for name in settings.stores)
-        children.append(Child(ProcessStatus("followers"), [*command, "follow:*"], parts))
-    return children
+def parts_of(settings: Settings) -> frozenset[str]:
+    """The names under which the followers' stop states are recorded."""
+    return frozenset(f"follow-{name}" for name in settings.stores)
 
 
 def refuse_second(run_dir: Path) -> None:

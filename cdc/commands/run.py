@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import threading
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import structlog
@@ -14,9 +15,10 @@ import typer
 from cdc import stops
 from cdc.commands.invocation import Invocation, invocation, store_options
 from cdc.commands.signals import DRAIN_S, die_with_parent, stop_on_signals
+from cdc.configuration import VARIABLE, Configuration, Handed
 from cdc.errors import ConfigError, HeadwaterError, Stopped
 from cdc.folders import own
-from cdc.settings import Settings
+from cdc.settings import Settings, StoreOptions
 from cdc.supervise import DRAIN_S as CHILDREN_DRAIN_S
 from cdc.supervise import PARENT_VARIABLE, refuse_second, supervise
 
@@ -36,14 +38,15 @@ def run(
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None:
         die_with_parent(int(parent))
-    settings = given.settings()
+    configuration = _configuration(given)
+    settings = configuration.settings
     if (settings.contracts or settings.stores) and parent is None:
         from cdc.commands.preflight import refuse_unknown
 
         refuse_unknown(settings)
     with stop_on_signals(DRAIN_S if only else SUPERVISOR_DRAIN_S) as stop:
         try:
-            raise typer.Exit(_part(given, settings, only, stop))
+            raise typer.Exit(_part(given, configuration, only, stop))
         except HeadwaterError as error:
             if parent is None or given.debug:
                 raise
@@ -52,27 +55,39 @@ def run(
             raise typer.Exit(error.exit_code) from None
 
 
+def _configuration(given: Invocation) -> Configuration | Handed:
+    """What the supervisor has handed us; a part that runs by itself watches the file as the supervisor does."""
+    from sinks import options_model
+
+    handed = os.environ.get(VARIABLE)
+    if handed is not None and PARENT_VARIABLE in os.environ:
+        return Handed(int(handed), given.config, options_model)
+    return Configuration(given.config, options_model)
+
+
 def _allow_many_files() -> None:
     """The log keeps files of every table open; shells often allow a process 1,024, though the system would allow it far more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _part(given: Invocation, settings: Settings, only: str | None, stop: threading.Event) -> int:
+def _part(given: Invocation, configuration: Configuration | Handed, only: str | None, stop: threading.Event) -> int:
+    settings = configuration.settings
     own(settings.run_dir, "run_dir")
     if only is None:
         from cdc.http.serve import serving
 
+        assert isinstance(configuration, Configuration), "the supervisor has no parent"
         refuse_second(settings.run_dir)
-        with serving(settings) as url:
+        with serving(settings, current=lambda: configuration.settings) as url:
             _log.info(f"status page: {url}", facts={"url": url})
-            return supervise(settings, given.config, stop, listen=url, debug=given.debug)
+            return supervise(configuration, given.config, stop, listen=url, debug=given.debug)
     if only == "capture":
         return _capture(settings, stop)
     what, colon, name = only.partition(":")
     if what != "follow" or not colon or not name:
         raise ConfigError(f"--only {only} names no part", hint="use --only capture, --only follow:NAME or --only 'follow:*'")
-    return _followers(settings, name, stop)
+    return _followers(configuration, name, stop)
 
 
 def _capture(settings: Settings, stop: threading.Event) -> int:
@@ -87,20 +102,34 @@ def _capture(settings: Settings, stop: threading.Event) -> int:
         raise
 
 
-def _followers(settings: Settings, name: str, stop: threading.Event) -> int:
+def _followers(configuration: Configuration | Handed, name: str, stop: threading.Event) -> int:
     """Stopped followers are left out; the others run. All stopped is a stop state of the process."""
     from cdc.spark.follow import run_followers
 
-    chosen = dict(settings.stores) if name == "*" else {name: store_options(settings, name)}
-    held = {store: found for store in chosen if (found := stops.held_by(settings.run_dir, f"follow-{store}")) is not None}
-    for store, found in held.items():
-        _log.warning(
-            f"store {store} stays stopped: {found.state}: {found.message} → cdc resume {found.name}",
-            facts={"store": store, "stop": str(found.state)},
-        )
-    running = {store: options for store, options in chosen.items() if store not in held}
-    if held and not running:
-        raise next(iter(held.values())).error()
-    if not running:
+    settings = configuration.settings
+    if name != "*":
+        store_options(settings, name)
+    if not settings.stores:
         raise ConfigError("the configuration has no stores to follow", hint="add one: [stores.NAME]")
-    return run_followers(settings.log.dir, settings.run_dir, running, stop=stop, contracts=settings.contracts)
+    wanted = Wanted(configuration, name)
+    return run_followers(settings.log.dir, settings.run_dir, wanted(), stop=stop, contracts=settings.contracts, wanted=wanted)
+
+
+class Wanted:
+    """The stores that are to be followed by now: all of the configuration, or the one. The same object while they are the same."""
+
+    def __init__(self, configuration: Configuration | Handed, name: str) -> None:
+        self._configuration = configuration
+        self._name = name
+        self._settings = configuration.settings
+        self._stores = self._chosen()
+
+    def __call__(self) -> Mapping[str, StoreOptions]:
+        self._configuration.look()
+        if self._configuration.settings is not self._settings:
+            self._settings = self._configuration.settings
+            self._stores = self._chosen()
+        return self._stores
+
+    def _chosen(self) -> Mapping[str, StoreOptions]:
+        return {name: options for name, options in self._settings.stores.items() if self._name in ("*", name)}

@@ -70,6 +70,7 @@ def _shown(report: Report, width: int | None) -> RenderableType:
         Text(""),
         table_of("stores", heads, rows),
         *(_indented(f"! {problem}", "red") for problem in report.problems),
+        *(_indented(f"· {note}") for note in report.notes),
     )
 
 
@@ -98,6 +99,8 @@ def lines(report: Report) -> Iterator[str]:
         yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {counted(process.restarts, 'restart')}"
     for problem in report.problems:
         yield f"! {problem}"
+    for note in report.notes:
+        yield f"· {note}"
 
 
 def _loading_lines(report: Report) -> Iterator[str]:

@@ -20,7 +20,6 @@ import hashlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from importlib.resources import files
 from threading import Event
 from typing import Final
@@ -67,16 +66,20 @@ Wait = Callable[[str, Lsn | None, float, Event], Waited]
 """(store, LSN, timeout in seconds, set when whoever asked has gone) → what the store shows."""
 
 
-def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None = None) -> Starlette:
+def make_app(
+    settings: Settings, *, take: Take | None = None, wait: Wait | None = None, current: Callable[[], Settings] | None = None
+) -> Starlette:
     """The application for these settings. ``take`` and ``wait`` stand in for the real report and the real waiting.
 
+    current: the settings in force, whose stores may be others by and by.
     Raises ConfigError when ``[http]`` would open the port to others without a token and TLS.
     """
+    now = current or (lambda: settings)
     access = access_of(settings.http)
     reader = open_reader(settings.log.dir)
     probe = SourceProbe(settings.source.dsn, settings.source.slot)
-    feed = Feed(take or (lambda: gather(settings, reader, probe)), settings.run_dir)
-    wait_for = wait or partial(wait_while_asked, settings, reader)
+    feed = Feed(take or (lambda: gather(now(), reader, probe)), settings.run_dir)
+    wait_for = wait or (lambda *asked: wait_while_asked(now(), reader, *asked))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -117,7 +120,7 @@ def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None 
         return EventStream(feed)
 
     async def wait_route(request: Request) -> Response:
-        return await _wait(request, settings, wait_for)
+        return await _wait(request, now(), wait_for)
 
     routes: list[BaseRoute] = [Route(path, _static(*page)) for path, page in _PAGE.items()]
     routes += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -24,13 +24,14 @@ BACKLOG: Final = 128
 
 
 @contextmanager
-def serving(settings: Settings, app: Starlette | None = None) -> Iterator[str]:
+def serving(settings: Settings, app: Starlette | None = None, *, current: Callable[[], Settings] | None = None) -> Iterator[str]:
     """Serves while the context lasts, in a thread; yields the URL (port 0 in ``http.listen`` takes a free one).
 
+    current: the settings in force, whose stores may be others by and by.
     Raises ConfigError when the address is taken or no address, the certificate cannot be used, or the port would be open to others
     without a token and TLS.
     """
-    app = app or make_app(settings)
+    app = app or make_app(settings, current=current)
     tls = _tls(settings)
     door = Door()
     listener = Listener(door, listen(settings.http.listen))

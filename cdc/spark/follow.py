@@ -12,8 +12,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -31,9 +30,9 @@ from cdc.settings import Contract, StoreOptions
 from cdc.spark import session as sessions
 from cdc.spark.apply import Slices
 from cdc.spark.causes import ending_of, place_of
+from cdc.spark.fleet import Fleet
 from cdc.spark.follower import LARGE_ROWS, Follower
 from cdc.spark.source import CdcSource, cut_at
-from cdc.spark.storelog import StoreLog
 
 FIRST_ROWS: Final = 2_000
 FIRST_BYTES: Final = 4 * 2**20
@@ -55,80 +54,47 @@ def run_followers(
     until_caught_up: bool = False,
     stop: threading.Event,
     contracts: Mapping[str, Contract] | None = None,
+    wanted: Callable[[], Mapping[str, StoreOptions]] | None = None,
 ) -> int:
     """Follows the log with every store until ``stop`` is set, then finishes the batches under way and returns the exit code.
 
-    until_caught_up: returns as soon as every store holds what the log held at the start. Returns 0, or 4 when a store is in a stop
-    state. Raises HeadwaterError when one of the stores is followed already.
+    until_caught_up: returns as soon as every store holds what the log held at the start.
+    wanted: asked now and then which stores are to be followed; those that differ from before are begun, ended or opened again alone.
+    Returns 0, or 4 when every store is in a stop state, or one of them is at the end. Raises HeadwaterError when one of the stores is
+    followed already, and the stop state when none may run.
     """
     reader = EmbeddedLogReader(log_dir)
-    enough = threading.Event()
-    followers = [Follower(store, options, log_dir, reader, run_dir, enough, contracts) for store, options in stores.items()]
-    with ExitStack() as leases:
-        for follower in followers:
-            leases.callback(follower.release_lease)
-            follower.take_lease()
-        scratch = run_dir / "spark"
-        for store in stores:
-            shutil.rmtree(scratch / store, ignore_errors=True)
-        return _run(log_dir, reader, scratch, followers, enough, until_caught_up, stop)
-
-
-def _run(
-    log_dir: Path,
-    reader: EmbeddedLogReader,
-    scratch: Path,
-    followers: Sequence[Follower],
-    enough: threading.Event,
-    until_caught_up: bool,
-    stop: threading.Event,
-) -> int:
-    target = reader.head().position
-    for follower in followers:
-        follower.report()
+    scratch = run_dir / "spark"
     engine = Engine(scratch / "local")
+
+    def query(follower: Follower, halt: threading.Event) -> Query:
+        shutil.rmtree(scratch / follower.store, ignore_errors=True)
+        return Query(engine, follower, reader, log_dir, scratch, halt)
+
+    fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query)
+    target = reader.head().position
     sinks.warehouse.use_session(engine.session)
-    queries = [Query(engine, follower, reader, log_dir, scratch, enough) for follower in followers]
-    chronicles = [StoreLog(follower, reader, scratch.parent) for follower in followers]
+    fleet.begin(stores)
     try:
-        for query in queries:
-            query.start()
-        _watch(queries, followers, chronicles, target if until_caught_up else None, stop)
+        _watch(fleet, wanted or (lambda: stores), target if until_caught_up else None, stop)
     finally:
-        enough.set()
-        for query in queries:
-            query.join()
-        for follower in followers:
-            follower.close()
-        for chronicle in chronicles:
-            chronicle.look()
+        fleet.close()
         engine.stop()
-    for query in queries:
-        query.check()
-    return 4 if any(follower.stopped for follower in followers) else 0
+    return 4 if any(follower.stopped for follower in fleet.followers) else 0
 
 
-def _watch(
-    queries: Sequence[Query],
-    followers: Sequence[Follower],
-    chronicles: Sequence[StoreLog],
-    target: Position | None,
-    stop: threading.Event,
-) -> None:
+def _watch(fleet: Fleet, wanted: Callable[[], Mapping[str, StoreOptions]], target: Position | None, stop: threading.Event) -> None:
     """Reports until there is nothing left to do. Raises what ended a query's thread: the supervisor starts the process again."""
     reported_at = 0.0
     while not stop.wait(_POLL_S):
-        for query in queries:
-            query.check()
-        for chronicle in chronicles:
-            chronicle.look()
-        if all(follower.stopped for follower in followers):
+        fleet.look()
+        if fleet.stopped:
             return
-        if target is not None and all(follower.stopped or follower.applied.position >= target for follower in followers):
+        if target is not None and all(follower.stopped or follower.applied.position >= target for follower in fleet.followers):
             return
         if time.monotonic() - reported_at >= _REPORT_S:
-            for follower in followers:
-                follower.report()
+            fleet.adapt(wanted())
+            fleet.report()
             reported_at = time.monotonic()
 
 
@@ -181,6 +147,10 @@ class Query:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
 
     def join(self) -> None:
         self._thread.join()

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from cdc import status, stops, supervise
+from cdc.configuration import Configuration
+from cdc.demo.configuration import toml
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.status import ProcessStatus
 from cdc.supervise import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, next_step, refuse_second
+from sinks import options_model
 
 SHORT, LONG = 1.0, SETTLED_S + 1
 
@@ -102,14 +105,17 @@ def test_a_stopped_child_waits_for_resume_while_the_other_runs_on(tmp_path: Path
         assert (told.processes[1].state, told.processes[1].restarts) == ("running", 0)
 
 
-def test_a_running_child_begins_anew_when_one_of_its_parts_is_resumed(tmp_path: Path) -> None:
+def test_a_running_child_sees_to_a_resumed_part_by_itself(tmp_path: Path) -> None:
+    """The other stores that it follows go on undisturbed."""
     stops.record(tmp_path, "capture", Stopped(StopState.STORE_REFUSES, "one of several"))
     with supervised(tmp_path, child("import time; time.sleep(600)")):
         until(lambda: seen(tmp_path).state == "running")
         first = seen(tmp_path).pid
-        time.sleep(0.3)
         stops.clear(tmp_path, "STORE_REFUSES")
-        until(lambda: seen(tmp_path).pid not in (0, first))
+        before = status.read_supervisor(tmp_path)
+        assert before is not None
+        until(lambda: (now := status.read_supervisor(tmp_path)) is not None and now.updated_at > before.updated_at + 2)
+        assert (seen(tmp_path).pid, seen(tmp_path).restarts) == (first, 0)
 
 
 def test_one_supervisor_for_a_folder(tmp_path: Path) -> None:
@@ -144,3 +150,46 @@ def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_log_says_how_a_child_ended_and_what_comes_next(code: int, held: frozenset[str], words: str) -> None:
     step = next_step(code, 12.0, 0, held=bool(held))
     assert supervise.in_words("followers", code, 12.0, step, held) == words
+
+
+def configured(folder: Path, *stores: str) -> Path:
+    sections = {f"stores.{name}": {"kind": "console"} for name in stores}
+    aside = folder / "cdc.new"
+    aside.write_text(toml({"": {"run_dir": "."}, "source": {"dsn": "host=127.0.0.1 dbname=d"}, **sections}))
+    return aside.replace(folder / "cdc.toml")
+
+
+def test_the_followers_process_comes_and_goes_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is left alone while it has any: it takes the change in by itself."""
+    monkeypatch.setattr("cdc.configuration.LOOK_S", 0.05)
+    stops.record(tmp_path, "follow-former", Stopped(StopState.STORE_REFUSES, "of a store that was taken out meanwhile"))
+    configuration = Configuration(configured(tmp_path), options_model)
+    program = "import os, time; os.fstat(int(os.environ['HEADWATER_CONFIGURATION'])); time.sleep(600)"
+    supervisor = Supervisor(tmp_path, [child(program)], configuration=configuration, followers=lambda: child(program, "followers"))
+
+    def processes() -> dict[str, ProcessStatus]:
+        told = status.read_supervisor(tmp_path)
+        return {process.name: process for process in told.processes} if told is not None else {}
+
+    stop = threading.Event()
+    thread = threading.Thread(target=supervisor.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: processes().keys() == {"capture"} and processes()["capture"].state == "running")
+        assert stops.held(tmp_path) == []
+        capture = processes()["capture"].pid
+        configured(tmp_path, "one")
+        until(lambda: "followers" in processes() and processes()["followers"].state == "running")
+        followers = processes()["followers"].pid
+        configured(tmp_path, "one", "two")
+        until(lambda: list(configuration.settings.stores) == ["one", "two"])
+        configured(tmp_path, "one", "two", "NO NAME")
+        until(lambda: bool((told := status.read_supervisor(tmp_path)) and told.problems))
+        assert processes()["followers"].pid == followers
+        configured(tmp_path)
+        until(lambda: processes().keys() == {"capture"})
+        assert (processes()["capture"].pid, processes()["capture"].restarts) == (capture, 0)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()

@@ -130,7 +130,11 @@ function stopBox(stop) {
 function drawProblems() {
   const stopped = status.stops.map((stop) => `${stop.part} stopped: `);
   const lines = status.problems.filter((line) => !stopped.some((start) => line.startsWith(start)));
-  const box = $("problems");
+  listIn($("problems"), lines);
+  listIn($("notes"), status.notes);
+}
+
+function listIn(box, lines) {
   box.hidden = !lines.length;
   if (box.dataset.shows === lines.join("\n")) return;
   box.dataset.shows = lines.join("\n");

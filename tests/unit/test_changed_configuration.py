@@ -1,0 +1,205 @@
+"""A cdc.toml that is changed while the daemon runs: what is taken in, what is put off, what is refused; and how the children get it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from cdc import configuration as watched
+from cdc.configuration import Change, Configuration, Handed, Handout
+from cdc.demo.configuration import Value, toml
+from cdc.errors import ConfigError
+from sinks import options_model
+
+CACHE: Mapping[str, Value] = {"kind": "redis", "url": "redis://cache:6379/0"}
+CONSOLE: Mapping[str, Value] = {"kind": "console"}
+
+
+def text(stores: Mapping[str, Mapping[str, Value]], **sections: Mapping[str, Value]) -> str:
+    return toml(
+        {
+            "": {"run_dir": "run"},
+            "source": {"dsn": "host=127.0.0.1 dbname=shop"},
+            **sections,
+            **{f"stores.{name}": options for name, options in stores.items()},
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "LOOK_S", 0.0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "cdc.toml"
+    path.write_text(text({"cache": CACHE}))
+    return path
+
+
+def settled(configuration: Configuration) -> Change | None:
+    """What the change comes to, once nobody is writing any more."""
+    assert configuration.look() is None, "somebody may still be writing"
+    return configuration.look()
+
+
+def rewritten(file: Path, content: str) -> None:
+    aside = file.with_suffix(".new")
+    aside.write_text(content)
+    aside.replace(file)
+
+
+def test_stores_that_were_added_changed_and_removed_are_named(file: Path) -> None:
+    configuration = Configuration(file, options_model)
+    assert configuration.look() is None
+    rewritten(file, text({"cache": CACHE, "second": CONSOLE}))
+    assert settled(configuration) == Change(added=("second",))
+    assert list(configuration.settings.stores) == ["cache", "second"]
+    rewritten(file, text({"cache": {**CACHE, "key": "order:{id}"}, "second": CONSOLE}))
+    assert settled(configuration) == Change(changed=("cache",))
+    rewritten(file, text({"second": CONSOLE}))
+    assert settled(configuration) == Change(removed=("cache",))
+    assert (configuration.problem, configuration.pending) == (None, ())
+    assert configuration.look() is None
+
+
+def test_what_means_the_same_changes_nothing(file: Path) -> None:
+    configuration = Configuration(file, options_model)
+    before = configuration.settings
+    rewritten(file, "# a remark\n" + text({"cache": {**CACHE, "value": "json"}}, http={"listen": "127.0.0.1:8642"}))
+    assert settled(configuration) is None
+    assert configuration.settings is before
+    assert configuration.pending == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (text({"cache": {"kind": "nothing"}}), "stores.cache.kind: there is no store of kind 'nothing' → use one of"),
+        ("[source", "is no valid TOML"),
+        ("", "source: is missing"),
+        (text({"cache": {**CACHE, "uri": "x"}}), "stores.cache.uri: there is no such key → did you mean url?"),
+        (
+            text({"cache": {"kind": "redis", "url": "redis://:${NEW_PW}@cache"}}),
+            "no variable NEW_PW → use KEY_file, or restart cdc run",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line_and_changes_nothing(file: Path, content: str, problem: str) -> None:
+    configuration = Configuration(file, options_model)
+    before = configuration.settings
+    rewritten(file, content)
+    assert settled(configuration) is None
+    assert configuration.settings is before
+    assert configuration.problem is not None
+    assert problem in configuration.problem
+    assert "stays in force" in configuration.problem
+    assert "\n" not in configuration.problem
+    rewritten(file, text({"cache": CACHE}))
+    assert settled(configuration) is None
+    assert configuration.problem is None
+
+
+def test_a_file_that_is_gone_changes_nothing(file: Path) -> None:
+    configuration = Configuration(file, options_model)
+    file.unlink()
+    assert settled(configuration) is None
+    assert configuration.problem is not None
+    assert "does not exist" in configuration.problem
+
+
+def test_all_but_stores_is_put_off_to_the_next_start_and_named(file: Path) -> None:
+    configuration = Configuration(file, options_model)
+    rewritten(
+        file,
+        text({"cache": CACHE, "second": CONSOLE}, log={"segment_bytes": 8192}, http={"listen": "127.0.0.1:9000"}).replace(
+            "dbname=shop", "dbname=other"
+        ),
+    )
+    assert settled(configuration) == Change(added=("second",))
+    assert configuration.settings.http.listen == "127.0.0.1:8642"
+    [line] = configuration.pending
+    assert "http.listen, log.segment_bytes, source.dsn take effect at the next start → restart cdc run" in line
+    assert "other" not in line, "a DSN may hold a password"
+    rewritten(file, text({"cache": CACHE}))
+    assert settled(configuration) == Change(removed=("second",))
+    assert configuration.pending == (), "it says again what it said at the start"
+
+
+def test_a_file_that_somebody_is_writing_to_is_left_alone(file: Path) -> None:
+    configuration = Configuration(file, options_model)
+    whole = text({"cache": CACHE, "second": CONSOLE})
+    for end in range(20, len(whole), 20):
+        file.write_text(whole[:end])
+        assert configuration.look() is None
+    file.write_text(whole)
+    assert configuration.look() is None
+    assert configuration.problem is None
+    assert configuration.look() == Change(added=("second",))
+
+
+@pytest.fixture
+def handout(file: Path, request: pytest.FixtureRequest) -> Callable[[], tuple[Configuration, Handout, Handed]]:
+    def make() -> tuple[Configuration, Handout, Handed]:
+        configuration = Configuration(file, options_model)
+        made = Handout(configuration)
+        request.addfinalizer(made.close)
+        return configuration, made, Handed(made.descriptor, file, options_model)
+
+    return make
+
+
+def test_a_child_goes_by_what_it_was_handed_and_not_by_the_file(
+    file: Path, handout: Callable[[], tuple[Configuration, Handout, Handed]]
+) -> None:
+    configuration, made, child = handout()
+    rewritten(file, "broken = [")
+    settled(configuration)
+    child.look()
+    assert child.settings == configuration.settings
+    assert Handed(made.descriptor, file, options_model).settings == configuration.settings, "one that starts again, too"
+    rewritten(file, text({"second": CONSOLE}, http={"listen": "127.0.0.1:9000"}))
+    assert settled(configuration) is not None
+    made.write()
+    before = child.settings
+    child.look()
+    assert child.settings is not before
+    assert list(child.settings.stores) == ["second"]
+    assert child.settings.http.listen == "127.0.0.1:8642"
+    now = child.settings
+    child.look()
+    assert child.settings is now
+
+
+def test_a_child_that_looks_while_it_is_written_keeps_what_it_has(
+    handout: Callable[[], tuple[Configuration, Handout, Handed]],
+) -> None:
+    _, made, child = handout()
+    before = child.settings
+    os.pwrite(made.descriptor, b"torn", 0)
+    child.look()
+    assert child.settings is before
+    made.write()
+    child.look()
+    assert child.settings.stores == before.stores
+
+
+def test_what_is_handed_lies_in_no_folder(file: Path, handout: Callable[[], tuple[Configuration, Handout, Handed]]) -> None:
+    _, made, _ = handout()
+    assert os.fstat(made.descriptor).st_nlink == 0
+    assert sorted(path.name for path in file.parent.iterdir()) == ["cdc.toml"]
+
+
+def test_relative_paths_stay_relative_to_the_file(file: Path, handout: Callable[[], tuple[Configuration, Handout, Handed]]) -> None:
+    _, _, child = handout()
+    assert child.settings.run_dir == file.parent / "run"
+
+
+def test_the_daemon_does_not_start_with_a_file_that_cannot_be_used(file: Path) -> None:
+    file.write_text("broken = [")
+    with pytest.raises(ConfigError, match="no valid TOML"):
+        Configuration(file, options_model)
