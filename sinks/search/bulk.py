@@ -192,8 +192,8 @@ def judge(answer: Answer, rows: Rows) -> Verdicts:
 
 
 def _item_fate(item: Mapping[str, Any]) -> Fate:
-    if str(item.get("error", {}).get("reason", "")).startswith("no write index is defined for alias"):
-        return Fate.FENCED  # somebody has given our alias to another index as well
+    if conditional.several_behind_alias(item):
+        return Fate.FENCED
     return bulk_fate(item["status"], str(item.get("error", {}).get("type", "")))
 
 
