@@ -1,7 +1,7 @@
 """The cache: every write is a compare-and-set by position inside the server, a hundred keys a call, calls in a pipeline.
 
 What a reader finds under a key: ``value = "json"``: the document of ``sinks.jsonrows``, beginning with ``_cdc_position``;
-``value = "hash"``: one field per column with Postgres's text, a NULL column's field left out ('' is an empty field).
+``value = "hash"``: one field per column: a scalar's text, the JSON of everything else, a NULL column's field left out ('' is an empty field).
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from sinks.cache.keytemplate import DEFAULT, TableKeys, bind
 from sinks.cache.resp import Calls, Script, script_calls
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape
 from sinks.deadletters import letter_id, letter_json
-from sinks.jsonrows import Piece, Texts, documents, join, position_texts, raw_texts, text_document_pieces
-from sinks.jsontext import parse_all, row_texts
+from sinks.jsonrows import Piece, Texts, documents, field_pieces, join, position_texts, raw_texts
+from sinks.jsontext import from_fields, meant_rows, parse_all, row_texts
 from sinks.policy import emptied
+from sinks.render.meaning import plain_key
 from sinks.reshape import reshaped, rewrites
 from sinks.retry import down, redis_error
+from sinks.rowtext import rows_with_keys
 
 KEYS_PER_CALL: Final = 100
 BYTES_PER_CALL: Final = 1 << 20
@@ -184,6 +186,9 @@ class CacheSink:
 
     def make_visible(self) -> None: ...
 
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table)
+
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
         seen: set[bytes] = set()  # SCAN may give a key twice
         for found in self._scan_keys(self._keys(table).prefix):
@@ -193,6 +198,8 @@ class CacheSink:
                 yield self._rows(fresh, table)
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not plain_key(table):
+            return rows_with_keys(self.scan(table), keys, table)
         return self._rows(self._keys(table).texts_of_keys(keys).to_array().to_pylist(), table)
 
     def close(self) -> None:
@@ -208,7 +215,7 @@ class CacheSink:
 
     def _values(self, batch: pa.RecordBatch, table: Table) -> Texts:
         """One text per row: its document, or the bare position for a delete."""
-        whole = documents(batch, table) if self._options.value == "json" else join(text_document_pieces(batch, table))
+        whole = documents(batch, table) if self._options.value == "json" else join(field_pieces(batch, table))
         deleted = batch.column(OP).to_numpy() == int(Op.DELETE)
         if not deleted.any():
             return whole
@@ -325,8 +332,7 @@ class CacheSink:
             pipeline.hgetall(key)
         hashes = [{k.decode(): v.decode() for k, v in row.items()} for row in self._ask(pipeline.execute) if row]
         hashes = [row for row in hashes if int(row.get(POSITION, 0)) < before]
-        columns = [pa.array([row.get(name) for row in hashes], pa.utf8()) for name in table.names]
-        return pa.RecordBatch.from_arrays(columns, names=list(table.names))
+        return row_texts([from_fields(row, table) for row in hashes], table)
 
     # -- the connection -----------------------------------------------------------------------------------------------
 

@@ -66,7 +66,8 @@ def test_a_row_is_a_hash_when_asked_for(valkey: Any, opened: Any) -> None:
     sink.apply(upserts(ORDERS, 6, [order(1, None)]))
     with valkey.client(decode_responses=True) as client:
         found = client.hgetall("public.orders:1")
-    assert found == {"_cdc_position": "6", **{name: text for name, text in order(1, None).items() if text is not None}}
+    texts = {name: text for name, text in order(1, None).items() if text is not None}
+    assert found == {"_cdc_position": "6", **texts, "created_at": "2013-01-01T10:00:00Z"}
 
 
 @pytest.mark.parametrize("begins_with_a_key", [True, False])
