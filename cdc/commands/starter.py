@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.source.capturable import identity_problem
 from cdc.source.catalog import SourceTable
@@ -61,10 +61,10 @@ def without_password(dsn: str) -> tuple[str, bool]:
     """The DSN with ${CDC_SOURCE_PASSWORD} in its password's place, and whether it had one. A ${NAME} that is there stays."""
     if "${" in dsn:
         return dsn, False
-    parts = parse(dsn)
-    if "password" not in parts:
+    parse(dsn)
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}  # without our defaults
+    if parts.pop("password", None) is None:
         return dsn, False
-    del parts["password"]
     return f"{make_conninfo(**parts)} password=${{{PASSWORD_VARIABLE}}}".strip(), True
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from cdc.errors import HeadwaterError
 from cdc.report import Report
@@ -78,6 +80,7 @@ class Feed:
         self._history: deque[Sample] = deque(maxlen=HISTORY_SAMPLES)
         self._readers = 0
         self._ending = False
+        self._event: tuple[Report | Failure, bytes] | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -103,9 +106,15 @@ class Feed:
             self._changed.notify_all()
         return latest
 
-    @property
-    def full(self) -> bool:
-        return self._readers >= MAX_READERS
+    def enter(self) -> bool:
+        """Counts one more reader of ``stream``, who has to ``leave``; False when there are too many."""
+        if self._readers >= MAX_READERS:
+            return False
+        self._readers += 1
+        return True
+
+    def leave(self) -> None:
+        self._readers -= 1
 
     def end(self) -> None:
         """Ends every stream with the next report, so that the server can end. May be called from any thread."""
@@ -116,19 +125,35 @@ class Feed:
 
         A reader that is slow skips reports; none are kept for it.
         """
-        self._readers += 1
+        latest = await self.latest()
+        yield _event("history", [sample.to_json() for sample in self._history])
+        while not self._ending:
+            seen = self._version
+            yield self._encoded(latest)
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._version != seen)  # noqa: B023 (awaited here)
+            assert self._latest is not None
+            latest = self._latest
+
+    def _encoded(self, latest: Report | Failure) -> bytes:
+        """Once for all readers."""
+        if self._event is None or self._event[0] is not latest:
+            self._event = latest, _event("failure" if isinstance(latest, Failure) else "status", latest.to_json())
+        return self._event[1]
+
+
+class EventStream(StreamingResponse):
+    """The stream as an answer to a reader that has entered."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed.stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            latest = await self.latest()
-            yield _event("history", [sample.to_json() for sample in self._history])
-            while not self._ending:
-                seen = self._version
-                yield _event("failure" if isinstance(latest, Failure) else "status", latest.to_json())
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._version != seen)  # noqa: B023 (awaited here)
-                assert self._latest is not None
-                latest = self._latest
+            await super().__call__(scope, receive, send)
         finally:
-            self._readers -= 1
+            self._feed.leave()
 
 
 def _event(name: str, data: object) -> bytes:

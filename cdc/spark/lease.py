@@ -6,6 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from cdc import jsonfile
 from cdc.errors import HeadwaterError
 
 
@@ -14,8 +15,8 @@ class Lease:
 
     def __init__(self, run_dir: Path, store: str) -> None:
         folder = run_dir / "lease"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(folder / f"follow-{store}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        jsonfile.make_folder(folder)
+        self._file = os.open(folder / f"follow-{store}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

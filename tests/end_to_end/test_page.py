@@ -15,7 +15,7 @@ import pytest
 
 from cdc.http.app import make_app
 from cdc.http.serve import serving
-from cdc.report import Report
+from cdc.report import Report, SnapshotReport, TopicReport
 from cdc.settings import Http, Settings
 from tests.end_to_end import chromium
 from tests.unit.http import reports
@@ -74,6 +74,32 @@ def test_a_healthy_service(page: chromium.Page, served: Serve) -> None:
         assert page.run("document.querySelectorAll('#rivers .bed').length") == 4
         for gone in ("#stops", "#problems", "#snapshot", "#token"):
             assert page.text(gone) == ""
+
+
+HOSTILE = "public.<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+
+
+def test_a_tables_name_is_text_whatever_it_holds(page: chromium.Page, served: Serve) -> None:
+    """Whoever may create tables chooses their names."""
+
+    def take() -> Report:
+        report = reports.snapshotting()
+        assert report.capture is not None
+        return replace(
+            report,
+            problems=(f"table {HOSTILE} is not captured",),
+            log=replace(report.log, tables=(TopicReport(HOSTILE, 1, 1, 1, 1),)),
+            capture=replace(report.capture, snapshot=(SnapshotReport(HOSTILE, 1, 2, False),)),
+        )
+
+    with served(take) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#tables tr:first-child td:first-child") == HOSTILE
+        assert HOSTILE in page.text("#snapshot")
+        assert HOSTILE in page.text("#problems")
+        assert page.run("document.title") != "taken"
+        assert page.run("document.querySelectorAll('#tables img, #snapshot img, #problems img').length") == 0
 
 
 def test_numbers_move_while_one_looks(page: chromium.Page, served: Serve) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cdc import approvals, jsonfile, reloading, status, stops
-from cdc.dropped import load_dropped, save_dropped
+from cdc.decided import Decided, Decisions, load_decisions, save_decisions
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import Position
@@ -28,6 +28,9 @@ FACTS = Facts(
     ORDERS.oid, "public", "orders", False, "d", (FactColumn(1, "id", 20, -1, "", "", True, "7"),), (1,), {ORDERS.oid: Leaf(5, True)},
     publishing=Publishing(True, (1,), False, None),
 )  # fmt: skip
+DECISIONS = Decisions(
+    {7: Decided("public.users", {"note": (5, "drop"), "pay": (0, "keep")}, frozenset({"old"}))}, {8: "public.users"}
+)
 STOPPED = Stopped(StopState.DIVERGED, "the server lacks what the log holds")
 
 
@@ -75,7 +78,7 @@ ARTEFACTS = [
     Artefact("snapshot.json", progress, lambda folder: SnapshotProgress(folder)._records),
     Artefact("source.json", source, identity.recorded),
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
-    Artefact("dropped.json", lambda folder: save_dropped(folder, {"public.users": frozenset({"note", "pay"})}), load_dropped),
+    Artefact("decided.json", lambda folder: save_decisions(folder, DECISIONS), load_decisions),
     Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
     Artefact("snapshot request", request, lambda folder: list(Requests(folder).pending().values())),
     Artefact(
@@ -132,7 +135,7 @@ def test_json_of_another_shape(artefact: Artefact, shape: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "name", ["snapshot.json", "source.json", "catalog.json", "dropped.json", "reload.json", "snapshot request"]
+    "name", ["snapshot.json", "source.json", "catalog.json", "decided.json", "reload.json", "snapshot request"]
 )
 def test_a_good_checksum_over_another_format_or_lacking_entries(name: str, tmp_path: Path) -> None:
     [artefact] = [artefact for artefact in ARTEFACTS if artefact.name == name]

@@ -137,7 +137,7 @@ function drawProblems() {
   box.replaceChildren(list);
 }
 
-const TONES = { streaming: "good", snapshot: "good", following: "good", starting: "", retrying: "warn", waiting: "warn", stopped: "bad", exited: "bad" };
+const TONES = { streaming: "good", snapshot: "good", following: "good", starting: "", retrying: "warn", waiting: "warn", stopped: "bad", exited: "bad", "never started": "bad" };
 
 function drawSource() {
   const { source, capture } = status;
@@ -265,7 +265,7 @@ function drawSnapshot() {
     snapshotSeen = new Map();
     return;
   }
-  mark("snapshot-state", `${tables.length - open.length} of ${tables.length} tables done`, "");
+  mark("snapshot-state", `${tables.length - open.length} of ${tables.length} tables done` + (status.capture.snapshot_paused ? `, paused: ${status.capture.snapshot_paused}` : ""), "");
   const place = $("snapshot-tables");
   const names = tables.map((table) => table.table).join("\n");
   if (place.dataset.shows !== names) {
