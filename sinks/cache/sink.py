@@ -33,6 +33,9 @@ from sinks.cache.transactions import Answers, Commands, Transactions, lost
 from sinks.cache.values import FORMS, Form
 from sinks.cache.writing import Rowwriter
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, matches
+from sinks.jsontext import meant_rows
+from sinks.render.meaning import plain_key
+from sinks.rowtext import rows_with_keys
 
 
 class CacheSink:
@@ -230,6 +233,9 @@ class CacheSink:
 
     def make_visible(self) -> None: ...
 
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
@@ -242,6 +248,8 @@ class CacheSink:
                 yield self._rows(names, table)
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not plain_key(table):  # what such a key means is not what its name is made of
+            return rows_with_keys(self.scan(table), keys, table)
         try:
             names = self._known.keys(table).texts_of_keys(keys).to_array().to_pylist()
         except ConfigError:

@@ -25,15 +25,16 @@ from cdc.settings import StoreOptions
 from sinks import jsonrows
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape
 from sinks.deadletters import check_share
-from sinks.jsonrows import DELETED, Texts
-from sinks.jsontext import row_texts
+from sinks.jsonrows import DELETED, Style, Texts
+from sinks.jsontext import meant_rows, row_texts
 from sinks.policy import emptied
+from sinks.render.meaning import plain_key
 from sinks.reshape import reshaped, rewrites
 from sinks.retry import Fate
-from sinks.rowtext import join_key
-from sinks.search import bulk, fence, mapping
+from sinks.rowtext import join_key, rows_with_keys
+from sinks.search import bulk, fence, fields, mapping
 from sinks.search.ledger import Ledger
-from sinks.search.naming import GENERATION, Places, behind, document_ids, field_names, places
+from sinks.search.naming import GENERATION, Places, behind, document_ids, places
 from sinks.search.wire import Address, Cluster
 
 Positions = npt.NDArray[np.int64]
@@ -89,6 +90,7 @@ class SearchSink:
         self._cluster = Cluster(name, options)
         self._ledger = Ledger(self._cluster)
         self._places: dict[str, Place] = {}
+        self._styles: dict[Table, Style] = {}
         self._covered = 0
         """The highest applied position that this process has seen: rows up to it are in the store."""
         self._fenced: fence.Fenced | None = None
@@ -134,7 +136,7 @@ class SearchSink:
         fresh, positions = changes.slice(first), positions[first:]
         if len(fresh) == 0:
             return Outcome(0, stale=first)
-        body = bulk.actions(fresh, table)
+        body = bulk.actions(fresh, table, self._style(table))
         verdicts = self._write(table, place, body, positions)
         dead = self._bury(table, verdicts, positions)
         return Outcome(verdicts.count(Fate.WRITTEN), verdicts.count(Fate.STALE) + first, dead)
@@ -169,28 +171,45 @@ class SearchSink:
         params = {"expand_wildcards": "open,hidden", "allow_no_indices": "true"}
         self._cluster.ask("a refresh", "POST", f"/*{GENERATION}*/_refresh", params=params)
 
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table, self._style(table))
+
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
         names = self._names(table)
         if names is not None:
             for hits in self._pages(names.index, table):
-                yield row_texts([hit["_source"] for hit in hits], table, field_names(table))
+                yield self._rows([hit["_source"] for hit in hits], table)
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not plain_key(table):
+            return rows_with_keys(self.scan(table), keys, table)
         names = self._names(table)
         parts = [keys.column(column.name) for column in table.key]
         ids = document_ids(join_key(parts, ":" if len(parts) > 1 else "")).to_pylist()
         found: list[Any] = []
         for start in range(0, len(ids) if names is not None else 0, PAGE_ROWS):
             assert names is not None
-            answer = self._cluster.send("POST", f"/{names.index}/_mget", {"ids": ids[start : start + PAGE_ROWS]})
+            params = {"stored_fields": DELETED, "_source": "true"}
+            answer = self._cluster.send("POST", f"/{names.index}/_mget", {"ids": ids[start : start + PAGE_ROWS]}, params=params)
             if answer.status >= 400 and answer.error_type != "index_not_found_exception":
                 raise self._cluster.error(f"reading {table.qualified}", answer)
-            found += [doc["_source"] for doc in answer.body.get("docs", ()) if doc.get("found") and DELETED not in doc["_source"]]
-        return row_texts(found, table, field_names(table))
+            found += [
+                doc["_source"] for doc in answer.body.get("docs", ()) if doc.get("found") and DELETED not in doc.get("fields", {})
+            ]
+        return self._rows(found, table)
 
     def close(self) -> None:
         self._senders.shutdown()
         self._cluster.close()
+
+    def _rows(self, sources: list[Any], table: Table) -> pa.RecordBatch:
+        style = self._style(table)
+        return row_texts([fields.taken_out(source, table, style) for source in sources], table, style)
+
+    def _style(self, table: Table) -> Style:
+        if table not in self._styles:
+            self._styles[table] = fields.style_of(table, {})
+        return self._styles[table]
 
     # -- places -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +255,7 @@ class SearchSink:
             aliases[names.alias] = {"filter": LIVING, "is_hidden": False}
         definition = {
             "settings": {"index": index},
-            "mappings": {"dynamic": "strict", "properties": mapping.properties(table)},
+            "mappings": mapping.mappings(table, self._style(table)),
             "aliases": aliases,
         }
         answer = self._cluster.send("PUT", f"/{names.index}", definition)
@@ -248,7 +267,7 @@ class SearchSink:
         return writer
 
     def _evolve(self, names: Places, table: Table, held: dict[str, Any]) -> None:
-        wanted, fields = mapping.properties(table), held["mappings"].get("properties", {})
+        wanted, fields = mapping.properties(table, self._style(table)), held["mappings"].get("properties", {})
         if wrong := mapping.contradicted(wanted, fields):
             hint = "a field's type never changes: delete the index, so that it is built anew from the log"
             raise StoreError(f"store {self.name}: {table.qualified} has a new type for {wrong[0]}", retryable=False, hint=hint)
@@ -338,7 +357,7 @@ class SearchSink:
         dead: tuple[DeadLetter, ...] = ()
         if found is None:
             self.prepare(table)
-        elif mapping.contradicted(mapping.properties(table), found[1]["mappings"].get("properties", {})):
+        elif mapping.contradicted(mapping.properties(table, self._style(table)), found[1]["mappings"].get("properties", {})):
             dead = self._rebuild(found[0], table, None if gone or held is None else held.table, position)
         elif gone:
             self._truncate(table, position)
@@ -375,14 +394,14 @@ class SearchSink:
         dead: tuple[DeadLetter, ...] = ()
         self._cluster.ask("a refresh", "POST", f"/{names.index}/_refresh")
         for hits in self._pages(names.index, held, before=position):
-            rows = row_texts([hit["_source"] for hit in hits], held, field_names(held))
+            rows = self._rows([hit["_source"] for hit in hits], held)
             again = reshaped(rows, held, table, position)
             ids = None
             if not table.key:
                 former = pa.array([hit["_id"] for hit in hits], pa.utf8())
                 # Former keys must not meet the positions that will be the ids of later rows.
                 ids = document_ids(pc.binary_join_element_wise("\\=", former, "")) if held.key else former
-            verdicts = self._send_all(writer, bulk.actions(again, table, ids), np.arange(len(hits)))
+            verdicts = self._send_all(writer, bulk.actions(again, table, self._style(table), ids), np.arange(len(hits)))
             if verdicts.count(Fate.FENCED):
                 raise StoreError(f"store {self.name}: another process replaces the write alias", retryable=True)
             dead += self._bury(table, verdicts, again.column(POSITION).to_numpy())
