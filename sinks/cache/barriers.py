@@ -127,7 +127,7 @@ class Barriers:
     def _rewrite(self, shape: Table, keys: TableKeys, upto: Position) -> Letters:
         rows = sweep.rows(self._log, shape, upto)
         form = FORMS[self._known.projection.value]
-        return self._writing.write(self._known.chain(shape.qualified), rows, keys, form, moves=False)
+        return self._writing.rewrite(self._known.chain(shape.qualified), rows, keys, form)
 
     def _begin(self, topic: str, coming: Shape) -> None:
         self._run(topic, [self._transactions.set({f"coming:{topic}": ledger.encode_shape(coming)})])

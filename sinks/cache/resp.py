@@ -4,9 +4,12 @@ A *part* is one transaction's bytes up to, and without, its EXEC, which is sent 
 
     EXEC                                   of the part before: whoever sends the first one, or has to give up, cuts it off
     WATCH ledger / HMGET ledger … / MULTI  the look at the ledger
-    DEL key …                              deleted rows; with hashes every row, so that no field of an older row is left
+    DEL key …                              deleted rows; with hashes also those that may have left a field there which they no longer have
     MSET key value …                       or, with hashes, HSET key field value … for each row
-    HSET ledger … progress upto            missing in a part that moves nothing
+    HSET ledger … progress                 missing in a part that moves nothing
+
+The progress that a part writes is its own last position. With hashes it is that of the part before: an HSET fails where somebody has put a
+key of another type, the server carries out the rest all the same, and only its answer says so.
 
 Within a part the last change of a key wins, so a key stands in it once and the order of the commands does not matter.
 """
@@ -58,7 +61,7 @@ class Limits:
 class Rows:
     """What is to be written: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
 
-    gone: 1 where the row's key is to be deleted. positions: rising.
+    gone: 1 where the row's key is to be deleted. positions: rising. clear: 1 where a hash may have fields that the row has not.
     """
 
     keys: Texts
@@ -66,6 +69,7 @@ class Rows:
     gone: npt.NDArray[np.uint8]
     positions: npt.NDArray[np.int64]
     items: npt.NDArray[np.int64] | None = None
+    clear: npt.NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,13 @@ class Part:
     data: memoryview
     commands: int
     upto: int | None
-    """The table's progress behind it; None when it moves nothing."""
+    """The table's progress once its answer has been read; None when it moves nothing."""
+    recorded: int | None
+    """The progress that it leaves in the ledger."""
 
 
-def parts_of(frame: Frame, rows: Rows, limits: Limits) -> list[Part]:
+def parts_of(frame: Frame, rows: Rows, limits: Limits, after: int = 0) -> list[Part]:
+    """``after``: the table's progress before the first of them."""
     count = len(rows.keys)
     if count == 0:
         return []
@@ -94,16 +101,16 @@ def parts_of(frame: Frame, rows: Rows, limits: Limits) -> list[Part]:
         (rows.keys.data, rows.keys.offsets),
         (rows.values.data, rows.values.offsets),
         items,
-        rows.gone,
+        (rows.gone, np.zeros(count, np.uint8) if rows.clear is None else rows.clear),
         rows.positions,
         (head, move),
-        (limits.rows, limits.bytes),
+        (limits.rows, limits.bytes, after),
     )
-    view, moves = memoryview(out.data), bool(frame.move)
+    view = memoryview(out.data)
     starts = [0, *found[:, 0].tolist()]
     return [
-        Part(view[start:end], commands, upto if moves else None)
-        for start, (end, commands, upto) in zip(starts, found.tolist(), strict=False)
+        Part(view[start:end], commands, *((upto, recorded) if frame.move else (None, None)))
+        for start, (end, commands, upto, recorded) in zip(starts, found.tolist(), strict=False)
     ]
 
 
@@ -197,17 +204,18 @@ def _mark_last(slots: Any, data: Any, offsets: Any, first: int, end: int, writte
 
 @kernel
 def _write_parts(
-    out: Any, slots: Any, keys: Any, values: Any, items: Any, gone: Any, positions: Any, frame: Any, limits: Any
+    out: Any, slots: Any, keys: Any, values: Any, items: Any, flags: Any, positions: Any, frame: Any, limits: Any
 ) -> Any:
-    """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row."""
+    """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row, what it records."""
     key_data, key_offsets = keys
     value_data, value_offsets = values
     head, move = frame
-    rows_max, bytes_max = limits
+    gone, clear = flags
+    rows_max, bytes_max, upto = limits
     hashes = len(items) > 0
     rows = len(key_offsets) - 1
     written = np.empty(rows, np.uint8)
-    found = np.empty((rows, 3), np.int64)
+    found = np.empty((rows, 4), np.int64)
     parts = 0
     at = 0
     first = 0
@@ -216,22 +224,19 @@ def _write_parts(
         while end < rows and end - first < rows_max and value_offsets[end + 1] - value_offsets[first] <= bytes_max:
             end += 1
         _mark_last(slots, key_data, key_offsets, first, end, written)
-        deleted = 0
+        removed = 0
         put = 0
         for row in range(first, end):
             if written[row]:
-                if gone[row]:
-                    deleted += 1
-                else:
-                    put += 1
+                removed += gone[row] | clear[row]
+                put += 1 - gone[row]
         commands = 0
         at = _put(out, at, head, 0, len(head))
-        removed = deleted + put if hashes else deleted
         if removed > 0:
             at = _put_size(out, at, _STAR, 1 + removed)
             at = _put(out, at, _DEL, 0, len(_DEL))
             for row in range(first, end):
-                if written[row] and (hashes or gone[row]):
+                if written[row] and (gone[row] or clear[row]):
                     at = _put_item(out, at, key_data, key_offsets, row)
             commands += 1
         if put > 0 and not hashes:
@@ -252,12 +257,15 @@ def _write_parts(
                     commands += 1
         if len(move) > 0:
             at = _put(out, at, move, 0, len(move))
-            at = _put_size(out, at, _DOLLAR, _width(positions[end - 1]))
-            at = _put_line(out, at, positions[end - 1])
+            recorded = upto if hashes else positions[end - 1]
+            at = _put_size(out, at, _DOLLAR, _width(recorded))
+            at = _put_line(out, at, recorded)
+            found[parts, 3] = recorded
             commands += 1
         found[parts, 0] = at
         found[parts, 1] = commands
-        found[parts, 2] = positions[end - 1]
+        upto = positions[end - 1]
+        found[parts, 2] = upto
         parts += 1
         first = end
     return found[:parts]

@@ -219,7 +219,7 @@ class CacheSink:
             self._barriers().prepare(table)
         if not known.holds(table.qualified):
             return self._writing.set_aside(chain, fresh, known.aside[table.qualified])
-        dead = self._writing.write(chain, [fresh], known.keys(table), self._form, moves=True)
+        dead = self._writing.write(chain, fresh, known.keys(table), self._form)
         return Outcome(len(fresh) - len(dead), 0, dead)
 
     def _barriers(self) -> Barriers:

@@ -37,7 +37,7 @@ class Standing:
             store,
             held.projection,
             applied,
-            {topic: Chain(topic, max(at, least)) for topic, at in held.at.items()},
+            {topic: Chain(topic, at, max(at, least)) for topic, at in held.at.items()},
             dict(held.shapes),
             dict(held.coming),
             dict(held.prefixes),
@@ -50,7 +50,7 @@ class Standing:
 
     def progress(self, topic: str) -> Position:
         chain = self.chains.get(topic)
-        return Position(max(self.applied.position, (chain.at if chain is not None else None) or 0))
+        return Position(max([self.applied.position, *((chain.at or 0, chain.upto) if chain is not None else ())]))
 
     def holds(self, topic: str) -> bool:
         """Whether the store has keys for this table: then it must be able to name them."""

@@ -35,12 +35,25 @@ Commands = Sequence[bytes]
 Answers = list[bytes | None]
 
 
+class OddKey(StoreError):
+    """A write failed for the key that it came to, one of another type than ours; the others of its transaction were made."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(
+            f"store {store}: a key of another program is in the way",
+            retryable=False,
+            hint="give the store another `key`, or another name",
+        )
+
+
 @dataclass(slots=True)
 class Chain:
-    """One table's writes: its own progress, as the writer left it in the ledger (None: there is none yet)."""
+    """One table's writes. ``at``: its progress, as the writer left it in the ledger (None: there is none yet)."""
 
     topic: str
     at: int | None
+    upto: int = 0
+    """The progress that answers have confirmed: beyond ``at`` where the ledger follows one part behind."""
 
 
 class Transactions:
@@ -55,7 +68,7 @@ class Transactions:
         """The applied position, as the writer left it in the ledger."""
 
     def progress(self, chain: Chain) -> int:
-        return max(self.position, chain.at or 0)
+        return max(self.position, chain.at or 0, chain.upto)
 
     def frame(self, topic: str, *, moves: bool) -> Frame:
         """Around a table's parts."""
@@ -67,7 +80,7 @@ class Transactions:
         """A part of a few commands."""
         moved = [self.set({f"at:{topic}": str(upto)})] if upto is not None else []
         data = EXEC + self.frame(topic, moves=False).look + b"".join([*commands, *moved])
-        return Part(memoryview(data), len(commands) + len(moved), upto)
+        return Part(memoryview(data), len(commands) + len(moved), upto, upto)
 
     def set(self, fields: dict[str, str]) -> bytes:
         """The command that sets these fields of the ledger, and the writer's epoch."""
@@ -131,16 +144,20 @@ class Transactions:
         """Reads the ledger's answer in this part. False when the part was carried out before."""
         if not wire.expect(_OK):
             wire.reply()
+        found = Answer.DONE
         if not wire.expect(self._expected(chain)):
-            self._compare(chain, part, ledger.seen(_strings(wire.reply())))
-        return part.upto is None or part.upto > self.progress(chain)
+            found = self._compare(chain, part, ledger.seen(_strings(wire.reply())))
+        return found is Answer.DONE if part.upto is None else part.upto > self.progress(chain)
 
-    def _compare(self, chain: Chain, part: Part, seen: Seen | None) -> None:
+    def _compare(self, chain: Chain, part: Part, seen: Seen | None) -> Answer:
         """The ledger is not quite where this writer left it."""
-        after = self.progress(chain)
-        self.refuse(answer(seen, self.writer, after, after if part.upto is None else part.upto), seen)
+        after = max(self.position, chain.at or 0)
+        found = answer(seen, self.writer, after, after if part.upto is None else part.upto)
+        self.refuse(found, seen)
         if seen is not None:
             self.position, chain.at = seen.position, seen.at
+            chain.upto = max(chain.upto, seen.progress)
+        return found
 
     def _expected(self, chain: Chain) -> bytes:
         writer = self.writer
@@ -162,10 +179,10 @@ class Transactions:
             raise Refused(answered)
         if answered != b"*%d\r\n" % part.commands:
             raise lost(self._store)  # somebody touched the ledger after we had looked at it
-        if (failed := _first_error(wire.lines(part.commands))) is not None:
-            raise failed
-        if part.upto is not None:
-            chain.at = part.upto
+        if _first_error(wire.lines(part.commands)) is not None:
+            raise OddKey(self._store)
+        if part.upto is not None and part.recorded is not None:
+            chain.at, chain.upto = part.recorded, part.upto
 
     def _decided(self, question: bytes, decide: Callable[[Reply], Commands | None]) -> bool:
         with self._server.errors():

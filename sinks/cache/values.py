@@ -31,10 +31,11 @@ Fields = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Written:
-    """One value per row as ``resp.Rows`` takes it. ``items``: None where a value is one text."""
+    """One value per row as ``resp.Rows`` takes it. ``items``: None where a value is one text; ``partial``: 1 where a column has no field."""
 
     texts: Texts
     items: npt.NDArray[np.int64] | None = None
+    partial: npt.NDArray[np.uint8] | None = None
 
 
 class Form(Protocol):
@@ -86,7 +87,7 @@ class Hash:
             sizes = Texts(*integer_text(readonly(np.diff(texts.offsets))))
             pieces.append(Piece(sizes, bulk(member.column.name.encode()) + b"$", b"\r\n", states=states))
             pieces.append(Piece(texts, b"", b"\r\n", states=states))
-        return Written(join(pieces), items)
+        return Written(join(pieces), items, (items < 2 * len(table.columns)).astype(np.uint8))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]
