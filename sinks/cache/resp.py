@@ -8,8 +8,8 @@ A *part* is one transaction's bytes up to, and without, its EXEC, which is sent 
     MSET key value …                       or, with hashes, HSET key field value … for each row
     HSET ledger … progress                 missing in a part that moves nothing
 
-The progress that a part writes is its own last position. With hashes it is that of the part before: an HSET fails where somebody has put a
-key of another type, the server carries out the rest all the same, and only its answer says so.
+With hashes the progress has two numbers: the part's last position, and that of the part before, whose answer has been read. An HSET fails
+where somebody has put a key of another type; the server carries out the rest all the same, and only its answer says so.
 
 Within a part the last change of a key wins, so a key stands in it once and the order of the commands does not matter.
 """
@@ -48,7 +48,9 @@ class Frame:
     look: bytes
     """WATCH, the questions to the ledger, MULTI."""
     move: bytes
-    """The last command but for the new progress, which is its last item; empty when the parts move nothing."""
+    """The last command up to the new progress; empty when the parts move nothing."""
+    sure: bytes = b""
+    """What stands between that and the progress of the part before; empty when the new progress is the last item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ class Part:
     commands: int
     upto: int | None
     """The table's progress once its answer has been read; None when it moves nothing."""
-    recorded: int | None
-    """The progress that it leaves in the ledger."""
+    sure: int | None = None
+    """The progress that it says is sure; None where it does not say."""
 
 
 def parts_of(frame: Frame, rows: Rows, limits: Limits, after: int = 0) -> list[Part]:
@@ -89,10 +91,10 @@ def parts_of(frame: Frame, rows: Rows, limits: Limits, after: int = 0) -> list[P
     count = len(rows.keys)
     if count == 0:
         return []
-    head, move = np.frombuffer(EXEC + frame.look, np.uint8), np.frombuffer(frame.move, np.uint8)
+    head, move, sure = (np.frombuffer(text, np.uint8) for text in (EXEC + frame.look, frame.move, frame.sure))
     items = _NO_FIELDS if rows.items is None else rows.items
     texts = 2 * len(rows.keys.data) + len(rows.values.data) + count * (3 * _ITEM_BYTES + _COMMAND_BYTES)
-    per_part = len(head) + len(move) + 4 * _COMMAND_BYTES
+    per_part = len(head) + len(move) + len(sure) + 4 * _COMMAND_BYTES
     out = np.empty(texts + count * per_part, np.uint8)  # an upper bound; pages never written cost nothing
     slots = np.empty(_power_of_two(_SLOTS_PER_ROW * min(limits.rows, count)), np.int64)
     found = _write_parts(
@@ -103,14 +105,14 @@ def parts_of(frame: Frame, rows: Rows, limits: Limits, after: int = 0) -> list[P
         items,
         (rows.gone, np.zeros(count, np.uint8) if rows.clear is None else rows.clear),
         rows.positions,
-        (head, move),
+        (head, move, sure),
         (limits.rows, limits.bytes, after),
     )
     view = memoryview(out.data)
     starts = [0, *found[:, 0].tolist()]
     return [
-        Part(view[start:end], commands, *((upto, recorded) if frame.move else (None, None)))
-        for start, (end, commands, upto, recorded) in zip(starts, found.tolist(), strict=False)
+        Part(view[start:end], commands, upto if frame.move else None, before if frame.sure else None)
+        for start, (end, commands, upto, before) in zip(starts, found.tolist(), strict=False)
     ]
 
 
@@ -206,10 +208,10 @@ def _mark_last(slots: Any, data: Any, offsets: Any, first: int, end: int, writte
 def _write_parts(
     out: Any, slots: Any, keys: Any, values: Any, items: Any, flags: Any, positions: Any, frame: Any, limits: Any
 ) -> Any:
-    """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row, what it records."""
+    """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row and of the part before."""
     key_data, key_offsets = keys
     value_data, value_offsets = values
-    head, move = frame
+    head, move, sure = frame
     gone, clear = flags
     rows_max, bytes_max, upto = limits
     hashes = len(items) > 0
@@ -257,13 +259,16 @@ def _write_parts(
                     commands += 1
         if len(move) > 0:
             at = _put(out, at, move, 0, len(move))
-            recorded = upto if hashes else positions[end - 1]
-            at = _put_size(out, at, _DOLLAR, _width(recorded))
-            at = _put_line(out, at, recorded)
-            found[parts, 3] = recorded
+            at = _put_size(out, at, _DOLLAR, _width(positions[end - 1]))
+            at = _put_line(out, at, positions[end - 1])
+            if len(sure) > 0:
+                at = _put(out, at, sure, 0, len(sure))
+                at = _put_size(out, at, _DOLLAR, _width(upto))
+                at = _put_line(out, at, upto)
             commands += 1
         found[parts, 0] = at
         found[parts, 1] = commands
+        found[parts, 3] = upto
         upto = positions[end - 1]
         found[parts, 2] = upto
         parts += 1

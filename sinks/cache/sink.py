@@ -91,6 +91,7 @@ class CacheSink:
         known = self._known
         if (cut.position, cut.commit_lsn) <= (known.applied.position, known.applied.commit_lsn):
             return
+        self._barriers()
         self._follow_history()
         touched = {topic: known.chain(topic).at for topic in sorted(known.touched)}
         crashpoint("cache.commit.begun")
@@ -199,6 +200,7 @@ class CacheSink:
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         if len(changes) == 0:
             return NOTHING
+        barriers = self._barriers()
         self._follow_history()
         table, topic = table_of(changes.schema), table_of(changes.schema).qualified
         known = self._known.progress(topic)
@@ -208,9 +210,9 @@ class CacheSink:
             return stale
         self._known.touched.add(topic)
         if changes.column(OP)[0].as_py() == Op.TRUNCATE:
-            return self._barriers().truncate(topic, Position(first_position(changes)))
+            return barriers.truncate(topic, Position(first_position(changes)))
         if (change := schema_change_of(changes)) is not None:
-            return self._barriers().reshape(change, Position(first_position(changes)))
+            return barriers.reshape(change, Position(first_position(changes)))
         return self._written(fresh, table) + stale
 
     def _written(self, fresh: pa.RecordBatch, table: Table) -> Outcome:

@@ -41,6 +41,9 @@ class Written:
 class Form(Protocol):
     """One of the two forms that a value may have."""
 
+    may_fail: bool
+    """Whether a write fails where there is a key of another type."""
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         """Adds the question for this key's value, which ``read`` takes the answer to."""
         ...
@@ -59,6 +62,8 @@ class Form(Protocol):
 
 
 class Json:
+    may_fail = False
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
 
@@ -73,6 +78,8 @@ class Json:
 
 
 class Hash:
+    may_fail = True
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
 

@@ -64,21 +64,23 @@ class Rowwriter:
             # A key of another type is in the way of a hash. What no answer has confirmed goes again, over whatever is there.
             return self._write(chain, [batch], _Making(keys, form, after, over=True))
 
-    def rewrite(self, chain: Chain, batches: Iterable[pa.RecordBatch], keys: TableKeys, form: Form) -> Letters:
-        """Puts these rows there, over whatever is there, and leaves the table's progress where it is."""
-        return self._write(chain, batches, _Making(keys, form, None, over=True))
+    def rewrite(
+        self, chain: Chain, batches: Iterable[pa.RecordBatch], keys: TableKeys, form: Form, until: int | None = None
+    ) -> Letters:
+        """Puts these rows there, over whatever is there, and leaves the table's progress where it is. ``until``: see ``Transactions.stream``."""
+        return self._write(chain, batches, _Making(keys, form, None, over=True), until)
 
-    def _write(self, chain: Chain, batches: Iterable[pa.RecordBatch], making: _Making) -> Letters:
-        frame = self._transactions.frame(chain.topic, moves=making.after is not None)
+    def _write(self, chain: Chain, batches: Iterable[pa.RecordBatch], making: _Making, until: int | None = None) -> Letters:
+        frame = self._transactions.frame(chain.topic, moves=making.after is not None, sure=making.form.may_fail)
         found: list[DeadLetter] = []
         crashpoint("cache.write.begun")
-        self._transactions.stream(chain, self._streamed(partial(self._parts, chain.topic, frame), batches, making, found))
+        self._transactions.stream(chain, self._streamed(partial(self._parts, chain.topic, frame), batches, making, found), until)
         return tuple(found)
 
-    def delete(self, chain: Chain, names: Iterable[Texts]) -> None:
+    def delete(self, chain: Chain, names: Iterable[Texts], until: int | None = None) -> None:
         """Takes these keys away, and leaves the table's progress where it is."""
         frame = self._transactions.frame(chain.topic, moves=False)
-        self._transactions.stream(chain, (part for texts in names for part in deletions(frame, texts, LIMITS)))
+        self._transactions.stream(chain, (part for texts in names for part in deletions(frame, texts, LIMITS)), until)
 
     def set_aside(self, chain: Chain, fresh: pa.RecordBatch, reason: str) -> Outcome:
         """Counts rows of a table that the store cannot hold, names the table once, and moves on. A delete of such a row is done."""

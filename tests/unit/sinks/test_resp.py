@@ -15,6 +15,7 @@ from sinks.jsonrows import raw_texts
 LOOK = command("WATCH", "L") + command("HMGET", "L", "log") + MULTI
 MOVE = command("HSET", "L", "at", "").removesuffix(b"$0\r\n\r\n")
 MOVING, STANDING = Frame(LOOK, MOVE), Frame(LOOK, b"")
+SURE = Frame(LOOK, b"*6\r\n" + MOVE.removeprefix(b"*4\r\n"), bulk(b"sure"))
 
 
 def commands(data: bytes) -> list[list[bytes]]:
@@ -61,7 +62,7 @@ def carried_out(parts: list[Part], frame: Frame) -> dict[bytes, object]:
             elif name == b"MSET":
                 held |= dict(zip(given[::2], given[1::2], strict=True))
             elif given[0] == b"L":
-                held[b"L"] = int(given[-1])
+                held[b"L"] = dict(zip(given[1::2], map(int, given[2::2]), strict=True))
             else:
                 fields = held.setdefault(given[0], {})
                 assert isinstance(fields, dict)
@@ -75,7 +76,7 @@ def test_parts_hold_so_many_rows_and_say_up_to_where(count: int, limit: int) -> 
     parts = parts_of(MOVING, rows(changes), Limits(limit, 10**9))
     assert len(parts) == -(-count // limit)
     assert [part.upto for part in parts] == [2 * min(end, count) - 1 for end in range(limit, count + limit, limit)]
-    assert carried_out(parts, MOVING) == {**dict(changes), b"L": 2 * count - 1}
+    assert carried_out(parts, MOVING) == {**dict(changes), b"L": {b"at": 2 * count - 1}}
 
 
 def test_large_values_make_small_parts() -> None:
@@ -122,7 +123,9 @@ def test_any_changes_come_to_what_a_dict_makes_of_them(seed: int, hashes: bool) 
             partial = np.array([not has for has in more], np.uint8)
             made = Rows(made.keys, raw_texts(pa.array(fields, pa.binary())), made.gone, made.positions, items, partial)
             expected = {key: {b"f": b"%d" % i} | ({b"g": b"1"} if more[i] else {}) for key, i in last.items()}
-        parts = parts_of(MOVING, made, Limits(chance.randint(1, 60), chance.choice([50, 10**6])), 7)
-        recorded = [part.recorded for part in parts]
-        assert recorded == ([7, *[part.upto for part in parts[:-1]]] if hashes else [part.upto for part in parts])
-        assert carried_out(parts, MOVING) == {**expected, b"L": recorded[-1]}
+        frame = SURE if hashes else MOVING
+        parts = parts_of(frame, made, Limits(chance.randint(1, 60), chance.choice([50, 10**6])), 7)
+        before = [7, *[part.upto for part in parts[:-1]]]
+        assert [part.sure for part in parts] == (before if hashes else [None] * len(parts))
+        progress = {b"at": 2 * count - 1} | ({b"sure": before[-1]} if hashes else {})
+        assert carried_out(parts, frame) == {**expected, b"L": progress}
