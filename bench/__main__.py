@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 def main() -> int:
-    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if hasattr_main(path))
+    names = sorted(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("*.py") if hasattr_main(path))
     if len(sys.argv) < 2 or sys.argv[1] not in names:
         print(f"usage: python -m bench {{{','.join(names)}}} [options]", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"bench.{sys.argv[1]}")
+    module = importlib.import_module(f"bench.{sys.argv[1].replace('-', '_')}")
     return int(module.main(sys.argv[2:]) or 0)
 
 

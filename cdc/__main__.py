@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,9 +12,10 @@ from typing import Final, cast
 
 import typer
 
-from cdc.errors import HeadwaterError
+from cdc.errors import ConfigError, HeadwaterError
 
 INTERRUPTED: Final = 130
+UMASK_VARIABLE: Final = "HEADWATER_UMASK"
 USAGE: Final = 2
 _USAGE_ERROR: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 """Typer carries its own copy of click and does not export this class by name."""
@@ -23,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    before = os.umask(0o077)
     try:
+        os.umask(_umask())
         from cdc.commands.app import app
 
         code = app(args=hoisted(given), prog_name="cdc", standalone_mode=False)
@@ -48,11 +53,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_tb(error.__traceback__)
+        if isinstance(error, PermissionError) and error.filename is not None:
+            _complain(f"{error.filename}: permission denied → run this as the account of cdc run, whose files are private")
+            return 1
         frame = traceback.extract_tb(error.__traceback__)[-1]
         _complain(
             f"unexpected {type(error).__name__} at {frame.name} in {Path(frame.filename).name}:{frame.lineno} → --debug shows the way there"
         )
         return 1
+    finally:
+        os.umask(before)
+
+
+def _umask() -> int:
+    """Of all that we write, and of what we start: rows are in it, so nobody else may read it unless HEADWATER_UMASK says so.
+
+    The log and run_dir stay closed all the same (``cdc.folders``); it is for a warehouse that another account reads.
+    """
+    given = os.environ.get(UMASK_VARIABLE, "077")
+    if re.fullmatch("0?[0-7]{3}", given) is None or int(given, 8) & 0o022 != 0o022:
+        raise ConfigError(
+            f"{UMASK_VARIABLE}={given} is not a umask that keeps others from writing",
+            hint=f"{UMASK_VARIABLE}=027 lets a group read",
+        )
+    return int(given, 8)
 
 
 def hoisted(arguments: Sequence[str]) -> list[str]:

@@ -19,8 +19,8 @@ def ask(run_dir: Path, store: str, topic: str, position: Position) -> None:
     """Writes down which change the store waits for, once its stop state is recorded. Durable on return."""
     asked = {**approved(run_dir, store), topic: int(position)}
     path = _path(run_dir, store)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    jsonfile.write(path, asked, aside=path.with_name(f".{path.name}.{os.getpid()}"), mode=0o666)
+    jsonfile.make_folder(path.parent)
+    jsonfile.write(path, asked, aside=path.with_name(f".{path.name}.{os.getpid()}"))
 
 
 def approved(run_dir: Path, store: str) -> Mapping[str, int]:

@@ -43,7 +43,7 @@ from cdc.privacy import ProtectedWriter, Protection, protection_of
 from cdc.settings import Settings
 from cdc.settings import Source as SourceSettings
 from cdc.source import identity
-from cdc.source.connection import address, parse
+from cdc.source.connection import address
 from cdc.source.identity import Identity
 from cdc.source.slot import SlotFacts
 from snapshots.coordinator import SnapshotCoordinator
@@ -65,7 +65,7 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
     """
     with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
         with closing(EmbeddedLogReader(settings.log.dir)) as log:
-            protection = protection_of(settings, log)
+            protection = protection_of(settings, log, remember=True)
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
         meter = Meter(settings.run_dir, settings.source.slot, progress)
@@ -100,12 +100,12 @@ def _capture(
 ) -> None:
     """Connects, streams, and connects again after a failure, until ``stop``."""
     feed = SnapshotFeed(progress)
-    evolving = Evolving(settings.source, settings.log.dir, protection.logged, feed.fail, stop)
+    evolving = Evolving(settings.source, settings.log.dir, protection.logged, protection.undecided, feed.fail, stop)
     coordinator: SnapshotCoordinator | None = None
     preparation = Preparation(settings.source, settings.log.dir, writer, memory, progress, protection)
     poison = Poison()
     watch = Alarms(settings.source.dsn, settings.source.slot, stop)
-    meter.alarms = watch
+    meter.alarms, meter.left_out = watch, evolving.left_out
     attempts = 0
     now: Identity | None = None
     streaming = settings.source.streaming
@@ -218,7 +218,7 @@ def _stream_once(
     """``streaming``: large transactions come before they have ended."""
     dsn = settings.dsn.get_secret_value()
     with source.connect(dsn) as catalog:
-        connection = Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))
+        connection = Connection(catalog.opened_with, PINNED_SETTINGS, name=address(dsn))
         head = writer.head
         prepared = Prepared(folder)
         prepared.settle(head.commit_lsn)

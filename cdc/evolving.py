@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import psycopg
+import structlog
 
 from cdc import source
 from cdc.capture.definitions import Definitions
@@ -20,8 +21,11 @@ from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import Source as SourceSettings
 from cdc.source.facts import load_facts, read_facts, save_facts
+from cdc.source.kin import Undecided
 from cdc.source.membership import table_unpublished
 from cdc.source.watch import CatalogWatch, trigger_password
+
+_log = structlog.get_logger("capture")
 
 
 class Evolving:
@@ -32,13 +36,16 @@ class Evolving:
         settings: SourceSettings,
         folder: Path,
         logged: Callable[[Table], Table],
+        undecided: Undecided,
         fail: Callable[[Exception], None],
         stop: threading.Event,
     ) -> None:
-        """``folder``: the log's. ``logged``: a table's definition as the log has it. ``fail``: takes what the watching thread ends with."""
+        """``folder``: the log's. ``logged``: a table's definition as the log has it. ``undecided``: of the column policies.
+        ``fail``: takes what the watching thread ends with."""
         self._settings = settings
         self._folder = folder
         self._logged = logged
+        self._undecided = undecided
         self._fail = fail
         self._stop = stop
         self._password = secrets.token_hex(16)
@@ -52,13 +59,17 @@ class Evolving:
         with source.connect(dsn) as connection:
             self._remember_first(connection, tables, facts)
         known = {*facts, *(table.oid for table in tables.values())}
-        self._watch = CatalogWatch(self._settings, known, self._password, self._stop, self._fail)
+        self._watch = CatalogWatch(self._settings, known, self._password, self._stop, self._fail, self._undecided)
         self._watch.start()
 
     def join(self) -> None:
         """After ``stop`` was set."""
         if self._watch is not None:
             self._watch.join()
+
+    def left_out(self) -> Sequence[str]:
+        """What of the selected tables does not reach the log, one line each with what helps, as of the last look at the catalog."""
+        return () if self._watch is None else self._watch.left_out
 
     def definitions(self, catalog: psycopg.Connection) -> Definitions:
         """``catalog``: asked what the stream does not tell. The log is not being written."""
@@ -74,6 +85,7 @@ class Evolving:
             wanted=partial(matches, self._settings.tables),
             logged=self._logged,
             look=self._watch.look_soon,
+            unread=_unread,
             note=self._watch.note,
             unpublished=self._unpublished,
             keep=partial(save_facts, self._folder),
@@ -104,6 +116,11 @@ class Evolving:
             return {topic.name: topic.table for topic in reader.topics()}, list(ended_topics(reader))
         finally:
             reader.close()
+
+
+def _unread() -> None:
+    hint = "run deploy/roles.sql of this version again, as a superuser"
+    _log.warning("a message of the event trigger cannot be read, so the catalog is asked instead", mend=hint)
 
 
 def _free(holder: Table | None, oid: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.model.selection import matches
 from cdc.probe import SourceProbe
+from cdc.problems import one_line, problems_of
 from cdc.report import (
     CaptureReport,
     FollowerReport,
@@ -21,9 +22,9 @@ from cdc.report import (
     ProcessReport,
     Report,
     SnapshotReport,
-    SourceReport,
     StopReport,
     TopicReport,
+    catch_up_of,
 )
 from cdc.settings import Settings, StoreOptions
 from cdc.version import VERSION
@@ -54,17 +55,15 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     head = reader.head()
     source = probe.read()
     capture = _capture(settings.run_dir, now)
-    followers = tuple(_follower(settings.run_dir, name, store, reader, head, now) for name, store in settings.stores.items())
+    followers = tuple(
+        _follower(settings.run_dir, name, store, reader, head, capture, now) for name, store in settings.stores.items()
+    )
     stopped = tuple(
-        StopReport(stop.name, str(stop.state), stop.part, stop.message, stop.hint, stop.since)
+        StopReport(stop.name, str(stop.state), stop.part, one_line(stop.message), one_line(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
     )
     processes = _processes(settings.run_dir)
-    problems = (
-        *_source_problems(source),
-        *_part_problems(capture, followers, processes),
-        *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
-    )
+    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now))
     return Report(
         version=VERSION,
         at=now,
@@ -99,16 +98,20 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
         snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in told.snapshot),
         updated_at=told.updated_at,
         snapshot_paused=told.snapshot_paused,
+        left_out=tuple(told.left_out),
     )
 
 
-def _follower(run_dir: Path, name: str, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> FollowerReport:
+def _follower(
+    run_dir: Path, name: str, store: StoreOptions, reader: LogReader, head: Cut, capture: CaptureReport | None, now: float
+) -> FollowerReport:
     told = status.read_follower(run_dir, name)
     if told is None:
         told = status.FollowerStatus(name, store.kind, state="never started")
         lag = None
     else:
         lag = lag_of(reader, head, Position(told.position), store.tables, now)
+    held = sum(topic.rows for topic in reader.topics() if matches(store.tables, topic.name))
     return FollowerReport(
         store=name,
         kind=store.kind,
@@ -126,7 +129,14 @@ def _follower(run_dir: Path, name: str, store: StoreOptions, reader: LogReader, 
         batches=told.batches,
         rows_per_s=told.rows_per_s,
         updated_at=told.updated_at,
+        catch_up=catch_up_of(lag, held, _unread(capture, store.tables), told.rows_per_s),
     )
+
+
+def _unread(capture: CaptureReport | None, tables: Sequence[str]) -> int:
+    """About how many rows of these tables the snapshot has not read yet."""
+    reading = capture.snapshot if capture is not None else ()
+    return sum(max(entry.total - entry.done, 0) for entry in reading if not entry.finished and matches(tables, entry.table))
 
 
 def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
@@ -164,36 +174,15 @@ def _processes(run_dir: Path) -> tuple[ProcessReport, ...]:
     )
 
 
-def _source_problems(source: SourceReport) -> list[str]:
-    if not source.reachable:
-        return [f"the source is unreachable: {source.error} → cdc doctor"]
-    slot = source.slot
-    assert slot is not None
-    if not slot.exists:
-        return [f"replication slot {slot.name!r} does not exist → cdc doctor"]
-    return list(source.alarms)
-
-
-def _part_problems(
-    capture: CaptureReport | None, followers: Sequence[FollowerReport], processes: Sequence[ProcessReport]
-) -> list[str]:
-    problems: list[str] = []
-    if capture is None:
-        problems.append("capture has never run → cdc run")
-    elif not capture.alive and capture.stop is None:
-        problems.append("capture does not run → cdc run")
-    elif capture.error and capture.stop is None:
-        problems.append(f"capture is {capture.state}: {capture.error}")
-    for follower in followers:
-        if not follower.alive and follower.stop is None:
-            problems.append(f"follower {follower.store} does not run → cdc run")
-        elif follower.error and follower.stop is None:
-            problems.append(f"follower {follower.store} is {follower.state}: {follower.error}")
-        if follower.dead:
-            problems.append(f"store {follower.store} set {follower.dead} changes aside")
-    refused: Mapping[str, str] = {child.name: child.state for child in processes if child.state == "refused"}
-    problems += [f"{name} refuses its configuration → cdc doctor" for name in refused]
-    return problems
+def _silent(settings: Settings, now: float) -> dict[str, float]:
+    """The parts whose processes live and have reported nothing for too long, with the seconds."""
+    parts: dict[str, status.CaptureStatus | status.FollowerStatus | None] = {"capture": status.read_capture(settings.run_dir)}
+    parts |= {f"follow-{store}": status.read_follower(settings.run_dir, store) for store in settings.stores}
+    return {
+        part: now - told.updated_at
+        for part, told in parts.items()
+        if told is not None and status.alive(told.pid) and not _alive(told, now)
+    }
 
 
 def _alive(told: status.CaptureStatus | status.FollowerStatus, now: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,7 +18,7 @@ import structlog
 
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
-from cdc.capture.endings import ending, notice
+from cdc.capture.endings import decoding, ending, notice
 from cdc.capture.group import Group
 from cdc.capture.stream import Stream
 from cdc.capture.toast import ToastMemory
@@ -29,6 +29,7 @@ from cdc.meter import Meter
 from cdc.model.batch import table_of
 from cdc.model.evolution import schema_record
 from cdc.model.position import Lsn
+from cdc.pace import Pace
 from snapshots.feed import SnapshotFeed, place
 
 IDLE_RECORD_S: Final = 10.0
@@ -36,6 +37,10 @@ IDLE_RECORD_S: Final = 10.0
 IDLE_RECORD_BYTES: Final = 16 * 2**20
 """… or after this much WAL (one WAL file)."""
 TAKE_S: Final = 0.05
+SMALL_BYTES: Final = 16 * 2**10
+"""What is taken at once while there is no backlog. Only then …"""
+PACE: Final = Pace(times=8.0, most_s=0.01)
+"""… does the next group wait a little, so that small steady traffic costs an eighth of a core at most."""
 
 _log = structlog.get_logger("capture")
 
@@ -65,6 +70,8 @@ class Ingest:
         self._torn: list[Bytes] = []
         """What the decoder has not used up, and what came since."""
         self._lacks = 0
+        self._passing = 0
+        """So many of the next bytes belong to a message of somebody else's."""
         self._recorded_at = time.monotonic()
         self._unrecorded = 0
         self._stop = threading.Event()
@@ -77,7 +84,10 @@ class Ingest:
         while not stop.is_set():
             taken = self._stream.take(TAKE_S)
             if len(taken):
+                began = time.monotonic()
                 self._gather(taken)
+                if len(taken) < SMALL_BYTES:
+                    stop.wait(PACE.rest_s(time.monotonic() - began))
             self._feed.check()
             self._record_idle(force=False)
             self._meter.write()
@@ -88,6 +98,13 @@ class Ingest:
 
     def _gather(self, taken: Bytes) -> None:
         """A message much larger than a block is not put together again with every piece of it that comes."""
+        if self._passing:
+            passed = min(self._passing, len(taken))
+            self._passing -= passed
+            if passed == len(taken):
+                return
+            taken = np.concatenate([*self._torn, taken[passed:]])
+            self._torn = []
         self._lacks -= len(taken)
         if self._lacks > 0:
             self._torn.append(taken.copy())
@@ -96,11 +113,12 @@ class Ingest:
 
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder
-        groups = decoder.groups(block, 0, len(block), lambda: self._writer.next_position)
+        with decoding():
+            groups = decoder.groups(block, 0, len(block), lambda: self._writer.next_position)
         batches = 0
         for fields in decoder.notices:
             _log.warning("the server says", notice=notice(fields))  # before anything that came with it becomes durable
-        for group in groups:
+        for group in _decoded(groups):
             self._append(group)
             batches += len(group.batches)
             if not group.complete:
@@ -109,6 +127,9 @@ class Ingest:
                     return  # nothing of the transaction is durable, all of it will be sent again
         self._torn = [block[decoder.consumed :].copy()] if decoder.consumed < len(block) else []
         self._lacks = decoder.lacks
+        if decoder.foreign:
+            self._torn = [block[decoder.consumed : len(block) - decoder.foreign].copy()]
+            self._passing, self._lacks = decoder.lacks, 0
         if batches:
             self._stream.batches = batches
         self._check_continuity(decoder.keepalive_lsn)
@@ -137,13 +158,13 @@ class Ingest:
         end_lsn, commit_ts_us = int(transactions.end_lsn[-1]), int(transactions.commit_ts_us[-1])
         if end_lsn <= self._writer.head.commit_lsn:
             return  # the log's own end, sent again
-        if group.watermark is not None:
-            chunk = self._feed.chunk_at(group.watermark) or ()
+        chunk = self._feed.chunk_at(group.watermark) if group.watermark is not None else None
+        if chunk is not None:
             for batch in place([*self._entering(chunk), *chunk], self._writer.next_position, end_lsn, commit_ts_us):
                 self._writer.append(batch)
                 self._memory.learn(batch)
         elif self._writer.next_position == self._writer.head.position + 1:
-            # Nothing of ours in these transactions: as good as a keepalive.
+            # Nothing of ours in these transactions (the watermark is somebody else's): as good as a keepalive.
             self._unrecorded = max(self._unrecorded, end_lsn)
             self._meter.status.received_lsn = max(self._meter.status.received_lsn, end_lsn)
             return
@@ -194,3 +215,12 @@ class Ingest:
         if force or ahead >= IDLE_RECORD_BYTES or time.monotonic() - self._recorded_at >= IDLE_RECORD_S:
             crashpoint("ingest.idle.before_record")
             self._commit(self._unrecorded, head.commit_ts_us)
+
+
+def _decoded(groups: Iterator[Group]) -> Iterator[Group]:
+    while True:
+        with decoding():
+            group = next(groups, None)
+        if group is None:
+            return
+        yield group

@@ -37,18 +37,47 @@ def decode(data: bytes) -> dict[str, Any]:
     return content
 
 
-def write(path: Path, content: Mapping[str, Any], *, aside: Path | None = None, mode: int = 0o600) -> None:
+def write(path: Path, content: Mapping[str, Any], *, aside: Path | None = None) -> None:
     """Puts what ``encode`` makes of the content in the file's place: durable on return, and whole or not there at all at any time.
 
     aside: where it is written first, in the same folder; to be a name of the writer's own where several may write at once.
     """
     aside = aside or path.with_suffix(".aside")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+    with open(create(aside), "w", encoding="utf-8") as file:
         file.write(encode(content))
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
     sync_folder(path.parent)
+
+
+def create(path: Path) -> int:
+    """A descriptor of a new file, private to the folder's owner: never one that somebody else has put there, nor what a link leads to.
+
+    What a process that ended left under that name goes.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileExistsError:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, flags, 0o600)
+    hand_over(path.parent, descriptor)
+    return descriptor
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder, private to the owner of the one that it is in."""
+    if not folder.is_dir():
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        hand_over(folder.parent, folder)
+
+
+def hand_over(folder: Path, made: int | Path) -> None:
+    """What root makes in an account's folder (``sudo cdc resume``) is the account's, which has to read it."""
+    if os.geteuid() == 0 and (owner := folder.stat()).st_uid != 0:
+        os.chown(made, owner.st_uid, owner.st_gid)
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,8 @@ class Meter:
         """Whether every selected table is in the log."""
         self.paused: Callable[[], str | None] = lambda: None
         """Why the snapshot stands still, if it does."""
+        self.left_out: Callable[[], Sequence[str]] = lambda: ()
+        """What of the selected tables does not reach the log."""
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -45,6 +47,7 @@ class Meter:
             self._counted = (now, self.status.changes)
         self.status.snapshot = self._progress.tables()
         self.status.snapshot_paused = self.paused()
+        self.status.left_out = list(self.left_out())
         self.status.alarms = list(self.alarms.current) if self.alarms else []
         if not self.loaded():
             self.status.complete_position = None

@@ -270,7 +270,7 @@ def _effects(settings: Settings, held: Table | None, change: SchemaChange) -> It
 
 
 def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) -> Iterator[Remark]:
-    """Of columns that were kept back from the log until now, and would not be any more."""
+    """Of columns that were kept back from the log until now, and would not be any more; and of those that nobody has decided on."""
     protection = protection_of(settings, reader)
     for facts in tables:
         table = facts.table()
@@ -280,6 +280,8 @@ def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) ->
             else:
                 what = f"is named by no policy any more: capture stops ({StopState.PRIVACY_UNDECIDED}) until its policy is back, or says keep"
             yield Remark("capture", f"{table.qualified}.{column}, kept back until now, {what}", stops=not said)
+        for line in protection.undecided.lines(table):
+            yield Remark("capture", line)
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from cdc import reloading, source
 from cdc.capture.stream import Connection, System
 from cdc.capture.toast import ToastMemory
 from cdc.crashpoint import crashpoint
-from cdc.dropped import save_dropped
 from cdc.errors import SourceError
 from cdc.log.contract import LogWriter
 from cdc.log.reader import EmbeddedLogReader
@@ -30,11 +29,13 @@ from cdc.privacy import Protection
 from cdc.settings import Source as SourceSettings
 from cdc.source import identity
 from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
-from cdc.source.connection import address, parse
+from cdc.source.connection import address
 from cdc.source.facts import load_facts
 from cdc.source.identity import Branch, Identity
+from cdc.source.kin import read_kin
 from cdc.source.membership import Membership, check_membership, read_membership
-from cdc.source.publication import refuse_unreadable
+from cdc.source.patience import PatientConnection
+from cdc.source.publication import read_publication, refuse_unreadable
 from cdc.source.slot import SlotFacts, slot_from_now
 from snapshots.progress import SnapshotProgress
 
@@ -69,7 +70,7 @@ class Preparation:
             known = identity.recorded(self._folder)
             # Only before anything else runs: the snapshot's thread has not begun then.
             reload = None if self._begun or known is None else reloading.requested(self._folder)
-            system, history = self._ask_system(dsn)
+            system, history = self._ask_system(connection, dsn)
             found = self._identity(system)
             if known is not None and not (reload and reload.whole):
                 identity.check_system(known, found)
@@ -79,7 +80,7 @@ class Preparation:
             out = self._out_of_publication(published, tables, known, reload)
             self._publish(connection, tables)
             if known is None or (reload and reload.whole):
-                now = self._begin(connection, found, reload)
+                now = self._begin(connection, known, found, reload)
             else:
                 now = self._go_on(connection, known, found, history)
                 if out:
@@ -92,13 +93,16 @@ class Preparation:
 
     # --- the ways to begin ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, connection: psycopg.Connection, found: Identity, reload: reloading.Reload | None) -> Identity:
+    def _begin(
+        self, connection: psycopg.Connection, known: Identity | None, found: Identity, reload: reloading.Reload | None
+    ) -> Identity:
         """The slot's present place is where this log begins, or (after a stop state) begins again."""
         settings = self._settings
         if reload is None:
-            facts = source.ensure_slot(connection, settings, create=True, two_phase=settings.two_phase)
+            facts = source.ensure_slot(connection, settings, create=True, two_phase=settings.two_phase, record=self._folder)
         else:
-            facts = slot_from_now(connection, settings, two_phase=settings.two_phase)
+            followed = self._writer.head.commit_lsn if known is not None and identity.same_slot(known, found) else None
+            facts = slot_from_now(connection, settings, two_phase=settings.two_phase, record=self._folder, followed=followed)
         crashpoint("capture.slot_ready")
         begin = facts.confirmed_lsn or Lsn(0)
         if reload is not None:
@@ -152,8 +156,8 @@ class Preparation:
 
     # --- what is there -------------------------------------------------------------------------------------------------------
 
-    def _ask_system(self, dsn: str) -> tuple[System, tuple[Branch, ...]]:
-        with closing(Connection(parse(dsn), PINNED_SETTINGS, name=address(dsn))) as walsender:
+    def _ask_system(self, connection: PatientConnection, dsn: str) -> tuple[System, tuple[Branch, ...]]:
+        with closing(Connection(connection.opened_with, PINNED_SETTINGS, name=address(dsn))) as walsender:
             system = walsender.identify()
             history = walsender.query(f"TIMELINE_HISTORY {system.timeline}".encode())[1] if system.timeline > 1 else b""
         return system, identity.parse_history(history.decode())
@@ -180,15 +184,23 @@ class Preparation:
     def _publish(self, connection: psycopg.Connection, tables: Sequence[SourceTable]) -> None:
         settings = self._settings
         begun = identity.recorded(self._folder) is not None
-        source.ensure_publication(connection, settings, tables, begun=begun)
+        undecided = self._protection.undecided
+        undecided.note_kin(read_kin(connection, undecided.guarded, undecided.kin))
+        source.ensure_publication(connection, settings, self._admissible(connection, tables), begun=begun)
         if not self._begun:
             refuse_unreadable(connection, settings.publication, select_tables(tables, settings.tables, begun=True))
             for unknown in misnamed(tables, settings.tables):
                 _log.warning("a table that source.tables names is not captured", problem=str(unknown), mend=unknown.hint)
-        if self._protection.active:
-            self._protection.check(load_published(connection, settings.publication, settings.tables))
-        save_dropped(self._folder, self._protection.dropped())
+        self._protection.begin(load_published(connection, settings.publication, settings.tables))
         crashpoint("capture.published")
+
+    def _admissible(self, connection: psycopg.Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:
+        """Without the tables that must not join the publication while nobody has decided on their key. The catalog's watch names them."""
+        undecided = self._protection.undecided
+        barred = {table.name for table in tables if undecided.begun and undecided.barred(table.table) is not None}
+        publication = read_publication(connection, self._settings.publication) if barred else None
+        inside = publication.tables if publication is not None else frozenset()
+        return [table for table in tables if table.name not in barred or table.name in inside]
 
     def _membership(self, connection: psycopg.Connection) -> Membership:
         """Of the tables that are captured: another one may come and go until it is selected."""

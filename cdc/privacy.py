@@ -12,7 +12,8 @@ encrypt    AES-SIV (RFC 5297) of the canonical text with ``schema.table.column``
 
 The policy of a column, with the key's id, stands in the logged table's ``Column.protected``. Both keys are derived from one secret
 (HMAC-SHA-256 of a label). Where a policy's column is renamed, or its table, capture stops rather than logs it under a name without policy; and where
-a policy is taken out of the configuration, until ``keep`` says that the column may be shown.
+a policy is taken out of the configuration, until ``keep`` says that the column may be shown. A column that comes later and that nobody has decided on
+(``cdc.undecided``) is kept out of the log as if its policy were ``drop``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import base64
 import difflib
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -31,18 +33,17 @@ import pyarrow.compute as pc
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-from cdc.dropped import Dropped, load_dropped
+from cdc.decided import Decisions, load_decisions, save_decisions
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.log.contract import LogReader, LogWriter
 from cdc.model.batch import EXACT, EXACT_TYPE, META_FIELDS, batch_schema, table_of
 from cdc.model.evolution import schema_change_of
-from cdc.model.facts import Facts
 from cdc.model.pgtypes import TEXT, canonical_text
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.settings import ColumnPolicy as Policy
 from cdc.settings import Settings
-from cdc.source.facts import load_facts
+from cdc.undecided import UndecidedColumns
 
 MASKED: Final = "*****"
 MIN_SECRET_BYTES: Final = 32
@@ -79,8 +80,8 @@ class Keys:
 class Protection:
     """The policies of all tables: ``schema.table`` → column → policy.
 
-    known: the logged tables, as the log's topics have them; a policy's column is followed by number from there on. dropped: table OID →
-    column → number, of columns that the log was never shown.
+    known: the logged tables, as the log's topics have them; a policy's column is followed by number from there on. decisions: those of
+    an earlier start. remember: makes decisions durable.
     """
 
     def __init__(
@@ -90,16 +91,18 @@ class Protection:
         *,
         strict: bool = False,
         known: Iterable[Table] = (),
-        dropped: Mapping[int, Mapping[str, int]] | None = None,
+        decisions: Decisions | None = None,
+        remember: Callable[[Decisions], None] = lambda _: None,
     ) -> None:
         self._policies = policies
         self._strict = strict
         self._keys = Keys(secret) if secret is not None else None
         self._known = {table.qualified: table for table in known}
-        unseen = dropped or {}
-        kept_back = ((t.oid, {**_protected(t), **unseen.get(t.oid, {})}) for t in self._known.values())
-        self._protected = {oid: found for oid, found in kept_back if found}
+        self.undecided: Final = UndecidedColumns(policies, decisions, known=self._known.values(), remember=remember)
+        oids = {*(table.oid for table in self._known.values()), *(decisions.tables if decisions else ())}
+        self._protected = {oid: found for oid in oids if (found := self.undecided.protected(oid))}
         self._logged: dict[Table, Table] = {}
+        self._generation = 0
         if self._keys is None:
             for table, columns in policies.items():
                 needy = [column for column, policy in columns.items() if policy in ("hmac", "encrypt")]
@@ -120,17 +123,16 @@ class Protection:
         for name, policies in self._policies.items():
             table = here.get(name)
             if table is None:
-                if name not in self._known:
+                if name not in self._known and not self.undecided.knows(name):
                     raise ConfigError(
                         f"source.columns names table {name}, which is not captured", hint=_suggestion(name, here) or "cdc doctor"
                     )
                 continue
-            known = self._known.get(name)
-            unnamed = [column for column in table.names if column not in policies and (known is None or column not in known.names)]
-            missing = [column for column in policies if column not in table.names]
+            unnamed = [column for column in table.names if column not in policies]
+            missing = [column for column in policies if column not in table.names and column not in self.undecided.was_named(table)]
             if missing and unnamed:
                 raise ConfigError(
-                    f"source.columns names column {missing[0]} of {name}, which there is not, and nothing is said of {unnamed[0]}",
+                    f"source.columns names column {missing[0]} of {name}, which does not exist, and nothing is said of {unnamed[0]}",
                     hint=_suggestion(missing[0], unnamed) or f"name {unnamed[0]} too, if only with keep",
                 )
         for table in tables:
@@ -138,15 +140,15 @@ class Protection:
             if problem is not None:
                 raise ConfigError(problem[0], hint=problem[1])
         for table in tables:
-            if not all(self.revealed(table).values()):
-                self.logged(table)
+            self._refuse(self._lost(table))
 
-    def dropped(self) -> Dropped:
-        """What ``drop`` keeps out of the log."""
-        found = {
-            table: frozenset(c for c, policy in columns.items() if policy == "drop") for table, columns in self._policies.items()
-        }
-        return {table: columns for table, columns in found.items() if columns}
+    def begin(self, tables: Sequence[Table]) -> None:
+        """At the start, with every captured table's raw definition: raises what ``check`` does, and remembers what may be logged."""
+        if self.active:
+            self.check(tables)
+        self.undecided.begin(tables)
+        for table in tables:
+            self._refuse(self.undecided.barred(table))
 
     def revealed(self, table: Table) -> dict[str, bool]:
         """The raw table's columns that were kept back until now, and would be logged as they are; each with whether ``keep`` says so."""
@@ -161,16 +163,20 @@ class Protection:
 
     def logged(self, table: Table) -> Table:
         """The table's definition as the log has it. Raises Stopped (PRIVACY_UNDECIDED) when no policy can be relied on for it."""
+        if self._generation != self.undecided.generation:
+            self._generation = self.undecided.generation
+            self._logged.clear()
         known = self._logged.get(table)
         if known is not None:
             return known
-        problem = self._problem(table) or self._lost(table)
-        if problem is not None:
-            raise Stopped(StopState.PRIVACY_UNDECIDED, problem[0], hint=f"{problem[1]}, then cdc resume PRIVACY_UNDECIDED")
+        self._refuse(self._problem(table) or self._lost(table) or self.undecided.barred(table))
+        out = self.undecided.columns(table)
         policies = self._policies.get(table.qualified, {})
-        columns = (self._column(column, policies.get(column.name, "keep")) for column in table.columns)
+        columns = (self._column(column, policies.get(column.name, "keep")) for column in table.columns if column.name not in out)
         logged = replace(table, columns=tuple(column for column in columns if column is not None))
         self._protected[table.oid] = {c.name: c.attnum for c in table.columns if policies.get(c.name, "keep") != "keep"}
+        if self._policies:
+            self.undecided.decide([table])
         self._logged[table] = logged
         return logged
 
@@ -182,12 +188,12 @@ class Protection:
         logged = self.logged(table)
         if logged == table:
             return batch
-        policies = self._policies[table.qualified]
+        kept_back = self.kept_back(table)
         if schema_change_of(batch) is not None:
             exact: pa.Array = batch.column(EXACT)
             odd: dict[str, dict[int, str]] = {}
         else:
-            exact, odd = _split(batch.column(EXACT), [name for name, policy in policies.items() if policy != "keep"])
+            exact, odd = _split(batch.column(EXACT), kept_back)
         arrays = [*batch.columns[: len(META_FIELDS)]]
         arrays[batch.schema.get_field_index(EXACT)] = exact
         for column in logged.columns:
@@ -208,7 +214,8 @@ class Protection:
 
     def kept_back(self, table: Table) -> dict[str, bool]:
         """The raw table's columns whose values must not be written to any file of ours, each with whether anything of it is logged."""
-        return {name: policy != "drop" for name, policy in self._policies.get(table.qualified, {}).items() if policy != "keep"}
+        named = {name: policy != "drop" for name, policy in self._policies.get(table.qualified, {}).items() if policy != "keep"}
+        return {**named, **dict.fromkeys(self.undecided.columns(table), False)}
 
     def _column(self, column: Column, policy: Policy) -> Column | None:
         match policy:
@@ -221,7 +228,7 @@ class Protection:
             case _:
                 assert self._keys is not None
                 tag = f"{policy}:{self._keys.id}"
-        return replace(column, type_oid=TEXT, typmod=-1, type_name="", protected=tag)
+        return replace(column, type_oid=TEXT, typmod=-1, type_name="", structure="", protected=tag)
 
     def _transform(self, logged: Table, column: Column) -> Callable[[pa.Array], pa.Array]:
         if column.protected == "mask":
@@ -231,12 +238,16 @@ class Protection:
         if key != self._keys.id:
             raise ConfigError(
                 f"column {column.name} of {logged.qualified} was protected with another privacy.key ({key}, now {self._keys.id})",
-                hint=f"cdc snapshot {logged.qualified} --replace",
+                hint=f"cdc snapshot {shlex.quote(logged.qualified)} --replace",
             )
         if policy == "hmac":
             return partial(_each, self._keys.hmac)
         place = f"{logged.qualified}.{column.name}".encode()
         return partial(_each, partial(self._keys.encrypt, place=place))
+
+    def _refuse(self, problem: tuple[str, str] | None) -> None:
+        if problem is not None:
+            raise Stopped(StopState.PRIVACY_UNDECIDED, problem[0], hint=f"{problem[1]}, then cdc resume PRIVACY_UNDECIDED")
 
     def _problem(self, table: Table) -> tuple[str, str] | None:
         """(what is wrong, what to do) with the policies for this definition by itself."""
@@ -266,8 +277,7 @@ class Protection:
             leaking = [column for column in unnamed if column.attnum in before.values()]
         else:
             gone = [name for name in before if name not in table.names]
-            known = self._known.get(table.qualified)
-            leaking = [column for column in unnamed if gone and (known is None or column.name not in known.names)]
+            leaking = [column for column in unnamed if gone and column.name in self.undecided.columns(table)]
         if not leaking:
             return None
         bare = [name for name, said in self.revealed(table).items() if not said]
@@ -282,29 +292,18 @@ class Protection:
         )
 
 
-def protection_of(settings: Settings, log: LogReader) -> Protection:
-    """The configured policies; what the log already has of each table is where they go on from. Raises ConfigError."""
-    key = settings.privacy.key
+def protection_of(settings: Settings, log: LogReader, *, remember: bool = False) -> Protection:
+    """The configured policies; what was decided before is where they go on from. ``remember``: what is decided now is kept, too, which
+    is for capture alone. Raises ConfigError."""
+    key, folder = settings.privacy.key, settings.log.dir
     return Protection(
         settings.source.columns,
         None if key is None else key.get_secret_value(),
         strict=settings.privacy.strict,
-        known=(known := [topic.table for topic in log.topics()]),
-        dropped=_dropped(known, load_facts(settings.log.dir), load_dropped(settings.log.dir)),
+        known=[topic.table for topic in log.topics()],
+        decisions=load_decisions(folder),
+        remember=partial(save_decisions, folder) if remember else lambda _: None,
     )
-
-
-def _dropped(known: Iterable[Table], facts: Mapping[int, Facts], kept_out: Dropped) -> dict[int, dict[str, int]]:
-    """What was kept out of each logged table, with the numbers as capture last saw them."""
-    found = {}
-    for table in known:
-        seen = facts.get(table.oid)
-        # A topic that a renamed table has left behind knows nothing of columns that came later.
-        if seen is not None and f"{seen.schema}.{seen.name}" == table.qualified:
-            numbers = {column.attnum for column in table.columns}
-            names = kept_out.get(table.qualified, frozenset()) - set(table.names)
-            found[table.oid] = {c.name: c.attnum for c in seen.published if c.name in names and c.attnum not in numbers}
-    return found
 
 
 class ProtectedWriter:
@@ -338,10 +337,6 @@ class ProtectedWriter:
         self._writer.close()
 
 
-def _protected(logged: Table) -> dict[str, int]:
-    return {column.name: column.attnum for column in logged.columns if column.protected}
-
-
 def _suggestion(name: str, known: Iterable[str]) -> str | None:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else None
@@ -358,7 +353,7 @@ def _each(function: Callable[[str], str], values: pa.Array) -> pa.Array:
     return distinct.take(encoded.indices)
 
 
-def _split(exact: pa.Array, names: Sequence[str]) -> tuple[pa.Array, dict[str, dict[int, str]]]:
+def _split(exact: pa.Array, names: Collection[str]) -> tuple[pa.Array, dict[str, dict[int, str]]]:
     """The exact texts without those columns, and what they held: column → row → text."""
     if exact.null_count == len(exact):
         return exact, {}

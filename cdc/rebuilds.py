@@ -34,8 +34,7 @@ def request(run_dir: Path, store: str, state: StopState) -> Rebuild:
     asked = Rebuild(state, time.time())
     path = _path(run_dir, store)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever asks may be another user than the follower is, which has to read it.
-    jsonfile.write(path, {"format": _FORMAT, **asdict(asked)}, aside=path.with_name(f".{path.name}.{os.getpid()}"), mode=0o666)
+    jsonfile.write(path, {"format": _FORMAT, **asdict(asked)}, aside=path.with_name(f".{path.name}.{os.getpid()}"))
     jsonfile.sync_folder(run_dir)
     return asked
 

@@ -52,8 +52,7 @@ class Reload:
 def request(folder: Path, state: StopState) -> Reload:
     """Durable when it returns. ``folder``: the log's."""
     reload = Reload(state, time.time())
-    # Whoever asks may be another user than capture is, which has to read it.
-    jsonfile.write(folder / FILE, {"format": _FORMAT, **asdict(reload)}, aside=folder / f".{FILE}.{os.getpid()}", mode=0o666)
+    jsonfile.write(folder / FILE, {"format": _FORMAT, **asdict(reload)}, aside=folder / f".{FILE}.{os.getpid()}")
     return reload
 
 

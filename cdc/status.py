@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cdc import jsonfile
 from cdc.crashpoint import crashpoint
+
+CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
+FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited", "never started")
+PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 
 
 @dataclass(slots=True)
@@ -52,6 +56,8 @@ class CaptureStatus:
     """Why reading tables stands still now."""
     alarms: list[str] = field(default_factory=list)
     """What endangers the slot's WAL, one line each with what helps, as capture saw it last."""
+    left_out: list[str] = field(default_factory=list)
+    """What of the selected tables does not reach the log, one line each with what helps."""
     updated_at: float = 0.0
     """Unix time, seconds."""
 
@@ -108,9 +114,10 @@ class SupervisorStatus:
 
 def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:
     folder = run_dir / "status"
-    folder.mkdir(parents=True, exist_ok=True)
+    jsonfile.make_folder(folder)
     aside = folder / f".{name}.{os.getpid()}"
-    aside.write_text(jsonfile.encode(asdict(status)))
+    with open(jsonfile.create(aside), "w") as file:
+        file.write(jsonfile.encode(asdict(status)))
     crashpoint("status.written_aside")
     aside.replace(folder / f"{name}.json")
 

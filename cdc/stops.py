@@ -44,9 +44,9 @@ def record(run_dir: Path, part: str, stopped: Stopped) -> Stop:
     before = _read(path)
     message = str(stopped).removeprefix(f"{stopped.state}: ")
     stop = Stop(stopped.state, part, message, stopped.hint or "", before.since if before else time.time())
-    path.parent.mkdir(parents=True, exist_ok=True)
+    jsonfile.make_folder(path.parent)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "w") as file:
+    with open(jsonfile.create(aside), "w") as file:
         file.write(jsonfile.encode(asdict(stop)))
         file.flush()
         os.fsync(file.fileno())

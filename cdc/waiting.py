@@ -115,13 +115,16 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
         awaited = judge(store, wanted, target, received, *_follower_says(told))
         if awaited.done:
             break
+        # What an operator has to decide does not get better by waiting.
+        _refuse_stopped(settings, f"follow-{store}")
+        if target is None:
+            _refuse_stopped(settings, "capture")
         waited_s = time.monotonic() - began
         if waited_s >= timeout_s:
             raise _too_late(settings, store, wanted, timeout_s, awaited)
         if target is None and received < wanted and not nudged and waited_s >= NUDGE_AFTER_S:
             nudge(dsn)
             nudged = True
-        _refuse_stopped(settings, "capture" if target is None else f"follow-{store}")
         time.sleep(min(POLL_S, max(0.0, timeout_s - waited_s)))
     if options.kind in REFRESHED_KINDS:
         _refresh(store, options, reader)

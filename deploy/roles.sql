@@ -7,13 +7,73 @@
 --
 --     hostssl DATABASE cdc ADDRESS/32 scram-sha-256
 --
+-- What the role may do, if this file makes it (of one that is there already only the rights are widened, see docs/upgrade.md for the rest):
+--   connect 30 times at once: about eight for capture and status, one for each of snapshot_workers and for each `cdc` command that runs;
+--   write nothing: its transactions are read-only unless they say otherwise, as the ones do that change the publication;
+--   read every table and view of the schema, those too that the role which runs this file makes later. To grant less, REVOKE the rest afterwards:
+--   what capture needs is SELECT on the tables that source.tables selects. Row-level security hides no row from it silently: reading is then an error.
+--
 -- REPLICATION reads every table's changes in this cluster's databases that pg_hba.conf lets the role connect to, whatever its GRANTs say: give it no
 -- line for the database "replication" and none for other databases.
 
 \set ON_ERROR_STOP on
 
-select format('create role %I login replication nosuperuser nocreatedb nocreaterole noinherit', :'role')
-where not exists (select from pg_roles where rolname = :'role') \gexec
+-- Every name below means the system's own object. A schema that others may create in could hold a function that fits a call better.
+set search_path = pg_catalog, pg_temp;
+set client_min_messages = warning;
+select rolsuper as super from pg_roles where rolname = current_user \gset
+
+-- A superuser's functions in schema headwater run in everybody's DDL (see "Definitions" below), so nobody else may ever decide what they are.
+-- Looked at before the first DDL of this file, which would already run them.
+\if :super
+do $check$
+declare
+  theirs text;
+  drop_it constant text := 'find out who made it and what for (docs/upgrade.md), then: drop event trigger if exists headwater_ddl_end; '
+    'drop event trigger if exists headwater_ddl_drop; drop schema headwater cascade; and run this file again';
+begin
+  with owned(what, owner) as (
+    select format('schema %I', n.nspname), n.nspowner from pg_namespace n where n.nspname = 'headwater'
+    union all
+    select pg_describe_object(d.classid, d.objid, 0), s.refobjid
+    from pg_namespace n
+    join pg_depend d on d.refclassid = 'pg_namespace'::regclass and d.refobjid = n.oid
+    join pg_shdepend s on s.classid = d.classid and s.objid = d.objid and s.deptype = 'o'
+      and s.dbid = (select oid from pg_database where datname = current_database())
+    where n.nspname = 'headwater'
+    union all
+    select format('event trigger %I', e.evtname), e.evtowner from pg_event_trigger e where e.evtname in ('headwater_ddl_end', 'headwater_ddl_drop'))
+  select string_agg(owned.what || ' is owned by a role that is not a superuser: ' || r.rolname, '; ' order by owned.what) into theirs
+  from owned join pg_roles r on r.oid = owned.owner where not r.rolsuper;
+  if theirs is not null then
+    raise exception 'headwater: %', theirs using hint = drop_it;
+  end if;
+
+  -- The table may have been another's before, with something on it that runs when it is read or written.
+  perform from pg_class c join pg_namespace n on n.oid = c.relnamespace
+  where n.nspname = 'headwater' and c.relname = 'ddl_password' and not (
+    c.relkind = 'r' and c.relpersistence = 'p' and not c.relispartition and not c.relrowsecurity
+    and c.reltype <> 0 and c.reloftype = 0 and c.relchecks = 0
+    and (select string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || ' ' || a.atthasdef || ' ' || a.attisdropped, ', ')
+         from pg_attribute a where a.attrelid = c.oid and a.attnum > 0) = 'password text false false'
+    and not exists (select from pg_trigger t where t.tgrelid = c.oid)
+    and not exists (select from pg_rewrite w where w.ev_class = c.oid)
+    and not exists (select from pg_policy p where p.polrelid = c.oid)
+    and not exists (select from pg_inherits i where c.oid in (i.inhrelid, i.inhparent))
+    and not exists (select from pg_index x where x.indrelid = c.oid and not x.indisprimary));
+  if found then
+    raise exception 'headwater: headwater.ddl_password is not the table that this file makes' using hint = drop_it;
+  end if;
+end
+$check$;
+\endif
+
+select not exists (select from pg_roles where rolname = :'role') as missing \gset
+\if :missing
+create role :"role" login replication nosuperuser nocreatedb nocreaterole noinherit connection limit 30;
+alter role :"role" set default_transaction_read_only = on;
+alter role :"role" set row_security = off;
+\endif
 
 select format('alter role %I replication', :'role')
 where not (select rolreplication from pg_roles where rolname = :'role') \gexec
@@ -40,21 +100,19 @@ having count(*) > 0 \gexec
 -- Definitions. Postgres streams rows, not DDL: this event trigger puts what the catalog says of a changed table into the stream, in the DDL's own
 -- transaction, so that the change takes its place in the log before the first row under it. It needs a superuser; without it Headwater
 -- looks at the catalog every few seconds, which is as sure but later. A failure in it is a warning and never fails the DDL.
-set client_min_messages = warning;
-select rolsuper as super from pg_roles where rolname = current_user \gset
 \if :super
 begin;
-create schema if not exists headwater;
+-- Not "if not exists": what others make between the look above and now ends this with an error.
+select 'create schema headwater' where not exists (select from pg_namespace where nspname = 'headwater') \gexec
+alter schema headwater owner to current_user;
 
 -- Anybody may emit logical messages; only ours carry this.
-create table if not exists headwater.ddl_password (password text primary key);
-revoke all on headwater.ddl_password from public;
+select 'create table headwater.ddl_password (password text primary key)'
+where not exists (select from pg_class c where c.relnamespace = 'headwater'::regnamespace and c.relname = 'ddl_password') \gexec
+alter table headwater.ddl_password owner to current_user;
 insert into headwater.ddl_password select gen_random_uuid()::text where not exists (select from headwater.ddl_password);
-select format('grant usage on schema headwater to %I', :'role') \gexec
-select format('grant select on headwater.ddl_password to %I', :'role') \gexec
-
 create or replace function headwater.ddl_facts(relation oid) returns json
-language sql stable set search_path = pg_catalog as $facts$
+language sql stable set search_path = pg_catalog, pg_temp as $facts$
 select
 json_build_object(
   'oid', c.oid::int8,
@@ -110,7 +168,7 @@ from pg_class c where c.oid = relation and c.relkind in ('r', 'p') and c.relpers
 $facts$;
 
 create or replace function headwater.ddl_end() returns event_trigger
-language plpgsql security definer set search_path = pg_catalog as $end$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $end$
 begin
   perform pg_logical_emit_message(true, 'headwater.ddl', told.message::text)
   from (
@@ -148,7 +206,7 @@ end
 $end$;
 
 create or replace function headwater.ddl_drop() returns event_trigger
-language plpgsql security definer set search_path = pg_catalog as $drop$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $drop$
 begin
   perform pg_logical_emit_message(true, 'headwater.ddl', told.message::text)
   from (
@@ -167,6 +225,43 @@ exception when others then
   raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
 end
 $drop$;
+
+alter function headwater.ddl_facts(oid) owner to current_user;
+alter function headwater.ddl_end() owner to current_user;
+alter function headwater.ddl_drop() owner to current_user;
+
+-- The only rights that others have here are to read the password, given by name. What was granted otherwise, or came from default privileges, goes.
+do $rights$
+declare
+  holder record;
+begin
+  for holder in
+    with held as (
+      select n.nspowner as owner, a.* from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'headwater'
+      union all
+      select c.relowner, a.* from pg_class c, aclexplode(c.relacl) a where c.oid = 'headwater.ddl_password'::regclass
+      union all
+      select c.relowner, a.* from pg_class c join pg_attribute b on b.attrelid = c.oid, aclexplode(b.attacl) a
+      where c.oid = 'headwater.ddl_password'::regclass
+      union all
+      select p.proowner, a.* from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+      where p.pronamespace = 'headwater'::regnamespace)
+    select held.grantee, case held.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(held.grantee)) end as name,
+           held.grantee <> 0 and bool_or(held.privilege_type = 'SELECT' and held.grantor = held.owner) as reads
+    from held where held.grantee <> held.owner group by held.grantee
+  loop
+    execute format('revoke all on schema headwater from %s cascade', holder.name);
+    execute format('revoke all on headwater.ddl_password from %s cascade', holder.name);
+    execute format('revoke all on all functions in schema headwater from %s cascade', holder.name);
+    if holder.reads then
+      execute format('grant usage on schema headwater to %s', holder.name);
+      execute format('grant select on headwater.ddl_password to %s', holder.name);
+    end if;
+  end loop;
+end
+$rights$;
+select format('grant usage on schema headwater to %I', :'role') \gexec
+select format('grant select on headwater.ddl_password to %I', :'role') \gexec
 
 drop event trigger if exists headwater_ddl_end;
 create event trigger headwater_ddl_end on ddl_command_end execute function headwater.ddl_end();

@@ -44,6 +44,7 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
     "BUSY": (True, "another client's script blocks the server: SCRIPT KILL"),
     "UNKILLABLE": (True, "another client's script blocks the server"),
     "MISCONF": (True, "the server cannot write its data to disk: see its log"),
+    "EXECABORT": (True, "see the server's log: it has not carried out a transaction"),
     "TRYAGAIN": (True, "wait until the cluster has settled"),
     "CLUSTERDOWN": (True, "wait until the cluster is up"),
     "MOVED": (False, "use a server that is not in cluster mode"),
@@ -51,8 +52,8 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
     "CROSSSLOT": (False, "use a server that is not in cluster mode"),
     "NOAUTH": (False, "set `username` and `password`, or put them into `url`"),
     "WRONGPASS": (False, "correct `username` and `password`"),
-    "NOPERM": (False, "grant the user +@read +@write +@scripting and all keys of the store"),
-    "WRONGTYPE": (False, "another program's keys have the same names: change `key`"),
+    "NOPERM": (False, "grant the user +@read +@write +@transaction +info and all keys of the store"),
+    "WRONGTYPE": (False, "another program's keys have the names of the store's ledger: give the store another name"),
 }
 
 

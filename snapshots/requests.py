@@ -57,7 +57,7 @@ class Requests:
 
     def queue(self, request: Request) -> str:
         """The request's name. It is durable on return."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        jsonfile.make_folder(self._folder)
         name = f"{time.time_ns():020d}-{token_hex(4)}"
         self._write(f"{name}.json", {"format": _FORMAT, **asdict(request)})
         return name

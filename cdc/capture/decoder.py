@@ -43,6 +43,11 @@ OPEN_BYTES: Final = 8 * 2**20
 
 WATERMARK_PREFIX: Final = "headwater"
 
+PASSED_BYTES: Final = 2**20
+"""A logical message of somebody else's that lacks more than this is not put together: everybody may emit such of up to 1 GB."""
+HEAD_BYTES: Final = 5 + 25 + 1 + 9 + len(DDL_PREFIX) + 1 + 4
+"""Of a logical message, up to its content: frame header, XLogData header, letter, flags and LSN, prefix, length."""
+
 _COMMIT = ord("C")
 _MESSAGE = ord("M")
 _RARE: Final = np.ones(256, np.bool_)
@@ -98,6 +103,9 @@ class Decoder:
         """Offset up to which the last block was used up; what follows must come again, with more bytes behind it."""
         self.lacks = 0
         """With fewer bytes than this behind what follows ``consumed``, coming again is in vain: a message is torn."""
+        self.foreign = 0
+        """So many bytes at the block's end are the beginning of a message that nothing is to be read of: they, and the ``lacks`` bytes
+        behind them, need not come again."""
         self.keepalive_lsn = 0
         """Everything before this LSN has been sent, as far as keepalives told; 0 while a transaction is open.
 
@@ -126,13 +134,25 @@ class Decoder:
         whole = int(ends[-1]) + 1 if len(ends) else 0
         self._inside = index.inside if index.inside in (Inside.STREAM, Inside.PREPARED) else Inside.NOTHING
         self.reply_requested = index.reply_requested
-        self.ended, self.lacks = index.ended, index.lacks
+        self.ended, self.lacks, self.foreign = index.ended, index.lacks, 0
+        if index.lacks >= PASSED_BYTES:
+            self._look_at_torn(block[index.scanned : stop])
         self.notices = [_fields(block, int(at)) for at in index.notices if at >= start + self._heard]
         used = int(index.end[whole - 1]) if whole else start
         partial = whole < count and index.scanned - used >= OPEN_BYTES
         self.consumed = index.scanned if partial or whole == count else used
         self._heard = index.scanned - self.consumed
         return self._groups(block, index, whole, next_position, partial=partial)
+
+    def _look_at_torn(self, torn: Bytes) -> None:
+        """The beginning of a large message: whose it is has to be known before it is put together."""
+        head = torn[: HEAD_BYTES + (4 if self._inside is Inside.STREAM else 0) + self.schema.head_bytes].tobytes()
+        if (lacks := HEAD_BYTES + 4 + self.schema.head_bytes - len(torn)) > 0:
+            self.lacks = min(self.lacks, lacks)
+        elif head[30:31] == b"M":
+            prefix, _, content = head[44 if self._inside is Inside.STREAM else 40 :].partition(b"\0")
+            if prefix != DDL_PREFIX.encode() or not self.schema.bears_password(content[4:]):
+                self.foreign = len(torn)
 
     def settle(self, durable_lsn: int) -> None:
         """The log holds every commit that ends at or before this LSN: nothing of them need be kept."""
@@ -164,12 +184,12 @@ class Decoder:
 
     def _cuts(self, block: Bytes, index: Index, begin: int, end: int) -> list[int]:
         """A group ends behind each transaction that carries one of our watermarks."""
-        cuts = []
-        for at in begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]:
-            message = parse_message(_body(block, index, at))
-            if message.prefix == WATERMARK_PREFIX:
-                cuts.append(int(at) + int(np.argmax(index.kind[at:end] == _COMMIT)) + 1)
-        return cuts
+        messages = begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]
+        marks = [at for at in messages.tolist() if _prefixed(block, index, at, WATERMARK_PREFIX)]
+        if not marks:
+            return []
+        commits = begin + (index.kind[begin:end] == _COMMIT).nonzero()[0]
+        return sorted({int(commits[commit]) + 1 for commit in np.searchsorted(commits, marks) if commit < len(commits)})
 
     def _turn(self, block: Bytes, index: Index, at: int, next_position: Callable[[], int]) -> Iterator[Group]:
         """One message of a ``SPOOLING`` kind, or a span of frames to be spooled."""
@@ -407,7 +427,7 @@ class Decoder:
                     group.truncate([self._relations.table(oid) for oid in relations], at)
                 case "M":
                     message = parse_message(body)
-                    if message.prefix == WATERMARK_PREFIX:
+                    if message.prefix == WATERMARK_PREFIX and message.transactional:
                         watermark = Watermark(message.content, message.lsn)
                     elif message.prefix == DDL_PREFIX and message.transactional and wanted:
                         self._on_facts(group, message.content, at, doubtful=doubtful)
@@ -435,6 +455,13 @@ def _rows_follow(block: Bytes, index: Index, begin: int, end: int, oid: int) -> 
         return False
     described = begin + (index.kind[begin : begin + int(rows[0])] == ord("R")).nonzero()[0]
     return all(int.from_bytes(_body(block, index, at)[:4], "big") != oid for at in described)
+
+
+def _prefixed(block: Bytes, index: Index, at: int, prefix: str) -> bool:
+    """Whether the logical message is transactional and has this prefix; its content, which may be large, is not looked at."""
+    begin = int(index.body[at])
+    head = block[begin : min(int(index.end[at]), begin + 9 + len(prefix) + 1)].tobytes()
+    return bool(head[:1] and head[0] & 1) and head[9:] == prefix.encode() + b"\0"
 
 
 def _body(block: Bytes, index: Index, at: np.int64 | int) -> bytes:

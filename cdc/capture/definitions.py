@@ -9,11 +9,13 @@ chunk is read under the definition that holds at its watermark.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from hmac import compare_digest
 from itertools import pairwise
-from typing import Final
+from typing import Final, Self
 
 from cdc.errors import Stopped
 from cdc.model.batch import reserved_column
@@ -23,8 +25,36 @@ from cdc.model.table import Table
 
 DDL_PREFIX: Final = "headwater.ddl"
 
+MOST_BYTES: Final = 128 * 2**20
+"""A longer message is not parsed: the catalog is asked instead. Several thousand tables with their partitions take less."""
+_HEAD: Final = re.compile(rb'[ \t\n\r]{0,8}\{[ \t\n\r]{0,8}"password"[ \t\n\r]{0,8}:[ \t\n\r]{0,8}("(?:[^"\\]|\\.)*+")')
+_HEAD_BYTES: Final = 64
+"""What stands before the password and its end, at most."""
+
 Catalog = Callable[[int], Facts | None]
 """What the catalog says of a table (by OID) now; None when it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The content of one of our messages."""
+
+    tables: tuple[Facts, ...]
+    dropped: tuple[int, ...]
+    """OIDs."""
+    look: bool
+    """Whether to look at the catalog."""
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Self:
+        """Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for anything else than what our messages hold."""
+        if len(content) > MOST_BYTES:
+            raise ValueError("too long")
+        raw = json.loads(content)
+        dropped = tuple(raw.get("dropped", ()))
+        if not all(type(oid) is int for oid in dropped):
+            raise TypeError("an OID is a number")
+        return cls(tuple(Facts.from_json(table) for table in raw.get("tables", ())), dropped, bool(raw.get("look")))
 
 
 class Definitions:
@@ -41,21 +71,26 @@ class Definitions:
         wanted: Callable[[str], bool] = lambda _: True,
         logged: Callable[[Table], Table] = lambda table: table,
         look: Callable[[], None] = lambda: None,
+        unread: Callable[[], None] = lambda: None,
         note: Callable[[int], None] = lambda _: None,
         unpublished: Callable[[str], Stopped] | None = None,
         keep: Callable[[Mapping[int, Facts]], None] = lambda _: None,
     ) -> None:
         """``known``: the log's topics, of which ``ended`` name no table any more. ``facts``: as they stood at the last durable cut.
         ``passwords``: messages without one of these are not ours. ``wanted``: whether ``schema.name`` is selected. ``logged``: a table's
-        definition as it is logged (without columns that are kept back). ``look``: asks for a look at the catalog soon. ``note``: takes the OID of a
+        definition as it is logged (without columns that are kept back). ``look``: asks for a look at the catalog soon. ``unread``: hears of a
+        message with the password that cannot be read (written by another version of deploy/roles.sql, say). ``note``: takes the OID of a
         table of which the stream has told before any look at the catalog did. ``unpublished``: what
         capture has to stop with when a selected table has left the publication. ``keep``: takes the facts once they are durable in the log.
         """
         self._catalog = catalog
-        self._passwords = frozenset(passwords)
+        self._passwords = [json.dumps(password, ensure_ascii=False).encode() for password in passwords]
+        self.head_bytes = _HEAD_BYTES + max(map(len, self._passwords), default=0)
+        """So much of a message's content tells whether it bears a password."""
         self._wanted = wanted
         self._logged = logged
         self._look = look
+        self._unread = unread
         self._note = note
         self._unpublished_stop = unpublished
         self._keep = keep
@@ -198,17 +233,16 @@ class Definitions:
         told = self._ours(content)
         if told is None:
             return [], []
-        tables, dropped, look = told
-        if look:
+        if told.look:
             self._look()
         changes: list[SchemaChange] = []
-        for oid in dropped:
-            changes += self._leaf_dropped(oid, dropped)
+        for oid in told.dropped:
+            changes += self._leaf_dropped(oid, told.dropped)
             changes += self._dropped(oid)
-        for facts in tables:
+        for facts in told.tables:
             changes += self._learn(facts)
         return changes, [
-            self._facts[facts.oid].table() for facts in tables if facts.oid in self._tables and facts.oid in self._facts
+            self._facts[facts.oid].table() for facts in told.tables if facts.oid in self._tables and facts.oid in self._facts
         ]
 
     def doubt(self, content: bytes) -> None:
@@ -216,20 +250,28 @@ class Definitions:
         told = self._ours(content)
         if told is None:
             return
-        tables, dropped, _ = told
-        for oid in {*dropped, *(facts.oid for facts in tables)}:
+        for oid in {*told.dropped, *(facts.oid for facts in told.tables)}:
             self._note(oid)
         self._look()
 
-    def _ours(self, content: bytes) -> tuple[list[Facts], list[int], bool] | None:
-        """(tables, OIDs of dropped ones, whether to look at the catalog); None for somebody else's: anybody may emit messages under any prefix."""
+    def bears_password(self, content: bytes) -> bool:
+        """``content``: of a message, or its first ``head_bytes``."""
+        head = _HEAD.match(content[: self.head_bytes])
+        return head is not None and True in [compare_digest(head[1], password) for password in self._passwords]
+
+    def _ours(self, content: bytes) -> _Told | None:
+        """What one of our messages holds; None for somebody else's: anybody may emit messages under any prefix.
+
+        Nothing is parsed before the password at its head has been compared. One of ours that cannot be read is not passed over: what
+        it says is in the catalog as well, only later.
+        """
+        if not self.bears_password(content):
+            return None
         try:
-            told = json.loads(content)
-            if told["password"] not in self._passwords:
-                return None
-            tables = [Facts.from_json(raw) for raw in told.get("tables", ())]
-            return tables, [int(oid) for oid in told.get("dropped", ())], bool(told.get("look"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            return _Told.from_json(content)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            self._unread()
+            self._look()
             return None
 
     # --- decisions -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the server says besides changes: notices, and the error that ends a stream. Pure.
+"""What the server says besides changes (notices, and the error that ends a stream), and what fails at the same place again. Pure.
 
 DETAIL and CONTEXT may quote rows; of CONTEXT only the LSN is taken that the output plugin was at.
 """
@@ -6,10 +6,16 @@ DETAIL and CONTEXT may quote rows; of CONTEXT only the LSN is taken that the out
 from __future__ import annotations
 
 import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from cdc.errors import Stopped, StopState, presentable
+import psycopg
+
+from cdc.errors import HeadwaterError, ProtocolError, Stopped, StopState, presentable
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 
 _ASSOCIATED: Final = re.compile(rb"associated LSN ([0-9A-F]{1,8}/[0-9A-F]{1,8})")
@@ -41,6 +47,31 @@ class StreamEnded(ConnectionError):
     def unmapped(self) -> bool:
         """A slot made while a table was being rewritten or truncated may not know the table's files of that moment, and never will."""
         return self.sqlstate == "XX000" and _UNMAPPED.search(self.text) is not None
+
+
+class Unforeseen(ProtocolError):
+    """The decoder failed with an error that it has no words for. It names the kind and the place: the error's own text may quote a row."""
+
+    def __init__(self, error: Exception) -> None:
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        where = f" at {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at is not None else ""
+        super().__init__(f"decoding it failed with {type(error).__name__}{where}")
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """What nobody foresaw of bytes that came would come of the same bytes at every attempt: it becomes ``Unforeseen``, to be counted.
+
+    Errors of what the decoder asks while it is at it (files, the TOAST memory, the catalog) say nothing of the bytes and pass.
+    """
+    try:
+        yield
+    except (HeadwaterError, OSError, psycopg.Error, sqlite3.Error):
+        raise
+    except Exception as error:
+        raise Unforeseen(error) from None
 
 
 def ending(message: bytes) -> Exception:

@@ -60,14 +60,17 @@ class _Fields:
         self._at += length
         return field
 
-    def string(self) -> str:
+    def zero_ended(self) -> bytes:
         end = self._message.find(b"\0", self._at)
         if end < 0:
             raise ProtocolError("a message ends in the middle of a name")
         field = self._message[self._at : end]
         self._at = end + 1
+        return field
+
+    def string(self) -> str:
         try:
-            return field.decode()
+            return self.zero_ended().decode()
         except UnicodeDecodeError as error:
             raise ProtocolError("a name is not valid UTF-8") from error
 
@@ -165,7 +168,8 @@ def parse_truncate(body: bytes) -> Truncate:
 
 def parse_message(body: bytes) -> LogicalMessage:
     fields = _Fields(body)
-    flags, lsn, prefix = fields.number(1), fields.number(8), fields.string()
+    flags, lsn = fields.number(1), fields.number(8)
+    prefix = fields.zero_ended().decode(errors="replace")  # in a database of encoding SQL_ASCII it need not be UTF-8: not ours then
     content = fields.raw(fields.number(4))
     fields.finish()
     return LogicalMessage(bool(flags & 1), lsn, prefix, content)

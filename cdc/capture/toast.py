@@ -8,6 +8,7 @@ says how far it has come, and what it lacks is read from the log again at the st
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
@@ -260,6 +261,8 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    # SQLite gives its other files the mode that this one has.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     # The ingest thread owns it after the start; it may be closed by another.
     db = sqlite3.connect(path, check_same_thread=False)
     db.text_factory = lambda raw: raw.decode(errors="replace")  # damage is found by checksum, it need not be text

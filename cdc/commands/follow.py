@@ -8,6 +8,7 @@ import typer
 
 from cdc.commands.invocation import invocation, store_options
 from cdc.commands.signals import stop_on_signals
+from cdc.folders import own
 
 
 def follow(
@@ -21,6 +22,7 @@ def follow(
     from cdc import stops
     from cdc.spark.follow import run_followers
 
+    own(settings.run_dir, "run_dir")
     stops.check(settings.run_dir, f"follow-{name}")
     with stop_on_signals() as stop:
         code = run_followers(

@@ -56,7 +56,7 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
             if fix:
                 yield from _fix(connection, settings, log_has_begun=log_has_begun)
             first = read_slot(connection, source.slot), time.monotonic()
-            found = yield from check_source(connection, source, log_has_begun=log_has_begun)
+            found = yield from check_source(connection, source, log_has_begun=log_has_begun, record=settings.log.dir)
             tables = _captured(found, source.tables)
             if settings.contracts:
                 yield _contracts(settings, found)
@@ -79,7 +79,7 @@ def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: b
     try:
         tables = ensure_publication(connection, settings.source, find_tables(connection), begun=log_has_begun)
         yield Finding("ok", "fix", f"publication {settings.source.publication} covers {len(tables)} tables")
-        ensure_slot(connection, settings.source, create=not log_has_begun)
+        ensure_slot(connection, settings.source, create=not log_has_begun, record=settings.log.dir)
         yield Finding("ok", "fix", f"replication slot {settings.source.slot} stands")
     except HeadwaterError as error:
         yield Finding("fail", "fix", str(error), error.hint)

@@ -15,6 +15,7 @@ from cdc import stops
 from cdc.commands.invocation import Invocation, invocation, store_options
 from cdc.commands.signals import DRAIN_S, die_with_parent, stop_on_signals
 from cdc.errors import ConfigError, Stopped
+from cdc.folders import own
 from cdc.settings import Settings
 from cdc.supervise import DRAIN_S as CHILDREN_DRAIN_S
 from cdc.supervise import PARENT_VARIABLE, refuse_second, supervise
@@ -51,6 +52,7 @@ def _allow_many_files() -> None:
 
 
 def _part(given: Invocation, settings: Settings, only: str | None, stop: threading.Event) -> int:
+    own(settings.run_dir, "run_dir")
     if only is None:
         from cdc.http.serve import serving
 

@@ -8,27 +8,20 @@ from urllib.parse import urlsplit
 from cdc.errors import ConfigError
 from cdc.settings import Settings
 from cdc.source.checks import Finding
-from cdc.source.connection import is_local, parse
+from cdc.source.connection import parse
+from cdc.source.options import VERIFIED, effective, is_local, is_remote
 
-_VERIFIED = ("verify-full", "verify-ca")
 _SECURE = {"http": "https", "redis": "rediss"}
 
 
 def check_transport(settings: Settings) -> Iterator[Finding]:
-    """A warning for the source and for each store that is on another machine and reached in a way that does not verify it."""
+    """A line for the source and a warning for each store that is on another machine and reached in a way that does not verify it."""
     try:
-        parts = parse(settings.source.dsn.get_secret_value())
+        source = effective(parse(settings.source.dsn.get_secret_value()))
     except ConfigError:
-        parts = {}  # doctor says so already where it connects
-    hosts = parts.get("host", "").split(",")
-    mode = parts.get("sslmode")
-    if mode is not None and mode not in _VERIFIED and not all(map(is_local, hosts)):
-        yield Finding(
-            "warn",
-            "source TLS",
-            f"sslmode={mode} does not verify which server answers",
-            "leave sslmode out of source.dsn: verify-full is the default",
-        )
+        source = {}  # doctor says so already where it connects
+    if is_remote(source):
+        yield _source(source.get("sslmode", ""))
     for name, options in settings.stores.items():
         url = getattr(options, "url", None)
         if url is None:
@@ -42,3 +35,15 @@ def check_transport(settings: Settings) -> Iterator[Finding]:
                 f"{address.scheme} to {address.hostname} is plain text",
                 f"use {better}:// in stores.{name}.url",
             )
+
+
+def _source(mode: str) -> Finding:
+    """mode: libpq's effective sslmode, wherever it is set."""
+    if mode in VERIFIED:
+        return Finding("ok", "source TLS", f"sslmode={mode}: the server is verified")
+    return Finding(
+        "warn",
+        "source TLS",
+        f"sslmode={mode} does not verify which server answers",
+        "write sslmode=verify-full in source.dsn, or leave it out there, in the service file and in PGSSLMODE: it is the default",
+    )

@@ -96,8 +96,17 @@ def fetch(name: str, report: Report = lambda _line: None) -> list[Path]:
 
 
 def _missing(jars: Iterable[Jar], home: Path) -> list[Jar]:
-    # A file gets its place only after its hash was checked, so being there is proof enough.
-    return [jar for jar in jars if not (home / jar.path).is_file()]
+    # Read each time (0.1 s of Spark's start): what is on a class path is not taken on the word of whoever could write there.
+    return [jar for jar in jars if _sha256(home / jar.path) != jar.sha256]
+
+
+def _sha256(path: Path) -> str | None:
+    """None where there is no such file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
 
 
 def _fetch_missing(jars: Sequence[Jar], home: Path) -> None:
@@ -119,7 +128,7 @@ def _fetch_missing(jars: Sequence[Jar], home: Path) -> None:
 def _take(jar: Jar, fetched: Path, home: Path) -> None:
     if not fetched.is_file():
         return
-    found = hashlib.sha256(fetched.read_bytes()).hexdigest()
+    found = _sha256(fetched)
     if found != jar.sha256:
         raise EmbeddedError(
             f"{jar.path} is not the file that we locked: its sha256 is {found}, expected {jar.sha256}",

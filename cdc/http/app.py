@@ -3,8 +3,7 @@
 ==================  ===================================================================================================================
 ``/``               the status page
 ``/healthz``        200 while the process answers
-``/readyz``         200 ``{"ready": true}``, or 503 ``{"ready": false, "reasons": […]}``: capture streams or takes a snapshot, every
-                    follower follows
+``/readyz``         200 ``{"ready": true}`` when the service is healthy, or 503 ``{"ready": false, "reasons": […]}`` with its problems
 ``/metrics``        ``cdc.http.metrics``, in Prometheus's text format (OpenMetrics when asked for)
 ``/v1/status``      ``cdc.report.Report.to_json()``; 503 ``{"error", "hint"}`` when the log cannot be read
 ``/v1/wait``        ``?store=NAME&lsn=16/B374D848&timeout=60``: 200 ``{"reached": true, "store", "lsn", "position", "seconds"}``; 504
@@ -21,7 +20,9 @@ import hashlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.resources import files
+from threading import Event
 from typing import Final
 
 import anyio
@@ -31,15 +32,16 @@ from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from cdc import waiting
 from cdc.errors import ConfigError, SourceError, Stopped, StoreError, WaitTimeout
 from cdc.gathering import gather
-from cdc.http.events import Failure, Feed
+from cdc.http.events import EventStream, Failure, Feed
 from cdc.http.guard import Guard, access_of
 from cdc.http.metrics import ReportCollector
+from cdc.http.waits import wait_while_asked
 from cdc.log.reader import open_reader
 from cdc.model.position import Lsn, format_lsn
 from cdc.probe import SourceProbe
@@ -61,7 +63,8 @@ _PAGE: Final = {
 }
 
 Take = Callable[[], Report]
-Wait = Callable[[str, Lsn | None, float], Waited]
+Wait = Callable[[str, Lsn | None, float, Event], Waited]
+"""(store, LSN, timeout in seconds, set when whoever asked has gone) → what the store shows."""
 
 
 def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None = None) -> Starlette:
@@ -72,8 +75,8 @@ def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None 
     access = access_of(settings.http)
     reader = open_reader(settings.log.dir)
     probe = SourceProbe(settings.source.dsn, settings.source.slot)
-    feed = Feed(take or (lambda: gather(settings, reader, probe)))
-    wait_for = wait or (lambda store, lsn, timeout_s: waiting.wait(settings, reader, store, lsn=lsn, timeout_s=timeout_s))
+    feed = Feed(take or (lambda: gather(settings, reader, probe)), settings.run_dir)
+    wait_for = wait or partial(wait_while_asked, settings, reader)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -109,9 +112,9 @@ def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None 
         return Response(encode(registry), headers={"Content-Type": content_type})
 
     async def events(_: Request) -> Response:
-        if feed.full:
+        if not feed.enter():
             return JSONResponse({"error": "too many pages are open"}, 503, {"Retry-After": "10"})
-        return StreamingResponse(feed.stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return EventStream(feed)
 
     async def wait_route(request: Request) -> Response:
         return await _wait(request, settings, wait_for)
@@ -131,25 +134,8 @@ def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None 
 
 
 def unready(latest: Report | Failure) -> list[str]:
-    """Why the service is not ready; empty when it is."""
-    if isinstance(latest, Failure):
-        return [latest.error]
-    reasons = []
-    capture = latest.capture
-    if capture is not None and capture.stop is not None:
-        reasons.append(f"capture is stopped: {capture.stop}")
-    elif capture is None or not capture.alive:
-        reasons.append("capture does not run")
-    elif capture.state not in ("streaming", "snapshot"):
-        reasons.append(f"capture is {capture.state}")
-    for follower in latest.followers:
-        if follower.stop is not None:
-            reasons.append(f"follower {follower.store} is stopped: {follower.stop}")
-        elif not follower.alive:
-            reasons.append(f"follower {follower.store} does not run")
-        elif follower.state != "following":
-            reasons.append(f"follower {follower.store} is {follower.state}")
-    return reasons
+    """Why the service is not ready: all that is wrong with it."""
+    return [latest.error] if isinstance(latest, Failure) else list(latest.problems)
 
 
 async def _wait(request: Request, settings: Settings, wait: Wait) -> Response:
@@ -169,14 +155,19 @@ async def _wait(request: Request, settings: Settings, wait: Wait) -> Response:
     limiter: anyio.CapacityLimiter = request.app.state.waiters
     if limiter.available_tokens < 1:
         return JSONResponse({"reached": False, "error": "too many are waiting already"}, 503, {"Retry-After": "5"})
+    gone = Event()
+    watching = asyncio.create_task(_watch(request, gone))
     try:
-        waited = await anyio.to_thread.run_sync(wait, store, lsn, timeout_s, abandon_on_cancel=True, limiter=limiter)
+        waited = await anyio.to_thread.run_sync(wait, store, lsn, timeout_s, gone, abandon_on_cancel=True, limiter=limiter)
     except WaitTimeout as error:
         return _refused(error, 504)
     except Stopped as error:
         return _refused(error, 409)
     except (SourceError, StoreError) as error:
         return _refused(error, 503)
+    finally:
+        gone.set()
+        watching.cancel()
     return JSONResponse(
         {
             "reached": True,
@@ -186,6 +177,12 @@ async def _wait(request: Request, settings: Settings, wait: Wait) -> Response:
             "seconds": waited.seconds,
         }
     )
+
+
+async def _watch(request: Request, gone: Event) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
 
 
 def _timeout_s(text: str | None) -> float:

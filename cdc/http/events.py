@@ -7,12 +7,17 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from cdc.errors import HeadwaterError
+from cdc.http.past import Past, save
 from cdc.report import Report
 
 PERIOD_S: Final = 1.0
@@ -68,8 +73,13 @@ def sample_of(report: Report) -> Sample:
 class Feed:
     """Takes the report once a second while ``run`` runs. Everything here lives on one event loop; ``take`` runs in a thread."""
 
-    def __init__(self, take: Callable[[], Report]) -> None:
+    def __init__(self, take: Callable[[], Report], keep: Path | None = None) -> None:
+        """``keep``: the folder in which the last day is kept over a restart."""
         self._take = take
+        self._keep = keep
+        self._past = Past()
+        if keep is not None:
+            self._past.load(keep)
         self._latest: Report | Failure | None = None
         self._taken_at = float("-inf")
         self._version = 0
@@ -78,6 +88,7 @@ class Feed:
         self._history: deque[Sample] = deque(maxlen=HISTORY_SAMPLES)
         self._readers = 0
         self._ending = False
+        self._event: tuple[Report | Failure, bytes] | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -98,37 +109,67 @@ class Feed:
             self._latest, self._taken_at = latest, time.monotonic()
             if isinstance(latest, Report):
                 self._history.append(sample_of(latest))
+                if self._past.take(latest) and self._keep is not None:
+                    await run_in_threadpool(_save, self._keep, self._past.to_json())
         async with self._changed:
             self._version += 1
             self._changed.notify_all()
         return latest
 
-    @property
-    def full(self) -> bool:
-        return self._readers >= MAX_READERS
+    def enter(self) -> bool:
+        """Counts one more reader of ``stream``, who has to ``leave``; False when there are too many."""
+        if self._readers >= MAX_READERS:
+            return False
+        self._readers += 1
+        return True
+
+    def leave(self) -> None:
+        self._readers -= 1
 
     def end(self) -> None:
         """Ends every stream with the next report, so that the server can end. May be called from any thread."""
         self._ending = True
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Server-sent events: ``history`` once, then ``status`` for every new report (``failure`` when there is none).
+        """Server-sent events: ``history`` and ``past`` once, then ``status`` for every new report (``failure`` when there is none).
 
         A reader that is slow skips reports; none are kept for it.
         """
-        self._readers += 1
+        latest = await self.latest()
+        yield _event("history", [sample.to_json() for sample in self._history])
+        yield _event("past", self._past.to_json())
+        while not self._ending:
+            seen = self._version
+            yield self._encoded(latest)
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._version != seen)  # noqa: B023 (awaited here)
+            assert self._latest is not None
+            latest = self._latest
+
+    def _encoded(self, latest: Report | Failure) -> bytes:
+        """Once for all readers."""
+        if self._event is None or self._event[0] is not latest:
+            self._event = latest, _event("failure" if isinstance(latest, Failure) else "status", latest.to_json())
+        return self._event[1]
+
+
+class EventStream(StreamingResponse):
+    """The stream as an answer to a reader that has entered."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed.stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            latest = await self.latest()
-            yield _event("history", [sample.to_json() for sample in self._history])
-            while not self._ending:
-                seen = self._version
-                yield _event("failure" if isinstance(latest, Failure) else "status", latest.to_json())
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._version != seen)  # noqa: B023 (awaited here)
-                assert self._latest is not None
-                latest = self._latest
+            await super().__call__(scope, receive, send)
         finally:
-            self._readers -= 1
+            self._feed.leave()
+
+
+def _save(folder: Path, past: dict[str, Any]) -> None:
+    with suppress(OSError):  # a full disk has a line of its own in the report
+        save(folder, past)
 
 
 def _event(name: str, data: object) -> bytes:

@@ -97,7 +97,7 @@ def judge(access: Access, method: str, path: str, headers: Mapping[str, str]) ->
     if access.hosts is not None and _name(host) not in access.hosts:
         return Refusal(403, "the Host header names no host of this port (add it to hosts in [http])", {})
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is not None and _place(origin) != host.lower():
         return Refusal(403, "other sites may not read this port", {})
     if access.token is not None and path not in OPEN_PATHS and not _bears(headers.get("authorization", ""), access.token):
         return Refusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
@@ -136,6 +136,14 @@ def _bears(authorization: str, token: str) -> bool:
     # Compared as digests: compare_digest tells lengths apart, and takes no text beyond ASCII.
     same = hmac.compare_digest(hashlib.sha256(given.strip().encode()).digest(), hashlib.sha256(token.encode()).digest())
     return scheme.lower() == "bearer" and same
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an Origin header; None for what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _name(host: str) -> str | None:

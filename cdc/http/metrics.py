@@ -13,10 +13,11 @@ from prometheus_client.registry import Collector
 
 from cdc.model.position import parse_lsn
 from cdc.report import CaptureReport, FollowerReport, LogReport, Report, SlotReport
+from cdc.status import CAPTURE_STATES, FOLLOWER_STATES
 
-CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
-FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited")
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
+MAX_TABLES: Final = 1000
+"""Whoever may create tables must not be able to create series without end: the largest tables have some, and all are counted."""
 Samples = Iterable[tuple[tuple[str, ...], float | int | bool | None]]
 
 
@@ -103,7 +104,7 @@ def _capture(capture: CaptureReport) -> Iterator[Metric]:
     yield counter("headwater_capture_changes", "Changes made durable since the process started.", [((), capture.changes)])
     yield counter("headwater_capture_wire_bytes", "Bytes read from Postgres since the process started.", [((), capture.wire_bytes)])
     yield gauge("headwater_capture_commit_timestamp_seconds", "Time of the last commit captured.", [((), capture.commit_ts)])
-    tables = capture.snapshot
+    tables = sorted(capture.snapshot, key=lambda table: (table.finished, -table.total))[:MAX_TABLES]
     yield gauge("headwater_snapshot_done_rows", "Rows of the table read so far.", [((t.table,), t.done) for t in tables], "table")
     yield gauge("headwater_snapshot_expected_rows", "Estimate of all of them.", [((t.table,), t.total) for t in tables], "table")
     yield gauge("headwater_snapshot_finished", "1 when the table is done.", [((t.table,), t.finished) for t in tables], "table")
@@ -115,9 +116,14 @@ def _log(log: LogReport) -> Iterator[Metric]:
     yield gauge("headwater_log_rows", "Changes that the log keeps.", [((), log.rows)])
     yield gauge("headwater_log_bytes", "The log's size on disk.", [((), log.bytes)])
     yield gauge("headwater_log_disk_free_bytes", "Room left on the log's disk.", [((), log.disk_free_bytes)])
-    yield gauge("headwater_log_table_rows", "Changes kept, by table.", [((t.name,), t.rows) for t in log.tables], "table")
+    yield gauge("headwater_log_tables", "Tables that the log has changes of.", [((), len(log.tables))])
+    tables = sorted(log.tables, key=lambda table: -table.bytes)[:MAX_TABLES]
+    yield gauge("headwater_log_table_rows", "Changes kept, by table (the largest).", [((t.name,), t.rows) for t in tables], "table")
     yield gauge(
-        "headwater_log_table_bytes", "Bytes of changes kept, by table.", [((t.name,), t.bytes) for t in log.tables], "table"
+        "headwater_log_table_bytes",
+        "Bytes of changes kept, by table (the largest).",
+        [((t.name,), t.bytes) for t in tables],
+        "table",
     )
 
 
@@ -140,6 +146,18 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
     yield lag("headwater_store_lag_changes", "Changes in the log that the store does not hold yet.", "changes")
     yield lag("headwater_store_lag_bytes", "Their bytes in the log.", "bytes")
     yield lag("headwater_store_lag_seconds", "Age of the oldest commit that the store does not hold yet.", "seconds")
+    yield gauge(
+        "headwater_store_catch_up_ratio",
+        "Share of its changes that a store far behind holds; no sample otherwise.",
+        [((f.store,), f.catch_up.done / f.catch_up.total) for f in known if f.catch_up is not None],
+        "store",
+    )
+    yield gauge(
+        "headwater_store_catch_up_eta_seconds",
+        "Until a store far behind has caught up, at the present rate.",
+        [((f.store,), f.catch_up.eta_s) for f in known if f.catch_up is not None],
+        "store",
+    )
     yield counter(
         "headwater_store_changes",
         "Changes handled since the follower started: written, stale (a newer one was there); dead (set aside): since the store was empty.",

@@ -14,11 +14,13 @@ from starlette.applications import Starlette
 
 from cdc.errors import ConfigError
 from cdc.http.app import make_app
+from cdc.http.door import MAX_HEADER_BYTES, Door, Listener, protocol_behind
 from cdc.http.guard import host_and_port
 from cdc.settings import Settings
 
 DRAIN_S: Final = 5
-MAX_CONNECTIONS: Final = 256
+BACKLOG: Final = 128
+"""So many connections may be accepted before those that make room for them are closed."""
 
 
 @contextmanager
@@ -30,15 +32,21 @@ def serving(settings: Settings, app: Starlette | None = None) -> Iterator[str]:
     """
     app = app or make_app(settings)
     tls = _tls(settings)
-    listener = listen(settings.http.listen)
+    door = Door()
+    listener = Listener(door, listen(settings.http.listen))
     config = uvicorn.Config(
         app,
+        loop="asyncio",
+        http=protocol_behind(door),
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        backlog=BACKLOG,
         log_config=None,
+        log_level="error",  # it warns of every request that is none, and anybody can send those
         access_log=False,
         server_header=False,
         proxy_headers=False,
         lifespan="on",
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=DRAIN_S,
     )
     config.load()

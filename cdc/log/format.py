@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc.errors import HeadwaterError
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 Bytes: TypeAlias = bytes | pa.Buffer
 """What the checksum and the decoders take without a copy."""
@@ -48,7 +48,7 @@ def check_version(found: int, what: str) -> None:
     if found != VERSION:
         raise HeadwaterError(
             f"{what} is written in log format {found}; this Headwater reads format {VERSION}",
-            hint="use the Headwater version that wrote this log",
+            hint="use the Headwater version that wrote this log, or give [log] dir an empty folder, into which every table is read again",
         )
 
 

@@ -8,6 +8,7 @@ import os
 from typing import Final
 
 from cdc.errors import ConfigError, HeadwaterError
+from cdc.folders import own
 from cdc.log.disk import Disk
 from cdc.log.names import Places
 
@@ -18,6 +19,7 @@ def hold(places: Places, disk: Disk) -> int:
     """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind."""
     try:
         disk.make_folder(places.root)
+        own(places.root, "log.dir")
         fd = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno not in _NO_PLACE:

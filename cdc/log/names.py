@@ -26,14 +26,15 @@ _SEALED: Final = re.compile(r"^(\d{20})-(\d{20})-(\d{1,12})-([0-9a-f]{8})\.parqu
 def folder_of(topic: str) -> str:
     """The topic's folder: its name percent-encoded, cut to a length every file system takes, and a hash of the whole name.
 
-    The hash keeps apart what the cut, or a file system that folds case or Unicode forms, would make equal.
+    The hash keeps apart what the cut, or a file system that folds case or Unicode forms, would make equal. Tables are named by whoever may
+    create one, so it is long enough that nobody finds two names with the same.
 
     >>> folder_of('public.Orders')
-    'public%2e%4frders-b67c5fe4'
+    'public%2e%4frders-e2b6601b6a6b3f7f78cefb843e894f4b'
     """
     raw = topic.encode()
     readable = "".join(chr(byte) if byte in _SAFE else f"%{byte:02x}" for byte in raw)
-    return f"{readable[:_READABLE_BYTES]}-{blake2b(raw, digest_size=4).hexdigest()}"
+    return f"{readable[:_READABLE_BYTES]}-{blake2b(raw, digest_size=16).hexdigest()}"
 
 
 def segment_name(first: int) -> str:

@@ -191,7 +191,11 @@ def _judge_topics(
 ) -> list[tuple[TopicIndex, Run]]:
     """Holds every file against the timeline. Fills in the repairs; returns the closed segments that wait to be sealed."""
     unsealed: list[tuple[TopicIndex, Run]] = []
-    folders = {folder_of(name): timeline.topics[number] for name, number in timeline.numbers.items()}
+    folders: dict[str, TopicIndex] = {}
+    for topic in timeline.topics.values():
+        other = folders.setdefault(folder_of(topic.name), topic)
+        if other is not topic:
+            raise LogCorrupt(f"{places.folder(topic.name)}: the folder of two topics, {other.name} and {topic.name}")
     present = [path.name for path in places.topics.iterdir()] if places.topics.exists() else []
     for name in sorted({*present, *folders}):
         index = folders.get(name)

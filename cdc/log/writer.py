@@ -38,7 +38,7 @@ from cdc.log.format import (
     padding,
 )
 from cdc.log.lock import hold
-from cdc.log.names import Places
+from cdc.log.names import Places, folder_of
 from cdc.log.recover import head_of, recover
 from cdc.log.seal import Sealer
 from cdc.log.segment import Place
@@ -88,6 +88,8 @@ class EmbeddedLogWriter:
             raise
         self._stand_at(head_of(recovered))
         self._topics = {index.name: self._resumed(index) for index in recovered.timeline.topics.values()}
+        self._holders = {folder_of(name): name for name in self._topics}
+        """Whose each folder is."""
         self._next_number = max(recovered.timeline.topics, default=0) + 1
         self._staged = Staged(Density(self._published.position))
         if seal:
@@ -179,7 +181,7 @@ class EmbeddedLogWriter:
                     self._disk.truncate(self._file(topic, topic.durable.segment), topic.durable.end)
                 topic.tip = topic.durable
             for topic in staged.named:
-                del self._topics[topic.name]
+                del self._topics[topic.name], self._holders[folder_of(topic.name)]
         self._next_number -= len(staged.named)
 
     def close(self) -> None:
@@ -212,12 +214,22 @@ class EmbeddedLogWriter:
         staged = self._staged
         topic = self._topics.get(name)
         if topic is None:
+            self._hold_folder(name)
             topic = OpenTopic(self._next_number, name, Tip(), Tip(), folder_exists=False)
             self._next_number += 1
             self._topics[name] = topic
             staged.named.append(topic)
         staged.topics[name] = topic
         return topic
+
+    def _hold_folder(self, name: str) -> None:
+        """Files of two topics in one folder could never be told apart again."""
+        holder = self._holders.setdefault(folder_of(name), name)
+        if holder != name:
+            raise HeadwaterError(
+                f"table {name} cannot be logged: its folder in the log is that of {holder}",
+                hint="rename the table, or leave it out: [source] tables",
+            )
 
     def _write(self, topic: OpenTopic, batch: pa.RecordBatch, positions: Positions) -> None:
         body = batch.serialize()

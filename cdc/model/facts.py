@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, cast
+from typing import Any, Final, Self, cast
 
 from cdc.model.table import Column, Identity, Table
 
 STORED, VIRTUAL = "s", "v"
+
+_OIDS: Final = 2**32
+_INT16: Final = range(-(2**15), 2**15)
+_INT32: Final = range(-(2**31), 2**31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +86,30 @@ class Facts:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        """``raw``: as the queries in ``cdc.source.facts`` and ``to_json`` give it. Raises KeyError, TypeError or ValueError on anything else."""
+        """``raw``: as the queries in ``cdc.source.facts`` and ``to_json`` give it.
+
+        Raises KeyError, TypeError, ValueError or AttributeError on anything else, whatever it is: facts come through the stream, too.
+        """
         publishing = raw.get("publishing")
-        return cls(
-            oid=int(raw["oid"]),
-            schema=str(raw["schema"]),
-            name=str(raw["name"]),
-            partitioned=bool(raw["partitioned"]),
+        if raw["identity"] not in ("d", "n", "f", "i"):
+            raise ValueError("an unknown replica identity")
+        facts = cls(
+            oid=_number(raw["oid"], 1, _OIDS),
+            schema=_text(raw["schema"]),
+            name=_text(raw["name"]),
+            partitioned=_truth(raw["partitioned"]),
             identity=cast(Identity, raw["identity"]),
-            columns=tuple(FactColumn(*column) for column in raw["columns"]),
-            index=tuple(raw["index"]),
-            leaves={int(oid): Leaf(*leaf) for oid, leaf in raw["leaves"].items()},
-            types=dict(raw["types"]),
-            publishing=None
-            if publishing is None
-            else Publishing(
-                bool(publishing["published"]),
-                None if publishing["listed"] is None else tuple(publishing["listed"]),
-                bool(publishing["stored"]),
-                publishing["row_filter"],
-                tuple(publishing["ways"]),
-                str(publishing["version"]),
-            ),
-            attached=bool(raw["attached"]),
+            columns=tuple(_column(*column) for column in raw["columns"]),
+            index=tuple(_number(attnum, _INT16.start, _INT16.stop) for attnum in raw["index"]),
+            leaves={_number(int(oid), 1, _OIDS): _leaf(*leaf) for oid, leaf in raw["leaves"].items()},
+            types={_text(what): _text(text) for what, text in raw["types"].items()},
+            publishing=None if publishing is None else _publishing(publishing),
+            attached=_truth(raw["attached"]),
         )
+        numbers = [column.attnum for column in facts.columns]
+        if len({column.name for column in facts.columns}) < len(numbers) or numbers != sorted(set(numbers)):
+            raise ValueError("columns stand in the order of their numbers and have names of their own")
+        return facts
 
     def to_json(self) -> dict[str, Any]:
         publishing = self.publishing
@@ -162,6 +166,55 @@ class Facts:
 
     def without(self, leaf: int) -> Self:
         return replace(self, leaves={oid: facts for oid, facts in self.leaves.items() if oid != leaf})
+
+
+def _number(value: object, first: int, stop: int) -> int:
+    if type(value) is not int or not first <= value < stop:
+        raise ValueError("a number is out of bounds")
+    return value
+
+
+def _text(value: object) -> str:
+    """Raises UnicodeEncodeError (a ValueError) for half of a surrogate pair, which JSON can name and no file can hold."""
+    if not isinstance(value, str) or b"\0" in value.encode():
+        raise TypeError("not a text")
+    return value
+
+
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("neither true nor false")
+    return value
+
+
+def _column(*raw: object) -> FactColumn:
+    attnum, name, type_oid, typmod, type_name, generated, filled, version = raw
+    return FactColumn(
+        _number(attnum, 1, _INT16.stop),
+        _text(name),
+        _number(type_oid, 0, _OIDS),
+        _number(typmod, _INT32.start, _INT32.stop),
+        _text(type_name),
+        _text(generated),
+        _truth(filled),
+        _text(version),
+    )
+
+
+def _leaf(filenode: object, born: object, joined: object = "") -> Leaf:
+    return Leaf(_number(filenode, 0, _OIDS), _truth(born), _text(joined))
+
+
+def _publishing(raw: Mapping[str, Any]) -> Publishing:
+    listed, row_filter = raw["listed"], raw["row_filter"]
+    return Publishing(
+        _truth(raw["published"]),
+        None if listed is None else tuple(_number(attnum, 1, _INT16.stop) for attnum in listed),
+        _truth(raw["stored"]),
+        None if row_filter is None else _text(row_filter),
+        tuple(_number(way, 1, _OIDS) for way in raw["ways"]),
+        _text(raw["version"]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

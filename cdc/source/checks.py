@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, LiteralString, Protocol
 
 import psycopg
@@ -22,7 +23,7 @@ from cdc.source.publication import (
     refuse_partial,
     refuse_unreadable,
 )
-from cdc.source.slot import SlotFacts, lost_message, read_slot, rebuild_hint, refuse_foreign
+from cdc.source.slot import SlotFacts, lost_message, read_slot, rebuild_hint, refuse_foreign, refuse_unclaimed
 
 MIN_VERSION: Final = 15
 BUDGET_WARN_BYTES: Final = 1 << 30
@@ -81,9 +82,12 @@ class Selected(Publishing, Protocol):
 
 
 def check_source(
-    connection: psycopg.Connection, source: Selected, *, log_has_begun: bool
+    connection: psycopg.Connection, source: Selected, *, log_has_begun: bool, record: Path | None = None
 ) -> Generator[Finding, None, list[SourceTable]]:
-    """Every finding about the source, in the order in which problems should be mended. Returns what ``find_tables`` told."""
+    """Every finding about the source, in the order in which problems should be fixed. Returns what ``find_tables`` found.
+
+    record: the folder in which it is recorded that we made the slot; None: not looked up.
+    """
     server = ServerFacts(*_row(connection, _SETTINGS))
     role = RoleFacts(*_row(connection, _ROLE))
     slot = read_slot(connection, source.slot)
@@ -107,7 +111,7 @@ def check_source(
     yield from check_publication(publication, source.publication, tables, role)
     if publication is not None and tables:
         yield from _refusal("reading", lambda: refuse_unreadable(connection, source.publication, tables))
-    yield from check_slot(slot, log_has_begun=log_has_begun, refuse=lambda: refuse_foreign(connection, slot))
+    yield from check_slot(slot, log_has_begun=log_has_begun, refuse=lambda: _refuse_slot(connection, slot, log_has_begun, record))
     for pin in read_pins(connection):
         yield Finding("warn", "open transaction", f"{pin} keeps WAL from being freed, and a new slot from being made", pin.mend)
     return found
@@ -267,6 +271,12 @@ def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], Non
         yield Finding(
             "warn", "idle timeout", message, "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()"
         )
+
+
+def _refuse_slot(connection: psycopg.Connection, slot: SlotFacts, log_has_begun: bool, record: Path | None) -> None:
+    refuse_foreign(connection, slot)
+    if not log_has_begun and slot.exists and record is not None:
+        refuse_unclaimed(slot, record)
 
 
 def check_budget(slot: SlotFacts, wal_bytes_per_s: float | None) -> Finding | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from cdc.errors import ConfigError, SourceError, SourceUnreachable, presentable
 from cdc.model.pgtypes import HAS_TRANSACTION_TIMEOUT, PINNED_SETTINGS
+from cdc.source import authentication
+from cdc.source.options import GSS_UNSAID, effective, is_remote
 from cdc.source.patience import PatientConnection
 
 CONNECT_TIMEOUT_S: Final = 10
@@ -23,6 +26,9 @@ ALIVE: Final = {
     "tcp_user_timeout": "30000",
 }
 """libpq's parameters by which a server that vanished without a word is noticed after half a minute."""
+DEFAULT_PORT: Final = "5432"
+_UNSAID: Final = "prefer"
+"""libpq's sslmode where nobody says one."""
 _PASSING: Final = (
     "starting up",
     "shutting down",
@@ -39,18 +45,15 @@ _UNUSABLE_HINT: Final = "write it as postgresql://user@host:5432/database; reser
 
 def connect(
     dsn: str, *, application: str = "headwater", connect_timeout_s: int = CONNECT_TIMEOUT_S, given_as: str = CONFIGURED
-) -> psycopg.Connection:
+) -> PatientConnection:
     """An autocommit connection under the pinned settings. Raises SourceError (ConfigError when the DSN itself is wrong).
 
     given_as: what messages call the DSN.
     Its statements may take as long as the server works on them; a link that has gone silent ends one with psycopg.OperationalError.
     """
-    parts = parse(dsn, given_as)
-    parts.setdefault("connect_timeout", str(connect_timeout_s))
-    parts = {**ALIVE, **parts}
-    parts.setdefault("application_name", application)
+    added = {**ALIVE, "connect_timeout": str(connect_timeout_s), "application_name": application}
     try:
-        connection = PatientConnection.connect(make_conninfo(**parts), autocommit=True)
+        connection = _open(parse(dsn, given_as), added)
     except psycopg.Error as error:
         kind = SourceUnreachable if _may_pass(error) else SourceError
         raise kind(f"cannot connect to {address(dsn)}: {reason(error, dsn)}", hint=_connect_hint(error, given_as)) from None
@@ -60,9 +63,24 @@ def connect(
     return connection
 
 
+def _open(parts: Mapping[str, str], added: Mapping[str, str]) -> PatientConnection:
+    """A connection in the first of the ways to authenticate that the server takes. Raises psycopg.Error."""
+    first, *others = authentication.ways(parts)
+    try:
+        return PatientConnection.opened(first, added)
+    except psycopg.Error as error:
+        if not others or not authentication.refuses_method(error):
+            raise
+        for other in others:
+            with suppress(psycopg.Error):
+                return PatientConnection.opened(other, added)
+        raise
+
+
 def parse(dsn: str, given_as: str = CONFIGURED) -> dict[str, str]:
-    """libpq's parameters; a server on another machine is verified (``sslmode=verify-full``) where neither the DSN nor the environment
-    says otherwise: libpq's own default, ``prefer``, would also talk to whoever answers. libpq quotes pieces of a string that it cannot parse, so its own words are not passed on.
+    """libpq's parameters; a server on another machine is verified (``sslmode=verify-full``) where neither the DSN nor a service file nor
+    the environment says otherwise: libpq's own default, ``prefer``, would also talk to whoever answers. libpq quotes pieces of a string that
+    it cannot parse, so its own words are not passed on. ``cdc.source.authentication`` says what is added to authenticate.
 
     A URL in whose password a reserved character stands as it is can still parse, with parts of the password as port or database:
     those are refused here, as later messages show them.
@@ -76,31 +94,28 @@ def parse(dsn: str, given_as: str = CONFIGURED) -> dict[str, str]:
     misread = "://" in dsn and "@" in parts.get("host", "") + parts.get("dbname", "")
     if misread or not all(port == "" or (port.isascii() and port.isdecimal()) for port in ports):
         raise ConfigError(unusable, hint=_UNUSABLE_HINT)
-    said = "sslmode" in parts or "service" in parts or "PGSSLMODE" in os.environ
-    hosts = [*parts.get("host", "").split(","), *parts.get("hostaddr", "").split(",")]
-    if not said and not all(map(is_local, hosts)):
+    options = effective(parts)
+    # A service file that spells out libpq's own default cannot be told from one that says nothing: verified, too.
+    said = "sslmode" in parts or "PGSSLMODE" in os.environ or options.get("sslmode", _UNSAID) != _UNSAID
+    if not said and is_remote(options):
         parts["sslmode"] = "verify-full"
-        parts.setdefault("sslrootcert", "system")
-    return parts
-
-
-def is_local(host: str) -> bool:
-    """Whether libpq's host is on this machine: a Unix socket (libpq: a path, or nothing), or this machine's loopback interface."""
-    if not host or host.startswith(("/", "@")) or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        if "sslrootcert" not in options:
+            parts["sslrootcert"] = "system"
+    if options.get("gssencmode", GSS_UNSAID) != GSS_UNSAID:
+        parts["gssencmode"] = options["gssencmode"]
+    return authentication.with_methods(parts)
 
 
 def address(dsn: str) -> str:
-    """``host:port/database`` for messages: never the user's password, never other parameters."""
+    """``host:port/database`` for messages, wherever libpq has them from: never the user's password, never other parameters."""
     parts = parse(dsn)
-    host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "the local socket"
-    port = f":{parts['port']}" if parts.get("port") else ""
-    database = f"/{parts['dbname']}" if parts.get("dbname") else ""
-    return f"{host}{port}{database}"
+    options = {**parts, **effective(parts)}
+    host = options.get("host") or options.get("hostaddr") or options.get("service") or "the local socket"
+    port = options.get("port", DEFAULT_PORT)
+    shown = f":{port}" if "port" in parts or port != DEFAULT_PORT else ""
+    # Without a name libpq takes the user's for the database's.
+    database = parts.get("dbname") or options.get("dbname", "")
+    return f"{host}{shown}{f'/{database}' if 'dbname' in parts or database != options.get('user', '') else ''}"
 
 
 def reason(error: psycopg.Error, dsn: str = "") -> str:
@@ -111,7 +126,7 @@ def reason(error: psycopg.Error, dsn: str = "") -> str:
     attempts = [line.removeprefix("- ") for line in lines[1:] if line.startswith("- ")]
     line = attempts[-1] if attempts else lines[0] if lines else type(error).__name__
     line = line.rsplit("FATAL:", 1)[-1].strip().removeprefix("connection failed: ")
-    secret = parse(dsn).get("password") if dsn else None
+    secret = effective(parse(dsn)).get("password") if dsn else None
     return line.replace(secret, "***") if secret else line
 
 
@@ -120,14 +135,21 @@ def _may_pass(error: psycopg.Error) -> bool:
     text = str(error)
     if "FATAL" in text:
         return any(words in text for words in _PASSING)
-    return not any(words in text for words in ("SSL", "certificate", "GSSAPI", "channel binding", "password"))
+    return not authentication.refuses_method(error) and not any(
+        words in text for words in ("SSL", "certificate", "GSSAPI", "channel binding", "password")
+    )
 
 
 def _connect_hint(error: psycopg.Error, given_as: str) -> str:
     text = str(error)
+    if (method := authentication.hint(error, given_as)) is not None:
+        return method
     if "password authentication failed" in text or "no password supplied" in text:
-        file = f"{given_as}_file, " if given_as == CONFIGURED else ""
-        return f"give the password in {file}${{ENV}} or a passfile (PGPASSFILE)"
+        file = f", or the whole of it in {given_as}_file" if given_as == CONFIGURED else ""
+        return (
+            f"export CDC_SOURCE_PASSWORD=… and write '${{CDC_SOURCE_PASSWORD}}' as the password in {given_as}{file}; "
+            "or use a passfile (~/.pgpass)"
+        )
     if "pg_hba.conf" in text:
         return "allow the role in pg_hba.conf, e.g. hostssl DATABASE ROLE ADDRESS scram-sha-256"
     if "not permitted to log in" in text:

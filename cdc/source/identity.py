@@ -17,7 +17,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, LogCorrupt, Stopped, StopState
 from cdc.model.position import Cut, Lsn, format_lsn, parse_lsn
 from cdc.source.membership import Membership
-from cdc.source.slot import PLUGIN, SlotFacts, rebuild_hint
+from cdc.source.slot import PLUGIN, SlotFacts, rebuild_hint, replaced_hint
 
 FILE: Final = "source.json"
 _FORMAT: Final = 1
@@ -109,6 +109,12 @@ def check_system(known: Identity, found: Identity) -> None:
         )
 
 
+def same_slot(known: Identity, found: Identity) -> bool:
+    """Whether the log has followed a slot of this name there."""
+    then = (known.system_identifier, known.database, known.slot)
+    return then == (found.system_identifier, found.database, found.slot)
+
+
 def check_history(known: Identity, found: Identity, history: Sequence[Branch], head: Cut, facts: SlotFacts) -> None:
     """Raises Stopped (DIVERGED, SLOT_REPLACED) when the stream that is about to start is not the continuation of this log.
 
@@ -132,8 +138,8 @@ def check_history(known: Identity, found: Identity, history: Sequence[Branch], h
         raise Stopped(
             StopState.SLOT_REPLACED,
             f"replication slot {found.slot!r} stands at {format_lsn(facts.confirmed_lsn)}, ahead of the log at "
-            f"{format_lsn(head.commit_lsn)}: it was made anew or moved, and changes in between are not in the log",
-            hint=rebuild_hint(StopState.SLOT_REPLACED),
+            f"{format_lsn(head.commit_lsn)}: it was made again or moved, and changes in between are not in the log",
+            hint=replaced_hint(found.slot),
         )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import select
 import time
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, Self, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
@@ -81,6 +82,16 @@ class Patience:
 
 class PatientConnection(psycopg.Connection[tuple[Any, ...]]):
     """One on which no statement waits for a link that is dead."""
+
+    opened_with: Mapping[str, str]
+    """The parameters that the server took, but for what only this connection adds: another one (the stream's) opens with the same."""
+
+    @classmethod
+    def opened(cls, parts: Mapping[str, str], added: Mapping[str, str]) -> Self:
+        """In autocommit. What is in ``parts`` counts before what is ``added``. Raises psycopg.Error."""
+        connection = cls.connect(make_conninfo(**{**added, **parts}), autocommit=True)
+        connection.opened_with = parts
+        return connection
 
     def wait(self, gen: PQGen[RV], interval: float = _INTERVAL_S, timeout: float | None = None) -> RV:
         return super().wait(Patience(self).during(gen), interval, timeout)

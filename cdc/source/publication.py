@@ -179,7 +179,9 @@ def _listed(tables: Sequence[SourceTable]) -> sql.Composed:
 
 def _execute(connection: psycopg.Connection, statement: sql.Composed, publication: str) -> None:
     try:
-        connection.execute(statement)
+        with connection.transaction():
+            connection.execute("set transaction read write")  # the role of deploy/roles.sql is read-only otherwise
+            connection.execute(statement)
     except psycopg.errors.InsufficientPrivilege as error:
         raise SourceError(
             f"role {connection.info.user!r} may not change publication {publication!r}: {reason(error)}",

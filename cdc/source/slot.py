@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, LiteralString
 
 import psycopg
@@ -10,6 +11,7 @@ import psycopg
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped, StopState
 from cdc.model.position import Lsn, format_lsn, parse_lsn
+from cdc.source import claim
 from cdc.source.configured import Slot
 from cdc.source.connection import reason
 from cdc.source.pins import read_pins
@@ -113,14 +115,15 @@ def ensure_slot(
     create: bool,
     two_phase: bool = False,
     timeout_s: float = 30.0,
+    record: Path | None = None,
 ) -> SlotFacts:
     """The slot as it stands, made first when there is none and ``create`` says so (a log that has begun must not: changes would
     be missing).
 
     connection: an ordinary one, outside a transaction. two_phase: of a slot that is made here, as is ``source.failover`` where the server has it
-    (from 17 on). Creation waits for the transactions that are open;
-    after ``timeout_s`` it gives up with a SourceError that names the oldest of them. Raises Stopped (SLOT_MISSING, SLOT_LOST) and
-    SourceError when the slot is somebody else's.
+    (from 17 on). record: the folder in which it is recorded that we made the slot, and looked up whether we made one that exists (with ``create``; None: neither).
+    Creation waits for the transactions that are open; after ``timeout_s`` it gives up with a SourceError that names the oldest of them.
+    Raises Stopped (SLOT_MISSING, SLOT_LOST) and SourceError when the slot is somebody else's.
     """
     facts = read_slot(connection, source.slot)
     if not facts.exists:
@@ -130,9 +133,15 @@ def ensure_slot(
                 f"replication slot {source.slot!r} is gone, so changes since the log's end may be lost",
                 hint=rebuild_hint(StopState.SLOT_MISSING),
             )
-        _create(connection, source.slot, timeout_s, two_phase=two_phase, failover=source.failover)
-        return read_slot(connection, source.slot)
+        return _create(connection, facts, timeout_s, record=record, two_phase=two_phase, failover=source.failover)
     refuse_foreign(connection, facts)
+    if create and record is not None:
+        refuse_unclaimed(facts, record)
+        if facts.confirmed_lsn is None and facts.active:
+            raise SourceError(
+                f"replication slot {source.slot!r} is still being made, by pid {facts.active_pid}",
+                hint="try again when it has been",
+            )
     if facts.lost:
         raise Stopped(StopState.SLOT_LOST, lost_message(facts), hint=rebuild_hint(StopState.SLOT_LOST))
     if facts.temporary:
@@ -144,14 +153,30 @@ def ensure_slot(
     return facts
 
 
-def slot_from_now(connection: psycopg.Connection, source: Slot, *, two_phase: bool = False, timeout_s: float = 30.0) -> SlotFacts:
-    """A slot that begins now, whatever was: made where there is none or a dead one, else moved to the end of the WAL.
+def slot_from_now(
+    connection: psycopg.Connection,
+    source: Slot,
+    *,
+    record: Path,
+    followed: Lsn | None,
+    two_phase: bool = False,
+    timeout_s: float = 30.0,
+) -> SlotFacts:
+    """A slot that begins now, whatever was: made where there is none or a dead one of ours, else moved to the end of the WAL.
 
-    A slot that can still be read is never dropped: it may not be ours. Raises SourceError when somebody reads it, or it is somebody else's.
+    A slot that is not ours is neither dropped nor moved. record: as in ``ensure_slot``. followed: how far the log has followed this very slot;
+    None when it has not. Raises Stopped (SLOT_REPLACED) for a slot that somebody else made, moved or read, SourceError when somebody reads it
+    now or it cannot be ours at all.
     """
     facts = read_slot(connection, source.slot)
     if facts.exists:
         refuse_foreign(connection, facts)
+        if not _is_ours(facts, record, followed):
+            raise Stopped(
+                StopState.SLOT_REPLACED,
+                f"replication slot {source.slot!r} was made, moved or read by somebody else, so it is neither moved nor dropped here",
+                hint=replaced_hint(source.slot),
+            )
         if facts.active:
             reader = f"pid {facts.active_pid} ({facts.active_application})"
             raise SourceError(
@@ -160,11 +185,26 @@ def slot_from_now(connection: psycopg.Connection, source: Slot, *, two_phase: bo
             )
         if not facts.lost:
             _refuse_prepared(connection, facts)
-            _advance(connection, facts)
-            return read_slot(connection, source.slot)
+            _advance(connection, facts, record)
+            return _settled(connection, source.slot, record)
         connection.execute("select pg_drop_replication_slot(%s)", (source.slot,))
-    _create(connection, source.slot, timeout_s, two_phase=two_phase, failover=source.failover)
-    return read_slot(connection, source.slot)
+        facts = read_slot(connection, source.slot)
+    return _create(connection, facts, timeout_s, record=record, two_phase=two_phase, failover=source.failover)
+
+
+def _is_ours(facts: SlotFacts, record: Path, followed: Lsn | None) -> bool:
+    """Nobody but us moves a slot of ours, and we never move it beyond what the log holds."""
+    if followed is not None and (facts.confirmed_lsn or 0) <= followed:
+        return True
+    known = claim.recorded(record)
+    return known is not None and known.covers(facts.name, facts.database, facts.confirmed_lsn)
+
+
+def _settled(connection: psycopg.Connection, name: str, record: Path) -> SlotFacts:
+    """What was under way is done: the slot, which stands where we put it."""
+    facts = read_slot(connection, name)
+    claim.record(record, claim.Claim(name, facts.database or "", int(facts.confirmed_lsn or 0), settled=True))
+    return facts
 
 
 def _refuse_prepared(connection: psycopg.Connection, facts: SlotFacts) -> None:
@@ -179,8 +219,9 @@ def _refuse_prepared(connection: psycopg.Connection, facts: SlotFacts) -> None:
         )
 
 
-def _advance(connection: psycopg.Connection, facts: SlotFacts) -> None:
+def _advance(connection: psycopg.Connection, facts: SlotFacts, record: Path) -> None:
     """Fast-forwards: the output plugin sees nothing of what lies between, so that a row it cannot bear is passed, too."""
+    claim.record(record, claim.Claim(facts.name, facts.database or "", int(facts.confirmed_lsn or 0), settled=False))
     try:
         connection.execute(
             "select pg_replication_slot_advance(%s, greatest(pg_current_wal_lsn(), %s::pg_lsn))",
@@ -220,7 +261,44 @@ def refuse_foreign(connection: psycopg.Connection, facts: SlotFacts) -> None:
         )
 
 
-def _create(connection: psycopg.Connection, name: str, timeout_s: float, *, two_phase: bool, failover: bool) -> None:
+def refuse_unclaimed(facts: SlotFacts, record: Path) -> None:
+    """Raises SourceError when the slot exists and, as far as the folder knows, we did not make it: whoever did would lose changes."""
+    if _is_ours(facts, record, None):
+        return
+    raise SourceError(
+        f"replication slot {facts.name!r} exists already, and was not made for this log",
+        hint=f"set another source.slot; or, if nobody needs what it holds: select pg_drop_replication_slot('{facts.name}')",
+    )
+
+
+def replaced_hint(slot: str) -> str:
+    """The way out for a slot that may be somebody else's."""
+    return (
+        f"if nothing else uses it, select pg_drop_replication_slot('{slot}'), else set another source.slot; then "
+        f"{rebuild_hint(StopState.SLOT_REPLACED)}"
+    )
+
+
+def _create(
+    connection: psycopg.Connection, facts: SlotFacts, timeout_s: float, *, record: Path | None, two_phase: bool, failover: bool
+) -> SlotFacts:
+    """facts: of the slot that does not exist yet. Returns those of the one that was made."""
+    if record is None:
+        _create_now(connection, facts.name, timeout_s, two_phase=two_phase, failover=failover)
+        return read_slot(connection, facts.name)
+    intent = claim.Claim(facts.name, connection.info.dbname, int(facts.server_lsn), settled=False)
+    claim.record(record, intent)
+    try:
+        _create_now(connection, facts.name, timeout_s, two_phase=two_phase, failover=failover)
+    except SourceError:
+        # Without the server's answer the slot may come into being after all.
+        if not connection.closed:
+            claim.withdraw(record, intent)
+        raise
+    return _settled(connection, facts.name, record)
+
+
+def _create_now(connection: psycopg.Connection, name: str, timeout_s: float, *, two_phase: bool, failover: bool) -> None:
     query: LiteralString = "select pg_create_logical_replication_slot(%s, %s, false, %s)"
     parameters: tuple[str | bool, ...] = (name, PLUGIN, two_phase)
     if connection.info.server_version >= FAILOVER_SINCE:
@@ -251,7 +329,9 @@ def _create(connection: psycopg.Connection, name: str, timeout_s: float, *, two_
             "all replication slots are in use", hint="raise max_replication_slots on the server, or drop a slot that nobody reads"
         ) from None
     except psycopg.errors.DuplicateObject:
-        return  # another process was faster; the caller reads the facts again
+        raise SourceError(
+            f"replication slot {name!r} was made by somebody else at the same moment", hint="try again; cdc doctor says whose it is"
+        ) from None
     except psycopg.Error as error:
         raise SourceError(f"cannot create replication slot {name!r}: {reason(error)}", hint="cdc doctor") from None
     finally:

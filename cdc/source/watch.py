@@ -28,6 +28,7 @@ from cdc.source.catalog import COMPUTED_VERSION, find_tables, select_tables
 from cdc.source.configured import Reachable
 from cdc.source.connection import connect, reason
 from cdc.source.facts import read_facts
+from cdc.source.kin import KeptBack, Undecided, refuse_undecided
 from cdc.source.leaves import refuse_leaf
 from cdc.source.membership import check_publishes
 from cdc.source.publication import add_tables, read_publication
@@ -61,6 +62,7 @@ class CatalogWatch:
     """Looks once in full when it starts, and then for what has changed since the look before.
 
     known: OIDs of the tables that the log has. password: what our messages carry. fail: takes an error that is a fault of ours.
+    undecided: what the column policies keep out of the log until somebody decides.
     """
 
     def __init__(
@@ -70,14 +72,19 @@ class CatalogWatch:
         password: str,
         stop: Event,
         fail: Callable[[Exception], None],
+        undecided: Undecided,
     ) -> None:
+        self.left_out: tuple[str, ...] = ()
+        """What of the selected tables does not reach the log, one line each with what helps, as of the last look; read by other threads."""
+        self._undecided = undecided
+        self._kept_back = KeptBack(undecided)
         self._source = source
         self._password = password
         self._stop = stop
         self._fail = fail
         self._told: dict[int, Facts | None] = dict.fromkeys(known)
         self._refused: dict[str, str] = {}
-        """Tables that cannot join the publication, and why."""
+        """Tables that could not join the publication at the last look, and why."""
         self._bare_since: dict[int, float] = {}
         """Captured tables (OIDs) that all looks since that time (monotonic) have seen without identity."""
         self._noted: SimpleQueue[int] = SimpleQueue()
@@ -147,7 +154,12 @@ class CatalogWatch:
             self._tell(connection, [found[oid] for oid in changed[start : start + _AT_ONCE]])
         covered = [oid for oid, facts in found.items() if facts.publishing and facts.publishing.published]
         self._refuse(connection, [found[oid] for oid in covered if oid not in unsettled and self._selects(found[oid])])
-        self._admit(connection, covered, computed=known is not None and known.computed)
+        kept_back = self._kept_back.look(connection, [found[oid] for oid in covered if self._selects(found[oid])])
+        refused = self._admit(connection, covered, computed=known is not None and known.computed)
+        # One that has only just come may get its key in the next statement.
+        settled = [f"table {name} is not captured: {why}" for name, why in refused.items() if self._refused.get(name) == why]
+        self._refused = refused
+        self.left_out = (*kept_back, *settled)
 
     def _selects(self, facts: Facts) -> bool:
         return matches(self._source.tables, facts.table().qualified)
@@ -210,12 +222,14 @@ class CatalogWatch:
             (PREFIX, json.dumps({"password": self._password, **told}, ensure_ascii=False)),
         )
 
-    def _admit(self, connection: psycopg.Connection, published: Sequence[int], *, computed: bool) -> None:
-        """Adds new tables that the configuration selects to the publication; the next look sees them there."""
+    def _admit(self, connection: psycopg.Connection, published: Sequence[int], *, computed: bool) -> dict[str, str]:
+        """Adds new tables that the configuration selects to the publication; the next look sees them there. Returns those that cannot
+        join it, each with why and what helps."""
         rows = connection.execute(_NEW, ([*published, *self._told],)).fetchall()
         new = {oid for oid, name in rows if matches(self._source.tables, name)}
+        refused: dict[str, str] = {}
         if not new:
-            return
+            return refused
         everything = select_tables(find_tables(connection), self._source.tables, begun=True)
         for table in everything:
             if table.table.oid not in new:
@@ -225,12 +239,14 @@ class CatalogWatch:
                 refuse_leaf(connection, [table.table.oid])
                 refuse_twins([known.table for known in everything if known.name == table.name])
                 refuse_reserved(table.table)
+                refuse_undecided(self._undecided, table.table)
                 add_tables(connection, self._source.publication, [table])
                 self._wake.set()
             except SourceError as error:
-                if self._refused.get(table.name) != str(error):
+                refused[table.name] = error.line()
+                if self._refused.get(table.name) != error.line():
                     _log.warning("a new table is not captured", table=table.name, reason=str(error), mend=error.hint)
-                self._refused[table.name] = str(error)
+        return refused
 
 
 def _bare(facts: Facts) -> bool:
@@ -256,8 +272,19 @@ def _tried() -> Iterator[list[bool]]:
         tried.clear()
 
 
+# Only a superuser makes the trigger. Anybody who may create a schema could offer a password of her own, or a view that runs as our role.
+_PASSWORD_IS_OURS: Final = """
+select count(*) > 0
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+join pg_roles t on t.oid = c.relowner join pg_roles s on s.oid = n.nspowner
+where n.nspname = 'headwater' and c.relname = 'ddl_password' and c.relkind = 'r' and not c.relrowsecurity and t.rolsuper and s.rolsuper
+"""
+
+
 def trigger_password(connection: psycopg.Connection) -> str | None:
     """The password of the event trigger's messages (deploy/roles.sql), None where there is no trigger that this role knows of."""
+    if connection.execute(_PASSWORD_IS_OURS).fetchone() != (True,):
+        return None
     try:
         row = connection.execute("select password from headwater.ddl_password").fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.InsufficientPrivilege):

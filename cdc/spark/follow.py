@@ -1,7 +1,9 @@
-"""The Spark process: one Structured Streaming query per store, each with a fresh checkpoint that starts where the store stands.
+"""The Spark process: per store one thread, which applies what comes little by little, and a Structured Streaming query for all that is large.
 
-A query only says how far to go (its micro-batch's end offset); how far the store is, the store says. So a lost, stale or damaged
-checkpoint cannot matter, and a store that is down holds up its own query alone.
+A micro-batch costs Spark some 15 ms of CPU and its data source three Python processes, however little there is in it. So small ranges are applied
+by the thread itself, straight from the log, and a query runs only while the store is far behind: at the first load, after an outage. Each
+query has a fresh checkpoint that starts where the store stands. It only says how far to go (its micro-batch's end offset); how far the
+store is, the store says. So a lost, stale or damaged checkpoint cannot matter, and a store that is down holds up nobody else.
 """
 
 from __future__ import annotations
@@ -21,16 +23,25 @@ from pyspark.sql.streaming import StreamingQuery
 
 import sinks.warehouse
 from cdc.errors import HeadwaterError, Stopped
+from cdc.log.contract import LogReader
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.position import Cut, Position
+from cdc.pace import Pace
 from cdc.settings import Contract, StoreOptions
 from cdc.spark import session as sessions
 from cdc.spark.apply import Slices
 from cdc.spark.causes import ending_of, place_of
-from cdc.spark.follower import Follower
+from cdc.spark.follower import LARGE_ROWS, Follower
 from cdc.spark.source import CdcSource, cut_at
 
-_POLL_S: Final = 0.02
+FIRST_ROWS: Final = 2_000
+FIRST_BYTES: Final = 4 * 2**20
+REST: Final = 3.0
+"""After a small range that took t a store's thread rests for 3 t, so that steady traffic takes a quarter of a core at most."""
+REST_S_MAX: Final = 0.02
+_POLL_S: Final = 0.2
+_QUERY_POLL_S: Final = 0.1
+_IDLE_S: Final = 0.5
 _REPORT_S: Final = 0.5
 _RESTART_S: Final = 1.0
 
@@ -74,14 +85,9 @@ def _run(
     target = reader.head().position
     for follower in followers:
         follower.report()
-    ours = sessions.running() is None
-    spark = sessions.session(scratch=scratch / "local", iceberg_sql=False)
-    sinks.warehouse.use_session(lambda: spark)
-    queries_session = spark.newSession()
-    queries_session.dataSource.register(CdcSource)
-    # Micro-batches compute nothing in Spark, so generating code for them is work for nothing.
-    queries_session.conf.set("spark.sql.codegen.wholeStage", "false")
-    queries = [Query(queries_session, follower, log_dir, scratch, enough) for follower in followers]
+    engine = Engine(scratch / "local")
+    sinks.warehouse.use_session(engine.session)
+    queries = [Query(engine, follower, reader, log_dir, scratch, enough) for follower in followers]
     try:
         for query in queries:
             query.start()
@@ -92,8 +98,7 @@ def _run(
             query.join()
         for follower in followers:
             follower.close()
-        if ours:
-            sessions.stop()
+        engine.stop()
     for query in queries:
         query.check()
     return 4 if any(follower.stopped for follower in followers) else 0
@@ -115,12 +120,46 @@ def _watch(queries: Sequence[Query], followers: Sequence[Follower], target: Posi
             reported_at = time.monotonic()
 
 
-class Query:
-    """The thread that keeps one store's query running."""
+class Engine:
+    """Spark, started when it is first needed: stores that are nearly caught up do without for as long as they stay so."""
 
-    def __init__(self, spark: SparkSession, follower: Follower, log_dir: Path, scratch: Path, stop: threading.Event) -> None:
-        self._spark = spark
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._lock = threading.Lock()
+        self._ours = False
+        self._queries: SparkSession | None = None
+
+    def session(self) -> SparkSession:
+        with self._lock:
+            self._ours |= sessions.running() is None
+            return sessions.session(scratch=self._scratch, iceberg_sql=False)
+
+    def queries(self) -> SparkSession:
+        """The session that the stores' queries share."""
+        spark = self.session()
+        with self._lock:
+            if self._queries is None:
+                self._queries = spark.newSession()
+                self._queries.dataSource.register(CdcSource)
+                # Micro-batches compute nothing in Spark, so generating code for them is work for nothing.
+                self._queries.conf.set("spark.sql.codegen.wholeStage", "false")
+            return self._queries
+
+    def stop(self) -> None:
+        """Ends Spark when it was started here."""
+        if self._ours:
+            sessions.stop()
+
+
+class Query:
+    """The thread that keeps one store's follower going."""
+
+    def __init__(
+        self, engine: Engine, follower: Follower, reader: LogReader, log_dir: Path, scratch: Path, stop: threading.Event
+    ) -> None:
+        self._engine = engine
         self._follower = follower
+        self._reader = reader
         self._log_dir = log_dir
         self._scratch = scratch / follower.store
         self._stop = stop
@@ -146,37 +185,61 @@ class Query:
             self._failure = failure
 
     def _keep_running(self) -> None:
-        # Each store's jobs get a fair share of the cores.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._follower.store)
         while not self._stop.is_set() and not self._follower.stopped:
             self._accident = None
             try:
                 if self._follower.start():
-                    self._run_a_query()
+                    self._follow()
             except Exception as error:  # outside a micro-batch, as when the store is opened: an accident like one inside
                 self._accident = place_of(error)
             self._explain()
             self._stop.wait(_RESTART_S)
 
+    def _follow(self) -> None:
+        """Returns when a query has ended by an accident, or when there is nothing more to do."""
+        follower = self._follower
+        pace = Pace(REST, REST_S_MAX, getattr(follower.options, "commit_interval_ms", 0) / 1e3)
+        while not self._stop.is_set() and not follower.stopped and self._accident is None:
+            head = self._reader.wait(follower.applied.position, _IDLE_S)
+            if head.position - follower.applied.position >= LARGE_ROWS:
+                self._begin()
+                self._run_a_query()
+            elif head.position > follower.applied.position:
+                began = time.monotonic()
+                follower.follow_to(head)
+                self._stop.wait(pace.rest_s(time.monotonic() - began))
+            follower.idle()
+
+    def _begin(self) -> None:
+        """Applies a little, so that something shows at once, while Spark may have to start first; unless it is one large transaction."""
+        after = self._follower.applied.position
+        cut = self._reader.cut_within(after, FIRST_ROWS, FIRST_BYTES)
+        if cut.position - after < LARGE_ROWS:
+            self._follower.follow_to(cut)
+
+    def _behind(self) -> bool:
+        return self._reader.head().position - self._follower.applied.position >= LARGE_ROWS
+
     def _run_a_query(self) -> None:
-        """Returns when it has ended, by itself or because it was asked to."""
+        """Returns when it has caught up, has ended by itself, or was asked to."""
+        spark = self._engine.queries()
+        # Each store's jobs get a fair share of the cores.
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._follower.store)
         checkpoint = self._scratch / uuid4().hex
-        query = self._started(checkpoint)
+        query = self._started(spark, checkpoint)
         try:
-            while query.isActive and not self._stop.is_set() and not self._follower.stopped:
+            while self._behind() and query.isActive and not self._stop.is_set() and not self._follower.stopped:
                 self._follower.idle()
-                self._stop.wait(_POLL_S)
+                self._stop.wait(_QUERY_POLL_S)
             if not query.isActive and self._accident is None:
                 self._accident = ending_of(query)
         finally:
             self._end(query)
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def _started(self, checkpoint: Path) -> StreamingQuery:
+    def _started(self, spark: SparkSession, checkpoint: Path) -> StreamingQuery:
         options = self._follower.options
-        frame: Any = (
-            self._spark.readStream.format("cdc").option("log", str(self._log_dir)).option("as", "slices").option("fresh", "true")
-        )
+        frame: Any = spark.readStream.format("cdc").option("log", str(self._log_dir)).option("as", "slices").option("fresh", "true")
         start = self._follower.applied.position
         frame = frame.option("tables", json.dumps(list(options.tables))).option("startPosition", str(start))
         frame = frame.option("maxRows", str(options.batch_rows)).option("maxBytes", str(options.batch_bytes)).load()

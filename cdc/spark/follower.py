@@ -32,9 +32,7 @@ from sinks.contract import Outcome, Shape, Sink, matches
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
 LARGE_ROWS: Final = 20_000
-"""A range of so many rows is a micro-batch's work, with its limits on rows and bytes."""
-STAY_S: Final = 0.25
-"""A micro-batch costs Spark some 15 ms of CPU, its changes a few; so one that is done goes on with what comes within this time."""
+"""A range of so many rows is work for a Spark query, in micro-batches with their limits on rows and bytes."""
 _LOOK_AT_THE_STORE_S: Final = 1.0
 _RESULT_DDL: Final = "written long, stale long, dead string, error string, hint string, retryable boolean"
 
@@ -96,13 +94,11 @@ class Follower:
         """Applies everything from what the store holds up to ``end`` and commits it there.
 
         slices: the micro-batch's, used only when they are the whole of a large range and the store takes several writers. Returns
-        early, with less applied, only when asked to stop or in a stop state: the store knows, so nothing is lost. Goes on for a moment
-        with small ranges that come next (the micro-batches that name them find them applied), unless the store gathers changes.
+        early, with less applied, only when asked to stop or in a stop state: the store knows, so nothing is lost.
         """
         with self._lock:
             self._goal = max(self._goal, end, key=lambda cut: cut.position)
-            if self._patiently(lambda: self._advance(end, slices)) and not getattr(self.options, "commit_interval_ms", 0):
-                self._patiently(self._stay)
+            self._patiently(lambda: self._advance(end, slices))
 
     def idle(self) -> None:
         """Looks whether the store still holds what it held, and moves its LSN on when the source commits nothing of ours.
@@ -274,16 +270,6 @@ class Follower:
         self.fail(pause.stopped)
         ask(self._run_dir, self.store, pause.topic, pause.position)
         raise pause.stopped
-
-    def _stay(self) -> None:
-        until = time.monotonic() + STAY_S
-        while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
-            head = self._reader.wait(self.applied.position, left)
-            if head.position - self.applied.position >= LARGE_ROWS:
-                return  # a micro-batch's work
-            if head.position > self.applied.position:
-                self._goal = head
-                self._advance(head, None)
 
     def _apply(self, after: Position, upto: Position, seen: Survey, slices: Slices | None) -> Outcome:
         least = self.options.workers_from_rows

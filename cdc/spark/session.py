@@ -5,8 +5,10 @@ Secrets never enter Spark's configuration: sinks get theirs inside the functions
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -16,6 +18,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
+from cdc import jsonfile
 from cdc.embedded.jars import spark_jars
 from cdc.embedded.workers import worker_python
 
@@ -47,6 +50,14 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.ui.retainedExecutions": "5",
 }
 
+_PRIVATE: Final[Mapping[str, str]] = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+}
+"""The driver's ports read Java objects, and what is shipped through them holds the stores' secrets: loopback alone would let every user of the
+machine in. A local master makes itself a secret for each run, which no file and no setting ever holds; of another one it is the cluster's."""
+
 
 def session(
     *,
@@ -60,7 +71,8 @@ def session(
 ) -> SparkSession:
     """The process's session, made on the first call. Raises EmbeddedError when Java or a jar cannot be had.
 
-    warehouse: the folder that ``SELECT … FROM warehouse.schema.table`` reads. scratch: where Spark puts its own files.
+    warehouse: the folder that ``SELECT … FROM warehouse.schema.table`` reads. scratch: where Spark puts its own files;
+    nobody else may write there. Left out, it is a folder that goes with the process.
     settings: Spark's own settings, which win over ours. iceberg_sql: MERGE, CALL and the like in Spark's SQL; followers do without, for
     its rules run in every micro-batch.
     """
@@ -72,15 +84,17 @@ def session(
     # Workers must be this Python (else they time out), wherever the session was started from.
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYSPARK_PYTHON"] = str(worker_python()) if master.startswith("local") else sys.executable
-    folder = scratch or Path(tempfile.gettempdir())
+    folder = scratch or _scratch()
     builder: Any = SparkSession.builder.appName(app).master(master)
     given = {
         **_SETTINGS,
+        **(_PRIVATE if master.startswith("local") else {}),
         "spark.driver.memory": driver_memory,
         # The bare file system and Iceberg stand on the driver's own class path: local executors are the driver.
         "spark.driver.extraClassPath": os.pathsep.join(map(str, (jars.bare_naked, jars.iceberg))),
         "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
         "spark.local.dir": str(folder),
+        "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
         **({} if master.startswith("local") else {"spark.jars": f"{jars.iceberg},{jars.bare_naked}"}),
         **({"spark.sql.extensions": _ICEBERG_SQL} if iceberg_sql else {}),
@@ -117,6 +131,19 @@ def stop() -> None:
     SparkContext._gateway = SparkContext._jvm = None
 
 
+def _umask() -> int:
+    """This process's. Hadoop heeds none but its own, which is 022."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+def _scratch() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="headwater-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def _catalog(warehouse: Path | None) -> dict[str, str]:
     if warehouse is None:
         return {}
@@ -149,6 +176,7 @@ def _log4j(folder: Path) -> Path:
     path = folder / "headwater-log4j2.properties"
     if not path.exists() or path.read_text() != _QUIET:
         aside = folder / f".log4j2-{os.getpid()}-{threading.get_ident()}"
-        aside.write_text(_QUIET)
+        with open(jsonfile.create(aside), "w") as file:
+            file.write(_QUIET)
         aside.replace(path)
     return path

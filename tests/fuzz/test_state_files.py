@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cdc import approvals, jsonfile, rebuilds, reloading, status, stops
-from cdc.dropped import load_dropped, save_dropped
+from cdc.decided import Decided, Decisions, load_decisions, save_decisions
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.log import histories
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
@@ -29,6 +29,9 @@ FACTS = Facts(
     ORDERS.oid, "public", "orders", False, "d", (FactColumn(1, "id", 20, -1, "", "", True, "7"),), (1,), {ORDERS.oid: Leaf(5, True)},
     publishing=Publishing(True, (1,), False, None),
 )  # fmt: skip
+DECISIONS = Decisions(
+    {7: Decided("public.users", {"note": (5, "drop"), "pay": (0, "keep")}, frozenset({"old"}))}, {8: "public.users"}
+)
 LOG = 0x00C0FFEE_12345678
 STOPPED = Stopped(StopState.DIVERGED, "the server lacks what the log holds")
 
@@ -82,7 +85,7 @@ ARTEFACTS = [
     Artefact("snapshot.json", progress, lambda folder: SnapshotProgress(folder)._records),
     Artefact("source.json", source, identity.recorded),
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
-    Artefact("dropped.json", lambda folder: save_dropped(folder, {"public.users": frozenset({"note", "pay"})}), load_dropped),
+    Artefact("decided.json", lambda folder: save_decisions(folder, DECISIONS), load_decisions),
     Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
     Artefact(
         "rebuild request",
@@ -150,7 +153,7 @@ def test_json_of_another_shape(artefact: Artefact, shape: str, tmp_path: Path) -
         "snapshot.json",
         "source.json",
         "catalog.json",
-        "dropped.json",
+        "decided.json",
         "reload.json",
         "histories.json",
         "rebuild request",

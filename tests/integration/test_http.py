@@ -16,7 +16,8 @@ import httpx
 import psycopg
 import pytest
 
-from cdc.errors import ConfigError
+from cdc.commands.run import _capture as run_part
+from cdc.errors import ConfigError, Stopped
 from cdc.http.app import make_app
 from cdc.http.events import MAX_READERS, PERIOD_S
 from cdc.http.serve import listen, serving
@@ -58,6 +59,43 @@ def test_a_real_service(postgres: Database, tmp_path: Path) -> None:
                 ahead = client.get("/v1/wait", params={"store": store, "lsn": "FFFF/0", "timeout": "0.2"})
                 assert (ahead.status_code, ahead.json()["reached"]) == (504, False)
             until(lambda: client.get("/readyz").status_code == 503)
+
+
+def test_every_word_of_a_real_service_agrees(postgres: Database, tmp_path: Path) -> None:
+    """While it runs, when it has ended, and when an operator has to decide."""
+    store = f"twin-{postgres.name.replace('_', '-')}"
+    given = settings_of(postgres, tmp_path, {store: {"kind": "memory"}})
+    settings = given.model_copy(update={"http": Http(listen="127.0.0.1:0")})
+    stop = threading.Event()
+    with postgres.connect() as connection, serving(settings) as url, httpx.Client(base_url=url, timeout=150) as client:
+        connection.execute("create table public.t (id int primary key)")
+
+        def said() -> tuple[bool, int, bool]:
+            """Asked again when the second turns in between."""
+            while True:
+                before, ready = client.get("/v1/status").json(), client.get("/readyz")
+                counted = "headwater_healthy 1.0" in client.get("/metrics").text
+                after = client.get("/v1/status").json()
+                if before["problems"] == after["problems"]:
+                    assert list(ready.json().get("reasons", [])) == before["problems"]
+                    assert all(" → " in problem for problem in before["problems"])
+                    return before["healthy"], ready.status_code, counted
+
+        assert said() == (False, 503, False)
+        with service(settings):
+            until(lambda: said() == (True, 200, True))
+        until(lambda: said() == (False, 503, False))
+        assert client.get("/v1/wait", params={"store": store, "lsn": "FFFF/0", "timeout": "0.2"}).status_code == 504
+        connection.execute("select pg_drop_replication_slot(%s)", (settings.source.slot,))
+        with pytest.raises(Stopped):
+            run_part(settings, stop)
+        until(lambda: any("cdc resume SLOT_MISSING" in problem for problem in client.get("/v1/status").json()["problems"]))
+        assert said() == (False, 503, False)
+        began = time.monotonic()
+        refused = client.get("/v1/wait", params={"store": store, "lsn": "FFFF/0", "timeout": "120"})
+        assert refused.status_code == 409
+        assert "SLOT_MISSING" in refused.json()["error"]
+        assert time.monotonic() - began < 60
 
 
 def until(done: Callable[[], bool]) -> None:

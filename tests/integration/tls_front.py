@@ -12,8 +12,11 @@ from pathlib import Path
 
 
 @contextmanager
-def tls_front(certificate: Path, key: Path, target_port: int) -> Iterator[int]:
-    """The port on which TLS connections are taken and passed on to ``target_port``."""
+def tls_front(certificate: Path, key: Path, target_port: int, *, postgres: bool = False) -> Iterator[int]:
+    """The port on which TLS connections are taken and passed on, in plain text, to ``target_port``.
+
+    postgres: libpq asks in plain text whether there is TLS before it begins.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
@@ -31,6 +34,9 @@ def tls_front(certificate: Path, key: Path, target_port: int) -> Iterator[int]:
         def serve(plain: socket.socket) -> None:
             # A client that does not like the certificate ends the handshake: that is the test.
             with suppress(OSError):
+                if postgres:
+                    plain.recv(8, socket.MSG_WAITALL)
+                    plain.sendall(b"S")
                 client = context.wrap_socket(plain, server_side=True)
                 upstream = socket.create_connection(("127.0.0.1", target_port))
                 open_sockets.extend((client, upstream))

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
+from cdc.capture.decoder import WATERMARK_PREFIX, Decoder
+from cdc.capture.definitions import DDL_PREFIX, Definitions
+from cdc.capture.prepared import Prepared
+from cdc.capture.spool import Spools
+from cdc.capture.values import Bytes
 from cdc.ingest import Ingest
 from cdc.model.position import Cut, Lsn, Position
 from cdc.status import CaptureStatus
+from tests.unit.capture import wire
+from tests.unit.capture.test_decoder import ORDERS, Forgetful
 
 
 def ingest_into(parts: Mock) -> Ingest:
@@ -36,3 +47,76 @@ def test_a_commit_that_fails_is_not_confirmed() -> None:
     with pytest.raises(OSError):
         ingest._commit(100, 0)
     assert called(parts) == ["writer.commit"]
+
+
+class Pieces:
+    """A stream whose bytes come in pieces of some length."""
+
+    def __init__(self, data: bytes, length: int) -> None:
+        self._left = [data[at : at + length] for at in range(0, len(data), length)]
+        self.batches = self.received = 0
+        self.largest = 0
+
+    def take(self, _: float) -> Bytes:
+        if not self._left:
+            raise ConnectionError
+        return wire.block(self._left.pop(0))
+
+    def behind(self, torn: Bytes, taken: Bytes) -> Bytes:
+        self.largest = max(self.largest, len(torn) + len(taken))
+        return np.concatenate([torn, taken])
+
+    def confirm(self, _: int) -> None:
+        pass
+
+
+def taken_in(data: bytes, length: int, folder: Path | None = None) -> tuple[list[Any], int]:
+    """The rows that come to the log, and the most bytes that were put together."""
+    stream = Pieces(data, length)
+    spools = Spools(folder) if folder else None
+    definitions = Definitions(lambda _: None, passwords=["sesame"])
+    decoder = Decoder(definitions, Forgetful(), lambda *_: None, 0, spools, Prepared(folder) if folder else None)
+    parts = Mock()
+    parts.writer.head, parts.writer.next_position = Cut(Position(0), Lsn(0)), 1
+    parts.feed.chunk_at.return_value = None
+    ingest = Ingest(stream, decoder, parts.writer, parts.memory, parts.feed, Mock(status=CaptureStatus()))  # type: ignore[arg-type]
+    with pytest.raises(ConnectionError):
+        ingest.run(threading.Event())
+    batches = [call.args[0] for call in parts.writer.append.call_args_list]
+    return [row for batch in batches for row in batch.to_pylist()], stream.largest
+
+
+def large(prefix: str, content: bytes = b"", *, transactional: bool = True) -> bytes:
+    return wire.message(prefix, content + b"[" * 5000, transactional=transactional)
+
+
+@pytest.mark.parametrize("prefix", [DDL_PREFIX, WATERMARK_PREFIX, "", "p" * 300])
+@pytest.mark.parametrize("way", ["outside", "inside", "streamed"])
+def test_a_large_message_of_somebody_else_is_not_put_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str, way: str
+) -> None:
+    monkeypatch.setattr("cdc.capture.decoder.PASSED_BYTES", 1000)
+    row = wire.relation(ORDERS) + wire.insert(ORDERS.oid, ["1", "new"])
+    behind = wire.begin(702, 300) + wire.relation(ORDERS) + wire.insert(ORDERS.oid, ["2", "new"]) + wire.commit(300, 340)
+    for message in (large(prefix), large(prefix, b'{"password": "guess"')):
+        if way == "outside":
+            data = wire.begin(700, 100) + row + wire.commit(100, 140) + large(prefix, transactional=False)
+        elif way == "inside":
+            data = wire.begin(700, 100) + row + message + message + wire.commit(100, 140)
+        else:
+            data = wire.stream(700, row, message) + wire.stream(700, message, first=False) + wire.stream_commit(700, 100, 140)
+        for length in (7, 100, 1000, 3000):
+            rows, largest = taken_in(data + behind, length, tmp_path)
+            assert [found["id"] for found in rows] == [1, 2]
+            assert largest < 1000 + 2 * length + 600
+
+
+def test_a_large_message_of_ours_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.capture.decoder.PASSED_BYTES", 1000)
+    heard: list[bytes] = []
+    monkeypatch.setattr(Definitions, "on_message", lambda _, content: (heard.append(content), ([], []))[1])
+    content = b'{"password" : "sesame"' + b" " * 5000
+    data = wire.begin(700, 100) + wire.message(DDL_PREFIX, content) + wire.commit(100, 140)
+    for length in (7, 100, 1000, 3000):
+        taken_in(data, length)
+    assert heard == [content] * 4

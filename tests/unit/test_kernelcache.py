@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import cdc
 
 _CALLED = "from cdc.model.kernel import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
@@ -20,8 +22,8 @@ _CALLS = (
 def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
     model = tmp_path / "cdc" / "model"
     model.mkdir(parents=True)
-    for name in ("kernel.py", "kernelcache.py"):
-        shutil.copy(Path(cdc.__file__).parent / "model" / name, model)
+    for name in ("model/kernel.py", "model/kernelcache.py", "folders.py", "errors.py"):
+        shutil.copy(Path(cdc.__file__).parent / name, model.parent / name)
     for folder in (model, model.parent):
         (folder / "__init__.py").touch()
     (model.parent / "calls.py").write_text(_CALLS)
@@ -38,3 +40,20 @@ def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path:
     assert run(1) == ["20", "0"]
     assert run(1) == ["20", "1"], "kept on disk"
     assert run(2) == ["30", "0"], "the file of the kernel itself has not changed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("planted", ["", "left"])
+def test_a_cache_that_others_can_write_to_is_not_unpickled(tmp_path: Path, planted: str) -> None:
+    """Whoever puts a file there runs what she likes in our name."""
+    folder = tmp_path / "numba"
+    (folder / "left").mkdir(parents=True)
+    folder.chmod(0o777)
+    os.chown(folder / planted, 65534, 65534)
+    done = subprocess.run(
+        [sys.executable, "-c", "import cdc.capture.messages"], env={**os.environ, "NUMBA_CACHE_DIR": str(folder)}, cwd=Path(cdc.__file__).parents[1],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "ConfigError: NUMBA_CACHE_DIR: " in done.stderr
+    assert not list(folder.rglob("*.nbi"))

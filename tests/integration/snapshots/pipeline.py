@@ -87,7 +87,7 @@ class Pipeline:
         with connect(dsn) as connection:
             ensure_publication(connection, self.source, find_tables(connection))
             self.writer = EmbeddedLogWriter(folder, seal=False)
-            ensure_slot(connection, self.source, create=not self.writer.head.commit_lsn)
+            ensure_slot(connection, self.source, create=not self.writer.head.commit_lsn, record=folder)
             # The server lets go of it a little after the process before has gone.
             deadline = time.monotonic() + 120
             while read_slot(connection, self.source.slot).active:

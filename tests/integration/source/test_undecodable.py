@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from cdc import reloading, status
+from cdc.capture.decoder import WATERMARK_PREFIX
+from cdc.capture.definitions import DDL_PREFIX
 from cdc.capture.endings import StreamEnded
+from cdc.capture.grouping import Grouping
 from cdc.embedded.postgres import Postgres
 from cdc.errors import ProtocolError, SourceError, StopState
 from cdc.model.position import Lsn
@@ -226,3 +229,84 @@ def test_a_damaged_record_of_the_source(postgres: Database, tmp_path: Path) -> N
     path.write_text(path.read_text()[:-20])
     stopped(capture, StopState.LOG_CORRUPT)
     assert reloading.requested(capture.settings.log.dir) is None
+
+
+def test_an_error_of_the_decoder_that_nobody_foresaw(postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three attempts, then a stop state, and never a loop of restarts that no operator can end."""
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
+        capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+        with capture.running():
+            agrees(capture, sql)
+        sql.execute("insert into t values (3, 'odd')")
+
+        def weigh(self: Grouping, until: int, plain: Callable[[Grouping, int], bool] = Grouping.full) -> bool:
+            if b"odd" in self._block.tobytes():
+                raise KeyError("canary-value")
+            return plain(self, until)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Grouping, "full", weigh)
+            error = str(stopped(capture, StopState.POISON_ROW))
+        assert "KeyError at test_undecodable.py:" in error
+        assert "canary" not in error
+        with capture.running():
+            agrees(capture, sql)
+
+
+MESSAGES = (
+    "repeat('[', 1200)",
+    "repeat('{\"password\":', 100000)",
+    "'{\"password\": ' || repeat('9', 100000)",
+    "'\\x00ff5b5b'::bytea",
+)
+
+
+def test_messages_of_a_role_without_any_right(postgres: Database, tmp_path: Path) -> None:
+    """EXECUTE on pg_logical_emit_message is everybody's."""
+    lowly = f"lowly_{postgres.name}"
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
+        sql.execute(f"create role {lowly} login")
+        capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+        try:
+            with psycopg.connect(postgres.dsn, user=lowly, autocommit=True) as other, capture.running():
+                agrees(capture, sql)
+                for prefix in (DDL_PREFIX, WATERMARK_PREFIX):
+                    for content in MESSAGES:
+                        for transactional in (True, False):
+                            other.execute(f"select pg_logical_emit_message({transactional}, '{prefix}', {content})")
+                sql.execute("insert into t values (3, 'behind them')")
+                agrees(capture, sql)
+                reader = capture.reader
+                assert reader.timeline is not None
+                before = len(reader.timeline.cuts)
+                for _ in range(200):
+                    other.execute("select pg_logical_emit_message(true, %s, 'chunk:0123456789abcdef:1')", [WATERMARK_PREFIX])
+                sql.execute("insert into t values (4, 'behind those')")
+                agrees(capture, sql)
+                assert len(reader.timeline.cuts) - before < 100, "each is a cut in the log"
+        finally:
+            sql.execute(f"drop role {lowly}")
+
+
+def test_a_message_that_fills_the_memory(postgres: Database, tmp_path: Path) -> None:
+    """It may have 1 GB, and is nobody's: nothing of that is kept on its way."""
+    memory, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+    def peak_mb() -> int:
+        [line] = [line for line in memory.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) >> 10
+
+    with postgres.connect() as sql:
+        sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
+        capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+        with capture.running():
+            agrees(capture, sql)
+            forget.write_text("5")
+            before = peak_mb()
+            for prefix in (DDL_PREFIX, WATERMARK_PREFIX, "x"):
+                sql.execute("select pg_logical_emit_message(true, %s, repeat('[', 200 << 20))", [prefix])
+            sql.execute("insert into t values (3, 'behind them')")
+            agrees(capture, sql)
+            assert peak_mb() - before < 150

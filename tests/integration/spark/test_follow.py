@@ -48,6 +48,13 @@ def traffic(tmp_path: Path, spark: Any, seed: int) -> Iterator[Traffic]:
     made.close()
 
 
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every range is large enough for a Spark query."""
+    monkeypatch.setattr(following_module, "LARGE_ROWS", 1)
+    monkeypatch.setattr(following_module, "FIRST_ROWS", 1)
+
+
 class Following:
     """``run_followers`` in a thread of this process, on the session that is there."""
 
@@ -128,6 +135,7 @@ def test_every_store_follows_and_new_topics_join_by_themselves(traffic: Traffic,
     assert {following.status(store).state for store in stores} == {"exited"}
 
 
+@pytest.mark.usefixtures("queries")
 def test_a_lost_or_damaged_checkpoint_does_not_matter(traffic: Traffic, tmp_path: Path) -> None:
     name, options = in_memory(batch_rows=20)
     for number in range(2):
@@ -139,6 +147,33 @@ def test_a_lost_or_damaged_checkpoint_does_not_matter(traffic: Traffic, tmp_path
         leftover.mkdir(parents=True, exist_ok=True)
         (leftover / "0").write_text('v1\n{}\n{"position":999999}')
     assert_equal(opened(name, options, traffic), traffic.folder)
+
+
+def test_what_is_large_goes_through_a_query_and_what_is_small_does_not(
+    traffic: Traffic, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following_module, "LARGE_ROWS", 500)
+    monkeypatch.setattr(following_module, "FIRST_ROWS", 10)
+    batches: list[int] = []
+    name, options = in_memory(batch_rows=100)
+    real = following_module.Query._run_a_query
+    monkeypatch.setattr(
+        following_module.Query, "_run_a_query", lambda query: batches.append(query._follower.status.batches) or real(query)
+    )
+    for _ in range(8):
+        traffic.bulk(400)
+    cut = traffic.transactions(20)
+    with Following(traffic, tmp_path / "run", {name: options}) as following:
+        following.until_at(cut)
+        assert batches == [1], "one small range comes first, so that something shows while Spark starts"
+        for _ in range(5):
+            following.until_at(traffic.transactions(3))
+        assert len(batches) == 1, "small ranges need no query"
+        following.until(lambda: not [query for query in spark.streams.active if query.name == name])
+        traffic.bulk(1_000)
+        following.until_at(traffic.writer.head)
+        assert len(batches) == 2, "a large transaction is a query's"
+    assert_equal(opened(name, options), traffic.folder)
 
 
 class Moody(memory.MemorySink):
@@ -235,6 +270,7 @@ def test_one_follower_a_store(traffic: Traffic, tmp_path: Path) -> None:
         Lease(traffic.folder, store).close()
 
 
+@pytest.mark.usefixtures("queries")
 @pytest.mark.parametrize("truncates", [False, True])
 def test_workers_and_driver_apply_the_same(
     traffic: Traffic, tmp_path: Path, valkey: Any, monkeypatch: pytest.MonkeyPatch, truncates: bool
@@ -297,20 +333,21 @@ def test_an_accident_outside_a_batch_ends_the_query_and_not_the_follower(
     assert following.answer() == 0
 
 
+@pytest.mark.usefixtures("queries")
 def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once where it reads the log, and once where it makes its checkpoint; the third time it may run."""
     told: list[str | None] = []
     started, explain = following_module.Query._started, following_module.Query._explain
 
-    def start(query: following_module.Query, checkpoint: Path) -> Any:
+    def start(query: following_module.Query, session: Any, checkpoint: Path) -> Any:
         if not told:
             with monkeypatch.context() as wrong:
                 wrong.setattr(query, "_log_dir", tmp_path / "nowhere")
-                return started(query, checkpoint)
+                return started(query, session, checkpoint)
         if len(told) == 1:
             (tmp_path / "file").touch()
-            return started(query, tmp_path / "file" / "checkpoint")
-        return started(query, checkpoint)
+            return started(query, session, tmp_path / "file" / "checkpoint")
+        return started(query, session, checkpoint)
 
     def listen(query: following_module.Query) -> None:
         explain(query)
@@ -319,6 +356,7 @@ def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, 
     monkeypatch.setattr(following_module.Query, "_started", start)
     monkeypatch.setattr(following_module.Query, "_explain", listen)
     name, options = in_memory()
+    traffic.transactions(2)
     with Following(traffic, tmp_path / "run", {name: options}) as following:
         following.until(lambda: len(told) >= 2)
         following.until_at(traffic.transactions(3))

@@ -65,10 +65,10 @@ def _facts(oid: int, primary_key: tuple[str, ...]) -> Facts | None:
 class Run:
     """Feeds a decoder as ingest does, and keeps what comes out as plain rows."""
 
-    def __init__(self, durable_lsn: int = 0, primary_key: tuple[str, ...] = ()) -> None:
+    def __init__(self, durable_lsn: int = 0, primary_key: tuple[str, ...] = (), definitions: Definitions | None = None) -> None:
         self.held: list[tuple[pa.RecordBatch, Mapping[str, Flags]]] = []
         self.decoder = Decoder(
-            Definitions(lambda oid: _facts(oid, primary_key)),
+            definitions or Definitions(lambda oid: _facts(oid, primary_key)),
             Forgetful(),
             lambda rows, missing: self.held.append((rows, missing)),
             durable_lsn,

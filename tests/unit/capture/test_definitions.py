@@ -42,7 +42,7 @@ class Run:
     ) -> None:
         self.live = {one.oid: one for one in live}
         self.kept: list[set[int]] = []
-        self.looks = 0
+        self.looks = self.unread = 0
         self.noted: list[int] = []
         self.definitions = Definitions(
             lambda oid: self.live.get(oid),
@@ -53,6 +53,7 @@ class Run:
             passwords=[PASSWORD],
             wanted=lambda name: not name.endswith("unwanted"),
             look=self._look,
+            unread=self._unread,
             note=self.noted.append,
             unpublished=lambda name: Stopped(StopState.TABLE_UNPUBLISHED, name),
             keep=lambda found: self.kept.append(set(found)),
@@ -60,6 +61,9 @@ class Run:
 
     def _look(self) -> None:
         self.looks += 1
+
+    def _unread(self) -> None:
+        self.unread += 1
 
     def relation(self, table: Table) -> list[str]:
         return told(self.definitions.enter(self.definitions.number(sent(table))))
@@ -258,12 +262,58 @@ def test_who_leaves_the_publication_stops_capture_after_the_record() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff", b"[]", b"{}", b'{"password": "sesame", "tables": [{}]}', b'{"password": "sesame", "tables": 1}']
+    "content",
+    [b"", b"\xff", b"[]", b"{}", b"[" * 1200, b'{"a":' * 1200, b'{"look": true, "password": "sesame"}', b'{"password": "sesam'],
 )
 def test_what_is_not_ours_is_passed_over(content: bytes) -> None:
     run = Run(OLD)
     assert run.definitions.on_message(content) == ([], [])
     assert run.message(dropped=[7], password="guess") == []
+    assert (run.looks, run.unread) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "1",
+        '"tables": [{}]}',
+        '"tables": 1}',
+        '"dropped": [null]}',
+        '"dropped": [Infinity]}',
+        f'"dropped": [1{"0" * 5000}]}}',
+        f'"dropped": {"[" * 100_000}',
+        f'"tables": {"[" * 100_000}',
+        '"dropped": ["7"]}',
+    ],
+    ids=range(9),
+)
+def test_what_bears_the_password_and_cannot_be_read_is_asked_of_the_catalog(rest: str) -> None:
+    run = Run(OLD)
+    for take in (run.definitions.on_message, run.definitions.doubt):
+        take(f'{{"password" : "{PASSWORD}", {rest}'.encode())
+    assert run.again == []
+    assert (run.looks, run.unread) == (2, 2)
+
+
+def test_nothing_is_parsed_before_the_password_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(OLD)
+    monkeypatch.setattr("cdc.capture.definitions.json.loads", lambda _: pytest.fail("parsed"))
+    run.definitions.on_message(b'{"password": "guess", "tables": ' + b"[" * 10**6)
+    run.definitions.doubt(b'{"password": "' + b"x" * 10**6)
+
+
+def test_a_message_too_long_to_be_parsed_is_asked_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.capture.definitions.MOST_BYTES", 1000)
+    run = Run(OLD)
+    assert run.message(dropped=[*range(100, 300), 7]) == []
+    assert (run.looks, run.unread) == (1, 1)
+
+
+def test_a_password_that_json_writes_otherwise() -> None:
+    odd = 'say "é\\ß"\x01'
+    definitions = Definitions(lambda _: None, known=[OLD.table()], facts={7: OLD}, passwords=["other", odd])
+    content = json.dumps({"password": odd, "dropped": [7]}, ensure_ascii=False).encode()
+    assert told(definitions.on_message(content)[0]) == ["t dropped!"]
 
 
 def test_what_may_have_been_rolled_back_is_asked_of_the_catalog() -> None:

@@ -253,7 +253,7 @@ def test_a_message_of_a_rolled_back_savepoint_cannot_be_told_from_others(
     """pgoutput gives every message the top-level transaction's xid, whichever subtransaction said it: so the catalog is asked."""
     run = connections.run()
     noted: list[int] = []
-    run.decoder.schema._passwords, run.decoder.schema._note = frozenset({"sesame"}), noted.append
+    run.decoder.schema._passwords, run.decoder.schema._note = [b'"sesame"'], noted.append
     run.feed(wire.begin(600, 50) + wire.relation(ORDERS) + order(1) + wire.commit(50, 60))
     noted.clear()
     dropped = wire.message(DDL_PREFIX, json.dumps({"password": "sesame", "dropped": [ORDERS.oid]}).encode())

@@ -1,32 +1,52 @@
+"""The command line's frame: whose eyes its files are for, and what a closed file comes out as."""
+
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
 
 import pytest
 
-from cdc.__main__ import hoisted, main
+from cdc.__main__ import main
 
 
-@pytest.mark.parametrize(
-    ("given", "sorted_out"),
-    [
-        (["status", "--config", "x.toml", "--json"], ["--config", "x.toml", "status", "--json"]),
-        (["wait", "a", "--config=x", "--debug"], ["--config=x", "--debug", "wait", "a"]),
-        (["--config", "x", "status"], ["--config", "x", "status"]),
-        (["status", "--config"], ["--config", "status"]),
-        (["log", "cat", "--", "--debug"], ["log", "cat", "--", "--debug"]),
-        ([], []),
-    ],
-)
-def test_shared_options_may_stand_anywhere(given: list[str], sorted_out: list[str]) -> None:
-    assert hoisted(given) == sorted_out
+def current() -> int:
+    found = os.umask(0o022)
+    os.umask(found)
+    return found
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["log", "--help"], ["--version"]])
-def test_help_is_no_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 0
-    assert capsys.readouterr().out
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
-@pytest.mark.parametrize("verb", ["init", "doctor", "run", "follow", "wait", "audit", "status", "log", "resume"])
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "--help"]) == 0
-    assert f"Usage: cdc {verb}" in capsys.readouterr().out
+@pytest.mark.parametrize(("given", "expected"), [(None, 0o077), ("077", 0o077), ("027", 0o027), ("0027", 0o027)])
+def test_what_a_command_writes_is_private(monkeypatch: pytest.MonkeyPatch, given: str | None, expected: int) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("cdc.commands.app.app", lambda **_: seen.append(current()))
+    if given is not None:
+        monkeypatch.setenv("HEADWATER_UMASK", given)
+    assert main(["status"]) == 0
+    assert seen == [expected]
+    assert current() == 0o022, "a program that calls it keeps its own"
+
+
+@pytest.mark.parametrize("given", ["", "7", "abc", "000", "007", "070", "0o77", "99"])
+def test_a_umask_that_lets_others_write_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    monkeypatch.setenv("HEADWATER_UMASK", given)
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: HEADWATER_UMASK={given} is not a umask that keeps others from writing →")
+
+
+def test_a_file_of_another_account(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def closed(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/var/lib/headwater/run/status/capture.json")
+
+    monkeypatch.setattr("cdc.commands.app.app", closed)
+    assert main(["status"]) == 1
+    assert "capture.json: permission denied → run this as the account of cdc run" in capsys.readouterr().err

@@ -163,3 +163,14 @@ def test_the_trust_store_holds_each_certificate_once_and_its_digest() -> None:
         at += 4 + length
     assert found == certificates
     assert len(aliases) == 2
+
+
+def test_a_jar_that_somebody_put_in_its_place_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = _script(monkeypatch, CONTENT)
+    [place] = jars.fetch(jars.SPARK)
+    assert registry.answers == []
+    write_whole(place, b"another jar")
+    registry.answers.append(CONTENT)
+    assert jars.fetch(jars.SPARK) == [place]
+    assert place.read_bytes() == CONTENT
+    assert registry.answers == []

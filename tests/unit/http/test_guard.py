@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,12 @@ def test_what_is_no_address(address: str) -> None:
 def test_addresses() -> None:
     assert host_and_port("127.0.0.1:0") == ("127.0.0.1", 0)
     assert host_and_port("[::1]:8642") == ("::1", 8642)
+
+
+def test_the_page_makes_markup_of_no_text() -> None:
+    """Table names, messages and hints come from the database and from stores; the policy of every answer allows no script beside ours."""
+    for script in files("cdc.http.page").iterdir():
+        if script.name.endswith(".js"):
+            assert not re.search(
+                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script.read_text()
+            ), script

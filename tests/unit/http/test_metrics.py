@@ -12,8 +12,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc.http.metrics import ReportCollector
-from cdc.report import Report
+from cdc.http.metrics import MAX_TABLES, ReportCollector
+from cdc.report import Report, SnapshotReport, TopicReport
 from tests.unit.http import reports
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -48,6 +48,30 @@ def test_values() -> None:
     assert found["headwater_snapshot_done_rows", (("table", "public.flights"),)] == 336_776
 
 
+HOSTILE = 'public.x"} 1\nheadwater_healthy 0\n#\\{a="b'
+
+
+def test_a_tables_name_is_a_label_whatever_it_holds() -> None:
+    report = reports.healthy()
+    table = TopicReport(HOSTILE, 7, 70, 1, 7)
+    found = scraped(replace(report, log=replace(report.log, tables=(table,))))
+    assert found["headwater_log_table_rows", (("table", HOSTILE),)] == 7
+    assert found["headwater_healthy", ()] == 1
+
+
+def test_tables_do_not_make_series_without_end() -> None:
+    report = reports.healthy()
+    many = tuple(TopicReport(f"public.t{number}", 1, number, 1, 1) for number in range(3 * MAX_TABLES))
+    loads = tuple(SnapshotReport(f"public.t{number}", 1, 2, number > 5) for number in range(3 * MAX_TABLES))
+    assert report.capture is not None
+    found = scraped(replace(report, log=replace(report.log, tables=many), capture=replace(report.capture, snapshot=loads)))
+    for name in ("headwater_log_table_bytes", "headwater_snapshot_done_rows"):
+        assert sum(family == name for family, _ in found) == MAX_TABLES
+    assert found["headwater_log_tables", ()] == 3 * MAX_TABLES
+    assert ("headwater_log_table_bytes", (("table", f"public.t{3 * MAX_TABLES - 1}"),)) in found, "the largest is there"
+    assert found["headwater_snapshot_finished", (("table", "public.t3"),)] == 0, "and what is not finished"
+
+
 def test_stop_states_are_series() -> None:
     found = scraped(reports.stopped())
     assert found["headwater_stop", (("part", "capture"), ("state", "SLOT_LOST"))] == 1
@@ -70,7 +94,7 @@ def test_names_end_in_their_unit() -> None:
     report = reports.snapshotting()
     for name in names(report):
         assert re.search(
-            r"_(bytes|seconds|rows|changes|position|total|info|up|active|healthy|problems|state|status|stop|finished)$", name
+            r"_(bytes|seconds|rows|tables|changes|position|total|info|up|active|healthy|problems|state|status|stop|finished)$", name
         ), name
 
 

@@ -23,6 +23,14 @@ def test_twins_get_folders_of_their_own() -> None:
     assert len({folder_of(name).casefold() for name in twins}) == len(twins)
 
 
+CRAFTED = tuple(f"public.{'ü' * 28}{letters}" for letters in ("aaabvxf", "aaafegv"))
+"""Two table names with the same first 160 bytes and the same BLAKE2b of 4 bytes, found in less than a second."""
+
+
+def test_names_that_somebody_made_to_collide() -> None:
+    assert len({folder_of(name) for name in CRAFTED}) == 2
+
+
 @given(st.text(max_size=130), st.text(max_size=130))
 def test_different_topics_different_folders(left: str, right: str) -> None:
     assert (folder_of(left) == folder_of(right)) == (left == right)

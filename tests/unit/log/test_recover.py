@@ -13,6 +13,7 @@ import pytest
 from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log import headfile
 from cdc.log.format import HEAD_BYTES, RECORD_BYTES
+from cdc.log.names import folder_of
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.verdicts import (
     SegmentEvidence,
@@ -28,6 +29,7 @@ from cdc.model.table import Column, Table
 from tests import counters
 from tests.unit.log.changes import changes, everything
 from tests.unit.log.disks import QuickDisk
+from tests.unit.log.test_names import CRAFTED
 
 SMALL = Table(1, "s", "a", (Column("id", 20, key=True),))
 OTHER = Table(2, "s", "b", (Column("id", 20, key=True),))
@@ -417,3 +419,40 @@ def test_the_segments_decision_table_is_whole() -> None:
         if verdict is SegmentVerdict.KEEP:
             assert length == committed or (length is None and whole)
     assert seen == set(SegmentVerdict)
+
+
+@pytest.mark.parametrize("seal", [False, True])
+def test_tables_whose_names_were_made_to_share_a_folder(quick_folder: Path, *, seal: bool) -> None:
+    tables = [
+        Table(number, "public", name.removeprefix("public."), (Column("id", 20, key=True),))
+        for number, name in enumerate(CRAFTED, 1)
+    ]
+    root = quick_folder / "log"
+    writer = open_writer(root, 100, seal=seal)
+    for position in range(1, 9):
+        writer.append(changes(tables[position % 2], [position]))
+        writer.commit(Lsn(position), 0)
+    writer.drain_seals()
+    writer.close()
+    open_writer(root).close()
+    assert sorted(read_all(root)) == list(range(1, 9))
+
+
+def test_a_topic_whose_folder_is_anothers_is_refused(quick_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = quick_folder / "log"
+    writer = open_writer(root)
+    writer.append(changes(SMALL, [1]))
+    writer.commit(Lsn(1), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_holders", {folder_of("s.b"): "s.a"})
+        with pytest.raises(HeadwaterError, match=r"table s.b cannot be logged: its folder in the log is that of s.a"):
+            writer.append(changes(OTHER, [2]))
+    writer.append(changes(SMALL, [2]))
+    writer.append(changes(OTHER, [3]))
+    writer.commit(Lsn(2), 0)
+    writer.close()
+    assert len(read_all(root)) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr("cdc.log.recover.folder_of", lambda _: "same")
+        with pytest.raises(LogCorrupt, match=r"the folder of two topics, s.a and s.b"):
+            open_writer(root)

@@ -52,26 +52,6 @@ def test_until_the_store_is_opened_it_is_where_it_was_last_seen(tmp_path: Path, 
     follower.close()
 
 
-class _Gathering(Options):
-    """Options of a store that likes few commits."""
-
-    commit_interval_ms: int = 1000
-
-
-@pytest.mark.parametrize(("gathers", "reached"), [(False, 2), (True, 1)])
-def test_a_request_goes_on_with_what_comes_next_unless_the_store_gathers(tmp_path: Path, gathers: bool, reached: int) -> None:
-    log = MemoryLog()
-    writer = log.writer()
-    cuts = []
-    for position in (1, 2):
-        writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
-        cuts.append(writer.commit(Lsn(position), position))
-    options = _Gathering(kind="memory") if gathers else Options(kind="memory")
-    follower = Follower(tmp_path.name.lower(), options, tmp_path, log.reader(), tmp_path, threading.Event())
-    follower.follow_to(cuts[0])
-    assert follower.applied == cuts[reached - 1]
-
-
 class _Frame:
     """A micro-batch's slices, worked off as Spark's workers would."""
 

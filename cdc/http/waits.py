@@ -1,0 +1,44 @@
+"""``/v1/wait``'s waiting: it ends with the connection of whoever asked, so that nobody can leave waits behind."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from threading import Event
+from typing import Final
+
+from cdc import waiting
+from cdc.errors import WaitTimeout
+from cdc.log.contract import LogReader
+from cdc.model.position import Lsn, format_lsn
+from cdc.settings import Settings
+from cdc.waiting import Waited
+
+LOOK_S: Final = 0.5
+"""How long a wait may go on without a look at whether anybody is still there."""
+NUDGE_AFTER_S: Final = 0.1
+
+
+def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn | None, timeout_s: float, gone: Event) -> Waited:
+    """As ``cdc.waiting.wait``, but until ``gone`` is set at most."""
+    began = time.monotonic()
+    dsn = settings.source.dsn.get_secret_value()
+    wanted = waiting.current_lsn(dsn) if lsn is None else lsn
+    nudged = lsn is not None
+    while True:
+        left_s = timeout_s - (time.monotonic() - began)
+        try:
+            waited = waiting.wait(
+                settings, reader, store, lsn=wanted, timeout_s=max(0.0, min(left_s, LOOK_S if nudged else NUDGE_AFTER_S))
+            )
+        except WaitTimeout as late:
+            if gone.is_set() or time.monotonic() - began >= timeout_s:
+                _, _, why = str(late).partition(" s: ")
+                raise WaitTimeout(
+                    f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {why}", hint=late.hint
+                ) from None
+        else:
+            return replace(waited, seconds=time.monotonic() - began)
+        if not nudged:
+            waiting.nudge(dsn)
+            nudged = True

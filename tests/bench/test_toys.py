@@ -1,0 +1,67 @@
+"""Every benchmark runs, at a size at which its numbers mean nothing, and prints what its readers expect. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+NOT_MEASURED: Final = {"table"}
+"""Prints what others have measured."""
+
+TOYS: Final = {
+    "capture": ("--changes 2000 --runs 1", {"drain_unix", "drain_tcp"}),
+    "snapshot": ("--rows 3000 --runs 1", {"copy", "wide"}),
+    "log": ("--rows 60000 --runs 1", {"append"}),
+    "stages": ("--changes 2000", set()),
+    "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
+}
+STORES: Final = {
+    "backlog": ("--changes 3000 --runs 1 --stores redis,warehouse", {"redis", "warehouse"}),
+    "latency": ("--rate 20 --seconds 2 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
+    "live-cost": ("--reference none --runs 1 --seconds 2 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
+}
+"""These start OpenSearch and Spark by themselves, one after the other."""
+
+
+def test_no_benchmark_is_forgotten() -> None:
+    usage = subprocess.run([sys.executable, "-m", "bench"], cwd=ROOT, capture_output=True, text=True, check=False).stderr
+    names = set(usage[usage.index("{") + 1 : usage.index("}")].split(","))
+    assert names == {*TOYS, *STORES, *NOT_MEASURED}
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_toy(name: str) -> None:
+    _check(name, *TOYS[name])
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", STORES)
+def test_toy_with_stores(name: str) -> None:
+    _check(name, *STORES[name])
+
+
+def _check(name: str, options: str, figures: set[str]) -> None:
+    command = [sys.executable, "-m", "bench", name, *options.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=580)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert json.loads(done.stdout.splitlines()[-1]) == results[-1], "the last line is one JSON object"
+    for result in results:
+        _check_result(result)
+    assert figures <= {figure for result in results for figure in result["figures"]}, results
+
+
+def _check_result(result: dict[str, Any]) -> None:
+    assert {"name", "figures", "cpu_s", "rss_mb", "machine"} <= set(result)
+    for name, figure in result["figures"].items():
+        assert {"value", "unit", "limit", "ratio"} <= set(figure), name
+        assert math.isfinite(figure["value"]), name
+        assert figure["value"] >= 0, name
