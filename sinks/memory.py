@@ -54,8 +54,9 @@ class Call:
     mark: Mark
     """The unit's, as the writer knows it."""
     now: Mark
-    """The same under the present history: what the call brings is of that one."""
+    """The same under the present history: what the call brings is of that one. For a call that covers what it brings, the mark behind it."""
     sequenced: bool
+    covers: bool
 
 
 class Answer(StrEnum):
@@ -92,7 +93,7 @@ class TableUnit(Unit):
     reach: Position = START
     """Nothing beyond this position was ever written here. Where calls are sequenced, everything up to it was."""
     calls: dict[str, int] = field(default_factory=dict)
-    """Writer → the number of its last call that was taken: a copy from before that one shows by it."""
+    """Writer → the number up to which all of its calls were taken: a copy from before one of them shows by it."""
 
     def copied(self) -> TableUnit:
         return replace(self, rows=dict(self.rows), calls=dict(self.calls))
@@ -114,11 +115,16 @@ class TableUnit(Unit):
         return Answer.DONE if self.reach == call.after else Answer.GAP
 
     def take(self, call: Call) -> Outcome:
-        # Said before any row is written, as a store has to that cannot do both at once.
-        self.mark = call.now if self.mark == call.mark else self.mark
+        if not call.covers:
+            # Said before any row is written, as a store has to that cannot do both at once.
+            self.mark = call.now if self.mark == call.mark else self.mark
         self.reach = max(self.reach, call.upto)
-        self.calls[call.writer] = max(self.calls.get(call.writer, 0), call.number)
-        return sum((self.write(batch) for batch in call.batches), Outcome(0))
+        if self.calls.get(call.writer, 0) == call.number - 1:
+            self.calls[call.writer] = call.number
+        outcome = sum((self.write(batch) for batch in call.batches), Outcome(0))
+        if call.covers:
+            self.cover(call.now)
+        return outcome
 
     def write(self, batch: pa.RecordBatch) -> Outcome:
         table = table_of(batch.schema)
@@ -340,8 +346,8 @@ class MemorySink:
         for topic in list(self._staged):
             batches = sorted(filter(len, self._staged.pop(topic)), key=first_position)
             if batches:
-                self._send(topic, batches, cut.position)
-                self._cover(topic, mark)
+                self._send(topic, batches, cut.position, mark)
+                self.between()
         for topic, last in self._changed(cut):
             if last > (self._known[topic].mark.cut.position if topic in self._known else 0):
                 self._cover(topic, mark)
@@ -357,13 +363,15 @@ class MemorySink:
         self._known[topic] = self._seen(unit)
         self.between()
 
-    def _send(self, topic: str, batches: list[pa.RecordBatch], upto: Position) -> Outcome:
+    def _send(self, topic: str, batches: list[pa.RecordBatch], upto: Position, mark: Mark | None = None) -> Outcome:
+        """``mark``: what the unit carries from then on, in a store that shows nothing before."""
         self._unit(topic)
         assert self._epoch is not None
         known = self._known[topic]
-        now = self._lineage().mark(known.mark.cut)
-        number = known.calls + 1
-        call = Call(topic, tuple(batches), known.reach, upto, self._id, number, self._epoch, known.mark, now, self.sequenced)
+        now, number = mark or self._lineage().mark(known.mark.cut), known.calls + 1
+        call = Call(
+            topic, tuple(batches), known.reach, upto, self._id, number, self._epoch, known.mark, now, self.sequenced, mark is not None
+        )  # fmt: skip
         answer, outcome = self.send(call)
         match answer:
             case Answer.FENCED:
@@ -372,7 +380,8 @@ class MemorySink:
                 raise self._lost()
             case Answer.ALREADY:
                 outcome = Outcome(0, stale=sum(map(len, batches)))
-        self._known[topic] = self._seen(self._store.tables[topic])
+        # What should be there now, not what is: a unit that was set back meanwhile must not pass for the one that was written.
+        self._known[topic] = _Known(now, max(known.reach, upto), number)
         return outcome
 
     def send(self, call: Call) -> tuple[Answer, Outcome]:

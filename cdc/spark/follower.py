@@ -341,4 +341,6 @@ def _of_one_part(stopped: Stopped, part: str) -> str | None:
 
 def _then_resume(hint: str | None) -> str:
     resume = f"cdc resume {StopState.STORE_REFUSES}"
+    if hint and resume in hint:
+        return hint
     return f"{hint}; then {resume}" if hint else resume

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from cdc.errors import StoreError
+from cdc.model.lineage import Mark
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from sinks.warehouse.columns import Add, Change, Field, Rename, Widen, parse_schema
 from sinks.warehouse.vectors import Blob
@@ -26,6 +27,9 @@ from sinks.warehouse.vectors import Blob
 POSITION_KEY: Final = "headwater.position"
 LSN_KEY: Final = "headwater.commit-lsn"
 TS_KEY: Final = "headwater.commit-ts-us"
+LOG_KEY: Final = "headwater.log"
+HISTORY_KEY: Final = "headwater.history"
+EPOCH_KEY: Final = "headwater.epoch"
 STORE_KEY: Final = "headwater.store"
 SOURCE_KEY: Final = "headwater.source"
 TABLE_KEY: Final = "headwater.table"
@@ -48,11 +52,15 @@ _TABLE_PROPERTIES: Final[Mapping[str, str]] = {
 }
 
 
-LAST_CUT: Final = Cut(Position(2**63 - 1), Lsn(2**63 - 1))
-
-
 class CommitConflict(Exception):
     """Somebody else changed the table in between: look again, then commit again."""
+
+
+class Gone(StoreError):
+    """A table that was there is not there any more."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"the warehouse's table {table} is gone", retryable=True)
 
 
 class CommitUnknown(Exception):
@@ -93,6 +101,18 @@ class Changes:
     """Every row that is there now goes."""
     rewrite: bool = False
     """The same rows in other files (compaction)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """What a commit says of itself: who wrote it, under which lease, and what the table holds from then on."""
+
+    store: str
+    epoch: int
+    mark: Mark
+
+    def properties(self) -> dict[str, str]:
+        return {STORE_KEY: self.store, EPOCH_KEY: str(self.epoch), **mark_properties(self.mark)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +192,7 @@ class IcebergTable:
         self._schema_id = -1
         self._synced = {path.name for path in self._metadata()}
         self.renew()
+        self._stamp = self._stamped()
 
     def renew(self) -> None:
         """Reads what Python looks at often, once for each version of the table."""
@@ -181,23 +202,41 @@ class IcebergTable:
         snapshot = current.currentSnapshot()
         described = {} if snapshot is None else json.loads(self._use.snapshot_parser.toJson(snapshot))
         self.snapshot: int | None = described.get("snapshot-id")
-        self._summary: dict[str, str] = described.get("summary", {})
+        self.mark = self._marked(described)
         if current.currentSchemaId() != self._schema_id:
             self._schema_id = current.currentSchemaId()
             self.fields = parse_schema(self._use.schema_parser.toJson(current.schema()))
 
+    def changed(self) -> bool:
+        """Whether anything happened to the table's metadata, by whomever, since this object last looked. Asks the file system alone."""
+        return self._stamp != self._stamped()
+
     def refresh(self) -> None:
+        """Raises Gone."""
+        if not self.changed():
+            return
+        known, stamp = self._stamp[1], self._stamped()
         with errors("read a table's metadata"):
-            try:
-                self._java.refresh()
-            except Py4JJavaError as error:
-                if error.java_exception.getClass().getSimpleName() != "ValidationException":
-                    raise
-                # Iceberg goes from version to version, and the one that it knows has been deleted: others have committed often since.
+            if stamp[1] != known or not self._went_forward():
+                # Iceberg goes from version to version. The one that it knows was deleted (others have committed often since), or is
+                # another by the same number: the folder was put back from a copy.
                 self._java = self._load_again()
                 self._operations = self._java.operations()
-            if self._operations.current().metadataFileLocation() != self.version:
-                self.renew()
+            self.renew()
+        self._stamp = stamp
+
+    def _went_forward(self) -> bool:
+        try:
+            self._java.refresh()
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() != "ValidationException":
+                raise
+            return False
+        return True
+
+    def _stamped(self) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+        """The folder of the table's metadata and the version that was read last, as they stand now."""
+        return _stamp(self.location / "metadata"), _stamp(Path(_local(self.version)))
 
     def _load_again(self) -> Any:
         try:
@@ -205,18 +244,26 @@ class IcebergTable:
         except Py4JJavaError as error:
             if error.java_exception.getClass().getSimpleName() != "NoSuchTableException":
                 raise
-            raise StoreError(
-                f"the warehouse's table {self.properties.get(SOURCE_KEY, self.location.name)} is gone",
-                retryable=False,
-                hint="put it back, or leave it to be built again from the log",
-            ) from error
+            raise Gone(self.properties.get(SOURCE_KEY, self.location.name)) from error
 
-    def cut(self) -> Cut:
-        """The cut that the table holds; ``ZERO_CUT`` when it never held one.
+    @property
+    def epoch(self) -> int:
+        """The highest writer's that committed here."""
+        return int(self.properties.get(EPOCH_KEY, 0))
 
-        The snapshot's own word counts where it is lower: somebody has rolled the table back.
-        """
-        return min(cut_of(self.properties), cut_of(self._summary) if POSITION_KEY in self._summary else LAST_CUT, key=_position)
+    def _marked(self, described: Mapping[str, Any]) -> Mark | None:
+        """What the rows that are there now are marked with: by the snapshot, or where others have made it (a rewrite, a DELETE), by the
+        nearest of ours before it. So a table that was rolled back says so. Properties speak where no snapshot can."""
+        while described:
+            if (found := mark_of(described.get("summary", {}))) is not None:
+                return found
+            parent = described.get("parent-snapshot-id")
+            snapshot = None if parent is None else self._operations.current().snapshot(parent)
+            if snapshot is None and parent is not None:
+                break  # it has expired
+            described = {} if snapshot is None else json.loads(self._use.snapshot_parser.toJson(snapshot))
+        written = mark_of(self.properties)
+        return written if written is None or described or self.snapshot is None else replace(written, cut=ZERO_CUT)
 
     def files(self) -> list[tuple[DataFile, Vector | None]]:
         """Every live data file and its deletion vector."""
@@ -283,21 +330,22 @@ class IcebergTable:
                 update.commit()
             return Pending(pending.java, parse_schema(self._use.schema_parser.toJson(pending.java.table().schema())))
 
-    def commit(self, pending: Pending, store: str, changes: Changes | None, cut: Cut, properties: Mapping[str, str]) -> None:
-        """Makes everything durable at once. Raises CommitConflict or CommitUnknown (then refresh and look again)."""
+    def commit(self, pending: Pending, changes: Changes, signed: Signed, properties: Mapping[str, str]) -> None:
+        """Makes everything durable at once, as a snapshot of its own also when no row changes. Raises CommitConflict or CommitUnknown
+        (then refresh and look again)."""
         with commit_errors():
-            if changes is not None:
-                update = self._update(pending.java, changes).scanManifestsWith(self._use.directly)
-                for key, value in {STORE_KEY: store, **cut_properties(cut)}.items():
-                    update.set(key, value)
-                update.commit()
+            update = self._update(pending.java, changes).scanManifestsWith(self._use.directly)
+            for key, value in signed.properties().items():
+                update.set(key, value)
+            update.commit()
             set_properties = pending.java.updateProperties()
-            for key, value in {**cut_properties(cut), **properties}.items():
+            for key, value in {**signed.properties(), **properties}.items():
                 set_properties.set(key, value)
             set_properties.commit()
             pending.java.commitTransaction()
         self.renew()
         self._sync()
+        self._stamp = self._stamped()
 
     def _update(self, transaction: Any, changes: Changes) -> Any:
         if changes.replace_all:
@@ -340,12 +388,14 @@ class IcebergTable:
             update.commit()
         self.renew()
         self._sync()
+        self._stamp = self._stamped()
 
     def expire(self, older_than_ms: int) -> None:
         """Forgets snapshots older than that, and deletes the files that only they needed."""
         with commit_errors():
             self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2).cleanExpiredFiles(True).commit()
         self.renew()
+        self._stamp = self._stamped()
 
     def _sync(self) -> None:
         """Iceberg's own files are renamed into place but never synced; a power cut must not take back what the ledger promises."""
@@ -381,18 +431,26 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def cut_properties(cut: Cut) -> dict[str, str]:
-    return {POSITION_KEY: str(cut.position), LSN_KEY: str(cut.commit_lsn), TS_KEY: str(cut.commit_ts_us)}
+def mark_properties(mark: Mark) -> dict[str, str]:
+    cut = mark.cut
+    said = {POSITION_KEY: str(cut.position), LSN_KEY: str(cut.commit_lsn), TS_KEY: str(cut.commit_ts_us)}
+    return {LOG_KEY: mark.log, HISTORY_KEY: mark.history, **said}
 
 
-def _position(cut: Cut) -> int:
-    return cut.position
+def mark_of(properties: Mapping[str, str]) -> Mark | None:
+    if LOG_KEY not in properties:
+        return None
+    cut = Cut(Position(int(properties[POSITION_KEY])), Lsn(int(properties[LSN_KEY])), int(properties[TS_KEY]))
+    return Mark(properties[LOG_KEY], properties[HISTORY_KEY], cut)
 
 
-def cut_of(properties: Mapping[str, str]) -> Cut:
-    if POSITION_KEY not in properties:
-        return ZERO_CUT
-    return Cut(Position(int(properties[POSITION_KEY])), Lsn(int(properties[LSN_KEY])), int(properties[TS_KEY]))
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Which file or folder it is, and when it was last changed; None when it is gone."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _data_file(java: Any) -> DataFile:

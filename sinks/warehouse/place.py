@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -13,11 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import StoreError
+from cdc.errors import Stopped, StopState, StoreError
 from cdc.model.batch import EXACT, table_of
 from cdc.model.evolution import schema_change_of
+from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
+from sinks.contract import EpochPassed
 from sinks.reshape import reshaped
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import (
@@ -29,6 +31,7 @@ from sinks.warehouse.catalog import (
     DataFile,
     IcebergTable,
     Pending,
+    Signed,
     Vector,
     sync,
 )
@@ -60,6 +63,10 @@ class Live:
     file: DataFile
     vector: Vector | None = None
     gone: Int64s | None = None
+
+    @property
+    def path(self) -> str:
+        return self.file.path
 
 
 class KeyCache:
@@ -93,40 +100,69 @@ class KeyCache:
 class Place:
     """Not thread-safe. After any StoreError: make a new one."""
 
-    def __init__(self, store: str, table: IcebergTable, options: Options, cache: KeyCache) -> None:
+    def __init__(self, table: IcebergTable, options: Options, cache: KeyCache) -> None:
         self.iceberg = table
-        self._store = store
         self._options = options
         self._cache = cache
         self._live: dict[str, Live] = {}
         self._live_at: int | None = None
         self._bounds: dict[tuple[str, KeyPlan], tuple[int, int] | None] = {}
-        self._cut = table.cut()
         self._fields = table.fields
+        self._files_seen: tuple[int, int | None] | None = None
+        self.mark = _marked(table)
+        """As this object found the table, or left it. Nothing is written onto a table that says anything else."""
 
-    def cut(self) -> Cut:
-        return self._cut
+    @property
+    def position(self) -> Position:
+        """Everything up to here is in the table."""
+        return self.mark.cut.position
+
+    @property
+    def name(self) -> str:
+        return self.iceberg.properties.get(SOURCE_KEY, self.iceberg.location.name)
+
+    def check(self) -> None:
+        """Raises StoreError when the table is gone, or was set back, replaced or brought further by another since."""
+        if self.iceberg.changed():
+            self._refresh()
 
     def known(self) -> Table | None:
         """The schema version that was written last."""
         text = self.iceberg.properties.get(TABLE_KEY)
         return None if text is None else Table.from_json(text)
 
-    def write(self, batches: Sequence[pa.RecordBatch], cut: Cut) -> None:
-        """Commits these changes (all of the table's in (own cut, ``cut``]). One Iceberg commit, unless the key's columns change."""
+    def write(self, batches: Sequence[pa.RecordBatch], signed: Signed) -> None:
+        """Commits these changes (all of the table's behind its mark, up to the one given). One Iceberg commit, unless the key's columns
+        change. Without any the table takes the mark alone."""
         for _ in range(_ATTEMPTS):
             self._refresh()
-            work = groups(batches, self.known(), self._cut.position)
-            ends = [Cut(Position(group.last), self._cut.commit_lsn, self._cut.commit_ts_us) for group in work[:-1]]
-            if all(self._write(group, end) for group, end in zip(work, [*ends, cut], strict=False)):
+            self._refuse_earlier(signed)
+            work = groups(batches, self.known(), self.position)
+            if not work:
+                self._sign(signed)
                 return
-        raise StoreError(
-            f"another writer keeps changing the warehouse's table {self.iceberg.properties.get(SOURCE_KEY)}", retryable=True
-        )
+            ends = [replace(signed, mark=_reaching(signed.mark, self.mark.cut, group.last)) for group in work[:-1]]
+            if all(self._write(group, end) for group, end in zip(work, [*ends, signed], strict=True)):
+                return
+        raise StoreError(f"another writer keeps changing the warehouse's table {self.name}", retryable=True)
 
-    def _write(self, group: Group, cut: Cut) -> bool:
+    def _refuse_earlier(self, signed: Signed) -> None:
+        if self.iceberg.epoch > signed.epoch:
+            raise EpochPassed(signed.store, self.iceberg.epoch)
+
+    def _sign(self, signed: Signed) -> None:
+        before = self.iceberg.snapshot
+        try:
+            self.iceberg.commit(self.iceberg.begin(), Changes(), signed, {})
+        except (CommitConflict, CommitUnknown) as error:
+            raise StoreError(f"the warehouse's table {self.name} was changed by somebody else", retryable=True) from error
+        self.mark = signed.mark
+        if self._live_at == before:
+            self._live_at = self.iceberg.snapshot
+
+    def _write(self, group: Group, signed: Signed) -> bool:
         """Whether it could be committed; if not, somebody changed the table in between and nothing of ours is left."""
-        last = final(group, self._cut.position)
+        last = final(group, self.position)
         pending, replaced = self._evolved(group)
         change = schema_change_of(group.batches[0])
         again: dict[str, datafiles.Written] = {}
@@ -143,18 +179,20 @@ class Place:
         written = self._write_rows(group, last)
         crashpoint("warehouse.files_written")
         try:
-            self._commit(pending, group, last, written, again, replace_all, cut)
+            self._commit(pending, group, last, written, again, replace_all, signed)
         except CommitConflict:
             for piece in (*written, *again.values()):
                 piece.path.unlink(missing_ok=True)
             return False
         except CommitUnknown as error:
-            self._refresh()
-            if self._cut.position < cut.position:
+            self.iceberg.refresh()
+            if self.iceberg.mark != signed.mark:
                 # Its files stay: the commit may yet turn up.
                 raise StoreError(
                     f"the warehouse did not say whether {group.table.qualified} was committed", retryable=True
                 ) from error
+            self.mark = signed.mark
+            self._fields = self.iceberg.fields
         return True
 
     def _evolved(self, group: Group) -> tuple[Pending, frozenset[str]]:
@@ -200,9 +238,11 @@ class Place:
         return datafiles.write_table(self.iceberg.location / "data", pa.table(columns, schema=schema))
 
     def _refresh(self) -> None:
+        """Raises StoreError when the table does not carry the mark that it was found or left with."""
         self.iceberg.refresh()
+        if self.iceberg.mark != self.mark:
+            raise StoreError(f"the warehouse's table {self.name} was restored, or written by another", retryable=True)
         self._fields = self.iceberg.fields
-        self._cut = self.iceberg.cut()
 
     def _write_rows(self, group: Group, last: LastChanges) -> list[datafiles.Written]:
         schema = arrow_schema(self._fields)
@@ -221,24 +261,24 @@ class Place:
         written: Sequence[datafiles.Written],
         again: Mapping[str, datafiles.Written],
         replace_all: bool,
-        cut: Cut,
+        signed: Signed,
     ) -> None:
         """``again``: file → what replaces it; such a commit has no rows of its own."""
         added = [self.iceberg.data_file(piece.path) for piece in written]
         rewritten = [self.iceberg.data_file(piece.path) for piece in again.values() if piece.rows]
         properties = {TABLE_KEY: group.table.to_json()}
         if replace_all:
-            self.iceberg.commit(pending, self._store, Changes(add=added, replace_all=True), cut, properties)
+            self.iceberg.commit(pending, Changes(add=added, replace_all=True), signed, properties)
             self._live = {}
         else:
+            self.live()  # what is added to it below has to be all of it, also where no row is looked for
             hits = {} if last.touched is None or group.plan is None else self.find(group.plan, group.table, last.touched)
             emptied, vectors = self._vectors(hits)
             emptied += again
             dropped = [before for path in (*emptied, *vectors) if (before := self._live[path].vector) is not None]
             grown = [live.vector for live in vectors.values() if live.vector is not None]
             changes = Changes([*added, *rewritten], [self._live[path].file for path in emptied], grown, dropped)
-            nothing = not (added or emptied or vectors)
-            self.iceberg.commit(pending, self._store, None if nothing else changes, cut, properties)
+            self.iceberg.commit(pending, changes, signed, properties)
             for path in emptied:
                 del self._live[path]
             self._live.update(vectors)
@@ -250,9 +290,31 @@ class Place:
                 keys = last.written[piece.first : piece.first + piece.rows]
                 self._cache.put(file.path, group.plan, FileKeys(keys))
         self._live_at = self.iceberg.snapshot
-        self._cut = cut
+        self.mark = signed.mark
 
-    def merge(self, paths: Sequence[str], merged: Callable[[Place, Sequence[Live]], datafiles.Written]) -> None:
+    @property
+    def listed(self) -> bool:
+        """Whether it is known which files are live, so that nobody has to be asked."""
+        return self._live_at is not None and self._live_at == self.iceberg.snapshot
+
+    def missing(self) -> str | None:
+        """The name of a file that the table needs and that is not there, if any. Looks only where files came or went since the last time."""
+        folder = self.iceberg.location / "data"
+        try:
+            now = folder.stat().st_mtime_ns, self.iceberg.snapshot
+        except FileNotFoundError:
+            now = 0, self.iceberg.snapshot
+        if now == self._files_seen:
+            return None
+        present = {path.name for path in folder.iterdir()} if now[0] else set()
+        needed = [path for live in self.live().values() for path in (live.path, live.vector and live.vector.path) if path]
+        for path in map(Path, needed):
+            if path.name not in present and not path.exists():
+                return path.name
+        self._files_seen = now
+        return None
+
+    def merge(self, paths: Sequence[str], merged: Callable[[Place, Sequence[Live]], datafiles.Written], signed: Signed) -> None:
         """Replaces these files by one. Raises CommitConflict or CommitUnknown; the table is whole either way."""
         # A file's lineage is known only from the table itself, not from its writing.
         self.look_again()
@@ -261,7 +323,7 @@ class Place:
         added = [self.iceberg.data_file(written.path)] if written.rows else []
         vectors = [live.vector for live in chosen if live.vector is not None]
         changes = Changes(added, [live.file for live in chosen], drop_vectors=vectors, rewrite=True)
-        self.iceberg.commit(self.iceberg.begin(), self._store, changes, self._cut, {})
+        self.iceberg.commit(self.iceberg.begin(), changes, replace(signed, mark=self.mark), {})
         for live in chosen:
             del self._live[live.file.path]
             self._bounds = {key: value for key, value in self._bounds.items() if key[0] != live.file.path}
@@ -362,3 +424,23 @@ class Place:
         kept = np.setdiff1d(positions, self.gone(self.live()[path]))
         rows = datafiles.read(path, [field for field in self._fields if field.name in names])
         return to_text(rows.take(pa.array(kept)), table)
+
+
+def _marked(table: IcebergTable) -> Mark:
+    """Raises Stopped for a table that carries no mark: nobody can say which log its rows are of."""
+    if table.mark is None:
+        raise unmarked(f"the table {table.properties.get(SOURCE_KEY, table.location.name)} of the warehouse")
+    return table.mark
+
+
+def unmarked(where: str) -> Stopped:
+    return Stopped(
+        StopState.DIVERGED,
+        f"{where} was written by an earlier version, which did not say from which log",
+        hint=f"cdc resume {StopState.DIVERGED} --rebuild, which empties the store and builds it again from the log",
+    )
+
+
+def _reaching(mark: Mark, cut: Cut, position: int) -> Mark:
+    """What a table is marked with in the middle of a range: of the last whole cut it has the LSN."""
+    return replace(mark, cut=replace(cut, position=Position(position)))

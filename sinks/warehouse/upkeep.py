@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import CommitConflict, CommitUnknown, sync
+from sinks.warehouse.catalog import CommitConflict, CommitUnknown, Signed, sync
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
 from sinks.warehouse.options import MB, Options
 from sinks.warehouse.place import Live, Place
@@ -57,11 +57,12 @@ class Upkeep:
         self._options = options
         self._expired_at = time.monotonic()
 
-    def after_commit(self) -> None:
+    def after_commit(self, signed: Signed) -> None:
+        """``signed``: as the commit before it was."""
         try:
             chosen = choose(self._place.live(), self._options)
             if chosen:
-                self._place.merge([one.file.path for one in chosen], merged)
+                self._place.merge([one.file.path for one in chosen], merged, signed)
             if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
                 self._expired_at = time.monotonic()
                 self._place.iceberg.expire(int((time.time() - self._options.keep_snapshots_s) * 1000))

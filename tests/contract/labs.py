@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from cdc.model.position import Cut
 from sinks import make_sink, options_model
 from sinks.contract import Sink
+from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisUnits, Units, WarehouseUnits
 from tests.logs import LooseLog
 
 
@@ -34,8 +35,11 @@ class Lab:
         staged: bool = False,
         sequenced: bool = False,
         readable: bool = True,
+        units: Callable[[str], Units] = lambda _: NoUnits(),
     ) -> None:
         self.name = "t" + uuid.uuid4().hex[:8]
+        self.units = units(self.name)
+        """What can be lost by itself."""
         self.kind = kind
         self.server = server
         self.staged = staged
@@ -74,6 +78,7 @@ class Lab:
     def close(self) -> None:
         for sink in self._opened:
             sink.close()
+        self.units.close()
 
 
 Fixture = Callable[[str], Any]
@@ -82,13 +87,14 @@ Fixture = Callable[[str], Any]
 
 def _redis(fixture: Fixture, value: str) -> Lab:
     cache = fixture("valkey")
-    return Lab("redis", {"url": cache.url, "value": value}, server=cache.server, sequenced=True)
+    units = RedisUnits(cache.client())
+    return Lab("redis", {"url": cache.url, "value": value}, server=cache.server, sequenced=True, units=lambda _: units)
 
 
 LABS: dict[str, Callable[[Fixture], Lab]] = {
-    "memory": lambda _: Lab("memory", {}),
-    "memory-sequenced": lambda _: Lab("memory", {"sequenced": True}, sequenced=True),
-    "memory-staged": lambda _: Lab("memory", {"staged": True}, staged=True, sequenced=True),
+    "memory": lambda _: Lab("memory", {}, units=MemoryUnits),
+    "memory-sequenced": lambda _: Lab("memory", {"sequenced": True}, sequenced=True, units=MemoryUnits),
+    "memory-staged": lambda _: Lab("memory", {"staged": True}, staged=True, sequenced=True, units=MemoryUnits),
     "redis": lambda fixture: _redis(fixture, "json"),
     "redis-hash": lambda fixture: _redis(fixture, "hash"),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
@@ -99,11 +105,13 @@ LABS: dict[str, Callable[[Fixture], Lab]] = {
 
 
 def _opensearch(server: Any) -> Lab:
-    return Lab("opensearch", {"url": server.url, "purge_after_s": 0}, server=server)
+    options = {"url": server.url, "purge_after_s": 0}
+    return Lab("opensearch", options, server=server, units=lambda name: OpenSearchUnits(server, name))
 
 
 def _warehouse(spark: Any, folder: Any) -> Lab:
     from sinks.warehouse import use_session
 
     use_session(lambda: spark)
-    return Lab("iceberg", {"path": folder}, staged=True, sequenced=True)
+    place = folder / "lab"
+    return Lab("iceberg", {"path": place}, staged=True, sequenced=True, units=lambda name: WarehouseUnits(place, name))

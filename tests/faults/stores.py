@@ -70,10 +70,10 @@ def held_by(sink: Sink, folder: Path) -> Tables:
 def apply_all(options: Any, reader: EmbeddedLogReader, written: Written, folder: Path) -> None:
     """The log in ranges of some hundred changes, each with a commit."""
     follower = Follower("store", options, written.folder / "log", reader, folder / "run", threading.Event())
-    assert follower.start(), follower.status
-    follower.follow_to(reader.head())
-    assert follower.applied.position == reader.head().position, follower.status
-    follower.close()
+    with closing(follower):  # a process that ends gives its lease back, however it ends
+        assert follower.start(), follower.status
+        follower.follow_to(reader.head())
+        assert follower.applied.position == reader.head().position, follower.status
 
 
 def write_everything(one: Lab) -> Written:

@@ -19,9 +19,11 @@ from typing import Any, Final
 import psutil
 import pytest
 
+from cdc import rebuilds
 from cdc.crashpoint import KILLED, VARIABLE, Fault, Kind, armed
 from cdc.demo.configuration import toml
 from cdc.embedded.processes import kill_group, spawn
+from cdc.errors import StopState
 from cdc.log.reader import EmbeddedLogReader
 from cdc.spark.follow import run_followers
 from sinks import make_sink, options_model
@@ -34,7 +36,6 @@ from tests.faults.stores import Written, apply_all, held_by
 from tests.faults.test_crashpoints import EVERYTHING
 from tests.faults.truth import difference
 from tests.integration.spark.traffic import Traffic, assert_equal
-from tests.logs import EMPTY
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.usefixtures("session")]
 
@@ -180,8 +181,9 @@ def test_on_sparks_workers(point: str, kind: Kind, valkey: Cache, seed: int, tmp
         assert process.wait(DEADLINE_S) == 0, follow.told
     assert mark.exists()
     sink = make_sink("store", follow.options)
-    sink.open(EMPTY)
-    assert_equal(sink, traffic.folder)
+    with closing(EmbeddedLogReader(traffic.folder)) as reader:
+        sink.open(reader)
+        assert_equal(sink, traffic.folder)
     sink.close()
     counters.add("crash points in Spark", f"{kind} of a worker")
 
@@ -195,6 +197,25 @@ def test_an_error_in_this_process(point: str, written: Written, tmp_path: Path) 
             apply_all(options, reader, written, tmp_path)
         assert fault.hit, f"{point} was not reached"
         apply_all(options, reader, written, tmp_path)
+        sink = make_sink("store", options)
+        assert sink.open(reader).position == reader.head().position
+    assert difference(written.tables, held_by(sink, written.folder)) is None
+    sink.close()
+    counters.add("crash points", "error")
+
+
+@pytest.mark.parametrize("point", points.of("rebuild"))
+def test_an_error_while_a_store_is_built_again(point: str, written: Written, tmp_path: Path) -> None:
+    """Between the request, the emptying of each table and of all, and the opening: the next follower does it again."""
+    options = options_model("iceberg").model_validate({"kind": "iceberg", "path": str(tmp_path / "warehouse"), "batch_rows": 400})
+    with closing(EmbeddedLogReader(written.folder / "log")) as reader:
+        apply_all(options, reader, written, tmp_path)
+        rebuilds.request(tmp_path / "run", "store", StopState.DIVERGED)
+        with armed(f"{point}=error") as fault, suppress(Fault):
+            apply_all(options, reader, written, tmp_path)
+        assert fault.hit, f"{point} was not reached"
+        apply_all(options, reader, written, tmp_path)
+        assert rebuilds.requested(tmp_path / "run", "store") is None
         sink = make_sink("store", options)
         assert sink.open(reader).position == reader.head().position
     assert difference(written.tables, held_by(sink, written.folder)) is None

@@ -11,18 +11,18 @@
 (g)   cuts are atomic: no commit is spread over two, and stores that commit as a whole show whole cuts only
 (h)   only what is on the disk is confirmed
 (i)   after the faults have stopped, everything becomes equal within a bounded number of steps
+(j)   whatever befell a store, nobody is told that it holds what it does not
 ====  ==================================================================================================================
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -37,17 +37,11 @@ from cdc.model.position import Cut, Position
 from sinks.memory import Store
 from tests.sim.disk import ModelDisk
 from tests.sim.source import Change, Commit, Source, State
+from tests.sim.storecheck import StoreCheck, slim
 from tests.sim.tables import Key, Row, key_of
+from tests.sim.violation import Violation as Violation
 
 _OPS: Final = {int(op): op.name.lower() for op in Op}
-
-
-class Violation(AssertionError):
-    """A promise was broken."""
-
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"({rule}) {text}")
-        self.rule = rule
 
 
 @dataclass(slots=True)
@@ -96,7 +90,7 @@ class Expected:
         )
 
 
-@dataclass(slots=True)
+@dataclass
 class Checker:
     source: Source
     disk: ModelDisk
@@ -126,11 +120,13 @@ class Checker:
     _fold: dict[int, dict[Key, Entry]] = field(default_factory=dict)
     _rewritten: dict[int, int] = field(default_factory=dict)
     """Position of each table's last REWRITTEN record."""
-    _applied: dict[str, int] = field(default_factory=dict)
-    _seen: dict[str, dict[str, dict[str, tuple[int, Row | None]]]] = field(default_factory=dict)
     _segments: dict[tuple[str, int], Path] = field(default_factory=dict)
     _slims: dict[int, tuple[Row, Row]] = field(default_factory=dict)
     """By identity, so each with the row itself: no other one gets its identity."""
+
+    @cached_property
+    def stores(self) -> StoreCheck:
+        return StoreCheck(self)
 
     def begin(self, initial: State) -> None:
         """The log begins after these rows."""
@@ -276,10 +272,10 @@ class Checker:
                 raise Violation("f", f"at {cut} table {oid} has {len(state)} rows, the log folds to {len(rows)}")
 
     def _slimmed(self, row: Row) -> Row:
-        """``_slim`` of one of the source's rows, which are never changed in place and are asked for at every cut."""
+        """``slim`` of one of the source's rows, which are never changed in place and are asked for at every cut."""
         known = self._slims.get(id(row))
         if known is None:
-            known = self._slims[id(row)] = row, _slim(row)
+            known = self._slims[id(row)] = row, slim(row)
         return known[1]
 
     def _copied(self) -> dict[int, dict[Key, Entry]]:
@@ -310,57 +306,6 @@ class Checker:
             path = self._segments[topic, first] = root.segment(topic, first)
         return path
 
-    # --- the stores -----------------------------------------------------------------------------------------------------------------
-
-    def check_store(self, name: str, store: Store, *, staged: bool, cut: Cut | None) -> None:
-        """After each write. ``cut``: what was just committed."""
-        seen = self._seen.setdefault(name, {})
-        if store.applied.position < self._applied.get(name, 0):
-            raise Violation("e", f"{name}: went back from {self._applied[name]} to {store.applied}")
-        self._applied[name] = store.applied.position
-        for topic, unit in store.tables.items():
-            rows = unit.rows
-            before = seen.setdefault(topic, {})
-            for text, kept in rows.items():
-                known = before.get(text)
-                if known is kept:
-                    continue  # the very same: nothing that is asked here can have changed
-                position, row = kept
-                if known is not None and position < known[0]:
-                    raise Violation("e", f"{name}: {topic} {text!r} went back from position {known[0]} to {position}")
-                before[text] = kept
-                if position > len(self.entries):
-                    raise Violation("c", f"{name}: {topic} {text!r} is of position {position}, the log ends at {len(self.entries)}")
-                entry = self.entries[position - 1]
-                if entry.topic != topic or (None if row is None else _slim(row)) != entry.row:
-                    raise Violation("c", f"{name}: {topic} {text!r} at position {position} is not what the log has there")
-                if staged and position > store.applied.position:
-                    raise Violation("g", f"{name}: shows position {position}, committed is {store.applied.position}")
-        if cut is not None:
-            self._check_cut(name, store)
-
-    def _check_cut(self, name: str, store: Store) -> None:
-        at = int(store.applied.position)
-        number = bisect_right(self.cuts, at, key=lambda cut: cut[0]) - 1
-        position, folds = self.cuts[number]
-        if position != at:
-            raise Violation("g", f"{name}: committed position {at}, which is no cut")
-        for table in self.source.tables.values():
-            topic, fold = table.qualified, folds[table.oid]
-            held: dict[Key, int] = {}
-            gone: dict[Key, int] = {}
-            for kept, row in store.rows.get(topic, {}).values():
-                (gone if row is None else held)[self.entries[kept - 1].key] = kept
-            unit = store.tables.get(topic)
-            floor = 0 if unit is None else unit.floor
-            for key, entry in fold.items():
-                newest = max(held.get(key, 0), gone.get(key, 0), floor if floor > at else 0)
-                if newest < entry.position or (newest > entry.position and newest <= at):
-                    raise Violation("f", f"{name} at cut {at}: {topic} {list(key)} is of position {newest}, not {entry.position}")
-            for key, kept in held.items():
-                if kept <= at and key not in fold:
-                    raise Violation("f", f"{name} at cut {at}: {topic} {list(key)} of position {kept} should be gone")
-
     # --- the end --------------------------------------------------------------------------------------------------------------------
 
     def differences(self, stores: Iterable[tuple[str, Store]], head: Cut) -> Iterator[str]:
@@ -377,9 +322,7 @@ class Checker:
             visible = self.source.visible[oid]
             if {key: entry.row for key, entry in rows.items()} != {key: self._slimmed(row) for key, row in visible.items()}:
                 yield f"table {oid} in the log is not the source's"
-        for name, store in stores:
-            if store.applied != head:
-                yield f"{name} is at {store.applied.position} of {head.position}"
+        yield from self.stores.differences(stores, head)
 
 
 def _merged(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -473,9 +416,4 @@ def _of_change(change: Change, commit: Commit) -> Iterator[Expected]:
             yield Expected("D", oid, key_of(table, change.old), None, commit, may_wait=False)
         if change.new is not None:
             may_wait = bool(change.unchanged) and table.identity != "f"
-            yield Expected(change.kind, oid, key_of(table, change.new), _slim(change.new), commit, may_wait)
-
-
-def _slim(row: Row) -> Row:
-    """Without NULLs: a column added later is NULL in rows from before."""
-    return {name: value for name, value in row.items() if value is not None}
+            yield Expected(change.kind, oid, key_of(table, change.new), slim(change.new), commit, may_wait)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from cdc.log.reader import EmbeddedLogReader
-from cdc.model.position import Cut
-from sinks.memory import Store
+from cdc.model.position import Cut, Position
+from sinks.memory import Options, Store
 from tests.sim.checker import Checker
 from tests.sim.course import Course
 from tests.sim.process import Process
@@ -52,20 +52,28 @@ class Followers:
 
     def _store(self, number: int) -> Follow:
         chance = self._course.chance
+        way = chance.choice(("versioned", "sequenced", "staged"))
+        options = Options(kind="memory", sequenced=way == "sequenced", staged=way == "staged")
         site = Site(
             f"sim-{self._seed}-{number}",
-            staged=chance.random() < 0.4,
-            moods=replace(self._course.dangers.store),
-            chance=chance,
-            met=self._course.fault,
+            options,
+            replace(self._course.dangers.store),
+            chance,
+            self._course.fault,
             batch_rows=chance.choice((1, 7, 1000)),
         )
 
         def written(cut: Cut | None = None) -> None:
             self._process.look()
-            self._checker.check_store(site.name, site.store, staged=site.staged, cut=cut)
+            if not site.theirs:
+                self._checker.stores.wrote(site.name, site.store, staged=options.staged, cut=cut)
 
-        site.written = written
+        def claimed(at: Position) -> None:
+            self._process.look()
+            self._checker.stores.claims(site.name, site.store, at)
+
+        site.written, site.claimed = written, claimed
+        site.struck = lambda: self._checker.stores.struck(site.name, site.store)
         return Follow(site)
 
     def step(self) -> None:
@@ -77,6 +85,7 @@ class Followers:
         if site.late and chance.random() < 0.5:
             site.deliver_late()
             return
+        site.befall()
         if not follow.lives:
             follow.lives.append(site.follow(self._log))
         if len(follow.lives) > 1 and chance.random() < 0.2:

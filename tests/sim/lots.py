@@ -57,6 +57,10 @@ def deal_dangers(chance: Random) -> Dangers:
             late=maybe(0.2, 0.8),
             dies=maybe(0.05, 0.4),
             sleeps=maybe(0.02, 0.2),
+            lost=maybe(0.003, 0.03),
+            set_back=maybe(0.01, 0.05),
+            intruded=maybe(0.01, 0.05),
+            stolen=maybe(0.001, 0.01),
         ),
     )
 

@@ -1,8 +1,9 @@
-"""Followers of model stores: the real ``apply_range`` over the real log's reader, into stores whose answers get lost.
+"""Followers of model stores: the real ``apply_range`` over the real log's reader, into stores that lose what they held and answers that get lost.
 
 A store is ``sinks.memory``'s twin. What can go wrong: a request is refused, taken in part, or taken while its answer is lost; the
 follower dies between any two requests and begins again from what the store says; one that was thought dead (a zombie) wakes up later
-and goes on with its older view; a request that was under way arrives long after everybody has forgotten it.
+and goes on with its older view; a request that was under way arrives long after everybody has forgotten it. And at any moment, also between
+two requests of one commit: parts of the store or all of it are gone, or are as they once were; another service tries to use it, or has.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
+import pytest
 
-from cdc.errors import StoreError
+from cdc.errors import Stopped, StopState, StoreError
+from cdc.log.memory import MemoryLog
 from cdc.log.reader import EmbeddedLogReader
-from cdc.model.position import Cut
+from cdc.model.position import Cut, Lsn, Position
 from cdc.spark.apply import Prepared, apply_range
 from cdc.spark.rules import Rules
 from cdc.spark.survey import survey
 from sinks.contract import EpochPassed, Outcome
 from sinks.memory import STORES, Answer, Call, MemorySink, Options, Store
+from tests.contract.rows import ORDERS, order, upserts
 
 Meet = Callable[[str], None]
 """Called with the name of what has gone wrong."""
+COPIES: Final = 4
 
 
 @dataclass(slots=True)
@@ -37,6 +42,10 @@ class Moods:
     late: float = 0.0
     dies: float = 0.0
     sleeps: float = 0.0
+    lost: float = 0.0
+    set_back: float = 0.0
+    intruded: float = 0.0
+    stolen: float = 0.0
 
 
 class Died(BaseException):
@@ -44,7 +53,7 @@ class Died(BaseException):
 
 
 class _Sink(MemorySink):
-    """Its requests may stay under way for long."""
+    """Its requests may stay under way for long, and things happen to the store between any two of its steps."""
 
     def __init__(self, site: Site, options: Options) -> None:
         super().__init__(site.name, options)
@@ -54,6 +63,9 @@ class _Sink(MemorySink):
         if self._site.chance.random() < self._site.moods.late:
             self._site.late.append(call)
         return super().send(call)
+
+    def between(self) -> None:
+        self._site.befall()
 
 
 class FlakySink:
@@ -68,8 +80,9 @@ class FlakySink:
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         site, chance, moods = self._site, self._site.chance, self._site.moods
+        site.befall()
         site.accident("refused", "apply")
-        if len(changes) > 1 and chance.random() < moods.partly:
+        if not self._sink.sequenced and len(changes) > 1 and chance.random() < moods.partly:
             site.met("store took half")
             half = sorted(chance.sample(range(len(changes)), len(changes) // 2))
             self._sink.apply(changes.take(pa.array(half)))
@@ -80,47 +93,124 @@ class FlakySink:
         return outcome
 
     def commit(self, cut: Cut) -> None:
+        self._site.befall()
         self._site.accident("refused", "commit")
+        struck = self._site.strikes
         self._sink.commit(cut)
-        self._site.written(cut)
+        # What was struck behind its own mark, before the last one, is found by whoever looks next.
+        self._site.written(cut if struck == self._site.strikes else None)
         self._site.accident("answer_lost", "commit")
 
 
 class Site:
     """One store and whoever writes to it."""
 
-    def __init__(self, name: str, *, staged: bool, moods: Moods, chance: Random, met: Meet, batch_rows: int) -> None:
+    def __init__(self, name: str, options: Options, moods: Moods, chance: Random, met: Meet, batch_rows: int) -> None:
         self.name = name
-        self.staged = staged
+        self.options = options
         self.moods = moods
         self.chance = chance
         self.met = met
         self.late: list[Call] = []
         """Requests that are still under way somewhere, though their sender has long had its answer."""
         self.written: Callable[..., None] = lambda *_: None
-        """Told after each write (with the cut after each commit)."""
-        self._batch_rows = batch_rows
+        """Called after each write (with the cut after each commit)."""
+        self.claimed: Callable[[Position], None] = lambda _: None
+        """Called with what a follower takes the store to hold, when it has just asked."""
+        self.struck: Callable[[], None] = lambda: None
+        """Called when the store is not what it was."""
         self.epoch = 0
-        self._options = Options(kind="memory", staged=staged)
+        self.theirs = False
+        """Another service has made the store its own."""
+        self.strikes = 0
+        self._batch_rows = batch_rows
+        self._copies: list[Store] = []
+        self._others: set[str] = set()
+        """The ids of other services' logs."""
         STORES[name] = Store()
 
     @property
     def store(self) -> Store:
         return STORES[self.name]
 
+    def close(self) -> None:
+        del STORES[self.name]
+
+    # -- what happens to it -----------------------------------------------------------------------------------------------
+
     def accident(self, kind: str, what: str) -> None:
         if self.chance.random() < getattr(self.moods, kind):
             self.met(f"store {kind.replace('_', ' ')}")
             raise StoreError(f"{what}: {kind}", retryable=True)
 
-    def deliver_late(self) -> None:
-        self.met("late request")
-        number = self.chance.randrange(len(self.late))
-        self.store.take(self.late[number] if self.chance.random() < 0.5 else self.late.pop(number))
-        self.written()
+    def befall(self) -> None:
+        """Now or never: the store loses something, is set back, or somebody else comes."""
+        chance, moods = self.chance, self.moods
+        if chance.random() < moods.set_back and len(self._copies) < COPIES and not self.theirs:
+            self._copies.append(self.store.copy())
+        elif chance.random() < moods.lost:
+            self._strike("lost", self.store.lose)
+        elif chance.random() < moods.set_back and self._copies:
+            number = chance.randrange(len(self._copies))
+            copy = self._copies[number] if chance.random() < 0.5 else self._copies.pop(number)
+            self._strike("set back", lambda *units: self.store.restore(copy, *units), copy)
+        elif chance.random() < moods.intruded:
+            self._intrude()
+        elif chance.random() < moods.stolen:
+            self._steal()
 
-    def close(self) -> None:
-        del STORES[self.name]
+    def _strike(self, what: str, strike: Callable[..., None], copy: Store | None = None) -> None:
+        units = sorted({*self.store.units, *(copy.units if copy else ())}, key=str)
+        whole = self.chance.random() < 0.4
+        if units:
+            self.met(f"store {what}" if whole else f"part of a store {what}")
+            strike(*(units if whole else self.chance.sample(units, self.chance.randint(1, len(units)))))
+            self.theirs = self._is_theirs()
+            self._is_struck()
+
+    def _is_struck(self) -> None:
+        self.strikes += 1
+        self.struck()
+
+    def _is_theirs(self) -> bool:
+        """A unit is left that another log marked."""
+        units = [*([self.store.ledger] if self.store.ledger is not None else []), *self.store.tables.values()]
+        return any(unit.mark.log in self._others for unit in units)
+
+    def _intrude(self) -> None:
+        """A service with another log comes upon the store; it goes as it came."""
+        if self.theirs or not self.store.units:
+            return
+        self.met("another service comes upon a store")
+        before = {topic: (unit.mark, dict(unit.rows)) for topic, unit in self.store.tables.items()}
+        with pytest.raises(Stopped, match=StopState.OTHER_LOG):
+            MemorySink(self.name, self.options).open(_foreign().reader(), self.epoch + self.chance.randrange(3))
+        assert {topic: (unit.mark, dict(unit.rows)) for topic, unit in self.store.tables.items()} == before
+
+    def _steal(self) -> None:
+        """… and its operator says that the store is to be its own."""
+        self.met("store taken over by another service")
+        thief, log = MemorySink(self.name, self.options), _foreign()
+        thief.erase()
+        thief.open(log.reader(), self.epoch + self.chance.randrange(3))
+        for changes in log.batches:
+            thief.prepare(ORDERS)
+            thief.apply(changes)
+        if self.chance.random() < 0.8:
+            thief.commit(log.head)
+        self._others.add(log.lineage.log)
+        self.theirs = True
+        self._is_struck()
+
+    def deliver_late(self) -> None:
+        number = self.chance.randrange(len(self.late))
+        call = self.late[number] if self.chance.random() < 0.5 else self.late.pop(number)
+        if not self.theirs:  # where a store's rows guard themselves alone, nothing else could refuse it there
+            self.met("late request")
+            self.store.take(call)
+            self.written()
+
+    # -- its followers ------------------------------------------------------------------------------------------------------
 
     def follow(self, reader: EmbeddedLogReader) -> Iterator[str]:
         """One follower's life, as steps; says what it has just done. Ends by dying (Died) only."""
@@ -130,40 +220,83 @@ class Site:
             if reader.lineage() is None:
                 yield "waits"
                 continue
-            sink = FlakySink(_Sink(self, self._options), self)
-            prepared = Prepared()
+            sink = FlakySink(_Sink(self, self.options), self)
             try:
                 applied = sink.open(reader, epoch)
-            except EpochPassed:
-                self.met("follower was replaced")
-                raise Died from None
-            if applied.position > reader.head().position:
-                if applied.position > reader.written().position:
-                    raise AssertionError(f"{self.name} holds {applied}, the log ends at {reader.written()}")
+            except EpochPassed as passed:
+                epoch = self._above(passed.seen, epoch)
+                continue
+            except Stopped as stopped:
+                self._rebuild(sink, stopped)
+                yield "rebuilt"
+                continue
+            held = max([applied.position, *(sink.held(topic) for topic in _topics(reader))])
+            if held > reader.head().position:
+                if held > reader.written().position:
+                    raise AssertionError(f"{self.name} holds {held}, the log ends at {reader.written()}")
                 yield "waits"
                 continue
+            self.claimed(applied.position)
             yield "opened"
             try:
-                while True:
-                    head = reader.head()
-                    if head.position == applied.position:
-                        if head.commit_lsn > applied.commit_lsn:
-                            sink.commit(head)
-                            applied = head
-                        yield "idle"
-                        continue
-                    cut = reader.cut_within(applied.position, self._batch_rows, 2**20)
-                    timeline = reader.timeline
-                    topics = sorted(timeline.numbers) if timeline is not None else []
-                    starts = {topic: max(applied.position, sink.held(topic)) for topic in topics}
-                    seen = survey(reader, starts, cut.position)
-                    apply_range(sink, reader, seen, prepared, Rules(self.name, self._options))
-                    yield "applied"
-                    if self.chance.random() < self.moods.dies:
-                        self.met("follower died before its commit")
-                        raise Died
-                    sink.commit(cut)
-                    applied = cut
-                    yield "committed"
-            except StoreError:
+                yield from self._work(sink, reader, applied)
+            except (StoreError, Stopped):
                 yield "refused"
+
+    def _work(self, sink: FlakySink, reader: EmbeddedLogReader, applied: Cut) -> Iterator[str]:
+        prepared = Prepared()
+        while True:
+            if self.chance.random() < 0.5 or reader.head().position == applied.position:
+                found = sink.applied()
+                if found.position != applied.position:
+                    yield "looked"
+                    return
+            head = reader.head()
+            if head.position == applied.position:
+                if head.commit_lsn > applied.commit_lsn:
+                    sink.commit(head)
+                    applied = head
+                yield "idle"
+                continue
+            cut = reader.cut_within(applied.position, self._batch_rows, 2**20)
+            starts = {topic: max(applied.position, sink.held(topic)) for topic in _topics(reader)}
+            apply_range(sink, reader, survey(reader, starts, cut.position), prepared, Rules(self.name, self.options))  # type: ignore[arg-type]
+            yield "applied"
+            if self.chance.random() < self.moods.dies:
+                self.met("follower died before its commit")
+                raise Died
+            sink.commit(cut)
+            applied = cut
+            yield "committed"
+
+    def _above(self, seen: int, epoch: int) -> int:
+        """A follower that holds the lease goes above what the store has seen; one that was replaced does not hold it any more."""
+        if epoch < self.epoch:
+            self.met("follower was replaced")
+            raise Died
+        self.epoch = seen + 1
+        return self.epoch
+
+    def _rebuild(self, sink: FlakySink, stopped: Stopped) -> None:
+        """What an operator asks for, once the other service is gone."""
+        assert stopped.state is StopState.OTHER_LOG, stopped
+        assert self.theirs, f"{self.name} is taken for another log's: {stopped}"
+        self.met("store built again")
+        self._copies.clear()
+        sink.erase()
+        self.theirs = False
+        self._is_struck()
+
+
+def _topics(reader: EmbeddedLogReader) -> list[str]:
+    timeline = reader.timeline
+    return sorted(timeline.numbers) if timeline is not None else []
+
+
+def _foreign() -> MemoryLog:
+    """Another service's log, with one row of a table that we have none of."""
+    log = MemoryLog()
+    writer = log.writer()
+    writer.append(upserts(ORDERS, 1, [order(1)]))
+    writer.commit(Lsn(1), 0)
+    return log

@@ -15,7 +15,6 @@ from cdc import rebuilds, status, stops
 from cdc.errors import StopState
 from cdc.log.reader import EmbeddedLogReader
 from cdc.settings import StoreOptions
-from cdc.spark import follower as followers
 from cdc.spark.follower import Follower
 from sinks import make_sink, options_model
 from tests.integration.capture.running import Capture
@@ -80,8 +79,7 @@ class Stores:
 
 
 @pytest.fixture
-def stores(capture: Capture, monkeypatch: pytest.MonkeyPatch, postgres: Any) -> Stores:
-    monkeypatch.setattr(followers, "STAY_S", 0.0)
+def stores(capture: Capture, postgres: Any) -> Stores:
     return Stores(capture, postgres.name.replace("_", "-"))
 
 

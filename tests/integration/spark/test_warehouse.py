@@ -5,29 +5,43 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+import shutil
 import uuid
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc.errors import StoreError
+from cdc.crashpoint import armed
+from cdc.errors import Stopped, StopState, StoreError
 from cdc.model.batch import Op
 from cdc.model.pgtypes import INT4, INT8, NUMERIC, TEXT
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Column, Table
 from sinks.memory import MemorySink
 from sinks.memory import Options as TwinOptions
 from sinks.warehouse import Options, Warehouse, make, use_session
 from sinks.warehouse import catalog as catalogs
+from sinks.warehouse.erasing import tables_in
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, numeric, order, schema, upserts
 from tests.integration.spark.traffic import held
-from tests.logs import EMPTY
+from tests.logs import EMPTY, LooseLog, cut
 
 
-def cut(position: int) -> Cut:
-    return Cut(Position(position), Lsn(position * 10), position)
+class Fed(Warehouse):
+    """What is fed to it stands in the log first, as it does in the product."""
+
+    log: LooseLog
+
+    def apply(self, changes: Any) -> Any:
+        self.log.put(changes)
+        return super().apply(changes)
+
+    def commit(self, cut: Cut) -> None:
+        self.log.reach(cut)
+        super().commit(cut)
 
 
 class Shop:
@@ -37,6 +51,8 @@ class Shop:
         self.spark = spark
         self.folder = folder
         self.name = f"wh{uuid.uuid4().hex[:8]}"
+        self.log = LooseLog()
+        self.epoch = 0
         use_session(lambda: spark)
         self.catalog = f"headwater_{self.name}"
         for key, value in {
@@ -47,9 +63,16 @@ class Shop:
         }.items():
             spark.conf.set(f"spark.sql.catalog.{self.catalog}{key}", str(value))
 
-    def sink(self, **options: Any) -> Warehouse:
-        made = make(self.name, Options(kind="iceberg", path=self.folder, **options))
-        made.open(EMPTY)
+    def sink(self, *, reads: bool = False, **options: Any) -> Warehouse:
+        made = Fed(self.name, Options(kind="iceberg", path=self.folder, **options))
+        made.log = self.log
+        self.epoch += not reads
+        made.open(self.log.reader(), None if reads else self.epoch)
+        return made
+
+    def sink_unopened(self) -> Warehouse:
+        made = Fed(self.name, Options(kind="iceberg", path=self.folder))
+        made.log = self.log
         return made
 
     def sql(self, text: str) -> list[Any]:
@@ -149,7 +172,7 @@ def test_a_store_is_read_in_the_folder_where_it_is(spark: Any, tmp_path: Path) -
     name = f"wh{uuid.uuid4().hex[:8]}"
     for number in (1, 2):
         sink = make(name, Options(kind="iceberg", path=tmp_path / f"folder {number}"))
-        sink.open(EMPTY)
+        sink.open(EMPTY, 1)
         sink.apply(upserts(ORDERS, 1, [order(number)]))
         sink.commit(cut(1))
         assert [row["id"] for row in held(sink, ORDERS)] == [str(number)]
@@ -291,15 +314,18 @@ def test_a_lost_table_rewinds_the_store(shop: Shop) -> None:
         row = order(1) if table is ORDERS else {"a": "1", "b": "2", "v": "3"}
         sink.apply(upserts(table, number, [row]))
         sink.commit(cut(number))
-    assert shop.sink().applied() == cut(2)
+    sink = shop.sink()
+    assert sink.applied() == cut(2)
     shop.sql("drop table orders purge")
     sink.apply(upserts(ORDERS, 3, [order(3)]))
     with pytest.raises(StoreError, match=r"public\.orders is gone") as failure:
         sink.commit(cut(3))
-    assert not failure.value.retryable, "an operator says whether it comes back"
-    assert "again from the log" in str(failure.value.hint)
+    assert failure.value.retryable
+    with pytest.raises(StoreError, match="gone"):
+        sink.applied()
     again = shop.sink()
     assert again.applied() == ZERO_CUT
+    assert (again.held("public.orders"), again.held("public.pairs")) == (0, 2)
     again.apply(upserts(ORDERS, 1, [order(1)]))
     assert again.apply(upserts(PAIRS, 2, [{"a": "1", "b": "2", "v": "3"}])).stale == 1
     again.commit(cut(2))
@@ -316,7 +342,8 @@ def test_a_rolled_back_table_is_brought_forward_again(shop: Shop) -> None:
     shop.sql(f"call catalog.system.rollback_to_snapshot('public.orders', {first})")
     again = shop.sink()
     assert again.applied() == cut(1)
-    again.apply(upserts(ORDERS, 1, [order(1), order(2), order(3)]))
+    for number in (1, 2, 3):
+        again.apply(upserts(ORDERS, number, [order(number)]))
     again.commit(cut(3))
     assert held(again, ORDERS) == [order(1), order(2), order(3)]
 
@@ -363,16 +390,18 @@ def test_who_looks_seldom_still_finds_the_newest_version(shop: Shop, monkeypatch
     writer = shop.sink()
     writer.apply(upserts(ORDERS, 1, [order(1)]))
     writer.commit(cut(1))
-    reader = shop.sink()
-    reader.prepare(ORDERS)
+    reader = shop.sink(reads=True)
     for position in range(2, catalogs.KEPT_VERSIONS + 4):
         writer.apply(upserts(ORDERS, position, [order(position)]))
         writer.commit(cut(position))
     assert reader.applied() == cut(position)
     assert len(held(reader, ORDERS)) == position
-    reader.apply(upserts(ORDERS, position + 1, [order(position + 1)]))
-    reader.commit(cut(position + 1))
-    assert len(held(shop.sink(), ORDERS)) == position + 1
+    with pytest.raises(StoreError, match="reading only"):
+        reader.commit(cut(position + 1))
+    again = shop.sink()
+    again.apply(upserts(ORDERS, position + 1, [order(position + 1)]))
+    again.commit(cut(position + 1))
+    assert len(held(reader, ORDERS)) == position + 1
 
 
 def test_what_a_dropped_column_could_not_hold_stays_with_it(shop: Shop) -> None:
@@ -453,10 +482,244 @@ def test_the_key_moves_to_another_column_in_one_range(shop: Shop) -> None:
 def test_two_stores_do_not_share_a_table(shop: Shop) -> None:
     shop.sink().prepare(ORDERS)
     other = make("other", Options(kind="iceberg", path=shop.folder))
-    other.open(EMPTY)
+    other.open(EMPTY, 1)
     with pytest.raises(StoreError) as refused:
         other.prepare(ORDERS)
     assert not refused.value.retryable
     elsewhere = make("elsewhere", Options(kind="iceberg", path=shop.folder, namespace="second"))
-    elsewhere.open(EMPTY)
+    elsewhere.open(EMPTY, 1)
     elsewhere.prepare(ORDERS)
+
+
+PAIR: Row = {"a": "1", "b": "2", "v": "3"}
+
+
+def filled(shop: Shop, upto: int = 4) -> Warehouse:
+    """Orders at odd positions, pairs at even ones, a commit each."""
+    sink = shop.sink()
+    for position in range(1, upto + 1):
+        sink.apply(
+            upserts(*((ORDERS, position, [order(position)]) if position % 2 else (PAIRS, position, [{**PAIR, "a": str(position)}])))
+        )
+        sink.commit(cut(position))
+    return sink
+
+
+def brought(shop: Shop, sink: Warehouse) -> None:
+    """As a follower does: everything that the store lacks by its own word."""
+    for table in (ORDERS, PAIRS):
+        for changes in shop.log.reader().read(table.qualified, sink.held(table.qualified), shop.log.head.position):
+            sink.prepare(table)
+            sink.apply(changes)
+    sink.commit(shop.log.head)
+
+
+def assert_whole(shop: Shop) -> None:
+    reader = shop.sink(reads=True)
+    assert reader.applied() == shop.log.head
+    positions = range(1, shop.log.head.position + 1)
+    assert {int(row["id"]) for row in held(reader, ORDERS)} == {at for at in positions if at % 2}
+    assert {int(row["a"]) for row in held(reader, PAIRS)} == {at for at in positions if at % 2 == 0}
+
+
+def test_a_snapshot_says_which_log_and_history_its_rows_are_of(shop: Shop) -> None:
+    sink = filled(shop, 2)
+    shop.log.begin_history()
+    sink.apply(upserts(ORDERS, 3, [order(3)]))
+    sink.commit(cut(3))
+    summaries = [row.summary for row in shop.sql("select summary from orders.snapshots order by committed_at")]
+    lineage = shop.log.lineage
+    assert [said["headwater.log"] for said in summaries] == [lineage.log] * 2
+    assert [said["headwater.history"] for said in summaries] == [one.id for one in lineage.histories]
+    assert [said["headwater.position"] for said in summaries] == ["1", "3"]
+    assert shop.sink().applied() == cut(3)
+
+
+@pytest.mark.parametrize("what", ["public/orders", "_headwater", ""])
+@pytest.mark.parametrize("how", ["gone", "older"])
+def test_folders_that_are_lost_or_put_back_from_a_copy_are_noticed_at_once_and_filled_again(
+    shop: Shop, tmp_path: Path, what: str, how: str
+) -> None:
+    """While a sink is open: before its next commit nothing is recorded, and whoever asks hears of it."""
+    filled(shop, 3)
+    shutil.copytree(shop.folder, tmp_path / "copy")
+    sink = shop.sink()
+    sink.apply(upserts(PAIRS, 4, [{**PAIR, "a": "4"}]))
+    sink.apply(upserts(ORDERS, 5, [order(5)]))
+    sink.commit(cut(5))
+    sink.apply(upserts(ORDERS, 7, [order(7)]))
+    shop.log.put(upserts(PAIRS, 6, [{**PAIR, "a": "6"}]))
+    shutil.rmtree(shop.folder / what)
+    if how == "older":
+        shutil.copytree(tmp_path / "copy" / what, shop.folder / what)
+    with pytest.raises(StoreError) as refused:
+        sink.commit(cut(7))
+    assert refused.value.retryable
+    with suppress(StoreError):  # of what is gone altogether an opened sink can say nothing more
+        assert sink.applied().position < 5
+    again = shop.sink()
+    least = again.applied().position
+    assert least == (0 if how == "gone" else 3)
+    if what == "public/orders":
+        assert again.held(PAIRS.qualified) == 5, "what was not lost is not brought again"
+    if what == "_headwater":
+        assert again.held(ORDERS.qualified) == 5
+    brought(shop, again)
+    assert_whole(shop)
+
+
+def test_a_copy_that_others_have_written_on_is_not_taken_for_the_version_that_was_known(shop: Shop, tmp_path: Path) -> None:
+    """Iceberg numbers a table's versions, and the copy's next ones get the numbers that an opened sink knows by other content."""
+    filled(shop, 3)
+    shutil.copytree(shop.folder, tmp_path / "copy")
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 5, [order(5)]))
+    sink.commit(cut(5))
+    shutil.rmtree(shop.folder)
+    shutil.copytree(tmp_path / "copy", shop.folder)
+    for _ in range(3):
+        shop.sql("delete from orders where id = 12345")
+        shop.sql("insert into orders (id, _cdc_exact) values (777, null)")
+    sink.apply(upserts(ORDERS, 7, [order(7)]))
+    with pytest.raises(StoreError) as refused:
+        sink.commit(cut(7))
+    assert refused.value.retryable
+    assert shop.sink(reads=True).applied() == cut(3)
+
+
+def test_what_others_do_to_a_table_leaves_its_mark_believed(shop: Shop) -> None:
+    sink = filled(shop, 3)
+    shop.sql("insert into orders (id, status) values (777, 'by hand')")
+    shop.sql("call catalog.system.rewrite_data_files(table => 'public.orders', options => map('rewrite-all', 'true'))")
+    shop.sql("call catalog.system.rewrite_manifests('public.orders')")
+    shop.sql("alter table orders set tblproperties ('comment' = 'hers')")
+    assert sink.applied() == cut(3)
+    sink.apply(upserts(ORDERS, 5, [order(5)]))
+    sink.commit(cut(5))
+    assert shop.sink().applied() == cut(5)
+    assert len(held(sink, ORDERS)) == 4
+
+
+def test_a_table_rolled_back_under_an_open_sink_is_noticed(shop: Shop) -> None:
+    sink = filled(shop, 5)
+    first = shop.sql("select snapshot_id from orders.snapshots order by committed_at")[0].snapshot_id
+    shop.sql(f"call catalog.system.rollback_to_snapshot('public.orders', {first})")
+    shop.sql("call catalog.system.rewrite_data_files(table => 'public.orders', options => map('rewrite-all', 'true'))")
+    assert sink.applied() == cut(1)
+    sink.apply(upserts(PAIRS, 6, [{**PAIR, "a": "6"}]))
+    with pytest.raises(StoreError, match="restored"):
+        sink.commit(cut(6))
+    again = shop.sink()
+    assert (again.applied(), again.held(PAIRS.qualified)) == (cut(1), 4)
+    brought(shop, again)
+    assert_whole(shop)
+
+
+def test_changes_that_leave_no_row_count_as_held(shop: Shop) -> None:
+    """A delete of a row that is not there, and a topic that a store's policy passes over."""
+    sink = filled(shop, 2)
+    sink.apply(batch(ORDERS, [(Op.DELETE, 3, order(99))]))
+    sink.commit(cut(3))
+    shop.log.put(upserts(dataclasses.replace(PAIRS, name="passed over"), 4, [PAIR]))
+    shop.log.put(schema(ORDERS, 5))
+    sink.commit(cut(5))
+    assert sink.applied() == shop.sink(reads=True).applied() == shop.sink().applied() == cut(5)
+
+
+def test_another_logs_warehouse_is_left_alone(shop: Shop) -> None:
+    filled(shop, 3)
+    theirs, shop.log = shop.log, LooseLog()
+    before = {path: path.stat().st_mtime_ns for path in shop.folder.rglob("*.json")}
+    for reads in (True, False):
+        with pytest.raises(Stopped) as stopped:
+            shop.sink(reads=reads)
+        assert stopped.value.state is StopState.OTHER_LOG
+    assert {path: path.stat().st_mtime_ns for path in shop.folder.rglob("*.json")} == before
+    shutil.rmtree(shop.folder / "_headwater")
+    shop.log.put(upserts(ORDERS, 1, [order(1)]))
+    with pytest.raises(Stopped, match=r"the table of public\.orders") as stopped:
+        shop.sink()
+    assert stopped.value.state is StopState.OTHER_LOG
+    shop.log = theirs
+    assert shop.sink().held(ORDERS.qualified) == 3
+
+
+def test_a_warehouse_without_marks_is_not_believed(shop: Shop) -> None:
+    """An earlier version wrote none."""
+    filled(shop, 2)
+    shop.sql(f"alter table catalog._headwater.{shop.name} unset tblproperties ('headwater.log')")
+    with pytest.raises(Stopped, match="earlier version") as stopped:
+        shop.sink()
+    assert stopped.value.state is StopState.DIVERGED
+    assert "--rebuild" in (stopped.value.hint or "")
+    shop.sink_unopened().erase()
+    assert shop.sink().applied() == ZERO_CUT
+
+
+def test_erasing_takes_what_is_this_stores_and_nothing_else(shop: Shop) -> None:
+    filled(shop, 3)
+    others = make("other", Options(kind="iceberg", path=shop.folder, namespace="second"))
+    others.open(EMPTY, 1)
+    others.apply(upserts(ORDERS, 1, [order(1)]))
+    others.commit(cut(1))
+    shop.sql("create table catalog.hers.notes (id bigint) using iceberg")
+    with armed("rebuild.table_erased=error"), pytest.raises(StoreError):
+        shop.sink_unopened().erase()
+    for sink in (shop.sink_unopened(), shop.sink()):
+        sink.erase()
+    assert sorted(str(path.relative_to(shop.folder)) for path in tables_in(shop.folder)) == [
+        "_headwater/other",
+        "hers/notes",
+        "second/public/orders",
+    ]
+    again = shop.sink()
+    assert again.applied() == ZERO_CUT
+    brought(shop, again)
+    assert_whole(shop)
+    assert others.applied() == cut(1)
+    assert not list((shop.folder / "_staging" / shop.name).glob("erased-*"))
+
+
+def test_whoever_only_reads_makes_nothing(shop: Shop) -> None:
+    assert shop.sink(reads=True).applied() == ZERO_CUT
+    assert not shop.folder.exists()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "puffin"])
+def test_a_file_that_was_deleted_by_hand_is_named(shop: Shop, kind: str) -> None:
+    sink = filled(shop, 3)
+    sink.apply(batch(ORDERS, [(Op.DELETE, 5, order(3)), (Op.INSERT, 6, order(9)), (Op.INSERT, 7, order(11))]))
+    sink.commit(cut(7))
+    sink.apply(batch(ORDERS, [(Op.DELETE, 8, order(9))]))
+    sink.commit(cut(8))
+    assert sink.applied() == cut(8)
+    victim = next(path for path in (shop.folder / "public" / "orders" / "data").glob(f"*.{kind}"))
+    content = victim.read_bytes()
+    reader = shop.sink(reads=True)
+    live = {Path(row.file_path).name for row in shop.sql("select file_path from orders.files")}
+    for path in (shop.folder / "public" / "orders" / "data").glob(f"*.{kind}"):
+        if path.name in live:
+            victim, content = path, path.read_bytes()
+    victim.unlink()
+    attempts = [
+        lambda: list(reader.scan(ORDERS)),
+        lambda: reader.applied(),
+        lambda: sink.applied(),
+        # Where a row stands in a data file a sink may remember, so its commit need not read that file; which rows are gone it reads again.
+        lambda: _commit_one_more(sink) if kind == "puffin" else sink.applied(),
+        lambda: reader.fetch(ORDERS, _keys(ORDERS, [order(n) for n in (1, 9, 11)])),  # type: ignore[list-item]
+    ]
+    for attempt in attempts:
+        with pytest.raises(StoreError, match=victim.name) as refused:
+            attempt()
+        assert not refused.value.retryable
+        assert "--rebuild" in (refused.value.hint or "")
+    victim.write_bytes(content)
+    again = shop.sink()
+    assert again.applied() == cut(8)
+    assert {row["id"] for row in held(again, ORDERS)} == {"1", "11"}
+
+
+def _commit_one_more(sink: Warehouse) -> None:
+    sink.apply(batch(ORDERS, [(Op.UPDATE, 9, order(1, "x")), (Op.UPDATE, 10, order(9, "x")), (Op.UPDATE, 11, order(11, "x"))]))
+    sink.commit(cut(11))

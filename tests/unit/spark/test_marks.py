@@ -102,7 +102,6 @@ def _rows(sink: MemorySink, table: Any) -> list[str]:
 @pytest.fixture(params=MODES, ids=str)
 def pipe(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
     monkeypatch.setattr(followers, "FIRST_RETRY_S", 0.001)
-    monkeypatch.setattr(followers, "STAY_S", 0.0)
     monkeypatch.setattr(followers, "_LOOK_AT_THE_STORE_S", 0.0)
     one = Pipe(tmp_path, **request.param)
     yield one

@@ -1,0 +1,42 @@
+"""Finds what a store has put into the warehouse's folder, and removes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+from cdc.crashpoint import crashpoint
+from sinks.warehouse.catalog import STORE_KEY, Catalog, sync
+from sinks.warehouse.names import STAGING
+
+
+def erase(catalog: Catalog, path: Path, store: str, aside: Path) -> None:
+    """Removes every table of the store, its ledger among them. ``aside``: a folder in the same file system, whose content does not count.
+
+    Each table goes at once: a crash leaves it whole, or leaves what is none any more.
+    """
+    for location in tables_in(path):
+        namespace = location.relative_to(path).parts[:-1]
+        table = catalog.load(namespace, location.name)
+        if table is not None and table.properties.get(STORE_KEY) == store:
+            aside.mkdir(parents=True, exist_ok=True)
+            gone = aside / f"erased-{uuid4().hex}"
+            location.rename(gone)
+            sync(location.parent)
+            crashpoint("rebuild.table_erased")
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def tables_in(path: Path) -> Iterator[Path]:
+    """The folders of Iceberg tables, wherever they lie below the path."""
+    if not path.is_dir():
+        return
+    for folder, below, _ in os.walk(path):
+        if Path(folder) != path and "metadata" in below and any(Path(folder, "metadata").glob("*.metadata.json")):
+            below.clear()
+            yield Path(folder)
+        elif Path(folder) == path and STAGING in below:
+            below.remove(STAGING)

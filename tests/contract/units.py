@@ -1,0 +1,191 @@
+"""What of each kind of store can be lost or restored by itself, and how that is done to the real one."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from sinks.memory import STORES, Store
+
+
+class Units(Protocol):
+    """One lab's place in its store. Names are the kind's own."""
+
+    def there(self) -> list[str]:
+        """The names of those that there are now."""
+        ...
+
+    def of(self, topic: str | None) -> str:
+        """The unit that holds this topic's rows; None: the ledger."""
+        ...
+
+    def lose(self, *names: str) -> None: ...
+
+    def copy(self) -> Any:
+        """All of them, as they are now."""
+        ...
+
+    def restore(self, copy: Any, *names: str) -> None:
+        """Puts these back as the copy has them; one that it does not have is lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MemoryUnits:
+    def __init__(self, store: str) -> None:
+        self._name = store
+
+    @property
+    def _store(self) -> Store:
+        return STORES.setdefault(self._name, Store())
+
+    def there(self) -> list[str]:
+        return [unit or "ledger" for unit in self._store.units]
+
+    def of(self, topic: str | None) -> str:
+        return topic or "ledger"
+
+    def lose(self, *names: str) -> None:
+        self._store.lose(*(None if name == "ledger" else name for name in names))
+
+    def copy(self) -> Any:
+        return self._store.copy()
+
+    def restore(self, copy: Any, *names: str) -> None:
+        self._store.restore(copy, *(None if name == "ledger" else name for name in names))
+
+    def close(self) -> None:
+        STORES.pop(self._name, None)
+
+
+class RedisUnits:
+    """A server is one unit: ledger and rows live and die together."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def there(self) -> list[str]:
+        return ["server"] if self._client.dbsize() else []
+
+    def of(self, topic: str | None) -> str:  # noqa: ARG002
+        return "server"
+
+    def lose(self, *names: str) -> None:
+        if names:
+            self._client.flushdb()
+
+    def copy(self) -> Any:
+        return {key: self._client.dump(key) for key in self._client.scan_iter(count=1000)}
+
+    def restore(self, copy: Any, *names: str) -> None:
+        if names:
+            self._client.flushdb()
+            for key, value in copy.items():
+                self._client.restore(key, 0, value)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class OpenSearchUnits:
+    """Each index, with its aliases and hidden documents; copies are the server's own snapshots."""
+
+    def __init__(self, server: Any, store: str) -> None:
+        self._server = server
+        self._store = store
+        self._repository = uuid.uuid4().hex[:8]
+        self._made = False
+
+    def there(self) -> list[str]:
+        return sorted(index["index"] for index in self._server.request("GET", "/_cat/indices?format=json&expand_wildcards=all"))
+
+    def of(self, topic: str | None) -> str:
+        ledger = f".headwater-{self._store}"
+        if topic is None:
+            return ledger
+        indices: Mapping[str, Any] = self._server.request("GET", "/_all/_mapping?expand_wildcards=all")
+        for name, index in indices.items():
+            if index["mappings"].get("_meta", {}).get("headwater", {}).get("table") == topic:
+                return name
+        raise LookupError(f"no index of {topic} among {sorted(indices)}")
+
+    def lose(self, *names: str) -> None:
+        for name in set(names) & set(self.there()):
+            self._server.request("DELETE", f"/{name}")
+
+    def copy(self) -> Any:
+        if not self._made:
+            place = str(self._server.repository / self._repository)
+            self._server.request("PUT", f"/_snapshot/{self._repository}", {"type": "fs", "settings": {"location": place}})
+            self._made = True
+        shot, held = uuid.uuid4().hex[:8], self.there()
+        body = {"indices": ",".join(held), "include_global_state": False}
+        self._server.request("PUT", f"/_snapshot/{self._repository}/{shot}?wait_for_completion=true", body)
+        return shot, held
+
+    def restore(self, copy: Any, *names: str) -> None:
+        shot, held = copy
+        self.lose(*names)
+        if back := sorted(set(names) & set(held)):
+            body = {"indices": ",".join(back), "include_global_state": False}
+            self._server.request("POST", f"/_snapshot/{self._repository}/{shot}/_restore?wait_for_completion=true", body)
+
+    def close(self) -> None:
+        if self._made:
+            self._server.request("DELETE", f"/_snapshot/{self._repository}")
+
+
+class WarehouseUnits:
+    """Each table's folder, the ledger's among them."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        self._folder = folder
+        self._store = store
+        self._copies = folder.with_name(f"{folder.name}-copies")
+
+    def there(self) -> list[str]:
+        return sorted(str(path.parent.parent.relative_to(self._folder)) for path in self._folder.rglob("version-hint.text"))
+
+    def of(self, topic: str | None) -> str:
+        return f"_headwater/{self._store}" if topic is None else topic.replace(".", "/")
+
+    def lose(self, *names: str) -> None:
+        for name in names:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def copy(self) -> Any:
+        copy = self._copies / uuid.uuid4().hex
+        for name in self.there():
+            shutil.copytree(self._folder / name, copy / name)
+        return copy
+
+    def restore(self, copy: Any, *names: str) -> None:
+        self.lose(*names)
+        for name in names:
+            if (copy / name).exists():
+                shutil.copytree(copy / name, self._folder / name)
+
+    def close(self) -> None:
+        shutil.rmtree(self._copies, ignore_errors=True)
+
+
+class NoUnits:
+    """What was printed is nobody's to lose."""
+
+    def there(self) -> list[str]:
+        return []
+
+    def of(self, topic: str | None) -> str:
+        raise LookupError(topic)
+
+    def lose(self, *names: str) -> None: ...
+
+    def copy(self) -> Any: ...
+
+    def restore(self, copy: Any, *names: str) -> None: ...
+
+    def close(self) -> None: ...
