@@ -228,7 +228,7 @@ class Protection:
             case _:
                 assert self._keys is not None
                 tag = f"{policy}:{self._keys.id}"
-        return replace(column, type_oid=TEXT, typmod=-1, type_name="", protected=tag)
+        return replace(column, type_oid=TEXT, typmod=-1, type_name="", structure="", protected=tag)
 
     def _transform(self, logged: Table, column: Column) -> Callable[[pa.Array], pa.Array]:
         if column.protected == "mask":

@@ -70,6 +70,9 @@ class ConsoleSink:
 
     def make_visible(self) -> None: ...
 
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:  # noqa: ARG002
+        return rows
+
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:  # what was printed cannot be read back
         yield audit_schema(table).empty_table().to_batches()[0]
 

@@ -147,12 +147,19 @@ class Sink(Protocol):
         """Returns once everything committed is visible to every way of reading (OpenSearch: refresh)."""
         ...
 
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        """The source's rows as ``scan`` and ``fetch`` give them: each value as what it means in this store.
+
+        rows: canonical text, ``audit_schema(table)``; further columns stay as they are. A store that holds the text itself gives it back.
+        """
+        ...
+
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
-        """Every live row of the table, in any order, for the audit. Schema: ``audit_schema(table)``."""
+        """Every live row of the table, in any order, for the audit. Schema: ``audit_schema(table)``, values as ``as_held`` has them."""
         ...
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """The live rows with these keys (absent ones left out), in any order. ``keys``: the key's columns as canonical text."""
+        """The live rows with these keys (absent ones left out), in any order. ``keys``: the key's columns as ``as_held`` has them."""
         ...
 
     def close(self) -> None: ...

@@ -20,11 +20,11 @@ NULL: Final = 1
 ABSENT: Final = 2
 """What stands in a row at a piece's place (``states``): the value, its NULL text, or nothing at all."""
 
-_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 _BASE64: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
-_SHORT: Final = np.zeros(32, np.uint8)
+SHORT: Final = np.zeros(32, np.uint8)
 for _code, _letter in ((8, b"b"), (9, b"t"), (10, b"n"), (12, b"f"), (13, b"r")):
-    _SHORT[_code] = _letter[0]
+    SHORT[_code] = _letter[0]
 
 _DAY_US: Final = 86_400_000_000
 
@@ -238,7 +238,7 @@ def _escaped_bytes(byte: int) -> int:
     """How many bytes more than one this byte takes inside a JSON string."""
     if byte >= 32:
         return 1 if byte == 34 or byte == 92 else 0
-    return 1 if _SHORT[byte] else 5
+    return 1 if SHORT[byte] else 5
 
 
 @kernel
@@ -276,15 +276,15 @@ def escape_text(source: Any, source_offsets: Any) -> Any:
             if byte >= 32:
                 data[at + 1] = byte
                 at += 2
-            elif _SHORT[byte]:
-                data[at + 1] = _SHORT[byte]
+            elif SHORT[byte]:
+                data[at + 1] = SHORT[byte]
                 at += 2
             else:
                 data[at + 1] = 117
                 data[at + 2] = 48
                 data[at + 3] = 48
-                data[at + 4] = _HEX[byte >> 4]
-                data[at + 5] = _HEX[byte & 15]
+                data[at + 4] = HEX[byte >> 4]
+                data[at + 5] = HEX[byte & 15]
                 at += 6
         offsets[i + 1] = at
     return data, offsets

@@ -1,9 +1,8 @@
 """Record batches → JSON documents, column by column: no Python object per row.
 
-How a value stands in JSON: integers and decimals as number literals (decimals with their exact scale), booleans, floats as the
-shortest number that reads back equal (NaN and infinities as strings), dates "2013-01-31", timestamps "2013-01-31T10:00:00.5"
-(with a Z when the type has a time zone), bytea in base64, everything else as a string of Postgres's text, byte for byte. A value
-that its column's type cannot hold (``_cdc_exact``) is the string of its text, NULL is null. ``sinks.jsontext`` reads it all back.
+How a value stands in JSON says ``sinks.render``: of its own kind (numbers with their exact digits, arrays, objects …), dates
+"2013-01-31", timestamps "2013-01-31T10:00:00.5" (with a Z when the type has a time zone), bytea in base64, and what JSON of that kind
+cannot hold exactly as the string of Postgres's text. NULL is null; of a json or jsonb column, where null is JSON's own, it is left out.
 
 >>> lines(batch, table)
 b'{"_cdc_position":7,"id":1,"amount":1.10,"note":null}\\n'
@@ -12,55 +11,55 @@ b'{"_cdc_position":7,"id":1,"amount":1.10,"note":null}\\n'
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.model.batch import OP, POSITION, Op
 from cdc.model.evolution import schema_change_of
-from cdc.model.table import Table
+from cdc.model.pgtypes import arrow_type, canonical_text
+from cdc.model.table import Column, Table
 from sinks import jsonkernels as kernels
-from sinks.jsonkernels import ABSENT, NULL, VALUE, Bytes, Offsets
-from sinks.rowtext import ExactValues, column_text, exact_values
+from sinks.jsonkernels import ABSENT, NULL, VALUE, Bytes
+from sinks.render import columns
+from sinks.render.columns import literal_texts, lossy_numbers, trimmed
+from sinks.render.kinds import JSON_KINDS, As, Kind, Leaf, kind_of
+from sinks.render.texts import NOTHING, binary_view, readonly, view
+from sinks.render.texts import Texts as Texts
+from sinks.render.texts import raw_texts as raw_texts
+from sinks.render.tokenkernels import DOUBLE_DIGITS
+from sinks.rowtext import ExactValues, exact_values
 
 Mask = npt.NDArray[np.bool_]
 
 DELETED: Final = "_cdc_deleted"
 """Set (to true) in the document that stands for a deleted row; such a document carries the key's columns only."""
 
-_NOTHING: Final = np.empty(0, np.uint8)
 _NO_STATES: Final = np.empty(0, np.uint8)
+QUOTE: Final = 34
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """One text per row: uint8 ``data`` and int64 ``offsets``, one more than rows."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Style:
+    """What differs between stores; made once for a table, as plans are kept by it. ``doubles``: the store reads numbers as doubles (``sinks.render.literals``)."""
 
-    data: Bytes
-    offsets: Offsets
-
-    def __post_init__(self) -> None:
-        # A kernel is compiled anew for arrays that may be written to; so none may.
-        self.data.flags.writeable = False
-        self.offsets.flags.writeable = False
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def to_array(self) -> pa.Array:
-        """As large_binary, without a copy."""
-        return pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
-        )
+    doubles: bool = False
+    as_: Mapping[str, As] = field(default_factory=dict)
+    """Column → what the configuration asks for."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Column → the name that it has in the document, where that is not its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+EXACT: Final = Style()
+
+
+class Piece(NamedTuple):
     """A part of every row: ``before`` + the row's text + ``after``; or ``null``, or nothing, where ``states`` says so."""
 
     texts: Texts
@@ -68,6 +67,23 @@ class Piece:
     after: bytes = b""
     null: bytes = b""
     states: Bytes | None = None
+
+
+class Member(NamedTuple):
+    """One column's place in every document: its literals are ``quote`` + text + ``quote`` where ``states`` (None: everywhere) is VALUE."""
+
+    column: Column
+    kind: Kind
+    label: bytes
+    texts: Texts
+    quote: bytes
+    states: Bytes | None
+    told: Mask | None = None
+    """Of JSON: where the literal is the string of a text that could not stand as itself; None: nowhere."""
+
+    def literals(self) -> Texts:
+        """With their quotes."""
+        return join([Piece(self.texts, self.quote, self.quote)]) if self.quote else self.texts
 
 
 def join(pieces: Sequence[Piece]) -> Texts:
@@ -88,42 +104,113 @@ def join(pieces: Sequence[Piece]) -> Texts:
     return Texts(out, offsets)
 
 
-def document_pieces(batch: pa.RecordBatch, table: Table, names: Mapping[str, str] | None = None) -> list[Piece]:
-    """The pieces of one JSON object per row: ``_cdc_position`` first, then ``_cdc_deleted`` in deletes, then the columns.
+def members(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Iterator[Member]:
+    """The columns of each row's document, in the table's order. A delete has the key's columns only."""
+    deleted, exact = _deleted(batch), exact_values(batch)
+    for column, kind, label, encoder, null in _shown(table, style):
+        values, beside = batch.column(column.name), exact.get(column.name) if exact else None
+        texts, quote = _literals(values, encoder, beside)
+        told = _told(texts, values, beside) if kind in JSON_KINDS else None
+        yield Member(column, kind, label, texts, quote, _states(values, beside, None if column.key else deleted, null), told)
 
-    ``names``: the name that a column has in the document, where it is not its own. A delete has the key's columns only.
-    """
-    deleted = _deleted(batch)
-    exact = exact_values(batch)
-    pieces = [Piece(position_texts(batch), before=f'{{"{POSITION}":'.encode())]
+
+@lru_cache(maxsize=1024)
+def _shown(table: Table, style: Style) -> Sequence[tuple[Column, Kind, bytes, _Encoder, int]]:
+    """Each column, its kind, how its member begins, what writes it, and what stands for NULL."""
+    found = []
+    for column in table.columns:
+        kind = kind_of(column, style.as_.get(column.name))
+        null = ABSENT if kind in JSON_KINDS else NULL
+        label = label_of(style.names.get(column.name, column.name))
+        found.append((column, kind, label, _encoder(arrow_type(column), kind, style.doubles, key=column.key), null))
+    return found
+
+
+def label_of(name: str) -> bytes:
+    """How a member of that name begins."""
+    return json.dumps(name, ensure_ascii=False).encode() + b":"
+
+
+def object_pieces(given: Iterable[Member], head: Sequence[Piece] = (), *, rows: int) -> list[Piece]:
+    """The pieces of one JSON object per row. ``head``: what stands before the members in every row, the opening brace with it."""
+    pieces = list(head) or [Piece(_empty(rows), before=b"{")]
+    begun: Mask | None = None if head else np.zeros(rows, np.bool_)
+    """Where a member stands already, so that the next one comes behind a comma; None: everywhere."""
+    for member in given:
+        if begun is None:
+            pieces.append(_labelled(member, b"," + member.label, member.states))
+            continue
+        if not begun.any():
+            pieces.append(_labelled(member, member.label, member.states))
+        else:
+            states = np.zeros(rows, np.uint8) if member.states is None else member.states
+            for which, before in ((~begun, member.label), (begun, b"," + member.label)):
+                pieces.append(_labelled(member, before, np.where(which, states, ABSENT).astype(np.uint8)))
+        begun = None if member.states is None else begun | (member.states != ABSENT)
+        begun = None if begun is None or begun.all() else begun
+    pieces.append(Piece(_empty(rows), before=b"}"))
+    return pieces
+
+
+def _labelled(member: Member, label: bytes, states: Bytes | None) -> Piece:
+    return Piece(member.texts, label + member.quote, member.quote, label + b"null", states)
+
+
+def head_pieces(batch: pa.RecordBatch) -> list[Piece]:
+    """How a document with our own fields begins: ``_cdc_position``, then ``_cdc_deleted`` in deletes."""
+    pieces, deleted = [Piece(position_texts(batch), before=f'{{"{POSITION}":'.encode())], _deleted(batch)
     if deleted is not None:
         mark = f',"{DELETED}":true'.encode()
         pieces.append(Piece(_empty(len(batch)), before=mark, states=np.where(deleted, VALUE, ABSENT).astype(np.uint8)))
-    for column in table.columns:
-        label = json.dumps((names or {}).get(column.name, column.name), ensure_ascii=False)
-        absent = None if column.key else deleted
-        pieces.append(_column_piece(batch.column(column.name), f",{label}:".encode(), exact.get(column.name), absent))
-    pieces.append(Piece(_empty(len(batch)), before=b"}"))
     return pieces
 
 
-def text_document_pieces(batch: pa.RecordBatch, table: Table) -> list[Piece]:
-    """As ``document_pieces`` without deletes' marks, but every value is the string of its canonical text."""
-    exact = exact_values(batch)
-    pieces = [Piece(position_texts(batch), before=f'{{"{POSITION}":'.encode())]
-    for column in table.columns:
-        label = json.dumps(column.name, ensure_ascii=False)
-        pieces.append(_column_piece(column_text(batch, column.name, exact), f",{label}:".encode(), None, None))
-    pieces.append(Piece(_empty(len(batch)), before=b"}"))
-    return pieces
+def document_pieces(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> list[Piece]:
+    """The pieces of one JSON object per row: ``_cdc_position`` first, then ``_cdc_deleted`` in deletes, then the columns."""
+    return object_pieces(members(batch, table, style), head_pieces(batch), rows=len(batch))
 
 
-def documents(batch: pa.RecordBatch, table: Table, names: Mapping[str, str] | None = None) -> Texts:
+def documents(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Texts:
     """One JSON object per row (see ``document_pieces``)."""
-    return join(document_pieces(batch, table, names))
+    return join(document_pieces(batch, table, style))
 
 
-def lines(batch: pa.RecordBatch, table: Table) -> bytes:
+def plain_documents(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Texts:
+    """One JSON object per row without any field of ours: the row itself."""
+    return join(object_pieces(members(batch, table, style), rows=len(batch)))
+
+
+def field_pieces(batch: pa.RecordBatch, table: Table, style: Style = EXACT, *, head: bool = True) -> list[Piece]:
+    """As ``document_pieces``, but every value is a string: a scalar's text, the JSON of everything else (see ``field_member``).
+
+    ``head``: ``_cdc_position`` first.
+    """
+    given = (field_member(member) for member in members(batch, table, style))
+    before = [Piece(position_texts(batch), before=f'{{"{POSITION}":'.encode())] if head else ()
+    return object_pieces(given, before, rows=len(batch))
+
+
+def field_member(member: Member) -> Member:
+    """The member as a field of texts: numbers and booleans as they stand in JSON, strings as they are, anything else as its JSON.
+
+    A NULL is no field. In a json or jsonb column a string keeps its quotes, as it is JSON.
+    """
+    states = member.states
+    if states is not None:
+        states = np.where(states == NULL, ABSENT, states).astype(np.uint8)
+    if member.quote:
+        return member._replace(states=states)
+    strings = first_bytes(member.texts) == QUOTE
+    if member.kind in JSON_KINDS:
+        strings = np.zeros(len(strings), np.bool_) if member.told is None else member.told
+    texts = string_texts(member.texts.to_array())
+    if strings.any():
+        bare = pc.binary_slice(member.texts.to_array(), 1, -1)
+        texts = raw_texts(pc.if_else(pa.array(strings), bare, texts.to_array()))
+    return member._replace(texts=texts, quote=b'"', states=states)
+
+
+def lines(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> bytes:
     """The batch as NDJSON. A TRUNCATE is the line ``{"_cdc_position":7,"_cdc_truncated":"schema.table"}``, a SCHEMA record the line
     ``{"_cdc_position":7,"_cdc_schema":"schema.table","kind":"altered","columns":[…]}``, with ``"empties":true`` when every row is gone."""
     if (change := schema_change_of(batch)) is not None:
@@ -137,7 +224,7 @@ def lines(batch: pa.RecordBatch, table: Table) -> bytes:
     if len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE:
         position = batch.column(POSITION)[0].as_py()
         return (json.dumps({POSITION: position, "_cdc_truncated": table.qualified}, separators=(",", ":")) + "\n").encode()
-    pieces = document_pieces(batch, table)
+    pieces = document_pieces(batch, table, style)
     return join([*pieces, Piece(_empty(len(batch)), before=b"\n")]).data.tobytes()
 
 
@@ -148,53 +235,67 @@ def position_texts(batch: pa.RecordBatch) -> Texts:
 
 def string_texts(values: pa.Array) -> Texts:
     """utf8 values as the inside of JSON strings; empty for NULL."""
-    data, offsets = _binary_view(values)
+    data, offsets = binary_view(values)
     if kernels.needs_escape(data[offsets[0] : offsets[-1]]):
         return Texts(*kernels.escape_text(data, offsets))
     return Texts(data, offsets)
 
 
-def raw_texts(values: pa.Array) -> Texts:
-    """utf8 or binary values byte for byte, without a copy of the data; NULL must not occur."""
-    return Texts(*_binary_view(values))
-
-
 @cache
 def warm_up() -> None:
     """Compiles (once per machine) or loads (once per process) every kernel, so that no batch has to wait for it."""
-    nothing, start = _readonly(np.empty(0, np.uint8)), _readonly(np.zeros(1, np.int64))
-    none = _readonly(np.empty(0, np.int64))
+    nothing, start = readonly(np.empty(0, np.uint8)), readonly(np.zeros(1, np.int64))
+    none = readonly(np.empty(0, np.int64))
     kernels.integer_text(none)
-    kernels.decimal_text(_readonly(np.empty(0, np.uint64)), 0)
-    kernels.date_text(_readonly(np.empty(0, np.int32)))
+    kernels.decimal_text(readonly(np.empty(0, np.uint64)), 0)
+    kernels.date_text(readonly(np.empty(0, np.int32)))
     kernels.time_text(none)
     kernels.timestamp_text(none, False)
     kernels.base64_text(nothing, start)
     kernels.needs_escape(nothing)
     kernels.escape_text(nothing, start)
     join([Piece(_empty(0))])
+    columns.warm_up()
 
 
-def _column_piece(values: pa.Array, label: bytes, exact: ExactValues | None, absent: Mask | None) -> Piece:
-    encode, quoted = _encoder(values.type)
-    quote = b'"' if quoted else b""
-    odd = _odd_literals(values, exact)
-    states = _states(values, absent)
-    if odd is None:
-        return Piece(encode(values), label + quote, quote, label + b"null", states)
+def _literals(values: pa.Array, encoder: _Encoder, exact: ExactValues | None) -> tuple[Texts, bytes]:
+    """A column's literals without their quotes, and the quotes."""
+    texts, quote = encoder.encode(values), encoder.quote
+    odd = None if encoder.odd is None else encoder.odd(values, texts)
+    if odd is None and exact is None:
+        return texts, quote
     # All literals are written out, then the odd ones take the place of theirs.
-    mixed = odd.put_into(join([Piece(encode(values), quote, quote)]).to_array())
-    if states is not None:
-        states[odd.rows] = np.where(states[odd.rows] == ABSENT, ABSENT, VALUE)
-    return Piece(raw_texts(mixed), label, b"", label + b"null", states)
-
-
-def _odd_literals(values: pa.Array, exact: ExactValues | None) -> ExactValues | None:
-    """The JSON literals (large_binary) of the values that their column's encoder cannot write; None when there are none."""
+    mixed = join([Piece(texts, quote, quote)]).to_array()
+    if odd is not None:
+        mixed = odd.put_into(mixed)
     if exact is not None:
-        return ExactValues(exact.rows, join([Piece(string_texts(exact.texts), b'"', b'"')]).to_array())
-    if not pa.types.is_floating(values.type):
+        mixed = ExactValues(exact.rows, join([Piece(string_texts(exact.texts), b'"', b'"')]).to_array()).put_into(mixed)
+    return raw_texts(mixed), b""
+
+
+def _told(texts: Texts, values: pa.Array, exact: ExactValues | None) -> Mask | None:
+    """Where a literal is the string of a text that could not be itself; a string in JSON is one that is."""
+    strings: Mask = first_bytes(texts) == QUOTE
+    rows = np.flatnonzero(strings)
+    if len(rows) == 0:
         return None
+    own = [text is not None and text.lstrip(" \t\n\r").startswith('"') for text in values.take(pa.array(rows)).to_pylist()]
+    strings[rows[own]] = False
+    if exact is not None:
+        strings[exact.rows] = True
+    return strings
+
+
+def first_bytes(texts: Texts) -> Bytes:
+    """The first byte of each text, which says what a literal is; anything for an empty one."""
+    if len(texts.data) == 0:
+        return np.zeros(len(texts), np.uint8)
+    found: Bytes = texts.data[np.minimum(texts.offsets[:-1], len(texts.data) - 1)]
+    return found
+
+
+def _odd_floats(values: pa.Array, _: Texts) -> ExactValues | None:
+    """The literals (large_binary) of what is not written as a number, or not like Arrow does."""
     numbers = values.to_numpy(zero_copy_only=False)
     # A NULL is NaN in numpy. Many JSON readers take the literal -0 for an integer and lose its sign.
     odd = ~np.isfinite(numbers) & values.is_valid().to_numpy(zero_copy_only=False) | (numbers == 0) & np.signbit(numbers)
@@ -204,30 +305,67 @@ def _odd_literals(values: pa.Array, exact: ExactValues | None) -> ExactValues | 
     return ExactValues(rows, pa.array([_odd_float(value) for value in numbers[rows].tolist()], pa.large_binary()))
 
 
-def _encoder(kind: pa.DataType) -> tuple[Callable[[pa.Array], Texts], bool]:
-    """What writes this type's values, and whether they stand in quotes. Where a value is NULL anything may be written."""
-    if pa.types.is_integer(kind):
-        return lambda values: Texts(*kernels.integer_text(_readonly(_numbers(values).astype(np.int64, copy=False)))), False
-    if pa.types.is_boolean(kind) or pa.types.is_floating(kind):
-        return lambda values: raw_texts(values.cast(pa.utf8())), False
-    if pa.types.is_decimal(kind):
-        return lambda values: Texts(*kernels.decimal_text(_words(values), kind.scale)), False
-    if pa.types.is_date(kind):
-        return lambda values: Texts(*kernels.date_text(_numbers(values))), True
-    if pa.types.is_time(kind):
-        return lambda values: Texts(*kernels.time_text(_numbers(values))), True
-    if pa.types.is_timestamp(kind):
-        return lambda values: Texts(*kernels.timestamp_text(_numbers(values), kind.tz is not None)), True
-    if pa.types.is_binary(kind):
-        return lambda values: Texts(*kernels.base64_text(*_binary_view(values))), True
-    return string_texts, True
+def _lossy_decimals(values: pa.Array, texts: Texts) -> ExactValues | None:
+    """The literals (large_binary) of decimals that a double does not hold."""
+    rows = lossy_numbers(texts)
+    rows = np.sort(rows[values.is_valid().to_numpy(zero_copy_only=False)[rows]])
+    if len(rows) == 0:
+        return None
+    return ExactValues(rows, join([Piece(raw_texts(texts.to_array().take(pa.array(rows))), b'"', b'"')]).to_array())
 
 
-def _states(values: pa.Array, absent: Mask | None) -> Bytes | None:
+def _zeros_at_the_end(values: pa.Array, _: Texts) -> ExactValues | None:
+    """The literals (large_binary) of a key's numbers that would not come back from a double with the text that names their document."""
+    odd = pc.fill_null(pc.not_equal(trimmed(values), values), False)
+    rows = np.flatnonzero(odd.to_numpy(zero_copy_only=False))
+    return ExactValues(rows, join([Piece(string_texts(values.filter(odd)), b'"', b'"')]).to_array()) if len(rows) else None
+
+
+class _Encoder(NamedTuple):
+    encode: Callable[[pa.Array], Texts]
+    """Where a value is NULL anything may be written."""
+    quote: bytes = b'"'
+    odd: Callable[[pa.Array, Texts], ExactValues | None] | None = None
+    """The literals (large_binary) that ``encode`` cannot write."""
+
+
+def _encoder(held: pa.DataType, kind: Kind, doubles: bool, *, key: bool = False) -> _Encoder:
+    """What writes a column of this Arrow type as values of the kind."""
+    if pa.types.is_string(held):
+        odd = _zeros_at_the_end if key and doubles and kind is Leaf.NUMBER else None
+        return (
+            _Encoder(string_texts) if kind is Leaf.TEXT else _Encoder(partial(literal_texts, kind=kind, doubles=doubles), b"", odd)
+        )
+    if kind in JSON_KINDS or (kind is Leaf.TEXT and not pa.types.is_date(held) and not pa.types.is_time(held)):
+        as_text = _encoder(pa.utf8(), kind, doubles)
+        return _Encoder(lambda values: as_text.encode(canonical_text(values)), as_text.quote)
+    if pa.types.is_integer(held):
+        return _Encoder(lambda values: Texts(*kernels.integer_text(readonly(_numbers(values).astype(np.int64, copy=False)))), b"")
+    if pa.types.is_boolean(held) or pa.types.is_floating(held):
+        odd = _odd_floats if pa.types.is_floating(held) else None
+        return _Encoder(lambda values: raw_texts(values.cast(pa.utf8())), b"", odd)
+    if pa.types.is_decimal(held):
+        lossy = _lossy_decimals if doubles and held.scale and held.precision > DOUBLE_DIGITS else None
+        return _Encoder(lambda values: Texts(*kernels.decimal_text(_words(values), held.scale)), b"", lossy)
+    if pa.types.is_date(held):
+        return _Encoder(lambda values: Texts(*kernels.date_text(_numbers(values))))
+    if pa.types.is_time(held):
+        return _Encoder(lambda values: Texts(*kernels.time_text(_numbers(values))))
+    if pa.types.is_timestamp(held):
+        return _Encoder(lambda values: Texts(*kernels.timestamp_text(_numbers(values), held.tz is not None)))
+    return _Encoder(lambda values: Texts(*kernels.base64_text(*binary_view(values))))
+
+
+def _states(values: pa.Array, exact: ExactValues | None, absent: Mask | None, null: int) -> Bytes | None:
+    """``null``: what stands in the place of NULL."""
     if values.null_count == 0 and absent is None:
         return None
     states: Bytes = values.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)  # NULL is 1, VALUE is 0
     assert (VALUE, NULL) == (0, 1)
+    if exact is not None:
+        states[exact.rows] = VALUE
+    if null != NULL:
+        states[states == NULL] = null
     if absent is not None:
         states[absent] = ABSENT
     return states
@@ -240,24 +378,11 @@ def _deleted(batch: pa.RecordBatch) -> Mask | None:
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
     """The values' own buffer; what stands at a NULL is anything (mostly 0)."""
-    return _view(values.buffers()[1], np.dtype(f"i{values.type.bit_width // 8}"), len(values), values.offset)
+    return view(values.buffers()[1], np.dtype(f"i{values.type.bit_width // 8}"), len(values), values.offset)
 
 
 def _words(values: pa.Array) -> npt.NDArray[Any]:
-    return _view(values.buffers()[1], np.dtype(np.uint64), 2 * len(values), 2 * values.offset)
-
-
-def _view(buffer: Any, dtype: np.dtype[Any], count: int, offset: int) -> npt.NDArray[Any]:
-    """Read-only, without a copy."""
-    return _readonly(np.frombuffer(buffer, dtype, count, offset * dtype.itemsize) if count else np.empty(0, dtype))
-
-
-def _binary_view(values: pa.Array) -> tuple[Bytes, Offsets]:
-    """(data, int64 offsets) of a utf8, binary or large array; the data is not copied."""
-    dtype = np.dtype(np.int64 if pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type) else np.int32)
-    _, offsets, data = values.buffers()
-    own = _view(offsets, dtype, len(values) + 1, values.offset) if offsets else np.zeros(1, dtype)
-    return _readonly(np.frombuffer(data, np.uint8) if data else _NOTHING), _readonly(own.astype(np.int64, copy=False))
+    return view(values.buffers()[1], np.dtype(np.uint64), 2 * len(values), 2 * values.offset)
 
 
 def _odd_float(value: float) -> bytes:
@@ -267,12 +392,7 @@ def _odd_float(value: float) -> bytes:
 
 
 def _empty(rows: int) -> Texts:
-    return Texts(_NOTHING, np.zeros(rows + 1, np.int64))
-
-
-def _readonly(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    array.flags.writeable = False
-    return array
+    return Texts(NOTHING, np.zeros(rows + 1, np.int64))
 
 
 def _bytes(text: bytes) -> Bytes:

@@ -421,6 +421,9 @@ class MemorySink:
 
     def make_visible(self) -> None: ...
 
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:  # noqa: ARG002
+        return rows
+
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
         rows = self._store.rows.get(table.qualified, {})
         yield _batch([row for _, row in rows.values() if row is not None], table)

@@ -44,6 +44,7 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
     "BUSY": (True, "another client's script blocks the server: SCRIPT KILL"),
     "UNKILLABLE": (True, "another client's script blocks the server"),
     "MISCONF": (True, "the server cannot write its data to disk: see its log"),
+    "EXECABORT": (True, "see the server's log: it has not carried out a transaction"),
     "TRYAGAIN": (True, "wait until the cluster has settled"),
     "CLUSTERDOWN": (True, "wait until the cluster is up"),
     "MOVED": (False, "use a server that is not in cluster mode"),

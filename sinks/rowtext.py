@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -101,6 +101,18 @@ def row_keys(texts: pa.RecordBatch, batch: pa.RecordBatch, table: Table) -> pa.A
     """The same as ``keys``, where ``row_text`` has been asked already."""
     parts = [texts.column(column.name) for column in table.key]
     return join_key(parts, SEPARATOR if len(parts) > 1 else "") if parts else batch.column(POSITION).cast(pa.utf8())
+
+
+def rows_with_keys(batches: Iterable[pa.RecordBatch], keys: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+    """Of rows of texts those that have these keys (columns named as the key's)."""
+    wanted = set(zip(*(column.to_pylist() for column in keys.columns), strict=True))
+    schema = pa.schema([pa.field(name, pa.utf8()) for name in table.names])
+    found = []
+    for rows in batches:
+        texts = zip(*(rows.column(name).to_pylist() for name in keys.schema.names), strict=True)
+        found.append(rows.filter(pa.array([key in wanted for key in texts], pa.bool_())))
+    whole = pa.Table.from_batches(found, schema).combine_chunks()
+    return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema)
 
 
 def join_key(parts: list[pa.Array], separator: str) -> pa.Array:

@@ -116,7 +116,7 @@ def compare(
         def tell(phase: str) -> None:
             progress(Progress(sink.name, table.qualified, phase, source.rows, store.rows, target.expected_rows))
 
-        reading = pool.submit(_fill, source, rows.scan(lambda: not store_failed.is_set()))
+        reading = pool.submit(_fill, source, (sink.as_held(part, table) for part in rows.scan(lambda: not store_failed.is_set())))
         if target.captured:
             for batch in sink.scan(table):
                 store.add(batch)

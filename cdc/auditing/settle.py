@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from cdc.model.table import Table
 from cdc.source.rows import snapshot
 from sinks.audit import key_indices
 from sinks.contract import Sink
+from sinks.render.meaning import plain_key
 from sinks.settling import Differing, Look, joined, look
 
 LISTED_KEYS: Final = 20
@@ -45,7 +47,7 @@ def settle(
         if number:
             time.sleep(ROUND_PAUSE_S * number)
         with snapshot(database.connection) as lsn:
-            before = [_source_look(database, audited, seed) for audited in left]
+            before = [_source_look(database, sink, audited, seed) for audited in left]
         applied = caught_up(lsn)
         sink.make_visible()
         stored = []
@@ -53,7 +55,7 @@ def settle(
             progress(Progress(sink.name, audited.target.table.qualified, "settling", audited.source_rows, audited.store_rows))
             stored.append(_store_look(sink, audited, seed))
         with snapshot(database.connection):
-            after = [_source_look(database, audited, seed) for audited in left]
+            after = [_source_look(database, sink, audited, seed) for audited in left]
         for audited, source, store, again in zip(left, before, stored, after, strict=True):
             audited.lsn, audited.applied = lsn, applied
             differing = audited.settling.round(source.seen, store.seen, again.seen)
@@ -66,8 +68,14 @@ class _Seen:
     rows: Sequence[pa.RecordBatch]
 
 
-def _source_look(database: SourceSide, audited: TableInWork, seed: int) -> _Seen:
-    return _look(audited, database.rows(audited.target.table).fetch, seed)
+def _source_look(database: SourceSide, sink: Sink, audited: TableInWork, seed: int) -> _Seen:
+    table = audited.target.table
+    rows, held = database.rows(table), partial(sink.as_held, table=table)
+
+    def fetch(keys: pa.RecordBatch) -> list[pa.RecordBatch]:
+        return [held(part) for part in rows.fetch(keys)] if plain_key(table) else rows.fetch_meant(keys, held)
+
+    return _look(audited, fetch, seed)
 
 
 def _store_look(sink: Sink, audited: TableInWork, seed: int) -> _Seen:

@@ -27,6 +27,8 @@ class Column:
     attnum: int = 0
     protected: str = ""
     """The policy that stands between the source's values and these (``mask``, ``hmac:KEYID``, ``encrypt:KEYID``; ``cdc.privacy``)."""
+    structure: str = ""
+    """What a type that is not the server's own is made of (``cdc.model.structure``); empty where its values are plain text to us."""
 
 
 @dataclass(frozen=True)

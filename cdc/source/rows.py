@@ -100,7 +100,7 @@ class SourceRows:
         Keys that are equal to Postgres but other text (numeric 1.0 and 1.00) find each other's rows.
         """
         if any(column.protected for column in self._table.key):
-            return self._fetch_protected(keys)
+            return self.fetch_meant(keys, lambda rows: rows)
         try:
             with self._connection.transaction():
                 return list(self._fetch(self._typed_match(keys)))
@@ -114,11 +114,11 @@ class SourceRows:
         )
         return self._copy(query, self._schema.append(pa.field(VERSION, pa.utf8())), lambda: True)
 
-    def _fetch_protected(self, keys: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Which rows have these keys shows only once the policies have been applied: reads the whole table."""
+    def fetch_meant(self, keys: pa.RecordBatch, meant: Callable[[pa.RecordBatch], pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """As ``fetch``, where only the rows as ``meant`` gives them show which of them have these keys: reads the whole table."""
         wanted = set(zip(*(column.to_pylist() for column in keys.columns), strict=True))
         found = []
-        for rows in self._fetch(sql.SQL("true")):
+        for rows in map(meant, self._fetch(sql.SQL("true"))):
             texts = zip(*(rows.column(name).to_pylist() for name in keys.schema.names), strict=True)
             found.append(rows.filter(pa.array([key in wanted for key in texts], pa.bool_())))
         return found

@@ -55,7 +55,7 @@ class Barriers:
         self._record(topic, known.shapes.get(topic) or Shape(table, START), keys.prefix)
 
     def truncate(self, topic: str, position: Position) -> Outcome:
-        self._sweep(topic, Position(position - 1))
+        self._sweep(topic, position)
         self._finish(topic, position, {f"base:{topic}": Base(position).encode()})
         self._known.bases[topic] = Base(position)
         return Outcome(1)
@@ -68,10 +68,10 @@ class Barriers:
         now, dead = Shape(table, position), Letters()
         base = Base(position) if gone else known.bases.get(topic, Base())
         if gone:
-            self._sweep(topic, Position(position - 1))
+            self._sweep(topic, position)
         elif held is not None and keys is not None and (not known.holds(topic) or rewrites(held.table, table)):
             self._begin(topic, now)
-            dead, base = self._moved(topic, keys, Position(position - 1)), Base(position, rewritten=True)
+            dead, base = self._moved(topic, keys, position), Base(position, rewritten=True)
         given = {f"shape:{topic}": ledger.encode_shape(now), f"base:{topic}": base.encode()}
         self._conclude(topic, position, given, keys, why)
         known.shapes[topic], known.bases[topic] = now, base
@@ -82,7 +82,7 @@ class Barriers:
         known = self._known
         for topic, shape in list(known.coming.items()):
             keys = known.check(shape.table)
-            self._moved(topic, keys, Position(shape.position - 1))
+            self._moved(topic, keys, shape.position)
             base = Base(shape.position, rewritten=True)
             given = {f"shape:{topic}": ledger.encode_shape(shape), f"base:{topic}": base.encode()}
             self._conclude(topic, shape.position, given, keys, "")
@@ -106,31 +106,32 @@ class Barriers:
                 raise
             return None, str(error)
 
-    def _moved(self, topic: str, keys: TableKeys, upto: Position) -> Letters:
-        """Every row under its new definition; under another key, where that gives it one."""
+    def _moved(self, topic: str, keys: TableKeys, position: Position) -> Letters:
+        """Every row under the definition that the change at this position brings; under another key, where that gives it one."""
         known = self._known
         if known.holds(topic) and not sweep.same_names(known.keys(known.shapes[topic].table), keys):
-            self._sweep(topic, upto)
-        dead = self._rewrite(keys.table, keys, upto)
+            self._sweep(topic, position)
+        dead = self._rewrite(keys.table, keys, Position(position - 1), position)
         crashpoint("cache.schema.rewritten")
         return dead
 
-    def _sweep(self, topic: str, upto: Position) -> None:
-        """Takes every key away that the table may have."""
+    def _sweep(self, topic: str, position: Position) -> None:
+        """Takes every key away that the table may have before the change at this position."""
         known = self._known
         if known.holds(topic):
             keys = known.keys(known.shapes[topic].table)
-            names = sweep.names(self._log, keys, known.bases.get(topic, Base()), upto)
-            self._writing.delete(known.chain(topic), names)
+            names = sweep.names(self._log, keys, known.bases.get(topic, Base()), Position(position - 1))
+            self._writing.delete(known.chain(topic), names, position)
             crashpoint("cache.swept")
 
-    def _rewrite(self, shape: Table, keys: TableKeys, upto: Position) -> Letters:
+    def _rewrite(self, shape: Table, keys: TableKeys, upto: Position, until: Position | None = None) -> Letters:
+        """Every row as of ``upto``. ``until``: the position of the change that asks for it."""
         rows = sweep.rows(self._log, shape, upto)
         form = FORMS[self._known.projection.value]
-        return self._writing.write(self._known.chain(shape.qualified), rows, keys, form, moves=False)
+        return self._writing.rewrite(self._known.chain(shape.qualified), rows, keys, form, until)
 
     def _begin(self, topic: str, coming: Shape) -> None:
-        self._run(topic, [self._transactions.set({f"coming:{topic}": ledger.encode_shape(coming)})])
+        self._run(topic, [self._transactions.set({f"coming:{topic}": ledger.encode_shape(coming)})], coming.position)
 
     def _conclude(self, topic: str, position: Position, given: dict[str, str], keys: TableKeys | None, why: str) -> None:
         """The last transaction of a change. A table without keys has no prefix; with a reason, its rows are set aside from now on."""
@@ -171,9 +172,9 @@ class Barriers:
             self._run(topic, [self._transactions.set({f"shape:{topic}": ledger.encode_shape(shape), f"aside:{topic}": why})])
             known.shapes[topic], known.aside[topic] = shape, why
 
-    def _run(self, topic: str, commands: list[bytes]) -> None:
+    def _run(self, topic: str, commands: list[bytes], until: int | None = None) -> None:
         """A change of the ledger that moves nothing."""
-        self._transactions.stream(self._known.chain(topic), [self._transactions.part(topic, commands)])
+        self._transactions.stream(self._known.chain(topic), [self._transactions.part(topic, commands)], until)
 
     # -- another projection -------------------------------------------------------------------------------------------
 

@@ -45,18 +45,24 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a transaction sees of the ledger. ``at``: the table's own progress; None before its first write."""
+    """What a transaction sees of the ledger. ``at``: the table's own progress; None before its first write. ``sure``: what of it the writer
+    had been told of when it wrote ``at``; None: all."""
 
     log: str
     history: str
     epoch: int
     position: int
     at: int | None = None
+    sure: int | None = None
 
     @property
     def progress(self) -> int:
         """A commit covers every table."""
         return max(self.position, self.at or 0)
+
+    @property
+    def confirmed(self) -> int:
+        return max(self.position, (self.at or 0) if self.sure is None else self.sure)
 
 
 def answer(seen: Seen | None, writer: Writer, after: int, upto: int) -> Answer:

@@ -19,6 +19,7 @@ from sinks.cache.keytemplate import TableKeys
 from sinks.cache.server import Server
 from sinks.cache.values import Fields, Form
 from sinks.contract import audit_schema
+from sinks.render.meaning import plain_key
 
 SCAN_COUNT: Final = 2000
 READ_KEYS: Final = 500
@@ -75,9 +76,19 @@ def rows_of(
         alone = [rows_of([name], [fields], keys, form) for name, fields in there] if len(there) > 1 else []
         batches = [rows for _, rows in alone]
         return [name for mine, _ in alone for name in mine], together(batches, keys.table)
-    named = keys.texts_of_keys(rows).to_array().to_pylist() if there else []
-    mine = [name == own for (name, _), own in zip(there, named, strict=True)]
+    mine = _named_by_themselves(there, rows, keys)
     return [name for (name, _), is_mine in zip(there, mine, strict=True) if is_mine], rows.filter(pa.array(mine, pa.bool_()))
+
+
+def _named_by_themselves(there: Sequence[tuple[bytes, Fields]], rows: pa.RecordBatch, keys: TableKeys) -> list[bool]:
+    if not there:
+        return []
+    if not plain_key(keys.table):
+        # What such a key means is not what its name is made of: then a row is what has the key's columns, and none that the table lacks.
+        needed, known = {column.name for column in keys.table.key}, set(keys.table.names)
+        return [needed <= fields.keys() <= known for _, fields in there]
+    named = keys.texts_of_keys(rows).to_array().to_pylist()
+    return [name == own for (name, _), own in zip(there, named, strict=True)]
 
 
 def together(batches: Sequence[pa.RecordBatch], table: Table) -> pa.RecordBatch:

@@ -4,9 +4,12 @@ A *part* is one transaction's bytes up to, and without, its EXEC, which is sent 
 
     EXEC                                   of the part before: whoever sends the first one, or has to give up, cuts it off
     WATCH ledger / HMGET ledger … / MULTI  the look at the ledger
-    DEL key …                              deleted rows; with hashes every row, so that no field of an older row is left
+    DEL key …                              deleted rows; with hashes also those that may have left a field there which they no longer have
     MSET key value …                       or, with hashes, HSET key field value … for each row
-    HSET ledger … progress upto            missing in a part that moves nothing
+    HSET ledger … progress                 missing in a part that moves nothing
+
+With hashes the progress has two numbers: the part's last position, and that of the part before, whose answer has been read. An HSET fails
+where somebody has put a key of another type; the server carries out the rest all the same, and only its answer says so.
 
 Within a part the last change of a key wins, so a key stands in it once and the order of the commands does not matter.
 """
@@ -45,7 +48,9 @@ class Frame:
     look: bytes
     """WATCH, the questions to the ledger, MULTI."""
     move: bytes
-    """The last command but for the new progress, which is its last item; empty when the parts move nothing."""
+    """The last command up to the new progress; empty when the parts move nothing."""
+    sure: bytes = b""
+    """What stands between that and the progress of the part before; empty when the new progress is the last item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Limits:
 class Rows:
     """What is to be written: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
 
-    gone: 1 where the row's key is to be deleted. positions: rising.
+    gone: 1 where the row's key is to be deleted. positions: rising. clear: 1 where a hash may have fields that the row has not.
     """
 
     keys: Texts
@@ -66,6 +71,7 @@ class Rows:
     gone: npt.NDArray[np.uint8]
     positions: npt.NDArray[np.int64]
     items: npt.NDArray[np.int64] | None = None
+    clear: npt.NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +81,20 @@ class Part:
     data: memoryview
     commands: int
     upto: int | None
-    """The table's progress behind it; None when it moves nothing."""
+    """The table's progress once its answer has been read; None when it moves nothing."""
+    sure: int | None = None
+    """The progress that it says is sure; None where it does not say."""
 
 
-def parts_of(frame: Frame, rows: Rows, limits: Limits) -> list[Part]:
+def parts_of(frame: Frame, rows: Rows, limits: Limits, after: int = 0) -> list[Part]:
+    """``after``: the table's progress before the first of them."""
     count = len(rows.keys)
     if count == 0:
         return []
-    head, move = np.frombuffer(EXEC + frame.look, np.uint8), np.frombuffer(frame.move, np.uint8)
+    head, move, sure = (np.frombuffer(text, np.uint8) for text in (EXEC + frame.look, frame.move, frame.sure))
     items = _NO_FIELDS if rows.items is None else rows.items
     texts = 2 * len(rows.keys.data) + len(rows.values.data) + count * (3 * _ITEM_BYTES + _COMMAND_BYTES)
-    per_part = len(head) + len(move) + 4 * _COMMAND_BYTES
+    per_part = len(head) + len(move) + len(sure) + 4 * _COMMAND_BYTES
     out = np.empty(texts + count * per_part, np.uint8)  # an upper bound; pages never written cost nothing
     slots = np.empty(_power_of_two(_SLOTS_PER_ROW * min(limits.rows, count)), np.int64)
     found = _write_parts(
@@ -94,16 +103,16 @@ def parts_of(frame: Frame, rows: Rows, limits: Limits) -> list[Part]:
         (rows.keys.data, rows.keys.offsets),
         (rows.values.data, rows.values.offsets),
         items,
-        rows.gone,
+        (rows.gone, np.zeros(count, np.uint8) if rows.clear is None else rows.clear),
         rows.positions,
-        (head, move),
-        (limits.rows, limits.bytes),
+        (head, move, sure),
+        (limits.rows, limits.bytes, after),
     )
-    view, moves = memoryview(out.data), bool(frame.move)
+    view = memoryview(out.data)
     starts = [0, *found[:, 0].tolist()]
     return [
-        Part(view[start:end], commands, upto if moves else None)
-        for start, (end, commands, upto) in zip(starts, found.tolist(), strict=False)
+        Part(view[start:end], commands, upto if frame.move else None, before if frame.sure else None)
+        for start, (end, commands, upto, before) in zip(starts, found.tolist(), strict=False)
     ]
 
 
@@ -197,17 +206,18 @@ def _mark_last(slots: Any, data: Any, offsets: Any, first: int, end: int, writte
 
 @kernel
 def _write_parts(
-    out: Any, slots: Any, keys: Any, values: Any, items: Any, gone: Any, positions: Any, frame: Any, limits: Any
+    out: Any, slots: Any, keys: Any, values: Any, items: Any, flags: Any, positions: Any, frame: Any, limits: Any
 ) -> Any:
-    """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row."""
+    """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row and of the part before."""
     key_data, key_offsets = keys
     value_data, value_offsets = values
-    head, move = frame
-    rows_max, bytes_max = limits
+    head, move, sure = frame
+    gone, clear = flags
+    rows_max, bytes_max, upto = limits
     hashes = len(items) > 0
     rows = len(key_offsets) - 1
     written = np.empty(rows, np.uint8)
-    found = np.empty((rows, 3), np.int64)
+    found = np.empty((rows, 4), np.int64)
     parts = 0
     at = 0
     first = 0
@@ -216,22 +226,19 @@ def _write_parts(
         while end < rows and end - first < rows_max and value_offsets[end + 1] - value_offsets[first] <= bytes_max:
             end += 1
         _mark_last(slots, key_data, key_offsets, first, end, written)
-        deleted = 0
+        removed = 0
         put = 0
         for row in range(first, end):
             if written[row]:
-                if gone[row]:
-                    deleted += 1
-                else:
-                    put += 1
+                removed += gone[row] | clear[row]
+                put += 1 - gone[row]
         commands = 0
         at = _put(out, at, head, 0, len(head))
-        removed = deleted + put if hashes else deleted
         if removed > 0:
             at = _put_size(out, at, _STAR, 1 + removed)
             at = _put(out, at, _DEL, 0, len(_DEL))
             for row in range(first, end):
-                if written[row] and (hashes or gone[row]):
+                if written[row] and (gone[row] or clear[row]):
                     at = _put_item(out, at, key_data, key_offsets, row)
             commands += 1
         if put > 0 and not hashes:
@@ -254,10 +261,16 @@ def _write_parts(
             at = _put(out, at, move, 0, len(move))
             at = _put_size(out, at, _DOLLAR, _width(positions[end - 1]))
             at = _put_line(out, at, positions[end - 1])
+            if len(sure) > 0:
+                at = _put(out, at, sure, 0, len(sure))
+                at = _put_size(out, at, _DOLLAR, _width(upto))
+                at = _put_line(out, at, upto)
             commands += 1
         found[parts, 0] = at
         found[parts, 1] = commands
-        found[parts, 2] = positions[end - 1]
+        found[parts, 3] = upto
+        upto = positions[end - 1]
+        found[parts, 2] = upto
         parts += 1
         first = end
     return found[:parts]

@@ -33,6 +33,9 @@ from sinks.cache.transactions import Answers, Commands, Transactions, lost
 from sinks.cache.values import FORMS, Form
 from sinks.cache.writing import Rowwriter
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, matches
+from sinks.jsontext import meant_rows
+from sinks.render.meaning import plain_key
+from sinks.rowtext import rows_with_keys
 
 
 class CacheSink:
@@ -88,6 +91,7 @@ class CacheSink:
         known = self._known
         if (cut.position, cut.commit_lsn) <= (known.applied.position, known.applied.commit_lsn):
             return
+        self._barriers()
         self._follow_history()
         touched = {topic: known.chain(topic).at for topic in sorted(known.touched)}
         crashpoint("cache.commit.begun")
@@ -196,6 +200,7 @@ class CacheSink:
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         if len(changes) == 0:
             return NOTHING
+        barriers = self._barriers()
         self._follow_history()
         table, topic = table_of(changes.schema), table_of(changes.schema).qualified
         known = self._known.progress(topic)
@@ -205,9 +210,9 @@ class CacheSink:
             return stale
         self._known.touched.add(topic)
         if changes.column(OP)[0].as_py() == Op.TRUNCATE:
-            return self._barriers().truncate(topic, Position(first_position(changes)))
+            return barriers.truncate(topic, Position(first_position(changes)))
         if (change := schema_change_of(changes)) is not None:
-            return self._barriers().reshape(change, Position(first_position(changes)))
+            return barriers.reshape(change, Position(first_position(changes)))
         return self._written(fresh, table) + stale
 
     def _written(self, fresh: pa.RecordBatch, table: Table) -> Outcome:
@@ -216,7 +221,7 @@ class CacheSink:
             self._barriers().prepare(table)
         if not known.holds(table.qualified):
             return self._writing.set_aside(chain, fresh, known.aside[table.qualified])
-        dead = self._writing.write(chain, [fresh], known.keys(table), self._form, moves=True)
+        dead = self._writing.write(chain, fresh, known.keys(table), self._form)
         return Outcome(len(fresh) - len(dead), 0, dead)
 
     def _barriers(self) -> Barriers:
@@ -230,6 +235,9 @@ class CacheSink:
 
     def make_visible(self) -> None: ...
 
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
@@ -242,6 +250,8 @@ class CacheSink:
                 yield self._rows(names, table)
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not plain_key(table):  # what such a key means is not what its name is made of
+            return rows_with_keys(self.scan(table), keys, table)
         try:
             names = self._known.keys(table).texts_of_keys(keys).to_array().to_pylist()
         except ConfigError:

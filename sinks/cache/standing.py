@@ -37,7 +37,7 @@ class Standing:
             store,
             held.projection,
             applied,
-            {topic: Chain(topic, max(at, least)) for topic, at in held.at.items()},
+            {topic: Chain(topic, at, held.sure.get(topic), max(held.sure.get(topic, at), least)) for topic, at in held.at.items()},
             dict(held.shapes),
             dict(held.coming),
             dict(held.prefixes),
@@ -46,11 +46,11 @@ class Standing:
         )
 
     def chain(self, topic: str) -> Chain:
-        return self.chains.setdefault(topic, Chain(topic, None))
+        return self.chains.setdefault(topic, Chain(topic))
 
     def progress(self, topic: str) -> Position:
         chain = self.chains.get(topic)
-        return Position(max(self.applied.position, (chain.at if chain is not None else None) or 0))
+        return Position(max(self.applied.position, chain.upto if chain is not None else 0))
 
     def holds(self, topic: str) -> bool:
         """Whether the store has keys for this table: then it must be able to name them."""

@@ -21,13 +21,14 @@ from sinks.cache import ledger
 from sinks.cache.fence import Answer, Seen, Writer, answer
 from sinks.cache.resp import EXEC, MULTI, Frame, Part
 from sinks.cache.server import Server
-from sinks.cache.wire import Refused, Reply, Wire, command
+from sinks.cache.wire import Refused, Reply, Wire, bulk, command
 from sinks.contract import EpochPassed
 
 _DISCARD: Final = command("DISCARD")
 _UNWATCH: Final = command("UNWATCH")
 _OK: Final = b"+OK\r\n"
 _QUEUED: Final = b"+QUEUED\r\n"
+_NOTHING: Final = bulk(b"")
 _TRIES: Final = 5
 """Of a change to the ledger that others touched meanwhile."""
 
@@ -35,12 +36,26 @@ Commands = Sequence[bytes]
 Answers = list[bytes | None]
 
 
+class OddKey(StoreError):
+    """A write failed for the key that it came to, one of another type than ours; the others of its transaction were made."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(
+            f"store {store}: a key of another program is in the way",
+            retryable=False,
+            hint="give the store another `key`, or another name",
+        )
+
+
 @dataclass(slots=True)
 class Chain:
-    """One table's writes: its own progress, as the writer left it in the ledger (None: there is none yet)."""
+    """One table's writes. ``at`` and ``sure``: its progress, as the writer left it in the ledger (None: there is none yet)."""
 
     topic: str
-    at: int | None
+    at: int | None = None
+    sure: int | None = None
+    upto: int = 0
+    """The progress that answers have confirmed."""
 
 
 class Transactions:
@@ -55,17 +70,21 @@ class Transactions:
         """The applied position, as the writer left it in the ledger."""
 
     def progress(self, chain: Chain) -> int:
-        return max(self.position, chain.at or 0)
+        return max(self.position, chain.upto)
 
-    def frame(self, topic: str, *, moves: bool) -> Frame:
-        """Around a table's parts."""
-        look = command("WATCH", self._key) + command("HMGET", self._key, *ledger.LOOK, f"at:{topic}") + MULTI
-        move = command("HSET", self._key, "epoch", self.writer.epoch, f"at:{topic}", "") if moves else b""
-        return Frame(look, move.removesuffix(b"$0\r\n\r\n"))
+    def frame(self, topic: str, *, moves: bool, sure: bool = False) -> Frame:
+        """Around a table's parts. ``sure``: they say what had been confirmed before them, too."""
+        look = command("WATCH", self._key) + command("HMGET", self._key, *ledger.LOOK, f"at:{topic}", f"sure:{topic}") + MULTI
+        if not moves:
+            return Frame(look, b"")
+        later = [f"sure:{topic}", ""] if sure else []
+        move = command("HSET", self._key, "epoch", self.writer.epoch, f"at:{topic}", "", *later)
+        before, after, *_ = move.split(_NOTHING)
+        return Frame(look, before, after)
 
     def part(self, topic: str, commands: Commands, upto: int | None = None) -> Part:
         """A part of a few commands."""
-        moved = [self.set({f"at:{topic}": str(upto)})] if upto is not None else []
+        moved = [self.set({f"at:{topic}": str(upto)}), self.remove(f"sure:{topic}")] if upto is not None else []
         data = EXEC + self.frame(topic, moves=False).look + b"".join([*commands, *moved])
         return Part(memoryview(data), len(commands) + len(moved), upto)
 
@@ -77,8 +96,11 @@ class Transactions:
     def remove(self, *fields: str) -> bytes:
         return command("HDEL", self._key, *fields)
 
-    def stream(self, chain: Chain, parts: Iterable[Part]) -> None:
-        """Carries them out, one after the other. ``chain`` moves with each that was. Raises StoreError, EpochPassed."""
+    def stream(self, chain: Chain, parts: Iterable[Part], until: int | None = None) -> None:
+        """Carries them out, one after the other. ``chain`` moves with each that was. Raises StoreError, EpochPassed.
+
+        until: the position of the change that parts belong to which move nothing; where the table is past it, they are not carried out.
+        """
         with self._server.errors():
             wire = self._server.wire
             before: Part | None = None
@@ -87,7 +109,7 @@ class Transactions:
                 self._send(wire, part, closing)
                 if before is not None:
                     self._finish(wire, chain, before, closing)
-                closing = EXEC if self._may(wire, chain, part) else _DISCARD
+                closing = EXEC if self._may(wire, chain, part, until) else _DISCARD
                 before = part
                 crashpoint("cache.write.sent")
             if before is not None:
@@ -127,26 +149,29 @@ class Transactions:
             wire.send(closing)
             wire.send(part.data[len(EXEC) :])
 
-    def _may(self, wire: Wire, chain: Chain, part: Part) -> bool:
+    def _may(self, wire: Wire, chain: Chain, part: Part, until: int | None) -> bool:
         """Reads the ledger's answer in this part. False when the part was carried out before."""
         if not wire.expect(_OK):
             wire.reply()
+        end = until if part.upto is None else part.upto
         if not wire.expect(self._expected(chain)):
-            self._compare(chain, part, ledger.seen(_strings(wire.reply())))
-        return part.upto is None or part.upto > self.progress(chain)
+            self._compare(chain, end, ledger.seen(_strings(wire.reply())))
+        return end is None or end > self.progress(chain)
 
-    def _compare(self, chain: Chain, part: Part, seen: Seen | None) -> None:
+    def _compare(self, chain: Chain, end: int | None, seen: Seen | None) -> None:
         """The ledger is not quite where this writer left it."""
-        after = self.progress(chain)
-        self.refuse(answer(seen, self.writer, after, after if part.upto is None else part.upto), seen)
+        after = max(self.position, chain.at or 0)
+        found = answer(seen, self.writer, after, after if end is None else end)
+        self.refuse(Answer.LOST if end is None and found is Answer.ALREADY else found, seen)
         if seen is not None:
-            self.position, chain.at = seen.position, seen.at
+            self.position, chain.at, chain.sure = seen.position, seen.at, seen.sure
+            chain.upto = max(chain.upto, seen.confirmed)
 
     def _expected(self, chain: Chain) -> bytes:
         writer = self.writer
         known = (writer.log, writer.history, writer.epoch, self.position)
-        last = command(chain.at).removeprefix(b"*1\r\n") if chain.at is not None else b"$-1\r\n"
-        return b"*5\r\n" + command(*known).removeprefix(b"*4\r\n") + last
+        table = (bulk(str(one).encode()) if one is not None else b"$-1\r\n" for one in (chain.at, chain.sure))
+        return b"*6\r\n" + command(*known).removeprefix(b"*4\r\n") + b"".join(table)
 
     def _finish(self, wire: Wire, chain: Chain, part: Part, closing: bytes) -> None:
         """Reads what is left of a part's answers. Raises Refused, StoreError when it was not carried out."""
@@ -162,10 +187,13 @@ class Transactions:
             raise Refused(answered)
         if answered != b"*%d\r\n" % part.commands:
             raise lost(self._store)  # somebody touched the ledger after we had looked at it
-        if (failed := _first_error(wire.lines(part.commands))) is not None:
-            raise failed
+        failed = _first_error(wire.lines(part.commands))
         if part.upto is not None:
-            chain.at = part.upto
+            chain.at, chain.sure = part.upto, part.sure
+        if failed is not None:
+            raise OddKey(self._store)
+        if part.upto is not None:
+            chain.upto = part.upto
 
     def _decided(self, question: bytes, decide: Callable[[Reply], Commands | None]) -> bool:
         with self._server.errors():
@@ -178,6 +206,7 @@ class Transactions:
                     wire.send(_UNWATCH)
                     wire.reply()
                     return False
+                crashpoint("cache.change.looked")
                 wire.send(MULTI + b"".join(commands) + EXEC)
                 refused = _first_error(wire.lines(1 + len(commands)))
                 answered = wire.lines(1)

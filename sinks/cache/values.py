@@ -1,108 +1,126 @@
-"""What stands under a row's key, and the way back to the row: nothing but the table's columns.
+"""What stands under a row's key, and the way back to the row: nothing but the table's columns (``sinks.render`` says how).
 
-``json``: the document of ``sinks.jsonrows`` without the fields that are ours. ``hash``: a field per column with Postgres's text; a NULL
-column has none ('' is an empty field).
+``json``: a document. ``hash``: a field per column, a scalar's text, the JSON of everything else; a NULL column has none ('' is an empty
+field).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import redis
 
-from cdc.model.batch import OP, Op
+from cdc.model.pgtypes import canonical_text
 from cdc.model.table import Table
 from sinks.cache.wire import bulk
-from sinks.contract import audit_schema
 from sinks.jsonkernels import ABSENT, VALUE, integer_text
-from sinks.jsonrows import Piece, Texts, document_pieces, join, raw_texts
-from sinks.jsontext import parse, row_texts
-from sinks.rowtext import column_text, exact_values
+from sinks.jsonrows import QUOTE, Member, Piece, Texts, first_bytes, join, members, plain_documents, raw_texts
+from sinks.jsontext import from_fields, parse, row_texts
+from sinks.render.kinds import JSON_KINDS, Leaf
+from sinks.render.texts import readonly
 
 Fields = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Written:
-    """One value per row as ``resp.Rows`` takes it. ``items``: None where a value is one text."""
+    """One value per row as ``resp.Rows`` takes it. ``items``: None where a value is one text; ``partial``: 1 where a column has no field."""
 
     texts: Texts
     items: npt.NDArray[np.int64] | None = None
+    partial: npt.NDArray[np.uint8] | None = None
 
 
 class Form(Protocol):
     """One of the two forms that a value may have."""
 
+    may_fail: bool
+    """Whether a write fails where there is a key of another type."""
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         """Adds the question for this key's value, which ``read`` takes the answer to."""
         ...
 
-    def write(self, batch: pa.RecordBatch, table: Table) -> Written: ...
+    def write(self, batch: pa.RecordBatch, table: Table) -> Written:
+        """A deleted row's value may be anything."""
+        ...
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         """What the server holds under some keys as columns; None where it is nothing of ours."""
         ...
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        """Schema: ``audit_schema(table)``; a column that is missing is NULL."""
+        """Rows as the audit compares them. Schema: ``audit_schema(table)``; a column that is missing is NULL."""
         ...
 
 
 class Json:
+    may_fail = False
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
 
     def write(self, batch: pa.RecordBatch, table: Table) -> Written:
-        return Written(join(_clean(batch, table)))
+        return Written(plain_documents(batch, table))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_document(value) for value in values]
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        return row_texts([dict(one) for one in found], table)
+        return row_texts(found, table)
 
 
 class Hash:
+    may_fail = True
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
 
     def write(self, batch: pa.RecordBatch, table: Table) -> Written:
-        exact = exact_values(batch)
         pieces: list[Piece] = []
         items = np.zeros(len(batch), np.int64)
-        for column in table.columns:
-            texts = column_text(batch, column.name, exact)
-            there = texts.is_valid().to_numpy(zero_copy_only=False)
-            items += 2 * there
-            states = None if texts.null_count == 0 else np.where(there, VALUE, ABSENT).astype(np.uint8)
-            inside = raw_texts(texts)
-            sizes = Texts(*integer_text(_readonly(np.diff(inside.offsets))))
-            pieces.append(Piece(sizes, bulk(column.name.encode()) + b"$", b"\r\n", states=states))
-            pieces.append(Piece(inside, b"", b"\r\n", states=states))
-        return Written(join(pieces), items)
+        for member in members(batch, table):
+            texts = _bare(member, batch.column(member.column.name))
+            there = None if member.states is None else member.states == VALUE
+            states = None if there is None else np.where(there, VALUE, ABSENT).astype(np.uint8)
+            items += 2 if there is None else 2 * there
+            sizes = Texts(*integer_text(readonly(np.diff(texts.offsets))))
+            pieces.append(Piece(sizes, bulk(member.column.name.encode()) + b"$", b"\r\n", states=states))
+            pieces.append(Piece(texts, b"", b"\r\n", states=states))
+        return Written(join(pieces), items, (items < 2 * len(table.columns)).astype(np.uint8))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        columns = [pa.array([row.get(name) for row in found], pa.utf8()) for name in table.names]
-        return pa.RecordBatch.from_arrays(columns, schema=audit_schema(table))
+        return row_texts([from_fields(fields, table) for fields in found], table)
 
 
 FORMS: Final[Mapping[str, Form]] = {"json": Json(), "hash": Hash()}
 
 
-def _clean(batch: pa.RecordBatch, table: Table) -> list[Piece]:
-    """The document's pieces without the position and the mark of a delete that it begins with elsewhere. A delete has no value here."""
-    deletes = (batch.column(OP).to_numpy() == int(Op.DELETE)).any()
-    first, *others = document_pieces(batch, table)[2 if deletes else 1 :]
-    opened = dataclasses.replace(first, before=b"{" + first.before[1:], null=b"{" + first.null[1:])
-    return [opened, *others]
+def _bare(member: Member, values: pa.Array) -> Texts:
+    """A column's literals without what only JSON needs: a string's quotes and escapes. A string in a JSON column keeps them, as it is JSON."""
+    if member.quote:
+        # Where a text could need escapes, it is taken from the column itself.
+        return raw_texts(canonical_text(values)) if member.kind is Leaf.TEXT else member.texts
+    strings = first_bytes(member.texts) == QUOTE
+    if member.kind in JSON_KINDS:
+        strings = np.zeros(len(strings), np.bool_) if member.told is None else member.told
+    if member.states is not None:
+        strings &= member.states == VALUE
+    if not strings.any():
+        return member.texts
+    literals = member.texts.to_array()
+    bare = [json.loads(literal).encode() for literal in literals.filter(pa.array(strings)).to_pylist()]
+    return raw_texts(pc.replace_with_mask(literals, pa.array(strings), pa.array(bare, pa.large_binary())))
 
 
 def _document(value: Any) -> Fields | None:
@@ -122,8 +140,3 @@ def _fields(value: Any) -> Fields | None:
         return {name.decode(): text.decode() for name, text in value.items()}
     except UnicodeDecodeError:
         return None
-
-
-def _readonly(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    numbers.flags.writeable = False
-    return numbers

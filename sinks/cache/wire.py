@@ -15,7 +15,10 @@ class Refused(Exception):
     """The server answered an error. Its text may quote what was sent, so only its first word is kept."""
 
     def __init__(self, line: bytes) -> None:
-        word = line[1:].split(b" ", 1)[0].decode("ascii", "replace")
+        text = line[1:]
+        if text.startswith(b"EXECABORT"):  # why a transaction was not carried out stands behind that
+            text = text.partition(b"because of: ")[2] or text
+        word = text.strip().split(b" ", 1)[0].decode("ascii", "replace")
         self.code = word if word.isupper() and word.isalpha() else "ERR"
         super().__init__(self.code)
 

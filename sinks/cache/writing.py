@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -16,15 +17,15 @@ from cdc.model.position import Position
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.resp import Frame, Limits, Part, Rows, deletions, parts_of
-from sinks.cache.transactions import Chain, Transactions
+from sinks.cache.transactions import Chain, OddKey, Transactions
 from sinks.cache.values import Form
 from sinks.cache.wire import command
 from sinks.contract import DeadLetter, Outcome
 from sinks.deadletters import letter_id, letter_json
 from sinks.jsonrows import Texts
 
-LIMITS: Final = Limits(rows=250, bytes=1 << 19)
-"""Of one transaction. More at once are not written faster, and all other clients of the server wait meanwhile: here for half a millisecond."""
+LIMITS: Final = Limits(rows=500, bytes=1 << 19)
+"""Of one transaction. More at once are not written faster, and all other clients of the server wait meanwhile: here for a millisecond."""
 SLICE_ROWS: Final = 2048
 VALUE_BYTES_MAX: Final = 512 << 20
 """The server's own limit of one value (proto-max-bulk-len)."""
@@ -32,28 +33,54 @@ VALUE_BYTES_MAX: Final = 512 << 20
 Letters = tuple[DeadLetter, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """How rows become parts. ``after``: the table's progress before them; None where they leave it as it is."""
+
+    keys: TableKeys
+    form: Form
+    after: int | None
+    over: bool = False
+    """Nothing of what is there under their keys may stay."""
+
+
 class Rowwriter:
+    """The writer of one sink's rows."""
+
     def __init__(self, store: str, transactions: Transactions) -> None:
         self._letters = ledger.letters_of(store)
         self._transactions = transactions
         self._beside: ThreadPoolExecutor | None = None
 
-    def write(self, chain: Chain, batches: Iterable[pa.RecordBatch], keys: TableKeys, form: Form, *, moves: bool) -> Letters:
-        """Puts the rows there (and takes deleted ones away) and moves the table's progress along, or leaves it where it is.
+    def write(self, chain: Chain, batch: pa.RecordBatch, keys: TableKeys, form: Form) -> Letters:
+        """Puts a batch of the table's changes there, and moves its progress along.
 
-        ``keys``: those of the batches' definition. Returns what could not be held: there is nothing under its key then, and a letter.
+        ``keys``: those of the batch's definition. Returns what could not be held: there is nothing under its key then, and a letter.
         """
-        frame = self._transactions.frame(chain.topic, moves=moves)
-        made = partial(self._parts, chain.topic, frame, keys, form)
+        after = self._transactions.progress(chain)
+        try:
+            return self._write(chain, [batch], _Making(keys, form, after))
+        except OddKey:
+            # A key of another type is in the way of a hash. What no answer has confirmed goes again, over whatever is there.
+            return self._write(chain, [batch], _Making(keys, form, after, over=True))
+
+    def rewrite(
+        self, chain: Chain, batches: Iterable[pa.RecordBatch], keys: TableKeys, form: Form, until: int | None = None
+    ) -> Letters:
+        """Puts these rows there, over whatever is there, and leaves the table's progress where it is. ``until``: see ``Transactions.stream``."""
+        return self._write(chain, batches, _Making(keys, form, None, over=True), until)
+
+    def _write(self, chain: Chain, batches: Iterable[pa.RecordBatch], making: _Making, until: int | None = None) -> Letters:
+        frame = self._transactions.frame(chain.topic, moves=making.after is not None, sure=making.form.may_fail)
         found: list[DeadLetter] = []
         crashpoint("cache.write.begun")
-        self._transactions.stream(chain, self._streamed(made, batches, found))
+        self._transactions.stream(chain, self._streamed(partial(self._parts, chain.topic, frame), batches, making, found), until)
         return tuple(found)
 
-    def delete(self, chain: Chain, names: Iterable[Texts]) -> None:
+    def delete(self, chain: Chain, names: Iterable[Texts], until: int | None = None) -> None:
         """Takes these keys away, and leaves the table's progress where it is."""
         frame = self._transactions.frame(chain.topic, moves=False)
-        self._transactions.stream(chain, (part for texts in names for part in deletions(frame, texts, LIMITS)))
+        self._transactions.stream(chain, (part for texts in names for part in deletions(frame, texts, LIMITS)), until)
 
     def set_aside(self, chain: Chain, fresh: pa.RecordBatch, reason: str) -> Outcome:
         """Counts rows of a table that the store cannot hold, names the table once, and moves on. A delete of such a row is done."""
@@ -74,31 +101,32 @@ class Rowwriter:
             self._beside = None
 
     def _streamed(
-        self, made: partial[tuple[list[Part], Letters]], batches: Iterable[pa.RecordBatch], found: list[DeadLetter]
+        self,
+        parts_of_slice: Callable[[_Making, pa.RecordBatch], tuple[list[Part], Letters]],
+        batches: Iterable[pa.RecordBatch],
+        making: _Making,
+        found: list[DeadLetter],
     ) -> Iterator[Part]:
         """The parts of all slices; those of the next slice are made in a thread beside."""
-        slices = _slices(batches)
-        here = next(slices, None)
-        if here is None:
+        slices = _slices(making, batches)
+        if (first := next(slices, None)) is None:
             return
-        waiting = None
-        while here is not None or waiting is not None:
-            parts, letters = made(here) if waiting is None else waiting.result()
-            here = next(slices, None)
-            waiting = None if here is None else self._thread().submit(made, here)
+        parts, letters = parts_of_slice(*first)
+        for following in slices:
+            waiting = self._thread().submit(parts_of_slice, *following)
             found += letters
             yield from parts
-            if waiting is None:
-                return
+            parts, letters = waiting.result()
+        found += letters
+        yield from parts
 
     def _thread(self) -> ThreadPoolExecutor:
         if self._beside is None:
             self._beside = ThreadPoolExecutor(1, "cache-rows")
         return self._beside
 
-    def _parts(self, topic: str, frame: Frame, keys: TableKeys, form: Form, batch: pa.RecordBatch) -> tuple[list[Part], Letters]:
-        table = table_of(batch.schema)
-        written = form.write(batch, table)
+    def _parts(self, topic: str, frame: Frame, making: _Making, batch: pa.RecordBatch) -> tuple[list[Part], Letters]:
+        written = making.form.write(batch, table_of(batch.schema))
         positions = batch.column(POSITION).to_numpy()
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
         dead = (np.diff(written.texts.offsets) > VALUE_BYTES_MAX) & ~gone
@@ -108,8 +136,9 @@ class Rowwriter:
             reasons |= dict.fromkeys(np.flatnonzero(empty).tolist(), "a hash has no fields when every column is NULL")
             dead |= empty
         letters = tuple(DeadLetter(topic, Position(int(positions[row])), reason) for row, reason in sorted(reasons.items()))
-        rows = Rows(keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items)
-        return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS)], letters
+        clear = np.ones(len(batch), np.uint8) if making.over and written.items is not None else written.partial
+        rows = Rows(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items, clear)
+        return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS, making.after or 0)], letters
 
     def _lettered(self, topic: str, letters: Letters) -> list[Part]:
         if not letters:
@@ -118,7 +147,10 @@ class Rowwriter:
         return [self._transactions.part(topic, [command("HSET", self._letters, *items)])]
 
 
-def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _slices(making: _Making, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_Making, pa.RecordBatch]]:
     for batch in batches:
         for start in range(0, len(batch), SLICE_ROWS):
-            yield batch.slice(start, SLICE_ROWS)
+            piece = batch.slice(start, SLICE_ROWS)
+            yield making, piece
+            if making.after is not None:
+                making = replace(making, after=last_position(piece))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
@@ -16,27 +14,21 @@ from cdc.model.evolution import SchemaChange
 from cdc.model.position import Position
 from cdc.model.table import Table
 from sinks.contract import DeadLetter, Outcome, Shape
-from sinks.jsontext import row_texts
+from sinks.past import live_rows, rows_under
 from sinks.policy import emptied
-from sinks.reshape import reshaped, rewrites
+from sinks.reshape import rewrites
 from sinks.retry import Fate
 from sinks.search import bulk, fence
-from sinks.search.naming import Places, document_ids, field_names
 from sinks.search.rows import Rows
 from sinks.search.tables import Place, Tables
 from sinks.search.wire import Cluster
 
-Pages = Callable[..., Iterator[list[Any]]]
-
 
 class Barriers:
-    """``pages``: the living documents of an index that were written before a position."""
-
-    def __init__(self, cluster: Cluster, tables: Tables, rows: Rows, pages: Pages) -> None:
+    def __init__(self, cluster: Cluster, tables: Tables, rows: Rows) -> None:
         self._cluster = cluster
         self._tables = tables
         self._rows = rows
-        self._pages = pages
 
     def truncate(self, table: Table, position: int) -> Outcome:
         if position <= self._tables.held_of(table.qualified):
@@ -63,14 +55,14 @@ class Barriers:
             place = self._tables.prepare(table)
         elif self._tables.indices.contradicted(found, table):
             place = self._tables.adopt(found, table)
-            return Outcome(1, 0, self._rebuild(place, table, None if gone or held is None else held.table, position))
+            return Outcome(1, 0, self._rebuild(place, table, kept=not gone and held is not None, position=position))
         elif gone:
             place = self._tables.prepare(table)
             self.truncate(table, position)
         elif held is not None and rewrites(held.table, table):
             place = self._tables.prepare(table)
             self._tables.begin_alone(place, position)
-            dead = self._write_again(place.names, place.writer, held.table, table, position)
+            dead = self._write_again(place.writer, table, position)
             crashpoint("search.schema.rewritten")
             self.truncate(table, position)
         else:
@@ -88,10 +80,10 @@ class Barriers:
                 place.write_through(fresh[place.names])
         return fresh is not None
 
-    def _rebuild(self, place: Place, table: Table, held: Table | None, position: int) -> tuple[DeadLetter, ...]:
-        """The next generation of the index takes the documents (none when ``held`` is None) and then the alias."""
+    def _rebuild(self, place: Place, table: Table, *, kept: bool, position: int) -> tuple[DeadLetter, ...]:
+        """The next generation of the index takes the rows (where they are ``kept``) and then the alias."""
         fresh = self._tables.building(place, table, position)
-        dead = () if held is None else self._write_again(place.names, fresh.writer, held, table, position)
+        dead = self._write_again(fresh.writer, table, position) if kept else ()
         self._cluster.ask("a refresh", "POST", f"/{fresh.names.index}/_refresh")
         at = Position(position)
         self._tables.say(fresh, position, floor=at, shape=Shape(table, at), building=False)
@@ -99,19 +91,25 @@ class Barriers:
         self._tables.built(place, fresh)
         return dead
 
-    def _write_again(self, names: Places, writer: str, held: Table, table: Table, position: int) -> tuple[DeadLetter, ...]:
+    def _write_again(self, writer: str, table: Table, position: int) -> tuple[DeadLetter, ...]:
+        """Every row that was there before the position, as it stands at the position under the table's definition."""
         dead: tuple[DeadLetter, ...] = ()
-        self._cluster.ask("a refresh", "POST", f"/{names.index}/_refresh")
-        for hits in self._pages(names.index, held, before=position):
-            rows = row_texts([hit["_source"] for hit in hits], held, field_names(held))
-            again = reshaped(rows, held, table, position)
-            ids = None
-            if not table.key:
-                former = pa.array([hit["_id"] for hit in hits], pa.utf8())
-                # Former keys must not meet the positions that will be the ids of later rows.
-                ids = document_ids(pc.binary_join_element_wise("\\=", former, "")) if held.key else former
-            verdicts = self._rows.write_all(writer, bulk.actions(again, table, ids), np.arange(len(hits)))
+        for batch, ids in self._rows_before(table, position):
+            verdicts = self._rows.write_all(
+                writer, bulk.actions(batch, table, self._tables.style(table), ids), np.arange(len(batch))
+            )
             if verdicts.count(Fate.FENCED):
                 raise StoreError(f"store {self._cluster.store}: another process replaces the write alias", retryable=True)
-            dead += self._rows.bury(table, verdicts, again.column(POSITION).to_numpy())
+            dead += self._rows.bury(table, verdicts, batch.column(POSITION).to_numpy())
         return dead
+
+    def _rows_before(self, table: Table, position: int) -> Iterator[tuple[pa.RecordBatch, pa.Array | None]]:
+        """From the log, never from documents: those hold what values mean, not what Postgres says. With the documents' ids where those are not
+        the keys: rows without a key go by the position of the change that brought them."""
+        log, upto = self._tables.log, Position(position - 1)
+        rows = rows_under(log, table, upto, Position(position))
+        if table.key:
+            yield from ((batch, None) for batch in rows)
+            return
+        for own, batch in zip(live_rows(log, table.qualified, upto), rows, strict=True):
+            yield batch, own.column(POSITION).cast(pa.utf8())

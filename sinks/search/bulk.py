@@ -19,12 +19,13 @@ import pyarrow as pa
 
 from cdc.errors import StoreError
 from cdc.model.table import Table
-from sinks.jsonrows import Piece, Texts, document_pieces, join, position_texts, string_texts
+from sinks.jsonrows import Piece, Style, Texts, join, position_texts, string_texts
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s, bulk_fate
 from sinks.rowtext import keys
 from sinks.search import conditional
 from sinks.search.conditional import Change
-from sinks.search.naming import document_ids, field_names
+from sinks.search.fields import document_pieces
+from sinks.search.naming import document_ids
 from sinks.search.wire import Answer, Cluster
 
 Rows = npt.NDArray[np.int64]
@@ -64,14 +65,14 @@ def together(parts: Sequence[Verdicts]) -> Verdicts:
     return Verdicts(np.concatenate([p.rows for p in (none, *parts)]), np.concatenate([p.fates for p in (none, *parts)]), reasons)
 
 
-def actions(batch: pa.RecordBatch, table: Table, ids: pa.Array | None = None) -> Texts:
+def actions(batch: pa.RecordBatch, table: Table, style: Style, ids: pa.Array | None = None) -> Texts:
     """Per row: the action's line and the document's. ``ids``: the documents' ids where they are not those of the rows' keys."""
     ids = document_ids(keys(batch, table)) if ids is None else ids
     head = [
         Piece(string_texts(ids), before=b'{"index":{"version_type":"external","_id":"', after=b'","version":'),
         Piece(position_texts(batch), after=b"}}\n"),
     ]
-    document = document_pieces(batch, table, field_names(table))
+    document = document_pieces(batch, table, style)
     document[-1] = Piece(document[-1].texts, before=b"}\n")
     return join([*head, *document])
 
@@ -192,8 +193,8 @@ def judge(answer: Answer, rows: Rows) -> Verdicts:
 
 
 def _item_fate(item: Mapping[str, Any]) -> Fate:
-    if str(item.get("error", {}).get("reason", "")).startswith("no write index is defined for alias"):
-        return Fate.FENCED  # somebody has given our alias to another index as well
+    if conditional.several_behind_alias(item):
+        return Fate.FENCED
     return bulk_fate(item["status"], str(item.get("error", {}).get("type", "")))
 
 

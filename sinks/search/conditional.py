@@ -148,4 +148,12 @@ def _failure(cluster: Cluster, doing: str, document: Guarded, found: Mapping[str
     if found["status"] == 404:
         document.attempt = None
         return Conflict(cluster.store, document.index, "was deleted, or its alias moved")
+    if several_behind_alias(found):
+        document.attempt = None
+        return Conflict(cluster.store, document.index, f"shares its alias {document.alias} with another index")
     return cluster.error(doing, Answer(found["status"], {"error": {"type": kind, **found.get("error", {})}}))
+
+
+def several_behind_alias(item: Mapping[str, Any]) -> bool:
+    """Whether a bulk item was refused because somebody has given our alias to another index, too (as a restored copy brings it)."""
+    return str(item.get("error", {}).get("reason", "")).startswith("no write index is defined for alias")

@@ -6,14 +6,14 @@ where an operator points it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.table import Table
-from sinks.jsonrows import DELETED
+from sinks.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
 from sinks.search.naming import GENERATION, Owner, Places, named, owner_of
@@ -68,6 +68,7 @@ class Indices:
     """``log``: the id of the log that our indices are fed by."""
 
     cluster: Cluster
+    style: Callable[[Table], Style]
     log: str = ""
     _ids: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -155,7 +156,8 @@ class Indices:
         aliases: dict[str, Any] = {fence.new_writer(places): {"is_hidden": True}}
         if aliased:
             aliases[places.alias] = _SEARCHED
-        mappings = {"_meta": self._meta(table), "dynamic": "strict", "properties": _properties(table)}
+        wanted = mapping.mappings(table, self.style(table))
+        mappings = {**wanted, "_meta": self._meta(table), "properties": {**wanted["properties"], **MAPPING}}
         answer = self.cluster.send(
             "PUT", f"/{places.index}", {"settings": {"index": index}, "mappings": mappings, "aliases": aliases}
         )
@@ -168,14 +170,14 @@ class Indices:
 
     def contradicted(self, found: Found, table: Table) -> list[str]:
         """The fields that would have to change their type."""
-        return mapping.contradicted(_properties(table), found.held["mappings"].get("properties", {}))
+        return mapping.contradicted(self._properties(table), found.held["mappings"].get("properties", {}))
 
     def evolve(self, found: Found, table: Table) -> None:
         """Adds the fields that the index lacks. Raises StoreError where a field would have to change its type."""
         if wrong := self.contradicted(found, table):
             hint = f"a field's type never changes: DELETE /{found.index}, so that it is built again from the log"
             raise self._refused(f"{table.qualified} has a new type for {wrong[0]}", hint)
-        added = mapping.missing(_properties(table), found.held["mappings"].get("properties", {}))
+        added = mapping.missing(self._properties(table), found.held["mappings"].get("properties", {}))
         if not added and owner_of(found.held) is not None:
             return
         limit = int(
@@ -228,6 +230,9 @@ class Indices:
             params = {"ignore_unavailable": "true", "expand_wildcards": "all"}
             self.cluster.ask("removing indices", "DELETE", path, params=params)
 
+    def _properties(self, table: Table) -> dict[str, Any]:
+        return {**mapping.properties(table, self.style(table)), **MAPPING}
+
     def _meta(self, table: Table) -> dict[str, Any]:
         return Owner(self.cluster.store, self.log, table.qualified).meta()
 
@@ -255,10 +260,6 @@ def _said(found: Found, copies: tuple[Copy | None, ...], ids: tuple[str, ...]) -
         owner = Owner(one.store, one.mark.log, one.topic)
     whole = whole_of(copies, str(found.held["settings"]["index"]["creation_date"]))
     return replace(found, owner=owner, copies=copies, ids=ids, whole=whole)
-
-
-def _properties(table: Table) -> dict[str, Any]:
-    return {**mapping.properties(table), **MAPPING}
 
 
 def by_alias(found: Iterable[Found]) -> dict[str, list[Found]]:

@@ -95,16 +95,19 @@ class Ledger:
             )
 
     def _create(self, index: str, mappings: Mapping[str, Any]) -> None:
-        if self._cluster.send("GET", f"/{index}/_alias/{_writers(index)}").status == 200:
+        alias = _writers(index)
+        answer = self._cluster.send("GET", f"/_alias/{alias}", params={"expand_wildcards": "all"})
+        holders = set(answer.body) if answer.status == 200 else set()
+        if holders == {index}:
             return
         settings = {"index": {"hidden": True, "number_of_shards": 1}}
-        alias = {_writers(index): {"is_hidden": True}}
-        answer = self._cluster.send("PUT", f"/{index}", {"settings": settings, "mappings": mappings, "aliases": alias})
-        if answer.error_type == "resource_already_exists_exception":
-            action = {"add": {"index": index, "alias": _writers(index), "is_hidden": True}}
-            self._cluster.ask("adding the ledger's alias", "POST", "/_aliases", {"actions": [action]})
-        elif answer.status >= 400:
+        answer = self._cluster.send("PUT", f"/{index}", {"settings": settings, "mappings": mappings})
+        if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
             raise self._cluster.error("creating the ledger", answer)
+        # A copy that somebody made of the ledger has its alias, too.
+        actions: list[dict[str, Any]] = [{"remove": {"index": other, "alias": alias}} for other in sorted(holders - {index})]
+        actions.append({"add": {"index": index, "alias": alias, "is_hidden": True}})
+        self._cluster.ask("pointing the ledger's alias to it", "POST", "/_aliases", {"actions": actions})
 
 
 def _writers(index: str) -> str:

@@ -1,7 +1,8 @@
 """A table's strict mapping: every column is a field of the type that fits, and nothing else may enter. Pure.
 
 The document itself (``_source``) is exact; a field is what is searched and may be coarser: a numeric is a double there, a timestamp
-has milliseconds, and what a field cannot hold (NaN, infinity, years before 1) is left out of it (``ignore_malformed``).
+has milliseconds, and what a field cannot hold (NaN, infinity, years before 1) is left out of it (``ignore_malformed``). Our own fields
+are indexed and stand in no ``_source``.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import pyarrow as pa
-
 from cdc.model.batch import POSITION
-from cdc.model.pgtypes import BPCHAR, FLOAT4, FLOAT8, NAME, NUMERIC, TEXT, VARCHAR, XML, arrow_type
+from cdc.model.pgtypes import BPCHAR, DATE, FLOAT4, FLOAT8, INT2, INT4, INT8, NAME, NUMERIC, OID, TEXT, VARCHAR, XML
+from cdc.model.structure import ArrayOf, MultirangeOf, RangeOf, Scalar, Structure, structure_of
 from cdc.model.table import Column, Table
-from sinks.jsonrows import DELETED
-from sinks.search.naming import field_names
+from sinks.jsonrows import DELETED, Style
+from sinks.render.kinds import Leaf, kind_of
+from sinks.search.fields import UNINDEXED, Field, field_of
 
 KEYWORD_CHARACTERS_MAX: Final = 8191
 """Lucene takes terms of up to 32,766 bytes, a character has up to 4."""
@@ -24,18 +25,30 @@ FIELDS_DEFAULT_MAX: Final = 1000
 """``index.mapping.total_fields.limit`` as it is when nobody sets it."""
 
 _FULL_TEXT: Final = frozenset((TEXT, VARCHAR, BPCHAR, NAME, XML))
-_OWN_FIELDS: Final[Mapping[str, Any]] = {POSITION: {"type": "long"}, DELETED: {"type": "boolean"}}
+_OWN_FIELDS: Final[Mapping[str, Any]] = {
+    POSITION: {"type": "long"},
+    DELETED: {"type": "boolean", "store": True},  # stored, as it is asked of single documents
+    UNINDEXED: {"type": "object", "enabled": False},
+}
+_KEYWORD: Final[Mapping[str, Any]] = {"type": "keyword", "ignore_above": KEYWORD_CHARACTERS_MAX}
+_DATE: Final[Mapping[str, Any]] = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
+_DOUBLE: Final[Mapping[str, Any]] = {"type": "double", "ignore_malformed": True}
 
 
-def properties(table: Table) -> dict[str, Any]:
+def mappings(table: Table, style: Style) -> dict[str, Any]:
+    """The whole of a new index's ``mappings``."""
+    return {"dynamic": "strict", "_source": {"excludes": [POSITION, DELETED]}, "properties": properties(table, style)}
+
+
+def properties(table: Table, style: Style) -> dict[str, Any]:
     """Field → its mapping, our own fields among them."""
-    names = field_names(table)
-    return {**_OWN_FIELDS, **{names.get(column.name, column.name): _field(column) for column in table.columns}}
+    fields = {style.names.get(column.name, column.name): _field(column, style) for column in table.columns}
+    return {**_OWN_FIELDS, **fields}
 
 
 def fields_limit(table: Table) -> int:
-    """Room for every column with its sub-field, and as much again for columns to come."""
-    return max(FIELDS_DEFAULT_MAX, 4 * len(table.columns))
+    """Room for every column with its members, and as much again for columns to come."""
+    return max(FIELDS_DEFAULT_MAX, 10 * len(table.columns))
 
 
 def missing(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,22 +58,56 @@ def missing(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any
 
 def contradicted(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> list[str]:
     """The fields that an index has with another type; a field's type never changes."""
-    return sorted(name for name, field in wanted.items() if name in held and held[name].get("type") != field["type"])
+    return sorted(name for name, field in wanted.items() if name in held and _contradicts(field, held[name]))
 
 
-def _field(column: Column) -> dict[str, Any]:
-    kind = arrow_type(column)
-    if column.type_oid in (NUMERIC, FLOAT8, FLOAT4):
-        return {"type": "float" if column.type_oid == FLOAT4 else "double", "ignore_malformed": True}
-    if pa.types.is_integer(kind):
+def _contradicts(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
+    if wanted.get("type", "object") != held.get("type", "object"):
+        return True
+    return bool(contradicted(wanted.get("properties", {}), held.get("properties", {})))
+
+
+def _field(column: Column, style: Style) -> dict[str, Any]:
+    as_ = style.as_.get(column.name)
+    if as_ == "text":
+        return _scalar(column.type_oid) if column.type_oid in _FULL_TEXT else {**_KEYWORD}
+    if field_of(kind_of(column, as_)) in (Field.FLAT, Field.FLAT_JSON):
+        return {"type": "flat_object"}
+    return _typed(structure_of(column))
+
+
+def _typed(structure: Structure) -> dict[str, Any]:
+    match structure:
+        case ArrayOf(element):
+            return _typed(element)
+        case RangeOf(bound) | MultirangeOf(bound):
+            ends = {"lower": _bound(bound), "upper": _bound(bound)}
+            return {"properties": {**ends, "bounds": {"type": "keyword"}, "empty": {"type": "boolean"}}}
+        case Scalar(oid):
+            return _scalar(oid)
+    return {**_KEYWORD}
+
+
+def _bound(structure: Structure) -> dict[str, Any]:
+    """A range over something that is no single value is kept, and searched by nothing."""
+    return _typed(structure) if isinstance(structure, Scalar) else {"type": "object", "enabled": False}
+
+
+def _scalar(oid: int) -> dict[str, Any]:
+    kind = kind_of(Column("", oid))
+    if oid in (INT2, INT4, INT8, OID):
         return {"type": "long", "ignore_malformed": True}
-    if pa.types.is_boolean(kind):
+    if oid in (NUMERIC, FLOAT8, FLOAT4):
+        return {"type": "float", "ignore_malformed": True} if oid == FLOAT4 else {**_DOUBLE}
+    if kind is Leaf.BOOL:
         return {"type": "boolean"}
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
-    if pa.types.is_binary(kind):
+    if oid == DATE or kind is Leaf.MOMENT:
+        return {**_DATE}
+    if kind is Leaf.BYTES:
         return {"type": "binary"}
-    if column.type_oid in _FULL_TEXT:
+    if kind is Leaf.POINT:
+        return {"properties": {"x": {**_DOUBLE}, "y": {**_DOUBLE}}}
+    if oid in _FULL_TEXT:
         keyword = {"type": "keyword", "ignore_above": TEXT_KEYWORD_CHARACTERS_MAX}
         return {"type": "text", "fields": {"keyword": keyword}}
-    return {"type": "keyword", "ignore_above": KEYWORD_CHARACTERS_MAX}
+    return {**_KEYWORD}

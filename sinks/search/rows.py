@@ -41,10 +41,13 @@ class Rows:
         self._tables = tables
         self._request_bytes = request_bytes
         self._dead_share_max = dead_share_max
-        self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{cluster.store}")
+        self._senders: ThreadPoolExecutor | None = None
 
     def close(self) -> None:
-        self._senders.shutdown()
+        """What is written later opens what it needs again."""
+        if self._senders is not None:
+            self._senders.shutdown()
+            self._senders = None
 
     def write(self, table: Table, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
         """A final verdict on every row. Rows that met a fence, or a state of the index that this process did not know, are sent again once it
@@ -77,6 +80,8 @@ class Rows:
         if len(requests) == 1:
             return bulk.send(self._cluster, writer, body, requests[0])
         # All are awaited even when one fails, so that none is still under way when we say so.
+        if self._senders is None:
+            self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{self._cluster.store}")
         sent = [self._senders.submit(bulk.send, self._cluster, writer, body, request) for request in requests]
         failures = [error for future in sent if (error := future.exception()) is not None]
         if failures:

@@ -21,16 +21,17 @@ from cdc.model.table import Table
 from cdc.settings import StoreOptions
 from sinks import jsonrows
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape
-from sinks.jsonrows import DELETED
-from sinks.jsontext import row_texts
+from sinks.jsonrows import DELETED, Style
+from sinks.jsontext import meant_rows, row_texts
+from sinks.render.meaning import plain_key
 from sinks.retry import Fate
-from sinks.rowtext import join_key
-from sinks.search import bulk, conditional, fence
+from sinks.rowtext import join_key, rows_with_keys
+from sinks.search import bulk, conditional, fence, fields
 from sinks.search.barriers import Barriers
 from sinks.search.conditional import Conflict
 from sinks.search.indices import APART, LIVING
 from sinks.search.ledger import Entry, Ledger
-from sinks.search.naming import GENERATION, document_ids, field_names, shared
+from sinks.search.naming import GENERATION, document_ids, shared
 from sinks.search.rows import Rows
 from sinks.search.standing import order
 from sinks.search.tables import Tables
@@ -73,11 +74,12 @@ class SearchSink:
         self._clock = clock
         self._cluster = Cluster(name, options)
         self._ledger = Ledger(self._cluster)
-        self._tables = Tables(self._cluster, options.index, options.tables, self._index_settings)
+        self._styles: dict[Table, Style] = {}
+        self._tables = Tables(self._cluster, options.index, options.tables, self._index_settings, self._style)
         self._rows = Rows(
             self._cluster, self._ledger, self._tables, request_bytes=options.request_bytes, dead_share_max=options.dead_share_max
         )
-        self._barriers = Barriers(self._cluster, self._tables, self._rows, self._pages)
+        self._barriers = Barriers(self._cluster, self._tables, self._rows)
         self._epoch: int | None = None
         self._following = False
         """Whether there is a log to compare with."""
@@ -165,7 +167,7 @@ class SearchSink:
         fresh, positions = changes.slice(first), positions[first:]
         if len(fresh) == 0:
             return Outcome(0, stale=first)
-        verdicts = self._rows.write(table, place, bulk.actions(fresh, table), positions)
+        verdicts = self._rows.write(table, place, bulk.actions(fresh, table, self._style(table)), positions)
         dead = self._rows.bury(table, verdicts, positions)
         return Outcome(verdicts.count(Fate.WRITTEN), verdicts.count(Fate.STALE) + first, dead)
 
@@ -221,28 +223,44 @@ class SearchSink:
         params = {"expand_wildcards": "open,hidden", "allow_no_indices": "true"}
         self._cluster.ask("a refresh", "POST", f"/*{GENERATION}*/_refresh", params=params)
 
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table, self._style(table))
+
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
         found = self._tables.find(table)
         if found is not None:
             for hits in self._pages(found.index, table):
-                yield row_texts([hit["_source"] for hit in hits], table, field_names(table))
+                yield self._texts([hit["_source"] for hit in hits], table)
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not plain_key(table):
+            return rows_with_keys(self.scan(table), keys, table)
         index = self._tables.find(table)
         parts = [keys.column(column.name) for column in table.key]
         ids = document_ids(join_key(parts, ":" if len(parts) > 1 else "")).to_pylist()
         found: list[Any] = []
         for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
             assert index is not None
-            answer = self._cluster.send("POST", f"/{index.index}/_mget", {"ids": ids[start : start + PAGE_ROWS]})
+            params = {"stored_fields": DELETED, "_source": "true"}
+            answer = self._cluster.send("POST", f"/{index.index}/_mget", {"ids": ids[start : start + PAGE_ROWS]}, params=params)
             if answer.status >= 400 and answer.error_type != "index_not_found_exception":
                 raise self._cluster.error(f"reading {table.qualified}", answer)
-            found += [doc["_source"] for doc in answer.body.get("docs", ()) if doc.get("found") and DELETED not in doc["_source"]]
-        return row_texts(found, table, field_names(table))
+            docs = answer.body.get("docs", ())
+            found += [doc["_source"] for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
+        return self._texts(found, table)
 
     def close(self) -> None:
         self._rows.close()
         self._cluster.close()
+
+    def _texts(self, sources: list[Any], table: Table) -> pa.RecordBatch:
+        style = self._style(table)
+        return row_texts([fields.taken_out(source, table, style) for source in sources], table, style)
+
+    def _style(self, table: Table) -> Style:
+        if table not in self._styles:
+            self._styles[table] = fields.style_of(table, {})
+        return self._styles[table]
 
     def _writes(self) -> int:
         if self._epoch is None:
@@ -268,10 +286,9 @@ class SearchSink:
                 fence.purge(self._cluster, place.names, deleted_before=self._fenced.position, written_before=place.floor)
             self._fenced = None
 
-    def _pages(self, index: str, table: Table, *, before: int = 2**63 - 1) -> Iterator[list[Any]]:
-        """The hits of every living document written before the position, as they are now, by pages."""
-        query = {"bool": {**LIVING["bool"], "filter": {"range": {POSITION: {"lt": before}}}}}
-        body = {"size": PAGE_ROWS, "query": query, "sort": ["_doc"]}
+    def _pages(self, index: str, table: Table) -> Iterator[list[Any]]:
+        """The hits of every living document, as they are now, by pages."""
+        body = {"size": PAGE_ROWS, "query": LIVING, "sort": ["_doc"]}
         params = {"scroll": SCROLL_KEEP_ALIVE, "allow_partial_search_results": "false"}
         answer = self._cluster.send("POST", f"/{index}/_search", body, params=params)
         if answer.status == 404:

@@ -13,6 +13,7 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from sinks.contract import Shape, matches
+from sinks.jsonrows import Style
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
 from sinks.search.indices import Found, Indices, by_alias
@@ -61,8 +62,17 @@ class Written:
 
 
 class Tables:
-    def __init__(self, cluster: Cluster, template: str, patterns: Sequence[str], settings: Callable[[], dict[str, Any]]) -> None:
-        self.indices = Indices(cluster)
+    def __init__(
+        self,
+        cluster: Cluster,
+        template: str,
+        patterns: Sequence[str],
+        settings: Callable[[], dict[str, Any]],
+        style: Callable[[Table], Style],
+    ) -> None:
+        """``style``: how a table's documents are written."""
+        self.style = style
+        self.indices = Indices(cluster, style)
         self.applied: Cut = ZERO_CUT
         self.held: dict[str, Position] = {}
         self.known: dict[str, Place] = {}

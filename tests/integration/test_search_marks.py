@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 from sinks.contract import EpochPassed
 from sinks.search.sink import Options, SearchSink
+from tests.contract.lossy_proxy import LossyProxy
 from tests.contract.rows import ORDERS, Row, batch, order
 
 ITEMS = dataclasses.replace(ORDERS, oid=16500, name="items")
@@ -50,6 +53,10 @@ class Feed:
         self.sinks: list[SearchSink] = []
         self.sink = self.another()
         self.applied: Cut | None = None
+        self.between: Callable[[], None] = lambda: None
+        """Called before each batch and before the commit."""
+        self.past: dict[tuple[str, str], list[tuple[int, Row | None]]] = {}
+        """Per table and key what each change has made of it."""
 
     def another(self, name: str = "search", **options: Any) -> SearchSink:
         given = {"kind": "opensearch", "url": self.url, **self.options, **options}
@@ -62,8 +69,12 @@ class Feed:
         numbered = [(op, first + i, row) for i, (op, row) in enumerate(changes)]
         if numbered:
             self.writer.append(batch(table, numbered))
-        for op, row in changes:
+        for op, position, row in numbered:
             key = json.dumps([row.get(column.name) for column in table.key])
+            touched = list(rows) if op == Op.TRUNCATE else [key]
+            for one in touched:
+                gone = op in (Op.TRUNCATE, Op.DELETE)
+                self.past.setdefault((table.qualified, one), []).append((position, None if gone else row))
             if op == Op.TRUNCATE:
                 rows.clear()
             elif op == Op.DELETE:
@@ -85,6 +96,8 @@ class Feed:
                 return
             except StoreError as error:
                 self.applied = None
+                self.sink.close()
+                self.between()
                 if not error.retryable or attempt == attempts - 1:
                     raise
 
@@ -94,7 +107,9 @@ class Feed:
         reader, head = self.log.reader(), self.log.head
         for topic in reader.topics():
             for changes in reader.read(topic.name, self.applied.position, head.position):
+                self.between()
                 self.sink.apply(changes)
+        self.between()
         self.sink.commit(head)
         self.applied = head
 
@@ -116,6 +131,16 @@ class Feed:
         for table in tables or (ORDERS,):
             assert self.found(table) == sorted(self.rows.get(table.qualified, {}).values(), key=str), table.qualified
         assert self.reported() == self.log.head == self.sink.applied()
+
+    def is_whole_to(self, reported: Cut, *tables: Table) -> None:
+        """Each key is what its last change up to there has made of it, or a later one."""
+        for table in tables:
+            there = {json.dumps([row[column.name] for column in table.key]): row for row in self.found(table)}
+            for (topic, key), states in self.past.items():
+                if topic == table.qualified:
+                    last = max((position for position, _ in states if position <= reported.position), default=0)
+                    right = [row for position, row in states if position >= last] + ([None] if last == 0 else [])
+                    assert there.get(key) in right, (topic, key, reported)
 
     def found(self, table: Table) -> list[Row]:
         return sorted((row for part in self.sink.scan(table) for row in part.to_pylist()), key=str)
@@ -474,3 +499,127 @@ def test_each_shard_says_for_itself_how_far_it_is(opensearch: OpenSearch) -> Non
     feed.catch_up()
     feed.holds()
     feed.close()
+
+
+# -- at random moments -------------------------------------------------------------------------------------------------
+
+
+class Mishaps:
+    """What operators and machines do to a cluster, at any moment."""
+
+    def __init__(self, feed: Feed, shots: Shots, proxy: LossyProxy, chance: random.Random) -> None:
+        self.feed = feed
+        self.server = feed.server
+        self.shots = shots
+        self.proxy = proxy
+        self.chance = chance
+        self.taken: list[tuple[str, str]] = []
+        self.left = 0
+        """So many more may happen in this step."""
+
+    def maybe(self) -> None:
+        self.proxy.lose_answers = False
+        if self.left and self.chance.random() < 0.4:
+            self.left -= 1
+            # What an operator asks for may be refused: the index is not there.
+            with suppress(ValueError):
+                self.chance.choice(
+                    (
+                        self.delete,
+                        self.shoot,
+                        self.shoot,
+                        self.restore,
+                        self.restore,
+                        self.save,
+                        self.put_back,
+                        self.lose,
+                        self.unalias,
+                        self.move,
+                    )
+                )()
+
+    def delete(self) -> None:
+        self.server.request("DELETE", f"/{self._one()}")
+
+    def shoot(self) -> None:
+        index = self._one()
+        self.taken.append((self.shots.take(index), index))
+
+    def restore(self) -> None:
+        if self.taken:
+            self.shots.restore(*self.chance.choice(self.taken), close=self.chance.random() < 0.5)
+
+    def save(self) -> None:
+        self.forget_saved()
+        self.source = self._one()
+        copy_index(self.server, self.source, "saved")
+
+    def put_back(self) -> None:
+        if self._there("saved"):
+            with suppress(ValueError):
+                self.server.request("DELETE", f"/{self.source}")
+            copy_index(self.server, "saved", self.source)
+            self.forget_saved()
+
+    def lose(self) -> None:
+        """The next answer is lost."""
+        self.proxy.lose_answers = True
+
+    def unalias(self) -> None:
+        actions = [{"remove": {"index": "public.orders@1", "alias": self.chance.choice(("public.orders", "public.orders@1.w*"))}}]
+        self.server.request("POST", "/_aliases", {"actions": actions})
+
+    def move(self) -> None:
+        """A copy of an index as it is takes its place: nothing is lost but its primary."""
+        index = self._one()
+        self.shots.restore(self.shots.take(index), index, close=True)
+
+    def forget_saved(self) -> None:
+        if self._there("saved"):
+            self.server.request("DELETE", "/saved")
+
+    def _one(self) -> str:
+        return self.chance.choice(("public.orders@1", "public.items@1", LEDGER))
+
+    def _there(self, index: str) -> bool:
+        return any(one["index"] == index for one in self.server.request("GET", "/_cat/indices?format=json&expand_wildcards=all"))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_whatever_happens_to_a_store_it_is_made_whole_and_says_nothing_else(
+    opensearch: OpenSearch, shots: Shots, seed: int, shards: int
+) -> None:
+    chance = random.Random(seed)
+    proxy = LossyProxy(opensearch.port)
+    feed = Feed(opensearch, purge_after_s=chance.choice((0, 1e9)), shards=shards)
+    feed.url = f"http://127.0.0.1:{proxy.port}"
+    feed.sink = feed.another()
+    mishaps = Mishaps(feed, shots, proxy, chance)
+    feed.between = mishaps.maybe
+    for step in range(10):
+        _traffic(feed, chance, step)
+        mishaps.left = chance.randint(0, 3)
+        with suppress(StoreError):
+            feed.catch_up()
+        proxy.lose_answers = False
+        with suppress(StoreError):
+            reported = feed.reported()
+            feed.sink.make_visible()
+            feed.is_whole_to(reported, ORDERS, ITEMS)
+    mishaps.left = 0
+    mishaps.forget_saved()
+    feed.catch_up()
+    feed.holds(ORDERS, ITEMS)
+    feed.close()
+    proxy.close()
+
+
+def _traffic(feed: Feed, chance: random.Random, step: int) -> None:
+    for table in (ORDERS, ITEMS):
+        changes: list[tuple[Op, Row]] = []
+        for number in range(chance.randint(0, 6)):
+            op = chance.choice((Op.INSERT, Op.UPDATE, Op.UPDATE, Op.DELETE))
+            changes.append((op, order(chance.randrange(12), note=f"{step}.{number}")))
+        if chance.random() < 0.1:
+            changes = [(Op.TRUNCATE, {})]
+        feed.add(table, *changes)

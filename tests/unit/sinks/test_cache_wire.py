@@ -58,6 +58,10 @@ def test_of_an_error_only_its_first_word_is_kept() -> None:
         wire_of(b"-WRONGTYPE canary-value\r\n").reply()
     with pytest.raises(Refused, match=r"^ERR$"):
         wire_of(b"-canary-value\r\n").reply()
+    with pytest.raises(Refused, match=r"^OOM$"):
+        wire_of(b"-EXECABORT Transaction discarded because of: OOM command not allowed\r\n").reply()
+    with pytest.raises(Refused, match=r"^EXECABORT$"):
+        wire_of(b"-EXECABORT Transaction discarded because of previous errors.\r\n").reply()
 
 
 def test_a_command_is_an_array_of_texts() -> None:

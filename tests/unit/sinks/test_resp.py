@@ -15,6 +15,7 @@ from sinks.jsonrows import raw_texts
 LOOK = command("WATCH", "L") + command("HMGET", "L", "log") + MULTI
 MOVE = command("HSET", "L", "at", "").removesuffix(b"$0\r\n\r\n")
 MOVING, STANDING = Frame(LOOK, MOVE), Frame(LOOK, b"")
+SURE = Frame(LOOK, b"*6\r\n" + MOVE.removeprefix(b"*4\r\n"), bulk(b"sure"))
 
 
 def commands(data: bytes) -> list[list[bytes]]:
@@ -61,10 +62,11 @@ def carried_out(parts: list[Part], frame: Frame) -> dict[bytes, object]:
             elif name == b"MSET":
                 held |= dict(zip(given[::2], given[1::2], strict=True))
             elif given[0] == b"L":
-                held[b"L"] = int(given[-1])
+                held[b"L"] = dict(zip(given[1::2], map(int, given[2::2]), strict=True))
             else:
-                assert given[0] not in held, "nothing is left of an older hash"
-                held[given[0]] = dict(zip(given[1::2], given[2::2], strict=True))
+                fields = held.setdefault(given[0], {})
+                assert isinstance(fields, dict)
+                fields |= dict(zip(given[1::2], given[2::2], strict=True))
     return held
 
 
@@ -74,7 +76,7 @@ def test_parts_hold_so_many_rows_and_say_up_to_where(count: int, limit: int) -> 
     parts = parts_of(MOVING, rows(changes), Limits(limit, 10**9))
     assert len(parts) == -(-count // limit)
     assert [part.upto for part in parts] == [2 * min(end, count) - 1 for end in range(limit, count + limit, limit)]
-    assert carried_out(parts, MOVING) == {**dict(changes), b"L": 2 * count - 1}
+    assert carried_out(parts, MOVING) == {**dict(changes), b"L": {b"at": 2 * count - 1}}
 
 
 def test_large_values_make_small_parts() -> None:
@@ -109,14 +111,21 @@ def test_any_changes_come_to_what_a_dict_makes_of_them(seed: int, hashes: bool) 
         pool = [b"", b"k" * 300, *(b"key:%d" % i for i in range(names))]
         changes = [(chance.choice(pool), None if chance.random() < 0.3 else b"%d" % i) for i in range(count)]
         made = rows(changes)
-        expected: dict[bytes, object] = {}
-        for key, value in changes:
-            expected.pop(key, None)
-            if value is not None:
-                expected[key] = {b"f": value} if hashes else value
+        last = {key: i for i, (key, _) in enumerate(changes)}
+        last = {key: i for key, i in last.items() if changes[i][1] is not None}
+        expected: dict[bytes, object] = {key: changes[i][1] for key, i in last.items()}
         if hashes:
+            # Every third row has a field more, which the others have to take away.
             fields = [b"" if value is None else bulk(b"f") + bulk(value) for _, value in changes]
-            items = np.array([0 if value is None else 2 for _, value in changes])
-            made = Rows(made.keys, raw_texts(pa.array(fields, pa.binary())), made.gone, made.positions, items)
-        parts = parts_of(MOVING, made, Limits(chance.randint(1, 60), chance.choice([50, 10**6])))
-        assert carried_out(parts, MOVING) == {**expected, b"L": 2 * count - 1}
+            more = [value is not None and i % 3 == 0 for i, (_, value) in enumerate(changes)]
+            fields = [text + bulk(b"g") + bulk(b"1") if has else text for text, has in zip(fields, more, strict=True)]
+            items = np.array([0 if value is None else 4 if has else 2 for (_, value), has in zip(changes, more, strict=True)])
+            partial = np.array([not has for has in more], np.uint8)
+            made = Rows(made.keys, raw_texts(pa.array(fields, pa.binary())), made.gone, made.positions, items, partial)
+            expected = {key: {b"f": b"%d" % i} | ({b"g": b"1"} if more[i] else {}) for key, i in last.items()}
+        frame = SURE if hashes else MOVING
+        parts = parts_of(frame, made, Limits(chance.randint(1, 60), chance.choice([50, 10**6])), 7)
+        before = [7, *[part.upto for part in parts[:-1]]]
+        assert [part.sure for part in parts] == (before if hashes else [None] * len(parts))
+        progress = {b"at": 2 * count - 1} | ({b"sure": before[-1]} if hashes else {})
+        assert carried_out(parts, frame) == {**expected, b"L": progress}

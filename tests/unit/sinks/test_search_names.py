@@ -7,6 +7,7 @@ import pytest
 from cdc.errors import ConfigError
 from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
+from sinks.search.fields import style_of
 from sinks.search.mapping import contradicted, missing, properties
 from sinks.search.naming import field_names, places
 from tests.contract.rows import ORDERS, TYPES
@@ -76,7 +77,7 @@ def test_columns_become_fields_of_their_own() -> None:
 
 
 def test_types_that_never_change() -> None:
-    wanted = properties(TYPES)
+    wanted = properties(TYPES, style_of(TYPES, {}))
     assert wanted["big"] == {"type": "long", "ignore_malformed": True}
     assert wanted["money"] == {"type": "double", "ignore_malformed": True}
     assert missing(wanted, {k: v for k, v in wanted.items() if k != "big"}) == {"big": {"type": "long", "ignore_malformed": True}}

@@ -1,0 +1,155 @@
+"""What a column's type is made of: elements, attributes, bounds. Pure.
+
+Of the server's own types the OID says it. Of every other type the catalog does, and ``Column.structure`` keeps it as JSON:
+
+==========================  ======================================================
+``23``                      the server's own type with this OID
+``"hstore"``                an extension's type that is known by its name
+``{"array": …, "by": ";"}`` an array of it; ``by`` is left out where it is the comma
+``{"row": [["a", …], …]}``  a composite type: its attributes by name, in order
+``{"range": …}``            a range over it; ``{"multirange": …}``
+==========================  ======================================================
+
+An empty text is a type whose values are plain text to us (an enum, citext, geometry …), or one of which nothing is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from cdc.model.pgtypes import TEXT
+from cdc.model.table import Column
+
+FIRST_OWN_TYPE: Final = 10_000
+"""FirstGenbkiObjectId: types below it are the server's own, the same in every database."""
+HSTORE: Final = "hstore"
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One value. ``oid``: the server's own type, TEXT for all that is plain text to us."""
+
+    oid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hstore:
+    """Text to text, or to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOf:
+    element: Structure
+    delimiter: str = ","
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    attributes: tuple[tuple[str, Structure], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOf:
+    bound: Structure
+
+
+@dataclass(frozen=True, slots=True)
+class MultirangeOf:
+    bound: Structure
+
+
+Structure = Scalar | Hstore | ArrayOf | Composite | RangeOf | MultirangeOf
+
+_TEXT: Final = Scalar(TEXT)
+
+# Array type → element type, of the server's own (pg_type.typarray).
+_ARRAYS: Final[Mapping[int, int]] = {
+    143: 142, 199: 114, 271: 5069, 629: 628, 651: 650, 719: 718, 775: 774, 791: 790, 1000: 16, 1001: 17, 1002: 18, 1003: 19, 1005: 21,
+    1006: 22, 1007: 23, 1008: 24, 1009: 25, 1010: 27, 1011: 28, 1012: 29, 1013: 30, 1014: 1042, 1015: 1043, 1016: 20, 1017: 600,
+    1018: 601, 1019: 602, 1020: 603, 1021: 700, 1022: 701, 1027: 604, 1028: 26, 1034: 1033, 1040: 829, 1041: 869, 1115: 1114,
+    1182: 1082, 1183: 1083, 1185: 1184, 1187: 1186, 1231: 1700, 1270: 1266, 1561: 1560, 1563: 1562, 2201: 1790, 2207: 2202, 2208: 2203,
+    2209: 2204, 2210: 2205, 2211: 2206, 2949: 2970, 2951: 2950, 3221: 3220, 3643: 3614, 3645: 3615, 3735: 3734, 3770: 3769, 3807: 3802,
+    3905: 3904, 3907: 3906, 3909: 3908, 3911: 3910, 3913: 3912, 3927: 3926, 4073: 4072, 4090: 4089, 4097: 4096, 4192: 4191, 5039: 5038,
+    6150: 4451, 6151: 4532, 6152: 4533, 6153: 4534, 6155: 4535, 6157: 4536,
+}  # fmt: skip
+_RANGES: Final[Mapping[int, int]] = {3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20}
+_MULTIRANGES: Final[Mapping[int, int]] = {4451: 23, 4532: 1700, 4533: 1114, 4534: 1184, 4535: 1082, 4536: 20}
+_BOX_ARRAY: Final = 1020
+"""The one of them whose elements are not separated by commas."""
+
+
+def structure_of(column: Column) -> Structure:
+    """What the column's type is made of."""
+    return _decoded(column.structure) if column.structure else of_oid(column.type_oid)
+
+
+def of_oid(oid: int) -> Structure:
+    """The structure of one of the server's own types; plain text for any other."""
+    if oid in _ARRAYS:
+        return ArrayOf(of_oid(_ARRAYS[oid]), ";" if oid == _BOX_ARRAY else ",")
+    if oid in _RANGES:
+        return RangeOf(of_oid(_RANGES[oid]))
+    if oid in _MULTIRANGES:
+        return MultirangeOf(of_oid(_MULTIRANGES[oid]))
+    return Scalar(oid) if oid < FIRST_OWN_TYPE else _TEXT
+
+
+def described(type_oid: int, types: Mapping[str, str]) -> str:
+    """A type's ``Column.structure``. ``types``: as in ``cdc.model.facts.Facts.types``; what is missing there is plain text."""
+    raw = _raw(type_oid, types)
+    return "" if type_oid < FIRST_OWN_TYPE or raw == TEXT else json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
+
+
+def _raw(oid: int, types: Mapping[str, str]) -> Any:
+    if oid < FIRST_OWN_TYPE:
+        return oid
+    kind, _, rest = types.get(f"t{oid}", "").partition(" ")
+    if kind == "d":
+        return _raw(int(rest), types)
+    if kind == "a":
+        element, _, delimiter = rest.partition(" ")
+        return {"array": _raw(int(element), types)} | ({} if delimiter == "," else {"by": delimiter})
+    if kind == "r":
+        return {"range": _raw(int(rest), types)}
+    if kind == "m":
+        return {"multirange": _raw(int(rest), types)}
+    if kind == "c":
+        return {"row": [[name, _raw(attribute, types)] for name, attribute in _attributes(rest, types)]}
+    return HSTORE if (kind, rest) == ("b", HSTORE) else TEXT
+
+
+def _attributes(relation: str, types: Mapping[str, str]) -> list[tuple[str, int]]:
+    """(name, type) of a composite type's attributes, in order."""
+    found = []
+    prefix = f"n{relation}."
+    for key, told in types.items():
+        if key.startswith(prefix):
+            oid, _, name = told.partition(" ")
+            found.append((int(key.removeprefix(prefix)), name, int(oid)))
+    return [(name, oid) for _, name, oid in sorted(found)]
+
+
+@lru_cache(maxsize=4096)
+def _decoded(text: str) -> Structure:
+    return _built(json.loads(text))
+
+
+def _built(raw: Any) -> Structure:
+    match raw:
+        case int():
+            return of_oid(raw)
+        case {"array": element, **rest}:
+            return ArrayOf(_built(element), str(rest.get("by", ",")))
+        case {"row": attributes}:
+            return Composite(tuple((name, _built(attribute)) for name, attribute in attributes))
+        case {"range": bound}:
+            return RangeOf(_built(bound))
+        case {"multirange": bound}:
+            return MultirangeOf(_built(bound))
+        case "hstore":
+            return Hstore()
+    return _TEXT

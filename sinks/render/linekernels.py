@@ -1,0 +1,262 @@
+"""Compiled loops from Postgres's text of scalars and arrays to JSON on one line. They agree with ``literals`` or leave a row to it.
+
+Every kernel takes a text column (see ``sinks.jsonkernels``) and gives ``(data, offsets, left, doubts)``: the literals, which rows it has
+left to ``literals`` (their literal is empty), and the numbers ``(row, start, end)`` in ``data`` with more digits than every double holds,
+which are looked for only where ``doubles`` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from cdc.model.kernel import inlined, kernel
+from sinks.jsonkernels import HEX, SHORT
+from sinks.render.tokenkernels import (
+    BACKSLASH,
+    CLOSE,
+    CLOSE_LIST,
+    COLON,
+    COMMA,
+    DOUBLE_DIGITS,
+    DOUBTFUL,
+    FALSE,
+    LEFT,
+    NULL,
+    OPEN,
+    OPEN_LIST,
+    QUOTE,
+    SURE,
+    TRUE,
+    digit,
+    judged,
+    number_end,
+)
+
+AS_TEXT: Final = 0
+AS_NUMBER: Final = 1
+AS_BOOL: Final = 2
+AS_MOMENT: Final = 3
+"""How a scalar, or an array's element, is written."""
+
+
+@kernel
+def _put_quoted(source: Any, start: int, end: int, escaped: bool, out: Any, at: int) -> int:
+    """The bytes as a JSON string; ``escaped``: a backslash among them is not one of the value, what follows it is."""
+    out[at] = QUOTE
+    at += 1
+    k = start
+    while k < end:
+        byte = source[k]
+        if escaped and byte == BACKSLASH:
+            k += 1
+            byte = source[k]
+        k += 1
+        if byte >= 32 and byte != QUOTE and byte != BACKSLASH:
+            out[at] = byte
+            at += 1
+            continue
+        out[at] = BACKSLASH
+        if byte >= 32:
+            out[at + 1] = byte
+            at += 2
+        elif SHORT[byte]:
+            out[at + 1] = SHORT[byte]
+            at += 2
+        else:
+            out[at + 1] = 117
+            out[at + 2] = 48
+            out[at + 3] = 48
+            out[at + 4] = HEX[byte >> 4]
+            out[at + 5] = HEX[byte & 15]
+            at += 6
+    out[at] = QUOTE
+    return at + 1
+
+
+@inlined
+def _put(word: Any, out: Any, at: int) -> Any:
+    for k in range(len(word)):
+        out[at + k] = word[k]
+    return at + len(word)
+
+
+@kernel
+def _is_moment(source: Any, start: int, end: int) -> bool:
+    """YYYY-MM-DD HH:MM:SS[.f][+00]"""
+    if end - start < 19:
+        return False
+    for k in range(19):
+        byte = source[start + k]
+        if k == 4 or k == 7:
+            if byte != 45:
+                return False
+        elif k == 10:
+            if byte != 32:
+                return False
+        elif k == 13 or k == 16:
+            if byte != COLON:
+                return False
+        elif not digit(byte):
+            return False
+    at = start + 19
+    if at < end and source[at] == 46:
+        at += 1
+        if at >= end or not digit(source[at]):
+            return False
+        while at < end and digit(source[at]):
+            at += 1
+    return at == end or (end - at == 3 and source[at] == 43 and source[at + 1] == 48 and source[at + 2] == 48)
+
+
+@kernel
+def _put_scalar(source: Any, start: int, end: int, how: int, escaped: bool, doubles: bool, out: Any, at: int) -> Any:
+    """(where it ends, how sure it is); a value that is not of this kind is a string."""
+    if how == AS_NUMBER and number_end(source, start, end) == end:
+        sure = judged(source, start, end) if doubles else SURE
+        for k in range(start, end):
+            out[at + k - start] = source[k]
+        at += end - start
+        if end - start == 2 and source[start] == 45 and source[start + 1] == 48:  # -0
+            out[at] = 46
+            out[at + 1] = 48
+            at += 2
+        return at, sure
+    if how == AS_BOOL and end - start == 1 and source[start] == 116:
+        return _put(TRUE, out, at), SURE
+    if how == AS_BOOL and end - start == 1 and source[start] == 102:
+        return _put(FALSE, out, at), SURE
+    if how == AS_MOMENT and _is_moment(source, start, end):
+        zulu = source[end - 3] == 43
+        out[at] = QUOTE
+        stop = end - 3 if zulu else end
+        for k in range(start, stop):
+            out[at + 1 + k - start] = source[k]
+        out[at + 11] = 84
+        at += 1 + stop - start
+        if zulu:
+            out[at] = 90
+            at += 1
+        out[at] = QUOTE
+        return at + 1, SURE
+    return _put_quoted(source, start, end, escaped, out, at), SURE
+
+
+@kernel
+def _room(source: Any, offsets: Any) -> Any:
+    """Enough bytes for every scalar or element: at most six for one, and three for each with its separator."""
+    controls = 0
+    first, last = offsets[0], offsets[len(offsets) - 1]
+    for k in range(first, last):
+        controls += source[k] < 32
+    return 3 * (last - first) + 5 * controls + 8 * len(offsets)
+
+
+@kernel
+def scalar_lines(source: Any, offsets: Any, how: int, doubles: bool) -> Any:
+    count = len(offsets) - 1
+    data = np.empty(_room(source, offsets), np.uint8)
+    ends = np.empty(count + 1, np.int64)
+    left = np.zeros(count, np.bool_)
+    doubts = np.empty((count if doubles and how == AS_NUMBER else 0, 3), np.int64)
+    found, at = 0, 0
+    ends[0] = 0
+    for i in range(count):
+        start = at
+        at, sure = _put_scalar(source, offsets[i], offsets[i + 1], how, False, doubles, data, at)
+        if sure == LEFT:
+            left[i] = True
+            at = start
+        elif sure == DOUBTFUL:
+            doubts[found, 0] = i
+            doubts[found, 1] = start
+            doubts[found, 2] = at
+            found += 1
+        ends[i + 1] = at
+    return data[:at], ends, left, doubts[:found]
+
+
+@kernel
+def array_lines(source: Any, offsets: Any, how: int, doubles: bool) -> Any:
+    """Arrays of scalars of any number of dimensions, with commas between them."""
+    count = len(offsets) - 1
+    data = np.empty(_room(source, offsets), np.uint8)
+    ends = np.empty(count + 1, np.int64)
+    left = np.zeros(count, np.bool_)
+    doubts = np.empty(((offsets[count] - offsets[0]) // DOUBLE_DIGITS + 1 if doubles else 0, 3), np.int64)
+    found, at = 0, 0
+    ends[0] = 0
+    for i in range(count):
+        k, end = offsets[i], offsets[i + 1]
+        begun, kept = at, found
+        depth = 0
+        value_next = True  # an element or an inner array may come here
+        empty = False  # the innermost array has nothing in it yet
+        good = k < end and source[k] == OPEN
+        while good and k < end:
+            byte = source[k]
+            if byte == OPEN:
+                good = value_next
+                data[at] = OPEN_LIST
+                at += 1
+                k += 1
+                depth += 1
+                empty = True
+            elif byte == CLOSE:
+                good = depth > 0 and (empty or not value_next)
+                data[at] = CLOSE_LIST
+                at += 1
+                k += 1
+                depth -= 1
+                value_next, empty = False, False
+                if depth == 0:
+                    break
+            elif byte == COMMA:
+                good = not value_next
+                data[at] = COMMA
+                at += 1
+                k += 1
+                value_next = True
+            else:
+                good = value_next
+                start = at
+                sure = SURE
+                if byte == QUOTE:
+                    stop = k + 1
+                    while stop < end and source[stop] != QUOTE:
+                        stop += 2 if source[stop] == BACKSLASH else 1
+                    good = good and stop < end and (how in (AS_TEXT, AS_MOMENT))
+                    if good:
+                        at, sure = _put_scalar(source, k + 1, stop, how, True, doubles, data, at)
+                    k = stop + 1
+                else:
+                    stop = k
+                    while (
+                        stop < end
+                        and source[stop] != COMMA
+                        and source[stop] != CLOSE
+                        and source[stop] != OPEN
+                        and source[stop] != QUOTE
+                        and source[stop] != BACKSLASH
+                    ):
+                        stop += 1
+                    good = good and stop > k
+                    if stop - k == 4 and source[k] == 78 and source[k + 1] == 85 and source[k + 2] == 76 and source[k + 3] == 76:
+                        at = _put(NULL, data, at)
+                    elif good:
+                        at, sure = _put_scalar(source, k, stop, how, False, doubles, data, at)
+                    k = stop
+                if sure == LEFT:
+                    good = False
+                elif sure == DOUBTFUL:
+                    doubts[found, 0] = i
+                    doubts[found, 1] = start
+                    doubts[found, 2] = at
+                    found += 1
+                value_next, empty = False, False
+        if not good or depth != 0 or k != end:
+            left[i] = True
+            at, found = begun, kept
+        ends[i + 1] = at
+    return data[:at], ends, left, doubts[:found]

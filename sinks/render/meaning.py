@@ -1,0 +1,204 @@
+"""What a value means, as one text for all ways of writing it: what the audit compares. Pure.
+
+A scalar means Postgres's own text of it, whatever way its store writes it (an interval: its ISO 8601). JSON, arrays and objects mean
+themselves: the JSON with its names sorted and its numbers reduced, so that 1.10, 1.1 and 1.1e0 are one. In a store that reads numbers as
+doubles, a numeric without a declared scale means its number: 1.10 is 1.1 there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.model.pgtypes import FLOAT4, FLOAT8, NUMERIC, arrow_type, canonical_text
+from cdc.model.structure import Scalar, structure_of
+from cdc.model.table import Column, Table
+from sinks.render import literals
+from sinks.render.columns import literal_texts, trimmed
+from sinks.render.kinds import Kind, Leaf, kind_of
+
+PLAIN: Final = frozenset((Leaf.TEXT, Leaf.NUMBER, Leaf.BOOL, Leaf.MOMENT, Leaf.BYTES))
+"""Kinds of values that mean Postgres's own text."""
+WHOLE_DIGITS_MAX: Final = 4000
+"""Python reads and writes whole numbers of so many digits at once."""
+
+
+class Number:
+    """A number in JSON as it was written."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __float__(self) -> float:
+        return float(self.text)
+
+
+def plain_key(table: Table) -> bool:
+    """Whether the key's values mean Postgres's own text, so that rows can be asked for by what their keys mean."""
+    return all(kind_of(column) in PLAIN for column in table.key or table.columns)
+
+
+def canonical_json(value: Any, *, doubles: bool) -> str:
+    """One text for all JSON that means the same; ``value``: parsed, its numbers ``int`` or ``Number``."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_through_double if doubles else _reduced)
+
+
+def parse(text: str | bytes) -> Any:
+    """Like json.loads, but a number with a fraction or an exponent stays the text it was written as (``Number``)."""
+    try:
+        return json.loads(text, parse_float=Number)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # a whole number of more digits than Python takes
+        return json.loads(text, parse_float=Number, parse_int=Number)
+
+
+def meant(values: pa.Array, column: Column, kind: Kind, *, doubles: bool) -> pa.Array:
+    """A column of Postgres's text (utf8) as what it means in a store that holds it as this kind."""
+    if kind in PLAIN:
+        return trimmed(values) if _is_trimmed(column, kind, doubles) else values
+    texts = literal_texts(values, kind, doubles=doubles).to_array()
+    if kind is Leaf.INTERVAL:
+        bare = pc.binary_slice(texts, 1, -1).cast(pa.large_utf8()).cast(pa.utf8())  # nothing in it is ever escaped
+        return pc.if_else(values.is_valid(), bare, pa.scalar(None, pa.utf8()))
+    there = zip(texts.to_pylist(), values.is_valid().to_pylist(), strict=True)
+    return pa.array([canonical_json(parse(text), doubles=doubles) if has else None for text, has in there], pa.utf8())
+
+
+def held_column(values: Sequence[Any], column: Column, kind: Kind, *, doubles: bool) -> pa.Array:
+    """What a store holds as this kind, as what it means (utf8). ``values``: parsed JSON; none of them stands for NULL."""
+    if kind is Leaf.NUMBER:
+        return _numbers(values, column, doubles=doubles)
+    read = _READERS.get(kind)
+    texts = [canonical_json(value, doubles=doubles) if read is None else read(value) for value in values]
+    return pa.array(texts, pa.utf8())
+
+
+def _numbers(values: Sequence[Any], column: Column, *, doubles: bool) -> pa.Array:
+    structure, held = structure_of(column), arrow_type(column)
+    oid = structure.oid if isinstance(structure, Scalar) else 0
+    if oid in (FLOAT4, FLOAT8):
+        return _floats(values, pa.float32() if oid == FLOAT4 else pa.float64())
+    if oid != NUMERIC or not doubles:
+        return pa.array([_number_text(value) for value in values], pa.utf8())
+    scale = held.scale if pa.types.is_decimal(held) else 0
+    texts = pa.array([plain_number(value, scale) for value in values], pa.utf8())
+    return trimmed(texts) if _is_trimmed(column, Leaf.NUMBER, doubles) else texts
+
+
+def plain_number(value: Any, scale: int) -> str:
+    """A number that came out of a double as Postgres prints a numeric: without an exponent, with at least ``scale`` decimal places."""
+    if isinstance(value, str):
+        # Text where a double would not do; elsewhere the text of a number is another value than the number.
+        lost = not literals.is_number(value) or not literals.survives(value) or ("." in value and value.endswith("0"))
+        return value if lost else _number_text(value)
+    if not isinstance(value, Number):
+        text = _number_text(value)
+        return f"{text}.{'0' * scale}" if scale and isinstance(value, int) and not isinstance(value, bool) else text
+    double = float(value)
+    if not math.isfinite(double):
+        return str(value)
+    whole, _, fraction = f"{Decimal(repr(double)):f}".partition(".")
+    fraction = fraction.rstrip("0").ljust(scale, "0")
+    return f"{whole}.{fraction}" if fraction else whole
+
+
+def _is_trimmed(column: Column, kind: Kind, doubles: bool) -> bool:
+    """Whether a number means the same with and without zeros at its end. A key's never does: they are two documents."""
+    return (
+        doubles
+        and kind is Leaf.NUMBER
+        and not column.key
+        and structure_of(column) == Scalar(NUMERIC)
+        and pa.types.is_string(arrow_type(column))
+    )
+
+
+def _through_double(number: Number) -> Any:
+    """As ``_reduced``, where a double has been between: there are several ways to write one (5e-324, 4.9E-324)."""
+    double = float(number)
+    return _reduced(Number(repr(double)) if math.isfinite(double) else number)
+
+
+def _reduced(number: Number) -> Any:
+    """What stands for a number in canonical JSON: an int or a float where that is exact, else its digits and exponent in an object."""
+    text = str(number)
+    sign, digits, exponent = Decimal(text).as_tuple()
+    assert isinstance(exponent, int)
+    mantissa = "".join(map(str, digits)).lstrip("0")
+    reduced = mantissa.rstrip("0")
+    if not reduced:
+        return -0.0 if sign and not text.lstrip("-").isdigit() else 0
+    exponent += len(mantissa) - len(reduced)
+    if exponent >= 0 and len(reduced) + exponent <= WHOLE_DIGITS_MAX:
+        return int(("-" if sign else "") + reduced + "0" * exponent)
+    double = float(text)
+    if math.isfinite(double) and Decimal(repr(double)) == Decimal(text):
+        return double
+    return {"\0": f"{'-' if sign else ''}{reduced}e{exponent}"}
+
+
+def _floats(values: Sequence[Any], held: pa.DataType) -> pa.Array:
+    # NaN, the infinities, and what a store still has of a former type are texts.
+    numbers: list[float | None] = []
+    others: dict[int, str] = {}
+    for row, value in enumerate(values):
+        if isinstance(value, int | Number) and not isinstance(value, bool):
+            numbers.append(float(str(value)))
+        else:
+            numbers.append(None)
+            others[row] = _number_text(value)
+    texts = canonical_text(pa.array(numbers, pa.float64()).cast(held))
+    return pa.array([others.get(row, text) for row, text in enumerate(texts.to_pylist())], pa.utf8()) if others else texts
+
+
+def _number_text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | Number | str):
+        return _text(value)
+    # The text of a number is another value than the number.
+    return literals.quoted(value) if isinstance(value, str) and literals.is_number(value) else str(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"JSON {canonical_json(value, doubles=False)}"
+
+
+def _bool(value: Any) -> str:
+    return "t" if value is True else "f" if value is False else f"JSON {canonical_json(value, doubles=False)}"
+
+
+def _bytes(value: Any) -> str:
+    try:
+        return "\\x" + base64.b64decode(value, validate=True).hex()
+    except (ValueError, TypeError):
+        return _text(value)
+
+
+def _moment(value: Any) -> str:
+    text = _text(value)
+    # The form that we write has a T there; what is kept as Postgres's text (infinity, BC, long years) never has.
+    if text[10:11] != "T":
+        return text
+    date, _, clock = text.partition("T")
+    return f"{date} {clock.removesuffix('Z')}+00" if clock.endswith("Z") else f"{date} {clock}"
+
+
+_READERS: Final[dict[Kind, Callable[[Any], str]]] = {
+    Leaf.TEXT: _text,
+    Leaf.BOOL: _bool,
+    Leaf.MOMENT: _moment,
+    Leaf.BYTES: _bytes,
+    Leaf.INTERVAL: _text,
+}

@@ -1,0 +1,145 @@
+"""Where a column's value stands in a document, so that OpenSearch indexes what it can and never refuses the document. Pure.
+
+JSON, hstore and composites are searched as ``flat_object``, which takes objects only, and of no leaf more than Lucene's longest term. So
+
+- JSON that is not an object stands in one: ``["a"]`` is ``{"value": ["a"]}`` (and so does an object whose only name is ``value``);
+- a value that its field would refuse (a leaf too long, or the exact text of an array with lower bounds where booleans or objects are
+  indexed) stands in the object ``_unindexed`` under the same name, as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.model.table import Table
+from sinks.jsonkernels import ABSENT, VALUE
+from sinks.jsonrows import QUOTE, Member, Piece, Style, first_bytes, head_pieces, join, label_of, members, object_pieces
+from sinks.render.documentkernels import leaf_sizes
+from sinks.render.kinds import JSON_KINDS, As, Kind, Leaf, List, Object, Pairs, Span, kind_of
+from sinks.render.texts import Texts, readonly
+from sinks.search.naming import field_names
+
+UNINDEXED: Final = "_unindexed"
+"""The object in which values stand that are kept and not searched."""
+WRAPPED: Final = "value"
+"""The one name of the object in which JSON stands that is none."""
+LEAF_BYTES_MAX: Final = 32_000
+"""Lucene's longest term has 32,766 bytes; a flat_object's terms hold the whole path, and a few bytes more."""
+
+_LONE: Final = readonly(np.frombuffer(f'"{WRAPPED}"'.encode(), np.uint8).copy())
+_OPEN, _OPEN_LIST = ord("{"), ord("[")
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Field(Enum):
+    """How a kind of values is indexed."""
+
+    ANY = "anything may stand in it"
+    BOOLEAN = "true and false only"
+    OBJECT = "objects with typed members"
+    FLAT = "flat_object"
+    FLAT_JSON = "flat_object of what may be no object"
+
+
+def field_of(kind: Kind) -> Field:
+    while isinstance(kind, List):
+        kind = kind.element
+    if kind in JSON_KINDS:
+        return Field.FLAT_JSON
+    if isinstance(kind, Pairs | Object):
+        return Field.FLAT
+    if isinstance(kind, Span) or kind is Leaf.POINT:
+        return Field.OBJECT
+    return Field.BOOLEAN if kind is Leaf.BOOL else Field.ANY
+
+
+def style_of(table: Table, as_: Mapping[str, As]) -> Style:
+    """How the table's documents are written. Numbers pass a double: with ``_source.excludes`` OpenSearch writes the source again."""
+    names = field_names(table)
+    if UNINDEXED in table.names:
+        names[UNINDEXED] = "%5F" + UNINDEXED[1:]
+    return Style(doubles=True, as_=as_, names=names)
+
+
+def document_pieces(batch: pa.RecordBatch, table: Table, style: Style) -> list[Piece]:
+    """As ``sinks.jsonrows.document_pieces``, every value in its place."""
+    return object_pieces(_placed(batch, table, style), head_pieces(batch), rows=len(batch))
+
+
+def _placed(batch: pa.RecordBatch, table: Table, style: Style) -> Iterator[Member]:
+    beside: list[Member] = []
+    for member in members(batch, table, style):
+        field = field_of(member.kind)
+        if field is Field.ANY:
+            yield member
+            continue
+        indexed, kept = _divided(member, field)
+        yield indexed
+        beside += [] if kept is None else [kept]
+    if beside:
+        any_there = np.any([member.states == VALUE for member in beside], axis=0)
+        states = np.where(any_there, VALUE, ABSENT).astype(np.uint8)
+        objects = join(object_pieces(beside, rows=len(batch)))
+        yield beside[0]._replace(label=label_of(UNINDEXED), texts=objects, quote=b"", states=states)
+
+
+def _divided(member: Member, field: Field) -> tuple[Member, Member | None]:
+    """What is indexed of the member, and what is only kept."""
+    texts = member.literals()
+    first = first_bytes(texts)
+    there = np.ones(len(texts), np.bool_) if member.states is None else member.states == VALUE
+    wrapped = np.zeros(len(texts), np.bool_)
+    refused = first == QUOTE if field is Field.BOOLEAN else (first != _OPEN) & (first != _OPEN_LIST)
+    if field in (Field.FLAT, Field.FLAT_JSON):
+        sizes, lone = leaf_sizes(texts.data, texts.offsets, _LONE)
+        if field is Field.FLAT_JSON:
+            wrapped, refused = there & ((first != _OPEN) | lone), np.zeros(len(texts), np.bool_)
+        refused |= sizes + len(member.label) + len(WRAPPED) > LEAF_BYTES_MAX
+    refused &= there
+    if not refused.any() and not wrapped.any():
+        return member, None
+    states = np.zeros(len(texts), np.uint8) if member.states is None else member.states
+    inside = member._replace(texts=_wrapped(texts, wrapped), quote=b"", states=np.where(refused, ABSENT, states).astype(np.uint8))
+    if not refused.any():
+        return inside, None
+    return inside, member._replace(texts=texts, quote=b"", states=np.where(refused, VALUE, ABSENT).astype(np.uint8))
+
+
+def _wrapped(texts: Texts, which: Mask) -> Texts:
+    if not which.any():
+        return texts
+    states = np.where(which, VALUE, ABSENT).astype(np.uint8)
+    nothing = Texts(np.empty(0, np.uint8), np.zeros(len(texts) + 1, np.int64))
+    before = Piece(nothing, before=f'{{"{WRAPPED}":'.encode(), states=states)
+    return join([before, Piece(texts), Piece(nothing, before=b"}", states=states)])
+
+
+def taken_out(source: Mapping[str, Any], table: Table, style: Style) -> dict[str, Any]:
+    """A document's ``_source`` with every value in its own place again, as ``sinks.jsontext.row_texts`` takes it."""
+    document = dict(source)
+    kept = document.pop(UNINDEXED, None)
+    for name in flat_json_names(table, style):
+        value = document.get(name)
+        if isinstance(value, dict) and value.keys() == {WRAPPED}:
+            document[name] = value[WRAPPED]
+    if isinstance(kept, dict):
+        document |= kept
+    return document
+
+
+@lru_cache(maxsize=1024)
+def flat_json_names(table: Table, style: Style) -> tuple[str, ...]:
+    """The fields in which JSON may be wrapped."""
+    return tuple(
+        style.names.get(column.name, column.name)
+        for column in table.columns
+        if field_of(kind_of(column, style.as_.get(column.name))) is Field.FLAT_JSON
+    )
