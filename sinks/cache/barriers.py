@@ -136,22 +136,14 @@ class Barriers:
     def _conclude(self, topic: str, position: Position, given: dict[str, str], keys: TableKeys | None, why: str) -> None:
         """The last transaction of a change. A table without keys has no prefix; with a reason, its rows are set aside from now on."""
         known = self._known
-        gone = [f"coming:{topic}"]
+        kept = {"prefix": keys.prefix if keys is not None else "", "aside": why}
+        given |= {f"{kind}:{topic}": text for kind, text in kept.items() if text}
+        self._finish(topic, position, given, [f"coming:{topic}", *(f"{kind}:{topic}" for kind, text in kept.items() if not text)])
         known.coming.pop(topic, None)
-        known.prefixes.pop(topic, None)
-        known.aside.pop(topic, None)
-        if keys is not None:
-            known.prefixes[topic] = keys.prefix
-            given |= {f"prefix:{topic}": keys.prefix}
-            gone.append(f"aside:{topic}")
-        else:
-            gone.append(f"prefix:{topic}")
-            if why:
-                known.aside[topic] = why
-                given |= {f"aside:{topic}": why}
-            else:
-                gone.append(f"aside:{topic}")
-        self._finish(topic, position, given, gone)
+        for held, text in ((known.prefixes, kept["prefix"]), (known.aside, kept["aside"])):
+            held.pop(topic, None)
+            if text:
+                held[topic] = text
 
     def _finish(self, topic: str, position: Position, given: dict[str, str], gone: Iterable[str] = ()) -> None:
         removed = [self._transactions.remove(*gone)] if gone else []

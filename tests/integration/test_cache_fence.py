@@ -501,3 +501,17 @@ def test_a_server_that_is_flushed_while_changes_come_is_filled_again(valkey: Any
         assert following.follower.status.stop is None
         assert len(client.keys("public.orders:*")) == 3000
         assert len(client.keys("public.pairs:*")) == 500
+
+
+def test_a_commit_is_refused_where_rows_before_it_are_gone_again(site: Site) -> None:
+    """An older copy that has the same applied position: it lacks what came since, and no single call has failed."""
+    sink = begun(site)
+    site.feed(sink, upserts(ORDERS, 11, [order(11)]))
+    copy = {key: site.client.hgetall(key) if key == LEDGER else site.client.get(key) for key in site.client.scan_iter()}
+    site.feed(sink, upserts(ORDERS, 12, [order(12)]))
+    site.client.hset(LEDGER, mapping=copy[LEDGER])
+    site.client.delete("public.orders:12")
+    with pytest.raises(StoreError) as failure:
+        site.commit(sink, cut(12))
+    assert failure.value.retryable
+    assert (sink.open(site.log.reader(), site.epoch), sink.held("public.orders")) == (cut(10), 11)
