@@ -45,9 +45,8 @@ from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
 from cdc.log.format import RECORD_BYTES, decode_head, decode_timeline_header
-from cdc.log.memory import MemoryLog
 from cdc.log.names import Places
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.reader import EmbeddedLogReader, open_reader
 from cdc.log.timeline import Timeline
 from cdc.model.batch import OP, Op, table_of
 from cdc.model.position import Position
@@ -55,7 +54,7 @@ from cdc.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
 from sinks.jsonrows import Piece, Texts, documents, join, string_texts
 from sinks.rowtext import keys
-from sinks.search.sink import IN_FLIGHT
+from sinks.search.rows import IN_FLIGHT
 
 TOPIC: Final = "public.orders"
 POLL_S: Final = 0.003
@@ -104,6 +103,7 @@ def fill_log(folder: Path, changes: int) -> None:
             load_changes(connection, changes)
         # Unsealed: a head that hides the end of a segment does not fit the segment's sealed form.
         _child("unsealed", server.unix_dsn(), changes, folder)
+        (folder / "log-0").rename(folder / "log")
     finally:
         server.stop("immediate")
         shutil.rmtree(folder / "pg", ignore_errors=True)
@@ -367,12 +367,12 @@ class Search(Store):
 
     def limit(self) -> float:
         sink: Any = make_sink(self.name, self.store_options)
-        sink.open(MemoryLog().reader())
-        table = table_of(next(batches(self.log)).schema)
-        sink.prepare(table)
-        path = f"/{sink._place(table).writer}/_bulk?filter_path=errors,items.*.status"
-        index = sink._place(table).names.index
+        reader = open_reader(self.log)
+        sink.open(reader, 1)
+        place = sink._tables.prepare(table_of(next(batches(self.log)).schema))
+        path, alias = f"/{place.writer}/_bulk?filter_path=errors,items.*.status", place.names.alias
         sink.close()
+        reader.close()
         self._again = 0
         local = threading.local()
 
@@ -398,8 +398,8 @@ class Search(Store):
         with ThreadPoolExecutor(IN_FLIGHT) as senders:
             list(senders.map(send, self._bodies))
         seconds = time.perf_counter() - began
-        self._server.request("POST", f"/{index}/_refresh")
-        self.verify(int(self._server.request("GET", f"/{index}/_count")["count"]), self._documents, "the limit's documents")
+        self._server.request("POST", f"/{alias}/_refresh")
+        self.verify(int(self._server.request("GET", f"/{alias}/_count")["count"]), self._documents, "the limit's documents")
         return seconds
 
     def more(self) -> dict[str, Any]:
