@@ -52,7 +52,8 @@ from cdc.model.batch import OP, Op, table_of
 from cdc.model.position import Position
 from cdc.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
-from sinks.jsonrows import Piece, Texts, documents, join, string_texts
+from sinks.cache.keytemplate import bind
+from sinks.jsonrows import Piece, Texts, documents, join, plain_documents, string_texts
 from sinks.rowtext import keys
 from sinks.search.rows import IN_FLIGHT
 
@@ -417,19 +418,17 @@ class Cache(Store):
     kind = "redis"
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        super().__init__(folder, options, "redis", 0.25)
+        super().__init__(folder, options, "redis", 0.9)
         self._server = Valkey(folder / "valkey")
         self._commands: list[memoryview] = []
 
     def start(self) -> None:
         self._server.start()
         self.settings = {"url": self._server.url, "key": "order:{id}"}
-        sink: Any = make_sink(self.name, self.store_options)
         for batch in batches(self.log):
-            texts = set_commands(batch, sink._keys(table_of(batch.schema)).texts(batch))
+            texts = set_commands(batch, bind(self.store_options.key, table_of(batch.schema)).texts(batch))
             data = memoryview(texts.data)
             self._commands += [data[start:end] for start, end in _pieces(texts.offsets, SEND_BYTES)]
-        sink.close()
 
     def stop(self) -> None:
         self._server.stop()
@@ -477,7 +476,7 @@ def set_commands(batch: pa.RecordBatch, names: Texts) -> Texts:
     deleted = batch.column(OP).to_numpy() == int(Op.DELETE)
     there, absent = np.zeros(len(batch), np.uint8), np.full(len(batch), 2, np.uint8)
     kept, gone = np.where(deleted, absent, there), np.where(deleted, there, absent)
-    values = documents(batch, table_of(batch.schema))
+    values = plain_documents(batch, table_of(batch.schema))
     nothing = Texts(np.empty(0, np.uint8), np.zeros(len(batch) + 1, np.int64))
     return join(
         [
