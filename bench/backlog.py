@@ -55,7 +55,7 @@ from cdc.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
 from sinks.jsonrows import Piece, Texts, documents, join, string_texts
 from sinks.rowtext import keys
-from sinks.search.sink import IN_FLIGHT
+from sinks.search.rows import IN_FLIGHT
 
 TOPIC: Final = "public.orders"
 POLL_S: Final = 0.003
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--stores", default=",".join(STORES), help="which of them, with commas")
-    parser.add_argument("--heap-mb", type=int, default=1024, help="OpenSearch's heap")
+    parser.add_argument("--heap-mb", type=int, default=1024, help="OpenSearch's heap, at least 1024")
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
     folder.chmod(0o755)
@@ -338,7 +338,7 @@ class Search(Store):
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         super().__init__(folder, options, "opensearch", 0.6)
-        self._server = OpenSearch(folder / "opensearch", heap_mb=options.heap_mb)
+        self._server = OpenSearch(folder / "opensearch", heap_mb=options.heap_mb, production=True)
         self._bodies: list[bytes] = []
         self._documents = 0
         self._again = 0
@@ -367,11 +367,11 @@ class Search(Store):
 
     def limit(self) -> float:
         sink: Any = make_sink(self.name, self.store_options)
-        sink.open(MemoryLog().reader())
+        sink.open(MemoryLog().reader(), 1)
         table = table_of(next(batches(self.log)).schema)
         sink.prepare(table)
-        path = f"/{sink._place(table).writer}/_bulk?filter_path=errors,items.*.status"
-        index = sink._place(table).names.index
+        place = sink._tables.place(table)
+        path = f"/{place.writer}/_bulk?filter_path=errors,items.*.status"
         sink.close()
         self._again = 0
         local = threading.local()
@@ -398,8 +398,8 @@ class Search(Store):
         with ThreadPoolExecutor(IN_FLIGHT) as senders:
             list(senders.map(send, self._bodies))
         seconds = time.perf_counter() - began
-        self._server.request("POST", f"/{index}/_refresh")
-        self.verify(int(self._server.request("GET", f"/{index}/_count")["count"]), self._documents, "the limit's documents")
+        self._server.request("POST", f"/{place.names.index}/_refresh")
+        self.verify(self.rows(), self._documents, "the limit's documents")
         return seconds
 
     def more(self) -> dict[str, Any]:
