@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--stores", default=",".join(STORES), help="which of them, with commas")
-    parser.add_argument("--heap-mb", type=int, default=1024, help="OpenSearch's heap")
+    parser.add_argument("--heap-mb", type=int, default=1024, help="OpenSearch's heap, at least 1024")
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
     folder.chmod(0o755)
@@ -339,7 +339,7 @@ class Search(Store):
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         super().__init__(folder, options, "opensearch", 0.6)
-        self._server = OpenSearch(folder / "opensearch", heap_mb=options.heap_mb)
+        self._server = OpenSearch(folder / "opensearch", heap_mb=options.heap_mb, production=True)
         self._bodies: list[bytes] = []
         self._documents = 0
         self._again = 0

@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
     folder.chmod(0o755)
-    postgres, valkey, opensearch = Postgres(folder / "pg"), Valkey(folder / "valkey"), OpenSearch(folder / "os", heap_mb=512)
+    postgres, valkey, opensearch = Postgres(folder / "pg"), Valkey(folder / "valkey"), OpenSearch(folder / "os", production=True)
     try:
         for server in (postgres, valkey, opensearch):
             server.start()

@@ -132,7 +132,7 @@ def _configuration(postgres: Postgres, valkey: Valkey, opensearch: OpenSearch) -
 @contextmanager
 def _servers(folder: Path) -> Iterator[tuple[Postgres, Valkey, OpenSearch]]:
     postgres, valkey = Postgres(folder / "pg"), Valkey(folder / "valkey")
-    opensearch = OpenSearch(folder / "os", heap_mb=1024)
+    opensearch = OpenSearch(folder / "os", production=True)
     try:
         for server in (postgres, valkey, opensearch):
             server.start()

@@ -51,7 +51,7 @@ class OpenSearch(Server):
         self.port = 0
         """0 until the node is ready; then it stays the same over restarts."""
         self.heap_mb = max(heap_mb, PRODUCTION_HEAP_MB) if production else heap_mb
-        self._jvm = _PRODUCTION if production else _QUICK
+        self.jvm_options = _PRODUCTION if production else _QUICK
         self._archive_options: list[str] = []
 
     @property
@@ -68,7 +68,7 @@ class OpenSearch(Server):
             java(),
             f"-Xms{self.heap_mb}m",
             f"-Xmx{self.heap_mb}m",
-            *self._jvm,
+            *self.jvm_options,
         ]
         argv += [
             *(self._archive_options or options_using(archive_path("opensearch", class_path))),

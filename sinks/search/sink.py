@@ -40,7 +40,8 @@ from sinks.search.wire import Address, Cluster
 PAGE_ROWS: Final = 2000
 SCROLL_KEEP_ALIVE: Final = "5m"
 LOOK_S: Final = 5.0
-"""How often ``applied`` looks at every index; where one lacked something, it looks again sooner."""
+"""How often ``applied`` looks for indices and aliases that came or moved, and for a reader at what the indices say; where one lacked
+something, it looks again sooner."""
 LACKING_LOOK_S: Final = 0.5
 
 
@@ -215,6 +216,8 @@ class SearchSink:
         entry = self._ledger.peek()
         if entry is None or self._clock() >= self._look_at:
             return self._look(entry, point=self._epoch is not None)
+        if self._epoch is not None:
+            return self._tables.glance(entry.mark).applied  # a follower asks once a second at most
         recorded = believed(entry.mark, self._tables.lineage(), f"store {self.name}")
         return min(recorded, self._holds, key=order) if self._lacking else recorded
 

@@ -18,7 +18,7 @@ from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
 from sinks.search.indices import Found, Indices, by_alias
 from sinks.search.naming import Places, places
-from sinks.search.standing import Holding, Standing, document, holding, nonce_of
+from sinks.search.standing import Holding, Standing, copy_of, document, holding, nonce_of, whole_of
 from sinks.search.wire import Cluster
 
 _DOING: Final = "writing what the index says of itself"
@@ -52,6 +52,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Where:
+    """Where a table's index says something of itself."""
+
+    index: str
+    ids: tuple[str, ...]
+    born: str
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """A standing that is on its way into all shards' documents."""
 
@@ -77,6 +86,7 @@ class Tables:
         self.held: dict[str, Position] = {}
         self.known: dict[str, Place] = {}
         self._seen: dict[str, Standing] = {}
+        self._live: dict[str, Where] = {}
         self._cluster = cluster
         self._template = template
         self._patterns = patterns
@@ -125,6 +135,7 @@ class Tables:
         together = by_alias(found)
         topics = [topic for topic in self.log.topics() if matches(self._patterns, topic.name)]
         said = {}
+        self._live.clear()
         for topic in topics:
             alias = places(self._template, topic.table).alias
             live = self.indices.live(alias, together.get(alias, ()), topic.name)
@@ -132,8 +143,21 @@ class Tables:
                 said[topic.name] = live.whole
                 if point:
                     self.indices.point(live, together[alias])
+                self._live[topic.name] = _where(live)
         self._seen = {topic: whole.standing for topic, whole in said.items()}
         return holding(self.log, lineage, self._cluster.store, claimed, [topic.name for topic in topics], said)
+
+    def glance(self, claimed: Mark | None) -> Holding:
+        """The same of the indices that were there when it was looked last, in one request: what was created or moved since is not noticed."""
+        wanted = [(one.index, identity) for one in self._live.values() for identity in one.ids]
+        docs = iter(conditional.read(self._cluster, _DOING, wanted))
+        said = {}
+        for topic, one in self._live.items():
+            whole = whole_of([copy_of(next(docs)) for _ in one.ids], one.born)
+            if whole is not None and not whole.standing.building:
+                said[topic] = whole
+        topics = [topic.name for topic in self.log.topics() if matches(self._patterns, topic.name)]
+        return holding(self.log, self.lineage(), self._cluster.store, claimed, topics, said)
 
     def shape(self, topic: str) -> Shape | None:
         standing = self.known[topic].standing if topic in self.known else self._seen.get(topic)
@@ -185,6 +209,7 @@ class Tables:
         writer = self.indices.writer(live, live.places)
         documents = [Guarded(writer, live.index, i, stand) for i, stand in zip(live.ids, stands, strict=True)]
         place = self.known[topic] = Place(table, live.places, documents, standing, terms)
+        self._live[topic] = _where(live)
         self.held[topic] = max(self.applied.position, standing.mark.cut.position)
         return place
 
@@ -227,7 +252,9 @@ class Tables:
 
     def built(self, old: Place, fresh: Place) -> None:
         self.indices.swap(old.names, fresh.names, fresh.table.qualified)
-        self.known[fresh.table.qualified] = fresh
+        topic, standing = fresh.table.qualified, fresh.standing
+        self.known[topic] = fresh
+        self._live[topic] = Where(fresh.names.index, tuple(one.id for one in fresh.documents), standing.born)
 
     # -- what an index says -------------------------------------------------------------------------------------------
 
@@ -329,6 +356,10 @@ class Tables:
             f"store {self._cluster.store}: the index of {topic} was deleted, or is an older copy: it is filled again from the log",
             retryable=True,
         )
+
+
+def _where(live: Found) -> Where:
+    return Where(live.index, live.ids, str(live.held["settings"]["index"]["creation_date"]))
 
 
 def _term(one: Guarded) -> int:
