@@ -68,7 +68,6 @@ def run_followers(
     engine = Engine(scratch / "local")
 
     def query(follower: Follower, halt: threading.Event) -> Query:
-        shutil.rmtree(scratch / follower.store, ignore_errors=True)
         return Query(engine, follower, reader, log_dir, scratch, halt)
 
     fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query)
@@ -171,6 +170,8 @@ class Query:
             self._accident = None
             try:
                 if self._follower.start():
+                    # Under the store's lease: no other process has a checkpoint there that it still needs.
+                    shutil.rmtree(self._scratch, ignore_errors=True)
                     self._follow()
             except Exception as error:  # outside a micro-batch, as when the store is opened: an accident like one inside
                 self._accident = place_of(error)
