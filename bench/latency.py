@@ -118,7 +118,9 @@ def main(arguments: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSearch, rate: int, seconds: int, warm_s: int) -> Result:
+def measure(
+    folder: Path, postgres: Postgres, valkey: Valkey, opensearch: OpenSearch, rate: int, seconds: int, warm_s: int
+) -> Result:
     with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         connection.execute(
             "create table orders (id bigint primary key, version bigint, customer_id bigint, status text, amount numeric(12,2), "
