@@ -23,6 +23,7 @@ import psycopg
 from bench import peers
 from bench.orders import PUBLICATION
 from bench.result import Figure, Result, faster
+from cdc.embedded import passfile
 from cdc.embedded.java import OVERRIDE
 from cdc.embedded.postgres import Postgres
 
@@ -91,7 +92,7 @@ def _properties(port: int, slot: str) -> dict[str, Any]:
         "database.hostname": "127.0.0.1",
         "database.port": port,
         "database.user": "postgres",
-        "database.password": "postgres",
+        "database.password": passfile.password(),
         "database.dbname": "postgres",
         "plugin.name": "pgoutput",
         "slot.name": slot,

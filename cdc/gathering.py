@@ -24,6 +24,7 @@ from cdc.report import (
     SnapshotReport,
     StopReport,
     TopicReport,
+    catch_up_of,
 )
 from cdc.settings import Settings, StoreOptions
 from cdc.version import VERSION
@@ -54,7 +55,9 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     head = reader.head()
     source = probe.read()
     capture = _capture(settings.run_dir, now)
-    followers = tuple(_follower(settings.run_dir, name, store, reader, head, now) for name, store in settings.stores.items())
+    followers = tuple(
+        _follower(settings.run_dir, name, store, reader, head, capture, now) for name, store in settings.stores.items()
+    )
     stopped = tuple(
         StopReport(stop.name, str(stop.state), stop.part, one_line(stop.message), one_line(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
@@ -99,13 +102,16 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
     )
 
 
-def _follower(run_dir: Path, name: str, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> FollowerReport:
+def _follower(
+    run_dir: Path, name: str, store: StoreOptions, reader: LogReader, head: Cut, capture: CaptureReport | None, now: float
+) -> FollowerReport:
     told = status.read_follower(run_dir, name)
     if told is None:
         told = status.FollowerStatus(name, store.kind, state="never started")
         lag = None
     else:
         lag = lag_of(reader, head, Position(told.position), store.tables, now)
+    held = sum(topic.rows for topic in reader.topics() if matches(store.tables, topic.name))
     return FollowerReport(
         store=name,
         kind=store.kind,
@@ -123,7 +129,14 @@ def _follower(run_dir: Path, name: str, store: StoreOptions, reader: LogReader, 
         batches=told.batches,
         rows_per_s=told.rows_per_s,
         updated_at=told.updated_at,
+        catch_up=catch_up_of(lag, held, _unread(capture, store.tables), told.rows_per_s),
     )
+
+
+def _unread(capture: CaptureReport | None, tables: Sequence[str]) -> int:
+    """About how many rows of these tables the snapshot has not read yet."""
+    reading = capture.snapshot if capture is not None else ()
+    return sum(max(entry.total - entry.done, 0) for entry in reading if not entry.finished and matches(tables, entry.table))
 
 
 def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:

@@ -22,7 +22,9 @@
 ``followers``  [{``store``, ``kind``, ``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``, ``lag``:
                {``changes``, ``bytes``, ``seconds``} (the log's head against the store's applied position; bytes and changes of the store's own
                tables; seconds = age of the oldest commit not yet applied; null before the follower's first word), ``written``,
-               ``stale``, ``dead``, ``batches``, ``rows_per_s``, ``updated_at``}], one for each store of the configuration
+               ``stale``, ``dead``, ``batches``, ``rows_per_s``, ``catch_up`` (null unless the store is far behind, as in its first load:
+               {``done``, ``total`` (changes of its tables, and rows that are still to be read), ``rows_per_s``, ``eta_s`` (null = not known yet)}),
+               ``updated_at``}], one for each store of the configuration
 ``stops``      [{``name`` (what `cdc resume` takes), ``state``, ``part``, ``message``, ``hint``, ``since``}]
 ``processes``  the supervisor's children: [{``name``, ``pid``, ``state``, ``restarts``, ``exit_code``, ``started_at``}]
 =============  ===============================================================================================================
@@ -121,6 +123,28 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUp:
+    """How far a store that is far behind has come, as in its first load."""
+
+    done: int
+    total: int
+    rows_per_s: float
+    eta_s: float | None
+
+
+CATCH_UP_CHANGES = 5_000
+"""A store that lacks fewer changes than this is merely behind."""
+
+
+def catch_up_of(lag: Lag | None, held: int, unread: int, rows_per_s: float) -> CatchUp | None:
+    """``held``: changes of the store's tables in the log. ``unread``: rows of these tables that the snapshot has not read yet."""
+    missing = (held if lag is None else lag.changes) + unread
+    if missing < CATCH_UP_CHANGES:
+        return None
+    return CatchUp(held + unread - missing, held + unread, rows_per_s, round(missing / rows_per_s, 1) if rows_per_s > 0 else None)
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerReport:
     store: str
     kind: str
@@ -138,6 +162,7 @@ class FollowerReport:
     batches: int
     rows_per_s: float
     updated_at: float
+    catch_up: CatchUp | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 ``${NAME}`` in a value stands for the environment's variable (``$${`` is a plain ``${``). Inside a URL its value is percent-encoded, and
 inside the DSN's ``name=value`` notation it is escaped, so that a password may hold any character and can add no option.
-``KEY_file`` beside a secret key names a file with its value; only its owner may have rights on that file.
+``KEY_file`` beside a secret key names a file with its value; only its owner may have rights on that file, and on ``cdc.toml`` itself
+where a secret stands in it as it is.
 Relative paths are relative to the folder of ``cdc.toml``.
 """
 
@@ -17,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
-from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
+from cdc.interpolation import holds_secret, interpolate
 from cdc.model.selection import matches
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -30,6 +31,8 @@ MAX_FILE_BYTES: Final = 1 << 20
 STORE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """Store names become file, index and key names."""
 
+_ADDRESSES: Final = ("dsn", "url")
+"""Secret keys that hold more than the secret."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _At = tuple[str | int, ...]
@@ -207,14 +210,15 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]]) -> Sett
     options_model: the model of the options of one kind of store; raises a HeadwaterError for a kind that does not exist.
     Raises SettingsError with one line for each problem, naming file and key; never a value.
     """
-    raw = _read(path)
-    loading = _Loading(path)
-    raw = loading.interpolated(raw, ())
+    written, private = _read(path)
+    loading = _Loading(path, private)
+    loading.refuse_readable(Settings, written, ())
+    raw = loading.interpolated(written, ())
     stores = raw.pop("stores", {})
     if not isinstance(stores, dict):
         loading.problem(("stores",), "must be tables: [stores.NAME]")
         stores = {}
-    options = {name: loading.store(name, table, options_model) for name, table in stores.items()}
+    options = {name: loading.store(name, table, written["stores"][name], options_model) for name, table in stores.items()}
     settings = loading.validated(Settings, raw, ())
     if loading.problems or settings is None:
         raise SettingsError(loading.problems)
@@ -224,8 +228,9 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]]) -> Sett
 class _Loading:
     """One file on its way to Settings. Problems are collected, so that a user sees all of them at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, private: bool) -> None:
         self.path = path
+        self._private = private
         self.problems: list[ConfigError] = []
 
     def problem(self, at: _At, what: str, *, hint: str | None = None) -> None:
@@ -246,7 +251,24 @@ class _Loading:
             self.problem(at, f"the environment has no variable {name}", hint=f"export {name}=…")
             return value
 
-    def store(self, name: str, table: object, options_model: Callable[[str], type[StoreOptions]]) -> StoreOptions | None:
+    def refuse_readable(self, model: type[BaseModel], written: Mapping[str, Any], at: _At) -> None:
+        """A problem for each secret that stands in a file on which others have rights. written: before variables are replaced."""
+        if self._private:
+            return
+        for key, value in written.items():
+            field = model.model_fields.get(key)
+            inner = _inner_model(field.annotation) if field is not None else None
+            if inner is not None and isinstance(value, dict):
+                self.refuse_readable(inner, value, (*at, key))
+            elif field is None or not _is_secret(field) or not isinstance(value, str):
+                continue
+            elif holds_secret(value, address=key in _ADDRESSES):
+                what = "others may read the file, and a secret stands in it"
+                self.problem((*at, key), what, hint=f"chmod 600 {self.path}; or write ${{NAME}} for the secret, or {key}_file")
+
+    def store(
+        self, name: str, table: object, written: Mapping[str, Any], options_model: Callable[[str], type[StoreOptions]]
+    ) -> StoreOptions | None:
         at = ("stores", name)
         if not STORE_NAME.fullmatch(name):
             self.problem(at, "a store's name holds lower-case letters, digits, _ and - only, at most 63 of them")
@@ -263,6 +285,7 @@ class _Loading:
         except HeadwaterError as error:
             self.problem((*at, "kind"), str(error), hint=error.hint)
             return None
+        self.refuse_readable(model, written, at)
         return self.validated(model, table, at)
 
     def validated(self, model: type[_Model], raw: dict[str, Any], at: _At) -> _Model | None:
@@ -327,30 +350,11 @@ class _Loading:
         return SecretFile(text.rstrip("\r\n"), path)
 
 
-def interpolate(value: str, environment: Mapping[str, str], *, conninfo: bool = False) -> str:
-    """The value with ${NAME} replaced (see the module's text). Raises KeyError with the name that the environment lacks.
-
-    >>> interpolate("postgresql://cdc:${PW}@db/shop", {"PW": "a/b@c"})
-    'postgresql://cdc:a%2Fb%40c@db/shop'
-    """
-
-    def replacement(found: re.Match[str]) -> str:
-        if found["escaped"]:
-            return "${"
-        text = environment[found["name"]]
-        before = value[: found.start()]
-        if "://" in before:
-            return quote(text, safe="")
-        if conninfo and "=" in before:
-            return re.sub(r"([\\\s\'])", r"\\\1", text)
-        return text
-
-    return re.sub(r"(?P<escaped>\$\$\{)|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}", replacement, value)
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], bool]:
+    """The file's content, and whether nobody but its owner has rights on it."""
     try:
         with open(path, "rb") as file:
+            private = not stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
             content = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist", hint="cdc init writes one; --config names another") from None
@@ -359,7 +363,7 @@ def _read(path: Path) -> dict[str, Any]:
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
     try:
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode()), private
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:

@@ -48,8 +48,13 @@ class Awaited:
     why: str
 
 
-def judge(store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None) -> Awaited:
-    """target: as far as known from the log. received: capture's, or the log's head where that is further. applied: the store's."""
+def judge(
+    store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None, waits_for: str | None = None
+) -> Awaited:
+    """target: as far as known from the log. received: capture's, or the log's head where that is further. applied: the store's.
+
+    waits_for: what the follower waits for before it can say whether the store still holds what it held.
+    """
     if target is None and received >= lsn:
         return Awaited(None, False, "the first load of the tables into the log is under way")
     if target is None:
@@ -64,6 +69,8 @@ def judge(store: str, lsn: Lsn, target: Position | None, received: Lsn, applied:
             False,
             f"follower {store} lags: it has applied position {applied} of {target}, {target - applied} changes behind",
         )
+    if waits_for is not None:
+        return Awaited(target, False, f"follower {store} waits for its store: {waits_for}")
     return Awaited(target, True, "")
 
 
@@ -105,7 +112,7 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
         else:
             received = wanted
         told = status.read_follower(settings.run_dir, store)
-        awaited = judge(store, wanted, target, received, None if told is None else Position(told.position))
+        awaited = judge(store, wanted, target, received, *_follower_says(told))
         if awaited.done:
             break
         # What an operator has to decide does not get better by waiting.
@@ -161,6 +168,13 @@ def _capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
         return head.commit_lsn, None
     complete = told.complete_position
     return Lsn(max(head.commit_lsn, told.received_lsn)), None if complete is None else Position(complete)
+
+
+def _follower_says(told: status.FollowerStatus | None) -> tuple[Position | None, str | None]:
+    """What it has applied, and what it waits for."""
+    if told is None:
+        return None, None
+    return Position(told.position), (told.error or "it does not answer") if told.state == "waiting" else None
 
 
 def _refuse_stopped(settings: Settings, part: str) -> None:

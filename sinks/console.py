@@ -27,6 +27,7 @@ class Options(StoreOptions): ...
 
 class ConsoleSink:
     parallel = False
+    sequenced = False
 
     def __init__(self, name: str, out: BinaryIO) -> None:
         self.name = name
@@ -36,6 +37,14 @@ class ConsoleSink:
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
         return self._applied
+
+    def held(self, topic: str) -> Position:  # noqa: ARG002
+        return self._applied.position
+
+    def erase(self) -> None:
+        """What was printed is beyond anybody's reach."""
+        self._applied = ZERO_CUT
+        self._shapes.clear()
 
     def prepare(self, table: Table) -> None:
         self._shapes.setdefault(table.qualified, Shape(table, Position(0)))

@@ -1,23 +1,32 @@
 """The in-memory twin of the stores: the contract's rules and nothing else. Serves tests as the specification.
 
-A store lives as long as its process and is shared by every sink of that name, so that a test can hold an old sink beside a new one.
-``staged`` makes it a twin of stores that commit as a whole (the warehouse): rows show only after ``commit``.
+A store lives as long as its process and is shared by every sink of that name, so that a test can hold an old sink beside a new one. It is
+made of *units* that are lost and restored separately: a ledger, and one unit for each table. ``Store.lose``, ``copy`` and ``restore`` do to
+them what happens to real ones.
+
+``sequenced`` makes it a twin of stores that take one chain of calls for each table (the cache), ``staged`` of those that also commit as a
+whole (the warehouse): rows show only after ``commit``.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
+import numpy as np
 import pyarrow as pa
 
+from cdc.errors import StoreError
 from cdc.log.contract import LogReader
-from cdc.model.batch import OP, POSITION, Op, first_position, table_of
+from cdc.model.batch import OP, POSITION, Op, first_position, last_position, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
-from cdc.model.position import ZERO_CUT, Cut, Position
+from cdc.model.lineage import Lineage, Mark, believed
+from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
-from sinks.contract import Outcome, Shape, audit_schema
+from sinks.contract import EpochPassed, Outcome, Shape, audit_schema, matches
 from sinks.policy import emptied
 from sinks.reshape import reshaped, rewrites
 from sinks.rowtext import join_key, row_keys, row_text, rows_of_nothing
@@ -27,16 +36,89 @@ Row = dict[str, str | None]
 
 class Options(StoreOptions):
     staged: bool = False
+    sequenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request: brings the changes (after, upto] of one table. All of it is taken, or nothing."""
+
+    topic: str
+    batches: tuple[pa.RecordBatch, ...]
+    after: Position
+    upto: Position
+    writer: str
+    number: int
+    """Among the writer's calls to this unit."""
+    epoch: int
+    mark: Mark
+    """The unit's, as the writer knows it."""
+    now: Mark
+    """The same under the present history: what the call brings is of that one."""
+    sequenced: bool
+
+
+class Answer(StrEnum):
+    """What a store says to a call."""
+
+    DONE = "done"
+    ALREADY = "already"
+    """It was taken before, and nobody heard the answer."""
+    GAP = "gap"
+    FENCED = "fenced"
+    LOST = "lost"
 
 
 @dataclass(slots=True)
-class Store:
-    """What is durable. ``rows``: table → key → (position, row; None for a tombstone)."""
+class Unit:
+    """What can be lost, restored or replaced by itself. The ledger is nothing else."""
 
-    rows: dict[str, dict[str, tuple[int, Row | None]]] = field(default_factory=dict)
-    floors: dict[str, int] = field(default_factory=dict)
-    shapes: dict[str, Shape] = field(default_factory=dict)
-    applied: Cut = ZERO_CUT
+    mark: Mark
+    """It holds everything up to this cut of this history."""
+    epoch: int
+    """The highest writer's that it has seen."""
+
+    def copied(self) -> Unit:
+        return replace(self)
+
+
+@dataclass(slots=True)
+class TableUnit(Unit):
+    """``rows``: key → (position, row; None for a tombstone)."""
+
+    rows: dict[str, tuple[int, Row | None]] = field(default_factory=dict)
+    floor: int = 0
+    shape: Shape | None = None
+    reach: Position = START
+    """Nothing beyond this position was ever written here. Where calls are sequenced, everything up to it was."""
+    calls: dict[str, int] = field(default_factory=dict)
+    """Writer → the number of its last call that was taken: a copy from before that one shows by it."""
+
+    def copied(self) -> TableUnit:
+        return replace(self, rows=dict(self.rows), calls=dict(self.calls))
+
+    @property
+    def furthest(self) -> Mark:
+        """The mark of all that may be in here: beyond ``mark`` lies what no commit has covered yet."""
+        return replace(self.mark, cut=replace(self.mark.cut, position=max(self.reach, self.mark.cut.position)))
+
+    def answer(self, call: Call) -> Answer:
+        if not call.sequenced:
+            return Answer.DONE  # each row guards itself
+        if call.epoch < self.epoch:
+            return Answer.FENCED
+        if self.mark != call.mark:
+            return Answer.LOST
+        if self.reach >= call.upto:
+            return Answer.ALREADY
+        return Answer.DONE if self.reach == call.after else Answer.GAP
+
+    def take(self, call: Call) -> Outcome:
+        # Said before any row is written, as a store has to that cannot do both at once.
+        self.mark = call.now if self.mark == call.mark else self.mark
+        self.reach = max(self.reach, call.upto)
+        self.calls[call.writer] = max(self.calls.get(call.writer, 0), call.number)
+        return sum((self.write(batch) for batch in call.batches), Outcome(0))
 
     def write(self, batch: pa.RecordBatch) -> Outcome:
         table = table_of(batch.schema)
@@ -45,53 +127,106 @@ class Store:
         texts = row_text(batch, table)
         keys = row_keys(texts, batch, table).to_pylist()
         changes = zip(batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist(), keys, texts.to_pylist(), strict=True)
-        applied = sum(self._change(table.qualified, position, op, key, row) for position, op, key, row in changes)
+        applied = sum(self._change(position, op, key, row) for position, op, key, row in changes)
         return Outcome(applied, stale=len(batch) - applied)
 
-    def _change(self, table: str, position: int, op: int, key: str, row: Row) -> bool:
+    def _change(self, position: int, op: int, key: str, row: Row) -> bool:
         """Whether the change took effect: not covered by a commit or a truncate, and the newest of its key."""
-        rows = self.rows.setdefault(table, {})
-        if position <= self.applied.position or position <= self.floors.get(table, 0):
+        if position <= self.mark.cut.position or position <= self.floor:
             return False
         if op == Op.TRUNCATE:
-            self.floors[table] = position
-            self.rows[table] = {k: kept for k, kept in rows.items() if kept[0] > position}
+            self.floor = position
+            self.rows = {k: kept for k, kept in self.rows.items() if kept[0] > position}
             return True
-        if key in rows and rows[key][0] >= position:
+        if key in self.rows and self.rows[key][0] >= position:
             return False
-        rows[key] = (position, None if op == Op.DELETE else row)
+        self.rows[key] = (position, None if op == Op.DELETE else row)
         return True
 
     def _reshape(self, change: SchemaChange, position: Position) -> bool:
         """Rows before the change become rows at its position, under the new definition; or they go."""
-        topic, table = change.table.qualified, change.table
-        held = self.shapes.get(topic)
-        if position <= self.applied.position or (held is not None and position <= held.position):
+        table, held = change.table, self.shape
+        if position <= self.mark.cut.position or (held is not None and position <= held.position):
             return False
         if emptied(None if held is None else held.table, change):
-            self._change(topic, position, Op.TRUNCATE, "", {})
+            self._change(position, Op.TRUNCATE, "", {})
         elif held is not None and rewrites(held.table, table):
-            before = {key: row for key, (at, row) in self.rows.get(topic, {}).items() if at < position and row is not None}
+            before = {key: row for key, (at, row) in self.rows.items() if at < position and row is not None}
             batch = reshaped(_batch(list(before.values()), held.table), held.table, table, position)
             texts = row_text(batch, table)
             keys = row_keys(texts, batch, table).to_pylist()
             again = keys if table.key else [f"\\={key}" if held.table.key else key for key in before]
             for key, row in zip(again, texts.to_pylist(), strict=True):
-                self._change(topic, position, Op.READ, key, row)
-            self.floors[topic] = position
-            self.rows[topic] = {key: kept for key, kept in self.rows.get(topic, {}).items() if kept[0] >= position}
-        self.shapes[topic] = Shape(table, position)
+                self._change(position, Op.READ, key, row)
+            self.floor = position
+            self.rows = {key: kept for key, kept in self.rows.items() if kept[0] >= position}
+        self.shape = Shape(table, position)
         return True
 
-    def commit(self, cut: Cut) -> None:
-        if (cut.position, cut.commit_lsn) <= (self.applied.position, self.applied.commit_lsn):
-            return
-        self.applied = cut
-        for name, rows in self.rows.items():
-            self.rows[name] = {k: kept for k, kept in rows.items() if kept[1] is not None or kept[0] > cut.position}
+    def cover(self, mark: Mark) -> None:
+        """From now on the mark guards what tombstones guarded."""
+        self.mark = mark
+        self.rows = {k: kept for k, kept in self.rows.items() if kept[1] is not None or kept[0] > mark.cut.position}
+
+
+@dataclass(slots=True)
+class Store:
+    """What is durable."""
+
+    ledger: Unit | None = None
+    tables: dict[str, TableUnit] = field(default_factory=dict)
+
+    def take(self, call: Call) -> tuple[Answer, Outcome]:
+        unit = self.tables.get(call.topic)
+        answer = Answer.LOST if unit is None else unit.answer(call)
+        return answer, unit.take(call) if unit is not None and answer is Answer.DONE else Outcome(0)
+
+    @property
+    def applied(self) -> Cut:
+        """What the ledger says, whatever became of the tables."""
+        return ZERO_CUT if self.ledger is None else self.ledger.mark.cut
+
+    @property
+    def rows(self) -> dict[str, dict[str, tuple[int, Row | None]]]:
+        return {topic: unit.rows for topic, unit in self.tables.items()}
+
+    @property
+    def units(self) -> list[str | None]:
+        """The names of those that are there: None for the ledger."""
+        return [*((None,) if self.ledger is not None else ()), *self.tables]
+
+    def lose(self, *units: str | None) -> None:
+        for unit in units:
+            if unit is None:
+                self.ledger = None
+            else:
+                self.tables.pop(unit, None)
+
+    def copy(self) -> Store:
+        ledger = None if self.ledger is None else self.ledger.copied()
+        return Store(ledger, {topic: unit.copied() for topic, unit in self.tables.items()})
+
+    def restore(self, copy: Store, *units: str | None) -> None:
+        """Puts these units back as they are in the copy (gone where it has none); all of both without any named."""
+        older = copy.copy()
+        for unit in units or {*self.units, *older.units}:
+            self.lose(unit)
+            if unit is None:
+                self.ledger = older.ledger
+            elif unit in older.tables:
+                self.tables[unit] = older.tables[unit]
 
 
 STORES: dict[str, Store] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """How this sink left a unit, or found it."""
+
+    mark: Mark
+    reach: Position
+    calls: int
 
 
 class MemorySink:
@@ -99,34 +234,181 @@ class MemorySink:
 
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
-        self._staged: list[pa.RecordBatch] | None = [] if options.staged else None
-        self._store = STORES.setdefault(name, Store())
+        self.sequenced = options.sequenced or options.staged
+        self._options = options
+        self._id = uuid.uuid4().hex
+        self._log: LogReader | None = None
+        self._epoch: int | None = None
+        self._applied = ZERO_CUT
+        self._ledger: Mark | None = None
+        self._known: dict[str, _Known] = {}
+        self._staged: dict[str, list[pa.RecordBatch]] = {}
 
-    def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
-        return self._store.applied
+    @property
+    def _store(self) -> Store:
+        return STORES.setdefault(self.name, Store())
 
-    def prepare(self, table: Table) -> None:
-        self._store.rows.setdefault(table.qualified, {})
-        self._store.shapes.setdefault(table.qualified, Shape(table, Position(0)))
+    # --- which log, and how far ------------------------------------------------------------------------------------------------------
 
-    def shape(self, topic: str) -> Shape | None:
-        return self._store.shapes.get(topic)
-
-    def apply(self, changes: pa.RecordBatch) -> Outcome:
-        if self._staged is None:
-            return self._store.write(changes)
-        self._staged.append(changes)
-        return Outcome(len(changes))
-
-    def commit(self, cut: Cut) -> None:
-        for batch in self._staged or ():
-            self._store.write(batch)
-        if self._staged:
-            self._staged.clear()
-        self._store.commit(cut)
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:
+        self._log, self._epoch = log, epoch
+        self._staged.clear()
+        store, applied = self._store, self.applied()
+        if epoch is not None:
+            ledger = store.ledger = store.ledger or Unit(self._lineage().mark(ZERO_CUT), epoch)
+            units = [ledger, *store.tables.values()]
+            if (seen := max(unit.epoch for unit in units)) > epoch:
+                raise EpochPassed(self.name, seen)
+            for unit in units:
+                unit.epoch = epoch
+        self._applied = applied
+        self._ledger = None if store.ledger is None else store.ledger.mark
+        self._known = {topic: self._seen(unit) for topic, unit in store.tables.items()}
+        return applied
 
     def applied(self) -> Cut:
-        return self._store.applied
+        store, lineage = self._store, self._lineage()
+        applied = ZERO_CUT if store.ledger is None else believed(store.ledger.mark, lineage, f"store {self.name}")
+        least = applied
+        for topic, last in self._changed(applied):
+            unit = store.tables.get(topic)
+            if unit is not None:
+                believed(unit.furthest, lineage, f"the table of {topic} in store {self.name}")
+            if last > (0 if unit is None else self._holds(unit)):
+                least = min(least, ZERO_CUT if unit is None else unit.mark.cut, key=lambda cut: cut.position)
+        return least
+
+    def held(self, topic: str) -> Position:
+        known = self._known.get(topic)
+        if known is None:
+            return self._applied.position
+        return max(self._applied.position, known.mark.cut.position, known.reach if self.sequenced else START)
+
+    def _holds(self, unit: TableUnit) -> Position:
+        return max(unit.mark.cut.position, unit.reach if self.sequenced else START)
+
+    def _changed(self, upto: Cut) -> Iterator[tuple[str, Position]]:
+        """(topic, its last change) of the store's topics that have one."""
+        assert self._log is not None
+        topics = {topic.name for topic in self._log.topics()} | self._store.tables.keys()
+        for topic in sorted(topics):
+            if matches(self._options.tables, topic):
+                yield topic, self._log.last_change(topic, upto.position)
+
+    def _lineage(self) -> Lineage:
+        lineage = None if self._log is None else self._log.lineage()
+        if lineage is None:
+            raise StoreError(f"store {self.name} is not open, or the log does not exist yet", retryable=True)
+        return lineage
+
+    def _seen(self, unit: TableUnit) -> _Known:
+        return _Known(unit.mark, unit.reach, unit.calls.get(self._id, 0))
+
+    # --- writing ---------------------------------------------------------------------------------------------------------------------
+
+    def erase(self) -> None:
+        self._store.lose(*self._store.units)
+        self._known.clear()
+
+    def prepare(self, table: Table) -> None:
+        self._refuse_others()
+        unit = self._unit(table.qualified)
+        unit.shape = unit.shape or Shape(table, START)
+
+    def shape(self, topic: str) -> Shape | None:
+        unit = self._store.tables.get(topic)
+        return None if unit is None else unit.shape
+
+    def apply(self, changes: pa.RecordBatch) -> Outcome:
+        topic = table_of(changes.schema).qualified
+        fresh = changes
+        if self.sequenced:
+            fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), self.held(topic), side="right")))
+        stale = len(changes) - len(fresh)
+        if self._options.staged:
+            self._staged.setdefault(topic, []).append(fresh)
+            return Outcome(len(fresh), stale)
+        return self._send(topic, [fresh], Position(last_position(fresh))) + Outcome(0, stale) if len(fresh) else Outcome(0, stale)
+
+    def commit(self, cut: Cut) -> None:
+        if (cut.position, cut.commit_lsn) <= (self._applied.position, self._applied.commit_lsn):
+            return
+        ledger = self._refuse_others()
+        if ledger.mark != self._ledger or any(self._differs(topic, known) for topic, known in self._known.items()):
+            raise self._lost()
+        mark = self._lineage().mark(cut)
+        for topic in list(self._staged):
+            batches = sorted(filter(len, self._staged.pop(topic)), key=first_position)
+            if batches:
+                self._send(topic, batches, cut.position)
+                self._cover(topic, mark)
+        for topic, last in self._changed(cut):
+            if last > (self._known[topic].mark.cut.position if topic in self._known else 0):
+                self._cover(topic, mark)
+        ledger.mark = self._ledger = mark
+        self._applied = cut
+
+    def between(self) -> None:
+        """Stands between two steps of a commit, for tests that part them."""
+
+    def _cover(self, topic: str, mark: Mark) -> None:
+        unit = self._unit(topic)
+        unit.cover(mark)
+        self._known[topic] = self._seen(unit)
+        self.between()
+
+    def _send(self, topic: str, batches: list[pa.RecordBatch], upto: Position) -> Outcome:
+        self._unit(topic)
+        assert self._epoch is not None
+        known = self._known[topic]
+        now = self._lineage().mark(known.mark.cut)
+        number = known.calls + 1
+        call = Call(topic, tuple(batches), known.reach, upto, self._id, number, self._epoch, known.mark, now, self.sequenced)
+        answer, outcome = self.send(call)
+        match answer:
+            case Answer.FENCED:
+                raise EpochPassed(self.name, self._store.tables[topic].epoch)
+            case Answer.LOST | Answer.GAP:
+                raise self._lost()
+            case Answer.ALREADY:
+                outcome = Outcome(0, stale=sum(map(len, batches)))
+        self._known[topic] = self._seen(self._store.tables[topic])
+        return outcome
+
+    def send(self, call: Call) -> tuple[Answer, Outcome]:
+        """The way to the store, for tests that let requests arrive late, or twice."""
+        return self._store.take(call)
+
+    def _unit(self, topic: str) -> TableUnit:
+        """Made when this sink has never known of one. It carries a mark from the beginning, so that no other log takes it for its own."""
+        unit = self._store.tables.get(topic)
+        if unit is None:
+            if topic in self._known or self._epoch is None:
+                raise self._lost()
+            unit = self._store.tables[topic] = TableUnit(self._lineage().mark(ZERO_CUT), self._epoch)
+        self._known.setdefault(topic, self._seen(unit))
+        return unit
+
+    def _differs(self, topic: str, known: _Known) -> bool:
+        unit = self._store.tables.get(topic)
+        if unit is None:
+            return True
+        now = self._seen(unit)
+        return now.mark != known.mark or now.calls != known.calls or (self.sequenced and now.reach != known.reach)
+
+    def _refuse_others(self) -> Unit:
+        """The ledger. Raises when it is gone, another log's, or has seen a later writer."""
+        ledger = self._store.ledger
+        if ledger is None or self._epoch is None or ledger.mark.log != self._lineage().log:
+            raise self._lost()
+        if ledger.epoch > self._epoch:
+            raise EpochPassed(self.name, ledger.epoch)
+        return ledger
+
+    def _lost(self) -> StoreError:
+        return StoreError(f"store {self.name} has lost something, or was restored", retryable=True)
+
+    # --- reading ---------------------------------------------------------------------------------------------------------------------
 
     def make_visible(self) -> None: ...
 
@@ -143,7 +425,8 @@ class MemorySink:
         wanted = join_key(parts, ":" if len(parts) > 1 else "").to_pylist()
         return _batch([row for key in wanted if (row := rows.get(key, (0, None))[1]) is not None], table)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._staged.clear()
 
 
 def make(name: str, options: Options) -> MemorySink:

@@ -48,8 +48,8 @@ _REDIS: Final[Mapping[str, tuple[bool, str]]] = {
     "CROSSSLOT": (False, "use a server that is not in cluster mode"),
     "NOAUTH": (False, "set `username` and `password`, or put them into `url`"),
     "WRONGPASS": (False, "mend `username` and `password`"),
-    "NOPERM": (False, "grant the user +@read +@write +@scripting and all keys of the store"),
-    "WRONGTYPE": (False, "another program's keys have the same names: change `key`"),
+    "NOPERM": (False, "grant the user +@read +@write +@transaction +info and all keys of the store"),
+    "WRONGTYPE": (False, "another program's keys have the names of the store's ledger: give the store another name"),
 }
 
 

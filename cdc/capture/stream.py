@@ -89,6 +89,8 @@ class Connection:
         merged = {**_DEFAULTS, **parameters}
         merged |= {"replication": "database", "options": " ".join(filter(None, options))}
         self._name = name
+        # libpq does not say whether Kerberos encrypts; it cannot where it is told not to.
+        self._no_gss = merged["gssencmode"] == "disable"
         try:
             # psycopg's own way to connect, because PGconn.connect keeps every other thread of the process from running meanwhile.
             self._session = psycopg.connect(make_conninfo(**merged), autocommit=True)
@@ -131,7 +133,8 @@ class Connection:
         said = ", ".join(f"{key} '{value.replace(chr(39), chr(39) * 2)}'" for key, value in options.items())
         command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({said})'.encode()
         crashpoint("stream.before_start")
-        wire = _Libpq(self._pg, command) if self._pg.ssl_in_use else _Socket(self._pg, command)
+        bare = self._no_gss and not self._pg.ssl_in_use
+        wire = _Socket(self._pg, command) if bare else _Libpq(self._pg, command)
         crashpoint("stream.started")
         return Stream(wire, feedback)
 

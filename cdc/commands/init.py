@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from cdc.commands.invocation import invocation
 from cdc.errors import ConfigError
-from cdc.settings import interpolate
+from cdc.interpolation import holds_secret, interpolate
+
+PASSWORD_VARIABLE: Final = "CDC_SOURCE_PASSWORD"
 
 if TYPE_CHECKING:
     from cdc.source.catalog import SourceTable
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 def init(
     context: typer.Context,
     source: Annotated[
-        str | None, typer.Option(help="The database, as postgresql://user@host/database; ${NAME} is the environment's.")
+        str | None,
+        typer.Option(
+            help="The database, as postgresql://user@host/database; for a password write '${NAME}', in single quotes: it stays in the file, and is read from the environment."
+        ),
     ] = None,
 ) -> None:
     """Write a commented cdc.toml for the tables it finds. Refuses to overwrite one."""
@@ -33,6 +38,11 @@ def init(
         raise ConfigError(f"{path} exists already", hint="move it away, or name another with --config")
     tables: list[SourceTable] = []
     if source is not None:
+        if holds_secret(source, address=True):
+            raise ConfigError(
+                "--source holds a password, which every user of this machine can see among its processes",
+                hint=f"export {PASSWORD_VARIABLE}=… and write '${{{PASSWORD_VARIABLE}}}' for it, in single quotes; or use a passfile (~/.pgpass)",
+            )
         try:
             dsn = interpolate(source, os.environ, conninfo=True)
         except KeyError as error:
@@ -51,7 +61,8 @@ def init(
 def write_new(path: Path, text: str) -> None:
     """Raises ConfigError when the file exists or the folder cannot be written to."""
     try:
-        with open(path, "x") as file:
+        # Whoever writes a password into it later need not think of its mode.
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
     except FileExistsError:
         raise ConfigError(f"{path} exists already", hint="move it away, or name another with --config") from None

@@ -1,4 +1,4 @@
-"""`cdc resume`: ends a stop state after the operator has dealt with its reason, or in the way that reads the tables again."""
+"""`cdc resume`: ends a stop state after the operator has dealt with its reason, or in the way that reads tables or builds a store again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cdc import reloading, stops
+from cdc import rebuilds, reloading, stops
 from cdc.commands.invocation import invocation
 from cdc.errors import ConfigError, StopState
 from cdc.model.position import Lsn, parse_lsn
@@ -20,7 +20,12 @@ def resume(
     context: typer.Context,
     stop: Annotated[str, typer.Argument(help="STATE, or STATE:part for one part only, as `cdc status` names it.")],
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Give up what was missed: make slot and publication anew, read the tables again.")
+        bool,
+        typer.Option(
+            "--rebuild",
+            help="capture: give up what was missed, make slot and publication again, read the tables again. "
+            "A store: empty it and build it again from the log.",
+        ),
     ] = False,
     skip: Annotated[
         str | None, typer.Option(help="For POISON_ROW: the LSN that the stop names; passes it, as --rebuild does.")
@@ -38,14 +43,20 @@ def resume(
         for one in held:
             _check(one, skip)
         for one in held:
-            _request(settings, one.state)
+            _request(settings, one)
     for gone in stops.clear(settings.run_dir, stop):
         typer.echo(f"resumed {gone.part} (was {gone.state})")
 
 
 def _check(stop: stops.Stop, skip: str | None) -> None:
-    """Raises ConfigError when reading the tables again is no way out of this stop, or another LSN is to be skipped than it names."""
-    if stop.part != "capture" or stop.state not in reloading.WHOLE | reloading.TABLES:
+    """Raises ConfigError when a rebuild is no way out of this stop, or another LSN is to be skipped than it names."""
+    if _store(stop) is not None:
+        if skip is not None:
+            raise ConfigError(f"{stop.name} names no LSN to skip", hint=f"deploy/runbook.md, {stop.state}")
+        if stop.state not in rebuilds.STATES:
+            raise ConfigError(f"building the store again does not help with {stop.name}", hint=f"deploy/runbook.md, {stop.state}")
+        return
+    if stop.state not in reloading.WHOLE | reloading.TABLES:
         raise ConfigError(f"reading the tables again does not help with {stop.name}", hint=f"deploy/runbook.md, {stop.state}")
     if stop.state is not StopState.POISON_ROW:
         if skip is not None:
@@ -64,7 +75,18 @@ def _lsn(text: str) -> Lsn:
         raise ConfigError(f"{text!r} is no LSN: {error}", hint="cdc status shows the one that is meant") from None
 
 
-def _request(settings: Settings, state: StopState) -> None:
-    reloading.request(settings.log.dir, state)
-    tables = "every table" if state in reloading.WHOLE else "the tables that were out of the publication"
+def _store(stop: stops.Stop) -> str | None:
+    """The store that the stopped part follows; None for capture."""
+    part, _, store = stop.part.partition("-")
+    return store if part == "follow" else None
+
+
+def _request(settings: Settings, stop: stops.Stop) -> None:
+    store = _store(stop)
+    if store is not None:
+        rebuilds.request(settings.run_dir, store, stop.state)
+        typer.echo(f"store {store} will be emptied, and built again from {settings.log.dir}")
+        return
+    reloading.request(settings.log.dir, stop.state)
+    tables = "every table" if stop.state in reloading.WHOLE else "the tables that were out of the publication"
     typer.echo(f"capture will read {tables} again into {settings.log.dir}")

@@ -6,27 +6,25 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
 from cdc.source.capturable import identity_problem
 from cdc.source.catalog import SourceTable
-from cdc.source.connection import parse
 
 PLACEHOLDER_DSN: Final = "postgresql://cdc@localhost:5432/postgres"
-PASSWORD_VARIABLE: Final = "CDC_SOURCE_PASSWORD"
 MANY_TABLES: Final = 40
 """From here on the file lists schemas instead of tables."""
 
 
 def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator[str]:
-    """The lines of a cdc.toml. A password in ``source`` is left out."""
-    dsn, had_password = without_password(source or PLACEHOLDER_DSN)
+    """The lines of a cdc.toml. source: the DSN with ${NAME} for its password, if it has one."""
+    dsn = source or PLACEHOLDER_DSN
     patterns = _patterns(tables)
     yield '# Headwater. Every key: README.md, "Configuration". ${NAME} in a value is the environment\'s variable NAME.'
     yield ""
     yield "[source]"
-    if had_password:
-        yield f"# The password is not written here: export {PASSWORD_VARIABLE}, or use a passfile (~/.pgpass) and leave it out."
+    if "${" in dsn:
+        yield "# ${NAME} is read from the environment at each start; a passfile (~/.pgpass) or dsn_file do as well."
+    else:
+        yield "# A password: ${NAME} for a variable of the environment, a passfile (~/.pgpass), or dsn_file with the whole DSN."
     yield f"dsn = {_string(dsn)}"
     yield f"tables = [{', '.join(map(_string, patterns))}]      # schema.table, * and ? match, !pattern takes out"
     for table in tables:
@@ -55,17 +53,6 @@ def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator
     yield ""
     yield "[http]"
     yield 'listen = "127.0.0.1:8642"       # status page, API and metrics; loopback only'
-
-
-def without_password(dsn: str) -> tuple[str, bool]:
-    """The DSN with ${CDC_SOURCE_PASSWORD} in its password's place, and whether it had one. A ${NAME} that is there stays."""
-    if "${" in dsn:
-        return dsn, False
-    parse(dsn)
-    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}  # without our defaults
-    if parts.pop("password", None) is None:
-        return dsn, False
-    return f"{make_conninfo(**parts)} password=${{{PASSWORD_VARIABLE}}}".strip(), True
 
 
 def _patterns(tables: Sequence[SourceTable]) -> list[str]:

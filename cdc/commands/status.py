@@ -78,6 +78,10 @@ def lines(report: Report) -> Iterator[str]:
         lag = follower.lag
         behind = f"{lag.changes} changes, {size(lag.bytes)}, {seconds(lag.seconds)} behind" if lag else "has not begun"
         yield f"follower {follower.store} ({follower.kind}): {_state(follower)} at {follower.position}, {behind}, {follower.dead} set aside"
+        if (far := follower.catch_up) is not None:
+            left = f", about {seconds(far.eta_s)} left" if far.eta_s is not None else ""
+            share = 100 * far.done // far.total
+            yield f"loading {follower.store}: {share} %, {far.done} of {far.total} changes, {far.rows_per_s:.0f}/s{left}"
     for process in report.processes:
         yield f"process {process.name}: {process.state}, pid {process.pid or '-'}, {process.restarts} restarts"
     for problem in report.problems:

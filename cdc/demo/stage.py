@@ -54,7 +54,7 @@ class Stage:
 
     @property
     def dsn(self) -> str:
-        return self.postgres.dsn(DATABASE)
+        return self.postgres.unix_dsn(DATABASE)
 
     def write_configuration(self) -> None:
         text = toml(
@@ -93,7 +93,8 @@ def set_up(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
     except BlockingIOError:
         lock.close()
         raise EmbeddedError(f"another demo runs in {folder}", hint="end it first, or use --folder") from None
-    postgres = Postgres(folder / "postgres", port=free_port_like(_POSTGRES_PORT))
+    # Over its socket alone: the traffic's superuser is not for everyone on this machine.
+    postgres = Postgres(folder / "postgres", options={"listen_addresses": ""}, port=free_port_like(_POSTGRES_PORT))
     if fresh:
         _clear(folder, postgres.folder)
     stage = Stage(
@@ -109,7 +110,7 @@ def set_up(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
         (folder / "opensearch").mkdir(exist_ok=True)
         stage.opensearch.launch()
         stage.postgres.start()
-        say(f"Postgres {stage.postgres.version} on port {stage.postgres.port}")
+        say(f"Postgres {stage.postgres.version}: {stage.dsn}")
         stage.valkey.start()
         say(f"Valkey on port {stage.valkey.port}")
         _create_database(stage.postgres)
@@ -131,6 +132,6 @@ def _clear(folder: Path, data: Path) -> None:
 
 
 def _create_database(server: Postgres) -> None:
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+    with psycopg.connect(server.unix_dsn(), autocommit=True) as connection:
         if connection.execute("select 1 from pg_database where datname = %s", [DATABASE]).fetchone() is None:
             connection.execute(sql.SQL("create database {}").format(sql.Identifier(DATABASE)))

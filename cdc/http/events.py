@@ -7,7 +7,9 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
@@ -15,6 +17,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cdc.errors import HeadwaterError
+from cdc.http.past import Past, save
 from cdc.report import Report
 
 PERIOD_S: Final = 1.0
@@ -70,8 +73,13 @@ def sample_of(report: Report) -> Sample:
 class Feed:
     """Takes the report once a second while ``run`` runs. Everything here lives on one event loop; ``take`` runs in a thread."""
 
-    def __init__(self, take: Callable[[], Report]) -> None:
+    def __init__(self, take: Callable[[], Report], keep: Path | None = None) -> None:
+        """``keep``: the folder in which the last day is kept over a restart."""
         self._take = take
+        self._keep = keep
+        self._past = Past()
+        if keep is not None:
+            self._past.load(keep)
         self._latest: Report | Failure | None = None
         self._taken_at = float("-inf")
         self._version = 0
@@ -101,6 +109,8 @@ class Feed:
             self._latest, self._taken_at = latest, time.monotonic()
             if isinstance(latest, Report):
                 self._history.append(sample_of(latest))
+                if self._past.take(latest) and self._keep is not None:
+                    await run_in_threadpool(_save, self._keep, self._past.to_json())
         async with self._changed:
             self._version += 1
             self._changed.notify_all()
@@ -121,12 +131,13 @@ class Feed:
         self._ending = True
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Server-sent events: ``history`` once, then ``status`` for every new report (``failure`` when there is none).
+        """Server-sent events: ``history`` and ``past`` once, then ``status`` for every new report (``failure`` when there is none).
 
         A reader that is slow skips reports; none are kept for it.
         """
         latest = await self.latest()
         yield _event("history", [sample.to_json() for sample in self._history])
+        yield _event("past", self._past.to_json())
         while not self._ending:
             seen = self._version
             yield self._encoded(latest)
@@ -154,6 +165,11 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._feed.leave()
+
+
+def _save(folder: Path, past: dict[str, Any]) -> None:
+    with suppress(OSError):  # a full disk has a line of its own in the report
+        save(folder, past)
 
 
 def _event(name: str, data: object) -> bytes:

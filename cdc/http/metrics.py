@@ -146,6 +146,18 @@ def _followers(followers: Iterable[FollowerReport]) -> Iterator[Metric]:
     yield lag("headwater_store_lag_changes", "Changes in the log that the store does not hold yet.", "changes")
     yield lag("headwater_store_lag_bytes", "Their bytes in the log.", "bytes")
     yield lag("headwater_store_lag_seconds", "Age of the oldest commit that the store does not hold yet.", "seconds")
+    yield gauge(
+        "headwater_store_catch_up_ratio",
+        "Share of its changes that a store far behind holds; no sample otherwise.",
+        [((f.store,), f.catch_up.done / f.catch_up.total) for f in known if f.catch_up is not None],
+        "store",
+    )
+    yield gauge(
+        "headwater_store_catch_up_eta_seconds",
+        "Until a store far behind has caught up, at the present rate.",
+        [((f.store,), f.catch_up.eta_s) for f in known if f.catch_up is not None],
+        "store",
+    )
     yield counter(
         "headwater_store_changes",
         "Changes handled since the follower started: written, stale (a newer one was there); dead (set aside): since the store was empty.",

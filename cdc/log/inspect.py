@@ -32,16 +32,18 @@ def ls(dir: Path) -> list[dict[str, Any]]:
 
 
 def stat(dir: Path) -> dict[str, Any]:
-    """The log as a whole: head cut, epoch of its writer, groups and bytes of the timeline, topics, rows, bytes, how much is sealed."""
+    """The log as a whole: its id and present history, head cut, epoch of its writer, groups and bytes of the timeline, topics, rows, bytes, how much is sealed."""
     reader = _open(dir)
     try:
         head = reader.head()
-        timeline = reader.timeline
+        timeline, lineage = reader.timeline, reader.lineage()
         topics = [_topic(reader, Places(Path(dir)), name) for name in _names(reader)]
         segments = sum(topic["segments"] for topic in topics)
         sealed = sum(topic["sealed_segments"] for topic in topics)
         return {
             "dir": str(dir),
+            "log_id": lineage.log if lineage else None,
+            "history": lineage.history if lineage else None,
             "position": head.position,
             "commit_lsn": head.commit_lsn,
             "commit_ts_us": head.commit_ts_us,

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from cdc.errors import ConfigError, SourceError, SourceUnreachable, presentable
 from cdc.model.pgtypes import HAS_TRANSACTION_TIMEOUT, PINNED_SETTINGS
 from cdc.source import authentication
-from cdc.source.options import effective, is_remote
+from cdc.source.options import GSS_UNSAID, effective, is_remote
 from cdc.source.patience import PatientConnection
 
 CONNECT_TIMEOUT_S: Final = 10
@@ -101,6 +101,8 @@ def parse(dsn: str, given_as: str = CONFIGURED) -> dict[str, str]:
         parts["sslmode"] = "verify-full"
         if "sslrootcert" not in options:
             parts["sslrootcert"] = "system"
+    if options.get("gssencmode", GSS_UNSAID) != GSS_UNSAID:
+        parts["gssencmode"] = options["gssencmode"]
     return authentication.with_methods(parts)
 
 
@@ -143,8 +145,11 @@ def _connect_hint(error: psycopg.Error, given_as: str) -> str:
     if (method := authentication.hint(error, given_as)) is not None:
         return method
     if "password authentication failed" in text or "no password supplied" in text:
-        file = f"{given_as}_file, " if given_as == CONFIGURED else ""
-        return f"give the password in {file}${{ENV}} or a passfile (PGPASSFILE)"
+        file = f", or the whole of it in {given_as}_file" if given_as == CONFIGURED else ""
+        return (
+            f"export CDC_SOURCE_PASSWORD=… and write '${{CDC_SOURCE_PASSWORD}}' as the password in {given_as}{file}; "
+            "or use a passfile (~/.pgpass)"
+        )
     if "pg_hba.conf" in text:
         return "allow the role in pg_hba.conf, e.g. hostssl DATABASE ROLE ADDRESS scram-sha-256"
     if "not permitted to log in" in text:

@@ -16,6 +16,10 @@ VERIFIED: Final = ("verify-full", "verify-ca")
 """The values of sslmode with which libpq asks who answers."""
 CERTAINLY_TLS: Final = (*VERIFIED, "require")
 """… and those with which it talks to nobody without TLS."""
+GSS_UNSAID: Final = next(
+    ((option.compiled or b"").decode() for option in pq.Conninfo.get_defaults() if option.keyword == b"gssencmode"), "disable"
+)
+"""libpq's gssencmode where nobody says one; it depends on how libpq was built."""
 _BEFORE_CONNECTING: Final = {"target_session_attrs": "headwater-only-asks"}
 """libpq checks its options once all of them are gathered and before it opens a socket; this one it refuses there."""
 

@@ -47,6 +47,15 @@ class Slices:
     frame: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """For whom the workers write: the follower's lease, and which opening of the store it is. A worker opens its own sink under them."""
+
+    log_dir: Path
+    epoch: int
+    opening: int
+
+
 @dataclass(slots=True)
 class Prepared:
     """What is known of an opened sink: which schema version it was prepared for, and the shapes that its rows have."""
@@ -140,7 +149,7 @@ def _change(sink: Sink, batch: pa.RecordBatch, change: SchemaChange, prepared: P
     return outcome
 
 
-def on_workers(rules: Rules, log_dir: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def on_workers(rules: Rules, writer: Writer) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for ``mapInArrow`` over slices (``cdc.spark.source.SLICES``): reads them from the log, applies them, answers RESULT.
 
     It carries the store's options, secrets included, to the workers; Spark's configuration never sees them. The range must hold no
@@ -150,7 +159,7 @@ def on_workers(rules: Rules, log_dir: Path) -> Callable[[Iterator[pa.RecordBatch
     def work(slices: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in slices:
             for piece in batch.to_pylist():
-                yield _result(_worker(rules, log_dir), piece)
+                yield _result(rules, writer, piece)
 
     return work
 
@@ -174,22 +183,30 @@ class _Worker:
         self._sink = make_sink(rules.store, rules.options)
         self._reader = EmbeddedLogReader(log_dir)
         self._prepared = Prepared()
-        self._opened = False
+        self._writer: Writer | None = None
+        """Under whom the sink is open; None while it is not."""
+
+    def open_for(self, writer: Writer) -> None:
+        """What an earlier opening knew of the store may no longer be so."""
+        if self._writer != writer:
+            self._shut()
+            self._sink.open(self._reader, writer.epoch)
+            self._writer = writer
 
     def apply(self, piece: dict[str, Any]) -> Outcome:
-        if not self._opened:
-            self._sink.open(self._reader)
-            self._opened = True
         try:
             outcome = NOTHING
             for batch in self._reader.read(piece["topic"], Position(piece["after"]), Position(piece["upto"])):
                 outcome += _apply(self._sink, batch, self._prepared, self._rules)
             return outcome
         except StoreError:
-            self._sink.close()
-            self._opened = False
-            self._prepared = Prepared()
+            self._shut()
             raise
+
+    def _shut(self) -> None:
+        if self._writer is not None:
+            self._sink.close()
+        self._writer, self._prepared = None, Prepared()
 
 
 _WORKERS: Final[dict[tuple[str, str, Path], _Worker]] = {}
@@ -202,8 +219,10 @@ def _worker(rules: Rules, log_dir: Path) -> _Worker:
     return _WORKERS[key]
 
 
-def _result(worker: _Worker, piece: dict[str, Any]) -> pa.RecordBatch:
+def _result(rules: Rules, writer: Writer, piece: dict[str, Any]) -> pa.RecordBatch:
+    worker = _worker(rules, writer.log_dir)
     try:
+        worker.open_for(writer)
         outcome = worker.apply(piece)
     except StoreError as error:
         return _row(0, 0, "[]", str(error), error.hint, error.retryable)

@@ -12,7 +12,8 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -31,7 +32,6 @@ from cdc.spark import session as sessions
 from cdc.spark.apply import Slices
 from cdc.spark.causes import ending_of, place_of
 from cdc.spark.follower import LARGE_ROWS, Follower
-from cdc.spark.lease import Lease
 from cdc.spark.source import CdcSource, cut_at
 
 FIRST_ROWS: Final = 2_000
@@ -60,31 +60,29 @@ def run_followers(
     until_caught_up: returns as soon as every store holds what the log held at the start. Returns 0, or 4 when a store is in a stop
     state. Raises HeadwaterError when one of the stores is followed already.
     """
-    leases = [Lease(run_dir, store) for store in stores]
-    scratch = run_dir / "spark"
-    shutil.rmtree(scratch / "checkpoints", ignore_errors=True)
-    for store in stores:
-        shutil.rmtree(scratch / store, ignore_errors=True)
-    try:
-        return _run(log_dir, run_dir, scratch, stores, until_caught_up, stop, contracts or {})
-    finally:
-        for lease in leases:
-            lease.release()
+    reader = EmbeddedLogReader(log_dir)
+    enough = threading.Event()
+    followers = [Follower(store, options, log_dir, reader, run_dir, enough, contracts) for store, options in stores.items()]
+    with ExitStack() as leases:
+        for follower in followers:
+            leases.callback(follower.release_lease)
+            follower.take_lease()
+        scratch = run_dir / "spark"
+        for store in stores:
+            shutil.rmtree(scratch / store, ignore_errors=True)
+        return _run(log_dir, reader, scratch, followers, enough, until_caught_up, stop)
 
 
 def _run(
     log_dir: Path,
-    run_dir: Path,
+    reader: EmbeddedLogReader,
     scratch: Path,
-    stores: Mapping[str, StoreOptions],
+    followers: Sequence[Follower],
+    enough: threading.Event,
     until_caught_up: bool,
     stop: threading.Event,
-    contracts: Mapping[str, Contract],
 ) -> int:
-    reader = EmbeddedLogReader(log_dir)
     target = reader.head().position
-    enough = threading.Event()
-    followers = [Follower(store, options, log_dir, reader, run_dir, enough, contracts) for store, options in stores.items()]
     for follower in followers:
         follower.report()
     engine = Engine(scratch / "local")
@@ -106,7 +104,7 @@ def _run(
     return 4 if any(follower.stopped for follower in followers) else 0
 
 
-def _watch(queries: list[Query], followers: list[Follower], target: Position | None, stop: threading.Event) -> None:
+def _watch(queries: Sequence[Query], followers: Sequence[Follower], target: Position | None, stop: threading.Event) -> None:
     """Reports until there is nothing left to do. Raises what ended a query's thread: the supervisor starts the process again."""
     reported_at = 0.0
     while not stop.wait(_POLL_S):

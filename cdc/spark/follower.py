@@ -22,11 +22,11 @@ from cdc.errors import ConfigError, HeadwaterError, Stopped, StopState, StoreErr
 from cdc.log.contract import LogReader
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.settings import Contract, StoreOptions
-from cdc.spark.apply import Prepared, Slices, apply_range, on_workers, outcome_of
+from cdc.spark.apply import Prepared, Slices, Writer, apply_range, on_workers, outcome_of
+from cdc.spark.opening import Opening
 from cdc.spark.rules import Pause, Rules
 from cdc.spark.survey import Survey, survey
 from cdc.status import FollowerStatus
-from sinks import make_sink
 from sinks.contract import Outcome, Shape, Sink, matches
 
 FIRST_RETRY_S: Final = 0.2
@@ -59,7 +59,7 @@ class Follower:
         self._run_dir = run_dir
         self._stop = stop
         self._lock = threading.RLock()
-        self._sink: Sink = make_sink(store, options)
+        self._opening = Opening(store, options, log_dir, reader, run_dir)
         self._open = False
         self._prepared = Prepared()
         self._rules = Rules(store, options, contracts or {}, approved(run_dir, store))
@@ -71,9 +71,20 @@ class Follower:
         self._status_lock = threading.Lock()
 
     @property
+    def _sink(self) -> Sink:
+        return self._opening.sink
+
+    @property
     def stopped(self) -> bool:
         """In a stop state: an operator has to decide."""
         return self.status.state == "stopped"
+
+    def take_lease(self) -> None:
+        """Raises HeadwaterError when another process follows this store. ``start`` does it, too, and waits then."""
+        self._opening.take_lease()
+
+    def release_lease(self) -> None:
+        self._opening.release()
 
     def start(self) -> bool:
         """Opens the store, waiting for it as long as it takes. False when the follower must not run (stopped, or asked to stop)."""
@@ -126,13 +137,17 @@ class Follower:
         stopped = (
             error if isinstance(error, Stopped) else Stopped(StopState.STORE_REFUSES, str(error), hint=_then_resume(error.hint))
         )
+        stopped.hint = _of_one_part(stopped, f"follow-{self.store}")
         stops.record(self._run_dir, f"follow-{self.store}", stopped)
-        self.status.state, self.status.stop, self.status.error = "stopped", str(stopped.state), error.line()
+        self.status.state, self.status.stop, self.status.error = "stopped", str(stopped.state), stopped.line()
+        if stopped.state in (StopState.DIVERGED, StopState.OTHER_LOG):
+            self._show(ZERO_CUT)  # what it holds is none of this log's
         self.report()
 
     def close(self) -> None:
         with self._lock:
             self._shut()
+            self._opening.release()
             if not self.stopped:
                 self.status.state = "exited"
             self.report()
@@ -155,6 +170,7 @@ class Follower:
                 self._stop.wait(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(pause_s * 2, LONGEST_RETRY_S)
             except Stopped as error:
+                self._shut()
                 self.fail(error)
                 return False
             except ConfigError as error:
@@ -185,7 +201,7 @@ class Follower:
     def _ensure_open(self) -> None:
         if not self._open:
             self._prepared = Prepared()
-            applied = self._sink.open(self._reader)
+            applied = self._opening.open()
             self._open = True
             self._believe(applied)
             crashpoint("follower.opened")
@@ -193,37 +209,27 @@ class Follower:
             self._say_following()  # one that waits for its store does so until the store has taken something: its disk may be full
 
     def _look_at_the_store(self) -> None:
-        """A store may be flushed or restored behind our back without a single failing call."""
+        """A store may be flushed or restored behind our back without a single failing call; and so may the log's folder."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_AT_THE_STORE_S:
             return
+        self._opening.check()
         applied = self._sink.applied()
         if applied.position != self.applied.position:
-            # Opened anew, so that the sink forgets what it thought to know, too.
-            self._sink.close()
-            self._open = False
+            # Opened again, so that the sink forgets what it thought to know, too.
+            self._shut()
             self._ensure_open()
         self._looked_at = now
 
     def _believe(self, applied: Cut) -> None:
-        head = self._reader.head()
-        if applied.position > head.position:
-            if applied.position <= self._reader.written().position:
-                raise StoreError(
-                    f"it holds position {applied.position}; the log has that, but has not been opened for writing since the power was lost",
-                    retryable=True,
-                    hint="start capture, which recovers the log",
-                )
-            raise Stopped(
-                StopState.DIVERGED,
-                f"store {self.store} holds position {applied.position}, the log ends at {head.position}",
-                hint="restore the log, or empty the store so that it is built anew",
-            )
+        lower = applied.position < self.status.position
         self.applied = applied
         if applied.position == 0:
             self.status.dead = 0
         self._looked_at = time.monotonic()
         self._show(applied)
+        if lower:
+            self.report()  # at once: somebody may be waiting for what the store has lost
 
     def _advance(self, end: Cut, slices: Slices | None) -> None:
         self._ensure_open()
@@ -233,12 +239,14 @@ class Follower:
             cut = self._reader.cut_within(after, self.options.batch_rows, self.options.batch_bytes)
             if cut.position >= end.position:
                 cut = end
-            seen = survey(self._reader, self._topics(), after, cut.position)
+            starts = {topic: max(after, self._sink.held(topic)) for topic in self._topics()}
+            seen = survey(self._reader, starts, cut.position)
             if (pause := self._pause(seen)) is not None:
                 cut = self._cut_before(after, pause)
-                seen = survey(self._reader, self._topics(), after, cut.position)
+                seen = survey(self._reader, starts, cut.position)
             # Not where the store stands elsewhere than the micro-batch begins: it was set back, or has taken a part of it here.
-            whole = slices if slices is not None and cut is end and after == slices.after else None
+            exactly = slices is not None and cut is end and all(start == slices.after for start in (after, *starts.values()))
+            whole = slices if exactly else None
             self._commit(cut, self._apply(after, cut.position, seen, whole))
 
     def _topics(self) -> list[str]:
@@ -269,8 +277,11 @@ class Follower:
             for found in seen.topics:
                 for table in found.tables:
                     self._prepared.ensure(self._sink, table)
-            return outcome_of(slices.frame.mapInArrow(on_workers(self._rules, self._log_dir), _RESULT_DDL).toArrow())
+            return outcome_of(slices.frame.mapInArrow(on_workers(self._rules, self._writer()), _RESULT_DDL).toArrow())
         return apply_range(self._sink, self._reader, seen, self._prepared, self._rules)
+
+    def _writer(self) -> Writer:
+        return Writer(self._log_dir, self._opening.epoch, self._opening.number)
 
     def _commit(self, cut: Cut, outcome: Outcome) -> None:
         crashpoint("follower.before_commit")
@@ -293,7 +304,7 @@ class Follower:
     def _shut(self) -> None:
         if self._open:
             self._open = False
-            self._sink.close()
+            self._opening.close()
 
 
 def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
@@ -320,6 +331,12 @@ class _Rate:
             self._per_s = round((rows - self._rows) / passed, 1)
             self._at, self._rows = time.monotonic(), rows
         return self._per_s
+
+
+def _of_one_part(stopped: Stopped, part: str) -> str | None:
+    """The hint, with this part alone in the command: capture or another store may be stopped for the same reason."""
+    command = f"cdc resume {stopped.state}"
+    return stopped.hint and stopped.hint.replace(command, f"{command}:{part}").replace(f"{part}:{part}", part)
 
 
 def _then_resume(hint: str | None) -> str:

@@ -6,7 +6,7 @@ transaction), which is then read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,10 +58,12 @@ class Survey:
         return any(found.truncated or found.changes for found in self.topics)
 
 
-def survey(reader: LogReader, topics: Sequence[str], after: Position, upto: Position, *, kept_bytes: int = KEPT_BYTES) -> Survey:
-    """Looks at (after, upto] of these topics. ``kept_bytes``: so much of it is kept."""
+def survey(reader: LogReader, starts: Mapping[str, Position], upto: Position, *, kept_bytes: int = KEPT_BYTES) -> Survey:
+    """Looks at what each topic has behind its start and up to ``upto``. ``kept_bytes``: so much of it is kept."""
     found = []
-    for topic in topics:
+    for topic, after in starts.items():
+        if after >= upto:
+            continue
         looked, size = _look(TopicRange(topic, after, upto), reader, kept_bytes)
         kept_bytes -= size
         found.append(looked)

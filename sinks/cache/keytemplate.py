@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Final
@@ -13,7 +14,7 @@ import pyarrow as pa
 from cdc.errors import ConfigError
 from cdc.model.table import Table
 from sinks.jsonrows import Piece, Texts, join, raw_texts
-from sinks.rowtext import column_text, exact_values, join_key, key_part, keys
+from sinks.rowtext import EMPTY_KEY, ESCAPE, NULL_PART, column_text, exact_values, join_key, key_part, keys
 
 DEFAULT: Final = "{schema}.{table}:{key}"
 WHOLE_KEY: Final = "key"
@@ -26,8 +27,9 @@ class TableKeys:
     table: Table
     prefix: str
     columns: tuple[tuple[str, str], ...]
-    """(column, the literal that follows it); the column ``key`` of no table's own is the whole key as one text."""
+    """(column, the literal that follows it)."""
     whole: bool
+    """The one "column" is ``{key}``: the whole key as one text, whatever its columns are called."""
 
     def texts(self, batch: pa.RecordBatch) -> Texts:
         """The name of each row's key."""
@@ -43,14 +45,48 @@ class TableKeys:
             return self._join([join_key(parts, ":" if len(parts) > 1 else "")])
         return self._join([key_part(key_texts.column(name), self._separators) for name, _ in self.columns])
 
+    def keys_of(self, names: Sequence[bytes]) -> pa.RecordBatch:
+        """The way back: what such names say of the table's columns, NULL where they say nothing (or are no names of this template)."""
+        found = [self._said(name.decode(errors="replace")) for name in names]
+        schema = pa.schema([pa.field(name, pa.utf8()) for name in self.table.names])
+        return pa.RecordBatch.from_pylist(found, schema)
+
+    def _said(self, name: str) -> dict[str, str | None]:
+        if self.whole:
+            columns = [(column.name, ":") for column in self.table.key]
+            columns[-1] = (columns[-1][0], self.columns[0][1])
+        else:
+            columns = list(self.columns)
+        said: dict[str, str | None] = {}
+        rest = name.removeprefix(self.prefix)
+        for column, literal in columns[:-1]:
+            part, _, rest = _until(rest, literal)
+            said[column] = _unescaped(part)
+        last, literal = columns[-1]
+        said[last] = _unescaped(rest.removesuffix(literal))
+        return said
+
     @property
     def _separators(self) -> str:
-        return "".join(sorted({literal[0] for _, literal in self.columns if literal})) if len(self.columns) > 1 else ""
+        # What follows the last column separates nothing; and an N or E escaped in a value would be what NULL and the empty key look like.
+        return "".join(sorted({literal[0] for _, literal in self.columns[:-1]}))
 
     def _join(self, parts: list[pa.Array]) -> Texts:
         after = [literal.encode() for _, literal in self.columns]
         before = [self.prefix.encode(), *([b""] * (len(parts) - 1))]
         return join([Piece(raw_texts(p), before=b, after=a) for p, b, a in zip(parts, before, after, strict=True)])
+
+
+def _until(text: str, literal: str) -> tuple[str, str, str]:
+    """``str.partition`` at the first place where the literal begins with no backslash before it."""
+    at = 0
+    while at < len(text) and not text.startswith(literal, at):
+        at += 2 if text[at] == ESCAPE else 1
+    return text[:at], text[at : at + len(literal)], text[at + len(literal) :]
+
+
+def _unescaped(part: str) -> str | None:
+    return None if part == NULL_PART else re.sub(r"\\(.)", r"\1", part.removeprefix(EMPTY_KEY), flags=re.DOTALL)
 
 
 def bind(template: str, table: Table) -> TableKeys:
@@ -66,8 +102,9 @@ def bind(template: str, table: Table) -> TableKeys:
             prefix += piece
         if name is not None and name not in names:
             columns.append((name, ""))
-    _check(template, table, prefix, [name for name, _ in columns], [literal for _, literal in columns[:-1]])
-    return TableKeys(table, prefix, tuple(columns), columns[0][0] == WHOLE_KEY)
+    used = [name for name, _ in columns]
+    _check(template, table, prefix, used, [literal for _, literal in columns[:-1]])
+    return TableKeys(table, prefix, tuple(columns), used == [WHOLE_KEY])
 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:
@@ -88,7 +125,9 @@ def _check(template: str, table: Table, prefix: str, used: list[str], between: l
         )
     if not prefix or prefix.startswith("cdc:"):
         raise _refused(template, "it must begin with a text of its own, other than cdc:")
-    if used != [WHOLE_KEY] or WHOLE_KEY in key:
+    if WHOLE_KEY in used and len(used) > 1:
+        raise _refused(template, "{key} is the whole key, so no column may stand beside it")
+    if used != [WHOLE_KEY]:
         foreign = [name for name in used if name not in key]
         missing = [name for name in key if name not in used]
         if foreign:

@@ -1,65 +1,131 @@
-"""Script calls as the bytes that go over the wire, for a whole batch at once: no Python object per row.
+"""Rows as transactions on the wire (RESP 2), for a whole batch at once: no Python object per row.
 
-One call is ``EVALSHA sha numkeys <fixed keys> <row keys…> <fixed argument> <row values…>`` in RESP 2.
+A *part* is one transaction's bytes up to, and without, its EXEC, which is sent once the ledger's answer in the same part has been read::
+
+    EXEC                                   of the part before: whoever sends the first one, or has to give up, cuts it off
+    WATCH ledger / HMGET ledger … / MULTI  the look at the ledger
+    DEL key …                              deleted rows; with hashes every row, so that no field of an older row is left
+    MSET key value …                       or, with hashes, HSET key field value … for each row
+    HSET ledger … progress upto            missing in a part that moves nothing
+
+Within a part the last change of a key wins, so a key stands in it once and the order of the commands does not matter.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cdc.model.kernel import kernel
+from cdc.model.kernel import inlined, kernel
+from sinks.cache.wire import bulk, command
 from sinks.jsonrows import Texts
 
-_ITEM_OVERHEAD_BYTES = 16
-"""At most ``$``, ten digits and two line ends around an item."""
+EXEC: Final = command("EXEC")
+MULTI: Final = command("MULTI")
+
+_ITEM_BYTES: Final = 16
+"""At most ``$``, eleven digits and two line ends around an item."""
+_COMMAND_BYTES: Final = 32
+_NO_FIELDS: Final = np.empty(0, np.int64)
+_SLOTS_PER_ROW: Final = 4
+_STAR: Final = 42
+_DOLLAR: Final = 36
+_DEL: Final = np.frombuffer(bulk(b"DEL"), np.uint8)
+_MSET: Final = np.frombuffer(bulk(b"MSET"), np.uint8)
+_HSET: Final = np.frombuffer(bulk(b"HSET"), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """A loaded script with what is the same in all of its calls."""
+class Frame:
+    """What is the same around all parts of one table."""
 
-    sha: bytes
-    fixed_keys: tuple[bytes, ...]
-    fixed_argument: bytes
+    look: bytes
+    """WATCH, the questions to the ledger, MULTI."""
+    move: bytes
+    """The last command but for the new progress, which is its last item; empty when the parts move nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
-    """``data`` holds all calls; call i ends at ``ends[i]``."""
-
-    data: npt.NDArray[np.uint8]
-    ends: npt.NDArray[np.int64]
+class Limits:
+    rows: int
+    bytes: int
 
 
-def bulk(item: bytes) -> bytes:
-    return b"$%d\r\n%s\r\n" % (len(item), item)
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is to be written: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
+
+    gone: 1 where the row's key is to be deleted. positions: rising.
+    """
+
+    keys: Texts
+    values: Texts
+    gone: npt.NDArray[np.uint8]
+    positions: npt.NDArray[np.int64]
+    items: npt.NDArray[np.int64] | None = None
 
 
-def script_calls(script: Script, keys: Texts, values: Texts, *, keys_per_call: int, bytes_per_call: int) -> Calls:
-    """One key and one value per row, at most ``keys_per_call`` of them and about ``bytes_per_call`` in a call."""
-    head = np.frombuffer(bulk(b"EVALSHA") + bulk(script.sha), np.uint8)
-    fixed = np.frombuffer(b"".join(map(bulk, script.fixed_keys)), np.uint8)
-    argument = np.frombuffer(bulk(script.fixed_argument), np.uint8)
-    rows = len(keys)
-    size = len(keys.data) + int(values.offsets[-1] - values.offsets[0]) + 2 * rows * _ITEM_OVERHEAD_BYTES
-    per_call = len(head) + len(fixed) + len(argument) + 2 * _ITEM_OVERHEAD_BYTES
-    out = np.empty(size + rows * per_call, np.uint8)  # an upper bound; pages never written cost nothing
-    shape = (keys_per_call, bytes_per_call, len(script.fixed_keys))
-    written, ends = _write_calls(out, keys.data, keys.offsets, values.data, values.offsets, head, fixed, argument, shape)
-    return Calls(out[:written], ends)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One transaction without its EXEC, but with that of the part before. ``commands``: so many are queued in it."""
+
+    data: memoryview
+    commands: int
+    upto: int | None
+    """The table's progress behind it; None when it moves nothing."""
+
+
+def parts_of(frame: Frame, rows: Rows, limits: Limits) -> list[Part]:
+    count = len(rows.keys)
+    if count == 0:
+        return []
+    head, move = np.frombuffer(EXEC + frame.look, np.uint8), np.frombuffer(frame.move, np.uint8)
+    items = _NO_FIELDS if rows.items is None else rows.items
+    texts = 2 * len(rows.keys.data) + len(rows.values.data) + count * (3 * _ITEM_BYTES + _COMMAND_BYTES)
+    per_part = len(head) + len(move) + 4 * _COMMAND_BYTES
+    out = np.empty(texts + count * per_part, np.uint8)  # an upper bound; pages never written cost nothing
+    slots = np.empty(_power_of_two(_SLOTS_PER_ROW * min(limits.rows, count)), np.int64)
+    found = _write_parts(
+        out,
+        slots,
+        (rows.keys.data, rows.keys.offsets),
+        (rows.values.data, rows.values.offsets),
+        items,
+        rows.gone,
+        rows.positions,
+        (head, move),
+        (limits.rows, limits.bytes),
+    )
+    view, moves = memoryview(out.data), bool(frame.move)
+    starts = [0, *found[:, 0].tolist()]
+    return [
+        Part(view[start:end], commands, upto if moves else None)
+        for start, (end, commands, upto) in zip(starts, found.tolist(), strict=False)
+    ]
+
+
+def deletions(frame: Frame, keys: Texts, limits: Limits) -> list[Part]:
+    """These keys deleted, in parts that move nothing."""
+    count = len(keys)
+    nothing = Texts(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
+    return parts_of(frame, Rows(keys, nothing, np.ones(count, np.uint8), np.zeros(count, np.int64)), limits)
 
 
 def warm_up() -> None:
     """Compiles or loads the kernels (see ``jsonrows.warm_up``)."""
-    nothing = Texts(np.empty(0, np.uint8), np.zeros(1, np.int64))
-    script_calls(Script(b"", (), b""), nothing, nothing, keys_per_call=1, bytes_per_call=1)
+    one = Texts(np.frombuffer(b"k", np.uint8), np.array([0, 1], np.int64))
+    rows = Rows(one, one, np.zeros(1, np.uint8), np.zeros(1, np.int64))
+    parts_of(Frame(b"", b""), rows, Limits(1, 1))
 
 
-@kernel
+def _power_of_two(size: int) -> int:
+    return 1 << max(4, (size - 1).bit_length())
+
+
+@inlined
 def _put(out: Any, at: int, source: Any, start: int, end: int) -> int:
     for k in range(end - start):
         out[at + k] = source[start + k]
@@ -67,63 +133,131 @@ def _put(out: Any, at: int, source: Any, start: int, end: int) -> int:
 
 
 @kernel
-def _put_number(out: Any, at: int, mark: int, value: int) -> int:
-    """``mark``, the digits, a line end."""
-    out[at] = mark
+def _width(value: int) -> int:
     width = 1
-    rest = value
-    while rest >= 10:
-        rest //= 10
+    while value >= 10:
+        value //= 10
         width += 1
-    for k in range(width, 0, -1):
+    return width
+
+
+@kernel
+def _put_line(out: Any, at: int, value: int) -> int:
+    """The digits, a line end."""
+    width = _width(value)
+    for k in range(width - 1, -1, -1):
         out[at + k] = 48 + value % 10
         value //= 10
-    at += width + 1
+    out[at + width] = 13
+    out[at + width + 1] = 10
+    return at + width + 2
+
+
+@kernel
+def _put_size(out: Any, at: int, mark: int, value: int) -> int:
+    out[at] = mark
+    return _put_line(out, at + 1, value)
+
+
+@kernel
+def _put_item(out: Any, at: int, data: Any, offsets: Any, row: int) -> int:
+    at = _put_size(out, at, _DOLLAR, offsets[row + 1] - offsets[row])
+    at = _put(out, at, data, offsets[row], offsets[row + 1])
     out[at] = 13
     out[at + 1] = 10
     return at + 2
 
 
 @kernel
-def _put_items(out: Any, at: int, data: Any, offsets: Any, first: int, last: int) -> int:
-    for i in range(first, last):
-        at = _put_number(out, at, 36, offsets[i + 1] - offsets[i])
-        at = _put(out, at, data, offsets[i], offsets[i + 1])
-        out[at] = 13
-        out[at + 1] = 10
-        at += 2
-    return at
+def _mark_last(slots: Any, data: Any, offsets: Any, first: int, end: int, written: Any) -> None:
+    """Sets ``written`` to 1 for the rows of [first, end) whose key does not come again among them, to 0 for the others."""
+    slots[:] = -1
+    mask = len(slots) - 1
+    for row in range(end - 1, first - 1, -1):
+        start, size = offsets[row], offsets[row + 1] - offsets[row]
+        code = np.uint64(0xCBF29CE484222325)
+        for k in range(size):
+            code = (code ^ np.uint64(data[start + k])) * np.uint64(0x100000001B3)
+        at = np.int64((code ^ (code >> np.uint64(32))) & np.uint64(mask))
+        written[row] = 1
+        while slots[at] >= 0:
+            other = offsets[slots[at]]
+            same = offsets[slots[at] + 1] - other == size
+            k = 0
+            while same and k < size:
+                same = data[other + k] == data[start + k]
+                k += 1
+            if same:
+                written[row] = 0
+                break
+            at = (at + 1) & mask
+        if written[row] == 1:
+            slots[at] = row
 
 
 @kernel
-def _write_calls(
-    out: Any, key_data: Any, key_offsets: Any, value_data: Any, value_offsets: Any, head: Any, fixed: Any, argument: Any, shape: Any
+def _write_parts(
+    out: Any, slots: Any, keys: Any, values: Any, items: Any, gone: Any, positions: Any, frame: Any, limits: Any
 ) -> Any:
-    keys_per_call, bytes_per_call, fixed_keys = shape
+    """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row."""
+    key_data, key_offsets = keys
+    value_data, value_offsets = values
+    head, move = frame
+    rows_max, bytes_max = limits
+    hashes = len(items) > 0
     rows = len(key_offsets) - 1
-    ends = np.empty(rows, np.int64)
-    calls = 0
+    written = np.empty(rows, np.uint8)
+    found = np.empty((rows, 3), np.int64)
+    parts = 0
     at = 0
     first = 0
-    scratch = np.empty(24, np.uint8)
     while first < rows:
-        last = first + 1
-        while last < rows and last - first < keys_per_call and value_offsets[last + 1] - value_offsets[first] <= bytes_per_call:
-            last += 1
-        count = last - first
-        at = _put_number(out, at, 42, 4 + fixed_keys + 2 * count)
+        end = first + 1
+        while end < rows and end - first < rows_max and value_offsets[end + 1] - value_offsets[first] <= bytes_max:
+            end += 1
+        _mark_last(slots, key_data, key_offsets, first, end, written)
+        deleted = 0
+        put = 0
+        for row in range(first, end):
+            if written[row]:
+                if gone[row]:
+                    deleted += 1
+                else:
+                    put += 1
+        commands = 0
         at = _put(out, at, head, 0, len(head))
-        digits = _put_number(scratch, 0, 36, fixed_keys + count) - 3  # without the mark and the line end
-        at = _put_number(out, at, 36, digits)
-        at = _put(out, at, scratch, 1, 1 + digits)
-        out[at] = 13
-        out[at + 1] = 10
-        at += 2
-        at = _put(out, at, fixed, 0, len(fixed))
-        at = _put_items(out, at, key_data, key_offsets, first, last)
-        at = _put(out, at, argument, 0, len(argument))
-        at = _put_items(out, at, value_data, value_offsets, first, last)
-        ends[calls] = at
-        calls += 1
-        first = last
-    return at, ends[:calls]
+        removed = deleted + put if hashes else deleted
+        if removed > 0:
+            at = _put_size(out, at, _STAR, 1 + removed)
+            at = _put(out, at, _DEL, 0, len(_DEL))
+            for row in range(first, end):
+                if written[row] and (hashes or gone[row]):
+                    at = _put_item(out, at, key_data, key_offsets, row)
+            commands += 1
+        if put > 0 and not hashes:
+            at = _put_size(out, at, _STAR, 1 + 2 * put)
+            at = _put(out, at, _MSET, 0, len(_MSET))
+            for row in range(first, end):
+                if written[row] and not gone[row]:
+                    at = _put_item(out, at, key_data, key_offsets, row)
+                    at = _put_item(out, at, value_data, value_offsets, row)
+            commands += 1
+        if put > 0 and hashes:
+            for row in range(first, end):
+                if written[row] and not gone[row]:
+                    at = _put_size(out, at, _STAR, 2 + items[row])
+                    at = _put(out, at, _HSET, 0, len(_HSET))
+                    at = _put_item(out, at, key_data, key_offsets, row)
+                    at = _put(out, at, value_data, value_offsets[row], value_offsets[row + 1])
+                    commands += 1
+        if len(move) > 0:
+            at = _put(out, at, move, 0, len(move))
+            at = _put_size(out, at, _DOLLAR, _width(positions[end - 1]))
+            at = _put_line(out, at, positions[end - 1])
+            commands += 1
+        found[parts, 0] = at
+        found[parts, 1] = commands
+        found[parts, 2] = positions[end - 1]
+        parts += 1
+        first = end
+    return found[:parts]

@@ -284,7 +284,7 @@ def stored(case: Case, found: Sequence[pa.RecordBatch]) -> Content:
     """What the in-memory store makes of these changes."""
     sink = MemorySink(f"cases-{uuid.uuid4().hex}", Options(kind="memory"))
     try:
-        sink.open(EMPTY)
+        sink.open(EMPTY, 1)
         return applied(sink, case, found)
     finally:
         sink.close()

@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from cdc.model.position import Cut
 from sinks import make_sink, options_model
 from sinks.contract import Sink
-from tests.logs import EMPTY
+from tests.logs import LooseLog
 
 
 class Server(Protocol):
@@ -31,6 +32,7 @@ class Lab:
         *,
         server: Server | None = None,
         staged: bool = False,
+        sequenced: bool = False,
         readable: bool = True,
     ) -> None:
         self.name = "t" + uuid.uuid4().hex[:8]
@@ -38,8 +40,13 @@ class Lab:
         self.server = server
         self.staged = staged
         """Whether rows show only after a commit."""
+        self.sequenced = sequenced
+        """Whether the store takes one chain of calls per table, in order."""
         self.readable = readable
         """Whether what was written can be read back, so that the guard has something to compare with."""
+        self.log = LooseLog()
+        """What is fed to the sinks stands in it, too."""
+        self.epoch = 0
         self._options = options
         self._opened: list[Sink] = []
 
@@ -51,9 +58,18 @@ class Lab:
         return sink
 
     def opened(self, **options: Any) -> Sink:
+        """A new sink that may write; those before it are zombies from now on."""
         sink = self.sink(**options)
-        sink.open(EMPTY)
+        self.open(sink)
         return sink
+
+    def open(self, sink: Sink) -> Cut:
+        self.epoch += 1
+        return sink.open(self.log.reader(), self.epoch)
+
+    def applied(self) -> Cut:
+        """What the store says to somebody who only looks."""
+        return self.sink().open(self.log.reader())
 
     def close(self) -> None:
         for sink in self._opened:
@@ -66,12 +82,13 @@ Fixture = Callable[[str], Any]
 
 def _redis(fixture: Fixture, value: str) -> Lab:
     cache = fixture("valkey")
-    return Lab("redis", {"url": cache.url, "value": value}, server=cache.server)
+    return Lab("redis", {"url": cache.url, "value": value}, server=cache.server, sequenced=True)
 
 
 LABS: dict[str, Callable[[Fixture], Lab]] = {
     "memory": lambda _: Lab("memory", {}),
-    "memory-staged": lambda _: Lab("memory", {"staged": True}, staged=True),
+    "memory-sequenced": lambda _: Lab("memory", {"sequenced": True}, sequenced=True),
+    "memory-staged": lambda _: Lab("memory", {"staged": True}, staged=True, sequenced=True),
     "redis": lambda fixture: _redis(fixture, "json"),
     "redis-hash": lambda fixture: _redis(fixture, "hash"),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
@@ -89,4 +106,4 @@ def _warehouse(spark: Any, folder: Any) -> Lab:
     from sinks.warehouse import use_session
 
     use_session(lambda: spark)
-    return Lab("iceberg", {"path": folder}, staged=True)
+    return Lab("iceberg", {"path": folder}, staged=True, sequenced=True)

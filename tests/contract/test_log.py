@@ -10,11 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from cdc.errors import Stopped
 from cdc.log.contract import LogReader, LogWriter
 from cdc.log.memory import MemoryLog
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, table_of
+from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from tests.unit.log.changes import NOTES, ORDERS, ORDERS_WIDER, USERS, changes, everything, expected, positions_in, rows_of
 
@@ -313,6 +315,75 @@ def test_a_new_writer_goes_on(log: Home) -> None:
     for reader in (log.reader, log.new_reader()):
         assert positions_in(read(reader, "public.orders")) == [*range(1, 50), 51, 52]
         assert positions_in(read(reader, "public.users")) == [50]
+
+
+def test_a_topics_last_change_at_or_below_a_cut(log: Home) -> None:
+    topics = [ORDERS.qualified, USERS.qualified, NOTES.qualified, "public.nobody"]
+
+    def last(upto: int) -> list[int]:
+        return [log.reader.last_change(topic, Position(upto)) for topic in topics]
+
+    assert last(0) == last(BIG) == [0, 0, 0, 0]
+    log.put(changes(ORDERS, range(1, 40)), changes(USERS, [40]))  # long enough for a segment of its own
+    log.put(changes(USERS, [41]))
+    log.put()
+    log.put(changes(ORDERS, [42], op=Op.TRUNCATE), changes(NOTES, [43]))
+    log.writer.append(changes(ORDERS, [44]))
+    log.settle()
+    assert last(0) == [0, 0, 0, 0]
+    assert last(40) == [39, 40, 0, 0]
+    assert last(41) == [39, 41, 0, 0]
+    assert last(43) == last(BIG) == [42, 41, 43, 0], "what is staged is no change of the log"
+    log.writer.rollback()
+    log.reopen_writer()
+    assert [log.new_reader().last_change(topic, Position(43)) for topic in topics] == [42, 41, 43, 0]
+
+
+def test_a_log_keeps_its_id_and_its_histories(log: Home) -> None:
+    first = log.reader.lineage()
+    assert first is not None
+    assert [history.since for history in first.histories] == [0]
+    assert (len(first.log), len(first.history)) == (16, 32)
+    log.put(changes(ORDERS, [1, 2]))
+    assert log.reader.lineage() == first
+    log.writer.begin_history()
+    log.put(changes(ORDERS, [3]))
+    log.writer.begin_history()
+    log.writer.begin_history()
+    log.put(changes(ORDERS, [4]))
+    found = log.reader.lineage()
+    assert found is not None, "a reader that has looked before knows of histories begun since"
+    assert found.log == first.log
+    assert [history.since for history in found.histories] == [0, 2, 3, 3]
+    assert len({history.id for history in found.histories}) == 4
+    assert (found.histories[0], found.history) == (first.histories[0], found.histories[-1].id)
+    log.reopen_writer()
+    log.put(changes(ORDERS, [5]))
+    assert log.reader.lineage() == log.new_reader().lineage() == found
+    mark = first.mark(Cut(Position(2), Lsn(20)))
+    assert believed(mark, found, "a store") == mark.cut
+    with pytest.raises(Stopped):
+        believed(first.mark(Cut(Position(3), Lsn(30))), found, "a store")
+
+
+def test_two_logs_are_never_the_same(tmp_path: Path) -> None:
+    homes = [Home(kind, tmp_path / f"{kind}{number}") for kind in ("embedded", "memory") for number in range(2)]
+    found = [home.reader.lineage() for home in homes]
+    assert None not in found
+    assert len({lineage.log for lineage in found if lineage}) == len({lineage.history for lineage in found if lineage}) == 4
+    for home in homes:
+        home.writer.close()
+        home.reader.close()
+
+
+def test_where_there_is_no_log_yet_there_is_no_lineage(tmp_path: Path) -> None:
+    reader = EmbeddedLogReader(tmp_path / "log")
+    assert reader.lineage() is None
+    assert reader.last_change(ORDERS.qualified, Position(9)) == 0
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    assert reader.lineage() is not None
+    writer.close()
+    reader.close()
 
 
 def test_small_neighbours_come_as_few_batches(log: Home) -> None:

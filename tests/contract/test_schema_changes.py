@@ -15,7 +15,8 @@ from sinks.contract import Outcome, Sink
 from sinks.reshape import conformed
 from tests.contract.labs import Lab
 from tests.contract.rows import Row, batch, numeric, schema, upserts
-from tests.contract.test_sinks import cut, expect, feed, ready
+from tests.contract.test_sinks import commit, expect, feed, ready, too_late
+from tests.logs import cut
 
 BASE = Table(
     16501,
@@ -71,18 +72,18 @@ def without(rows: list[Row], *gone: str) -> list[Row]:
 def fed(lab: Lab) -> Sink:
     """A sink with the nasty rows at 1 to 4, committed."""
     sink = ready(lab, BASE)
-    feed(sink, upserts(BASE, 1, NASTY))
-    sink.commit(cut(4))
+    feed(lab, sink, upserts(BASE, 1, NASTY))
+    commit(lab, sink, cut(4))
     return sink
 
 
 def change(lab: Lab, sink: Sink, to: Table, position: int, kind: Kind = Kind.ALTERED, *, empties: bool = False) -> None:
     """Applies the record (twice: a replay), and commits it."""
     record = schema(to, position, kind, empties=empties)
-    assert feed(sink, record) == Outcome(1)
+    assert feed(lab, sink, record) == Outcome(1)
     if lab.readable and not lab.staged:
-        assert feed(sink, record) == Outcome(0, stale=1)
-    sink.commit(cut(position))
+        assert feed(lab, sink, record) == Outcome(0, stale=1)
+    commit(lab, sink, cut(position))
 
 
 def test_the_first_definition_is_the_shape_until_a_change(lab: Lab) -> None:
@@ -93,8 +94,8 @@ def test_the_first_definition_is_the_shape_until_a_change(lab: Lab) -> None:
     held = sink.shape(BASE.qualified)
     assert held is not None
     assert (held.table, held.position) == (BASE, 0)
-    feed(sink, upserts(BASE, 1, NASTY))
-    sink.commit(cut(4))
+    feed(lab, sink, upserts(BASE, 1, NASTY))
+    commit(lab, sink, cut(4))
     new = altered(BASE, drop="note")
     change(lab, sink, new, 5)
     held = sink.shape(BASE.qualified)
@@ -116,8 +117,8 @@ def test_a_dropped_column_is_gone_from_rows_that_nobody_writes_again(lab: Lab) -
     again = altered(narrow, add=(Column("price", TEXT, -1, "", attnum=6),))
     change(lab, sink, again, 6)
     expect(lab, sink, again, [{**row, "price": None} for row in without(NASTY, "price")])
-    feed(sink, upserts(again, 7, [item(1, price="free")]))
-    sink.commit(cut(7))
+    feed(lab, sink, upserts(again, 7, [item(1, price="free")]))
+    commit(lab, sink, cut(7))
     expect(lab, sink, again, [item(1, price="free"), *[{**row, "price": None} for row in NASTY[1:]]])
 
 
@@ -127,8 +128,8 @@ def test_a_renamed_column_keeps_its_values(lab: Lab) -> None:
     new = altered(BASE, rename=names)
     change(lab, sink, new, 5)
     expect(lab, sink, new, renamed(NASTY, names))
-    feed(sink, upserts(new, 6, renamed([item(2, price="7.00")], names)))
-    sink.commit(cut(6))
+    feed(lab, sink, upserts(new, 6, renamed([item(2, price="7.00")], names)))
+    commit(lab, sink, cut(6))
     expect(lab, sink, new, renamed([NASTY[0], item(2, price="7.00"), *NASTY[2:]], names))
 
 
@@ -147,8 +148,8 @@ def test_columns_of_different_types_swap_their_names(lab: Lab) -> None:
     new = altered(BASE, rename=names)
     change(lab, sink, new, 5)
     expect(lab, sink, new, renamed(NASTY, names))
-    feed(sink, upserts(new, 6, renamed([item(8)], names)))
-    sink.commit(cut(6))
+    feed(lab, sink, upserts(new, 6, renamed([item(8)], names)))
+    commit(lab, sink, cut(6))
     expect(lab, sink, new, renamed([*NASTY, item(8)], names))
 
 
@@ -163,8 +164,8 @@ def test_an_added_column_is_null_in_older_rows(lab: Lab) -> None:
     sink = fed(lab)
     new = altered(BASE, add=(Column("rank", INT4, -1, "", attnum=6),))
     change(lab, sink, new, 5)
-    feed(sink, upserts(new, 6, [item(1, rank="3")]))
-    sink.commit(cut(6))
+    feed(lab, sink, upserts(new, 6, [item(1, rank="3")]))
+    commit(lab, sink, cut(6))
     expect(lab, sink, new, [item(1, rank="3"), *[{**row, "rank": None} for row in NASTY[1:]]])
 
 
@@ -174,8 +175,8 @@ def test_the_key_column_is_renamed(lab: Lab) -> None:
     change(lab, sink, new, 5)
     rows = renamed(NASTY, {"id": "item_id"})
     expect(lab, sink, new, rows)
-    feed(sink, batch(new, [(Op.DELETE, 6, rows[0]), (Op.UPDATE, 7, {**rows[1], "note": "changed"})]))
-    sink.commit(cut(7))
+    feed(lab, sink, batch(new, [(Op.DELETE, 6, rows[0]), (Op.UPDATE, 7, {**rows[1], "note": "changed"})]))
+    commit(lab, sink, cut(7))
     expect(lab, sink, new, [{**rows[1], "note": "changed"}, *rows[2:]])
 
 
@@ -183,13 +184,13 @@ def test_another_column_joins_the_key(lab: Lab) -> None:
     sink = fed(lab)
     columns = tuple(dataclasses.replace(c, key=c.name in ("id", "price")) for c in BASE.columns)
     rows: list[Row] = [dict(row, price=row["price"] or "0.00") for row in NASTY]
-    feed(sink, upserts(BASE, 5, [rows[3]]))
+    feed(lab, sink, upserts(BASE, 5, [rows[3]]))
     new = dataclasses.replace(BASE, columns=columns)
     change(lab, sink, new, 6)
     expect(lab, sink, new, rows)
     twin = {**rows[2], "price": "99.00"}
-    feed(sink, batch(new, [(Op.DELETE, 7, rows[0]), (Op.INSERT, 8, twin), (Op.UPDATE, 9, {**rows[1], "note": "changed"})]))
-    sink.commit(cut(9))
+    feed(lab, sink, batch(new, [(Op.DELETE, 7, rows[0]), (Op.INSERT, 8, twin), (Op.UPDATE, 9, {**rows[1], "note": "changed"})]))
+    commit(lab, sink, cut(9))
     expect(lab, sink, new, [{**rows[1], "note": "changed"}, rows[2], twin, rows[3]])
 
 
@@ -209,10 +210,10 @@ def test_a_change_that_empties_takes_every_earlier_row(lab: Lab, kind: Kind, to:
     change(lab, sink, to, 5, kind, empties=True)
     expect(lab, sink, to, [])
     later: Row = {**dict.fromkeys(to.names), "id": "1"}
-    feed(sink, batch(to, [(Op.READ, 6, later)]))
-    sink.commit(cut(6))
+    feed(lab, sink, batch(to, [(Op.READ, 6, later)]))
+    commit(lab, sink, cut(6))
     if lab.readable:
-        feed(zombie, upserts(BASE, 1, NASTY))
+        too_late(lab, zombie, upserts(BASE, 1, NASTY), cut(4))
     expect(lab, sink, to, [later])
 
 
@@ -230,14 +231,14 @@ def test_a_change_is_applied_again_after_a_crash(lab: Lab) -> None:
     expected = renamed([*NASTY, item(5, note="later")], names)
     for upto in range(1, len(steps) + 1):
         for step in steps[:upto]:
-            feed(first, step)
+            feed(lab, first, step)
         if lab.readable:  # the process is gone without a commit
             first = lab.opened()
     for step in steps:
-        feed(first, step)
-    first.commit(cut(9))
+        feed(lab, first, step)
+    commit(lab, first, cut(9))
     expect(lab, first, new, expected)
-    feed(first, steps[0])
+    feed(lab, first, steps[0])
     expect(lab, first, new, expected)
 
 
@@ -249,8 +250,8 @@ def test_wider_types_and_type_modifiers_change_nothing(lab: Lab) -> None:
     )
     change(lab, sink, new, 5)
     wide = item(7, price="999999999999.99")
-    feed(sink, upserts(new, 6, [wide]))
-    sink.commit(cut(6))
+    feed(lab, sink, upserts(new, 6, [wide]))
+    commit(lab, sink, cut(6))
     expect(lab, sink, new, [*NASTY, wide])
 
 
@@ -262,8 +263,8 @@ def test_a_numeric_loses_its_bounds(lab: Lab) -> None:
     )
     change(lab, sink, new, 5)
     exact = item(7, price="1." + "1" * 60)
-    feed(sink, upserts(new, 6, [exact]))
-    sink.commit(cut(6))
+    feed(lab, sink, upserts(new, 6, [exact]))
+    commit(lab, sink, cut(6))
     expect(lab, sink, new, [*NASTY, exact])
 
 
@@ -287,8 +288,8 @@ def test_a_column_gets_a_type_that_its_values_are_not_of(lab: Lab, kind: int, va
     narrow = altered(new, drop="price")
     change(lab, sink, narrow, 6)
     read = [{**row, "name": value if row["id"] != "2" else None} for row in without(NASTY, "price")]
-    feed(sink, batch(narrow, [(Op.READ, 7 + number, row) for number, row in enumerate(read)]))
-    sink.commit(cut(10))
+    feed(lab, sink, batch(narrow, [(Op.READ, 7 + number, row) for number, row in enumerate(read)]))
+    commit(lab, sink, cut(10))
     expect(lab, sink, narrow, read)
 
 
@@ -298,9 +299,9 @@ def test_a_store_that_keeps_the_former_type_keeps_other_values_as_text(lab: Lab,
     former = altered(BASE, retype={"name": kind})
     sink = ready(lab, former)
     rows = [item(1, name=value), item(2, name="no such value"), item(3, name=None)]
-    feed(sink, upserts(former, 1, rows[:1]))
-    feed(sink, conformed(upserts(BASE, 2, rows[1:]), former))
-    sink.commit(cut(3))
+    feed(lab, sink, upserts(former, 1, rows[:1]))
+    feed(lab, sink, conformed(upserts(BASE, 2, rows[1:]), former))
+    commit(lab, sink, cut(3))
     expect(lab, sink, former, rows)
 
 
@@ -308,21 +309,21 @@ def test_the_last_column_is_dropped_and_another_comes(lab: Lab) -> None:
     """What tells rows apart comes only with a new definition, under which they are read again; a cache can have no such table."""
     tags = dataclasses.replace(BASE, identity="f", columns=(Column("tag", TEXT, -1, "", key=True, attnum=1),))
     sink = ready(lab, tags)
-    feed(sink, upserts(tags, 1, [{"tag": "a"}, {"tag": ""}]))
-    sink.commit(cut(2))
+    feed(lab, sink, upserts(tags, 1, [{"tag": "a"}, {"tag": ""}]))
+    commit(lab, sink, cut(2))
     bare = dataclasses.replace(tags, columns=())
     if lab.kind == "redis":
         with pytest.raises(ConfigError, match=r"public\.items has no identity"):
             sink.apply(schema(bare, 3))
     else:
         change(lab, sink, bare, 3)
-        feed(sink, upserts(bare, 4, [{}]))
-        sink.commit(cut(4))
+        feed(lab, sink, upserts(bare, 4, [{}]))
+        commit(lab, sink, cut(4))
     again = dataclasses.replace(tags, columns=(Column("tag", TEXT, -1, "", key=True, attnum=2),))
     change(lab, sink, again, 5, Kind.REWRITTEN, empties=True)
     expect(lab, sink, again, [])
-    feed(sink, upserts(again, 6, [{"tag": "b"}]))
-    sink.commit(cut(6))
+    feed(lab, sink, upserts(again, 6, [{"tag": "b"}]))
+    commit(lab, sink, cut(6))
     expect(lab, sink, again, [{"tag": "b"}])
 
 
@@ -331,13 +332,13 @@ def test_a_table_without_identity_keeps_its_rows(lab: Lab) -> None:
         pytest.skip("a cache needs keys")
     plain = dataclasses.replace(BASE, columns=tuple(dataclasses.replace(c, key=False) for c in BASE.columns), identity="n")
     sink = ready(lab, plain)
-    feed(sink, upserts(plain, 1, [item(1), item(1)]))
-    sink.commit(cut(2))
+    feed(lab, sink, upserts(plain, 1, [item(1), item(1)]))
+    commit(lab, sink, cut(2))
     new = altered(plain, rename={"note": "remark"})
     change(lab, sink, new, 3)
     rows = renamed([item(1), item(1)], {"note": "remark"})
     expect(lab, sink, new, rows)
-    feed(sink, upserts(plain, 1, [item(1), item(1)]))
-    feed(sink, upserts(new, 4, rows))
-    sink.commit(cut(5))
+    feed(lab, sink, upserts(plain, 1, [item(1), item(1)]))
+    feed(lab, sink, upserts(new, 4, rows))
+    commit(lab, sink, cut(5))
     expect(lab, sink, new, [*rows, *rows])

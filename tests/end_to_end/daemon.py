@@ -48,6 +48,7 @@ def configure(
             **more,
         }
     )
+    (folder / "cdc.toml").touch(0o600)
     (folder / "cdc.toml").write_text(text)
 
 

@@ -6,6 +6,7 @@ Installs nothing: skips where there is no Chromium ($CHROMIUM, chromium, chromiu
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from cdc.http.app import make_app
+from cdc.http.past import Past, save
 from cdc.http.serve import serving
-from cdc.report import Report, SnapshotReport, TopicReport
+from cdc.report import Lag, Report, SnapshotReport, TopicReport
 from cdc.settings import Http, Settings
 from tests.end_to_end import chromium
 from tests.unit.http import reports
@@ -129,6 +131,44 @@ def test_a_snapshot_shows_its_progress(page: chromium.Page, served: Serve) -> No
         assert page.run(bars) == ["done", "done", "42 %", "0 %", "done"]
 
 
+def test_a_first_load_shows_how_far_it_has_come(page: chromium.Page, served: Serve) -> None:
+    with served(reports.loading) as url:
+        page.open(url)
+        page.until(READY)
+        assert page.text("#store-search .big") == "42 %"
+        assert page.text("#store-search .under") == "loading: 64.7 k of 154 k, 8.2 k/s, about 11 s left".replace("64.7 k", "65 k")
+        assert page.run("document.querySelector('#store-search progress').value") == 64_700
+        assert page.run("document.querySelector('#store-cache progress').hidden")
+
+
+def test_the_last_day_and_what_was_wrong_in_it(page: chromium.Page, served: Serve, tmp_path: Path) -> None:
+    now = time.time()
+    past = Past()
+    for minute in range(600, 0, -1):
+        lag = 90.0 if 200 < minute < 260 else 0.2 + minute % 7 / 10
+        problems = ("store search waits: connection refused",) if 200 < minute < 260 else ()
+        report = reports.healthy(at=now - 60 * minute)
+        search, *others = report.followers
+        report = replace(
+            report, problems=problems, followers=(replace(search, lag=Lag(1, 1, lag), written=60_000 - 100 * minute), *others)
+        )
+        past.take(report)
+    save(tmp_path, past.to_json())
+    with served(reports.store_down) as url:
+        page.open(url)
+        page.until(READY)
+        page.until("document.querySelector('.dayrow .edge')?.getAttribute('d').includes('L')")
+        assert page.text(".dayrow p") == "search"
+        assert "at most 7 min" in page.text(".dayrow .fine"), "the report that is there now counts, too"
+        episodes = page.run(
+            "[...document.querySelectorAll('#episodes li')].map((e) => [e.className, e.lastElementChild.innerText])"
+        )
+        assert ["", "store search waits: connection refused"] in episodes
+        assert [kind for kind, _ in episodes].count("open") == 2
+        lasted = page.run("[...document.querySelectorAll('#episodes li')].at(-1).firstElementChild.innerText")
+        assert lasted.endswith("59 min")
+
+
 def test_a_store_that_is_down(page: chromium.Page, served: Serve) -> None:
     with served(reports.store_down) as url:
         page.open(url)
@@ -171,7 +211,7 @@ def test_names_and_messages_are_text_and_nothing_else(page: chromium.Page, serve
         assert page.text("#problems li") == nasty
 
 
-@pytest.mark.parametrize("make", [reports.healthy, reports.snapshotting, reports.store_down, reports.stopped])
+@pytest.mark.parametrize("make", [reports.healthy, reports.snapshotting, reports.loading, reports.store_down, reports.stopped])
 def test_it_fits_every_width(page: chromium.Page, served: Serve, make: Callable[[], Report]) -> None:
     with served(make) as url:
         for width in (320, 390, 820, 1280):

@@ -15,6 +15,7 @@ ROOMS: Final = {
     "cache": ("follower", "cache"),
     "search": ("search",),
     "warehouse": ("warehouse",),
+    "rebuild": ("rebuild",),
     "stops": ("stops",),
     "supervise": ("supervise",),
 }  # fmt: skip

@@ -84,7 +84,7 @@ def test_capture(
         if point in BEFORE:
             one.start(crash=BEFORE[point])
             assert reach(one, work, lambda: one.process is not None and one.process.poll() is not None), BEFORE[point]
-        if point.startswith("capture.reload_"):
+        if point.startswith(("capture.reload_", "log.history.")):
             ask_for_a_reload(one)
         mark = one.folder / "reached"
         nth = work.chance.randint(1, GROUPS) if point.startswith(OFTEN) and "folder" not in point else 1

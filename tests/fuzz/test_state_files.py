@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cdc import approvals, jsonfile, reloading, status, stops
+from cdc import approvals, jsonfile, rebuilds, reloading, status, stops
 from cdc.decided import Decided, Decisions, load_decisions, save_decisions
 from cdc.errors import HeadwaterError, Stopped, StopState
+from cdc.log import histories
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import Position
 from cdc.source import facts as catalog
@@ -31,6 +32,7 @@ FACTS = Facts(
 DECISIONS = Decisions(
     {7: Decided("public.users", {"note": (5, "drop"), "pay": (0, "keep")}, frozenset({"old"}))}, {8: "public.users"}
 )
+LOG = 0x00C0FFEE_12345678
 STOPPED = Stopped(StopState.DIVERGED, "the server lacks what the log holds")
 
 
@@ -60,6 +62,11 @@ def request(folder: Path) -> None:
     Requests(folder).queue(Request("public.orders", keys=(("1",), ("2",))))
 
 
+def begin_histories(folder: Path) -> None:
+    for since in (0, 7, 7, 2**40):
+        histories.begin(folder, LOG, Position(since))
+
+
 def told(folder: Path) -> None:
     (folder / "requests").mkdir()
     Requests(folder).tell("a", Outcome("running", 5, 9))
@@ -80,6 +87,12 @@ ARTEFACTS = [
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
     Artefact("decided.json", lambda folder: save_decisions(folder, DECISIONS), load_decisions),
     Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
+    Artefact(
+        "rebuild request",
+        lambda folder: rebuilds.request(folder, "search", StopState.OTHER_LOG),
+        lambda folder: rebuilds.requested(folder, "search"),
+    ),
+    Artefact("histories.json", begin_histories, lambda folder: histories.lineage_of(folder, LOG)),
     Artefact("snapshot request", request, lambda folder: list(Requests(folder).pending().values())),
     Artefact(
         "snapshot outcome",
@@ -135,7 +148,17 @@ def test_json_of_another_shape(artefact: Artefact, shape: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "name", ["snapshot.json", "source.json", "catalog.json", "decided.json", "reload.json", "snapshot request"]
+    "name",
+    [
+        "snapshot.json",
+        "source.json",
+        "catalog.json",
+        "decided.json",
+        "reload.json",
+        "histories.json",
+        "rebuild request",
+        "snapshot request",
+    ],
 )
 def test_a_good_checksum_over_another_format_or_lacking_entries(name: str, tmp_path: Path) -> None:
     [artefact] = [artefact for artefact in ARTEFACTS if artefact.name == name]

@@ -58,6 +58,7 @@ class Scene:
 
     def configure(self, source: str | None = None, more: str = "") -> None:
         given = source if source is not None else f'dsn = "{self.postgres.dsn}"\nslot = "{self.slot}"'
+        self.config.touch(0o600)
         self.config.write_text(f"[source]\n{given}\n{more}\n")
 
     @property

@@ -18,6 +18,7 @@ import psutil
 import psycopg
 import pytest
 
+from cdc.embedded import passfile
 from cdc.gathering import gather
 from cdc.log.reader import open_reader
 from cdc.probe import SourceProbe
@@ -49,6 +50,7 @@ class Shop:
         return f"slot_{self.database.name}"
 
     def configure(self, *, dsn: str | None = None, tables: str = '["public.*"]', more: str = "") -> None:
+        self.config.touch(0o600)
         self.config.write_text(
             f'[source]\ndsn = "{dsn or self.database.dsn}"\ntables = {tables}\nslot = "{self.slot}"\n[http]\nlisten = "127.0.0.1:0"\n{more}\n'
         )
@@ -251,15 +253,17 @@ def test_doctor_leaves_a_warehouse_to_its_writer(shop: Shop) -> None:
 def test_init_writes_what_doctor_accepts(shop: Shop) -> None:
     shop.database.connect().execute("create table loose (id int)")
     shop.config.unlink()
-    url = shop.database.dsn.replace("postgres@", f"postgres:{CANARY}@")
-    made = shop.cdc("init", "--source", url)
+    url = shop.database.dsn.replace("postgres@", "postgres:${CDC_SOURCE_PASSWORD}@")
+    assert "CDC_SOURCE_PASSWORD" in refused(shop.cdc("init", "--source", url), 2)
+    secret = {"CDC_SOURCE_PASSWORD": passfile.password()}
+    made = shop.cdc("init", "--source", url, env=secret)
     assert made.returncode == 0
     assert "(1 more cannot be captured as they are)" in made.stdout
     text = shop.config.read_text()
-    assert CANARY not in text
+    assert passfile.password() not in text
     assert '"public.orders"' in text
     assert "# public.loose has no primary key" in text
-    done = shop.cdc("doctor", env={"CDC_SOURCE_PASSWORD": "not asked for"})
+    done = shop.cdc("doctor", env=secret)
     assert done.returncode == 0, done.stdout
     assert "CDC_SOURCE_PASSWORD" in refused(shop.cdc("doctor"), 2)
     assert "exists already" in refused(shop.cdc("init", "--source", url), 2)

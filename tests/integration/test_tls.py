@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from cdc.capture import stream as streaming
+from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
 from cdc.embedded.postgres import Postgres, installations
 from cdc.errors import HeadwaterError, SourceError
@@ -145,6 +148,27 @@ def test_a_server_without_tls_is_refused(postgres: Any) -> None:
         connect(dsn)
     with pytest.raises(SourceError, match="SSL"):
         Connection(parse(dsn), PINNED_SETTINGS, name="the source")
+
+
+@pytest.mark.parametrize(("mode", "bare"), [({}, True), ({"gssencmode": "disable"}, True), ({"gssencmode": "prefer"}, False)])
+def test_the_bare_socket_is_taken_only_where_kerberos_cannot_encrypt_it(
+    postgres: Any, mode: dict[str, str], bare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[object] = []
+    real = streaming._Socket
+    monkeypatch.setattr(streaming, "_Socket", lambda pg, command: taken.append(pg) or real(pg, command))
+    with postgres.connect() as admin:
+        admin.execute("create publication cdc for all tables")
+        admin.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (postgres.name,))
+        connection = Connection({**parse(postgres.dsn), **mode}, PINNED_SETTINGS, name="here")
+        with connection.start(postgres.name, "cdc", 0, Feedback(0)) as stream:
+            admin.execute("create table t (id int primary key); insert into t values (1)")
+            deadline = time.monotonic() + 60
+            received = b""
+            while b"\0t\0" not in received:
+                assert time.monotonic() < deadline, "the change does not come"
+                received += bytes(stream.take(0.1))
+    assert bool(taken) is bare
 
 
 def test_a_client_key_that_others_may_read_is_refused(secured: Secured, tmp_path: Path) -> None:

@@ -318,7 +318,8 @@ class Checker:
         if store.applied.position < self._applied.get(name, 0):
             raise Violation("e", f"{name}: went back from {self._applied[name]} to {store.applied}")
         self._applied[name] = store.applied.position
-        for topic, rows in store.rows.items():
+        for topic, unit in store.tables.items():
+            rows = unit.rows
             before = seen.setdefault(topic, {})
             for text, kept in rows.items():
                 known = before.get(text)
@@ -350,7 +351,8 @@ class Checker:
             gone: dict[Key, int] = {}
             for kept, row in store.rows.get(topic, {}).values():
                 (gone if row is None else held)[self.entries[kept - 1].key] = kept
-            floor = store.floors.get(topic, 0)
+            unit = store.tables.get(topic)
+            floor = 0 if unit is None else unit.floor
             for key, entry in fold.items():
                 newest = max(held.get(key, 0), gone.get(key, 0), floor if floor > at else 0)
                 if newest < entry.position or (newest > entry.position and newest <= at):

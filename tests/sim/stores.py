@@ -20,8 +20,8 @@ from cdc.model.position import Cut
 from cdc.spark.apply import Prepared, apply_range
 from cdc.spark.rules import Rules
 from cdc.spark.survey import survey
-from sinks.contract import Outcome
-from sinks.memory import STORES, MemorySink, Options, Store
+from sinks.contract import EpochPassed, Outcome
+from sinks.memory import STORES, Answer, Call, MemorySink, Options, Store
 
 Meet = Callable[[str], None]
 """Called with the name of what has gone wrong."""
@@ -43,10 +43,23 @@ class Died(BaseException):
     """The process is gone, wherever it was."""
 
 
+class _Sink(MemorySink):
+    """Its requests may stay under way for long."""
+
+    def __init__(self, site: Site, options: Options) -> None:
+        super().__init__(site.name, options)
+        self._site = site
+
+    def send(self, call: Call) -> tuple[Answer, Outcome]:
+        if self._site.chance.random() < self._site.moods.late:
+            self._site.late.append(call)
+        return super().send(call)
+
+
 class FlakySink:
     """A memory sink behind a bad network. What is not named here goes through."""
 
-    def __init__(self, sink: MemorySink, site: Site) -> None:
+    def __init__(self, sink: _Sink, site: Site) -> None:
         self._sink = sink
         self._site = site
 
@@ -61,8 +74,6 @@ class FlakySink:
             half = sorted(chance.sample(range(len(changes)), len(changes) // 2))
             self._sink.apply(changes.take(pa.array(half)))
             raise StoreError("took half of it", retryable=True)
-        if not site.staged and chance.random() < moods.late:
-            site.late.append(changes)
         outcome = self._sink.apply(changes)
         site.written()
         site.accident("answer_lost", "apply")
@@ -84,11 +95,12 @@ class Site:
         self.moods = moods
         self.chance = chance
         self.met = met
-        self.late: list[pa.RecordBatch] = []
+        self.late: list[Call] = []
         """Requests that are still under way somewhere, though their sender has long had its answer."""
         self.written: Callable[..., None] = lambda *_: None
         """Told after each write (with the cut after each commit)."""
         self._batch_rows = batch_rows
+        self.epoch = 0
         self._options = Options(kind="memory", staged=staged)
         STORES[name] = Store()
 
@@ -104,7 +116,7 @@ class Site:
     def deliver_late(self) -> None:
         self.met("late request")
         number = self.chance.randrange(len(self.late))
-        self.store.write(self.late[number] if self.chance.random() < 0.5 else self.late.pop(number))
+        self.store.take(self.late[number] if self.chance.random() < 0.5 else self.late.pop(number))
         self.written()
 
     def close(self) -> None:
@@ -112,10 +124,19 @@ class Site:
 
     def follow(self, reader: EmbeddedLogReader) -> Iterator[str]:
         """One follower's life, as steps; says what it has just done. Ends by dying (Died) only."""
+        self.epoch += 1
+        epoch = self.epoch
         while True:
-            sink = FlakySink(MemorySink(self.name, self._options), self)
+            if reader.lineage() is None:
+                yield "waits"
+                continue
+            sink = FlakySink(_Sink(self, self._options), self)
             prepared = Prepared()
-            applied = sink.open(reader)
+            try:
+                applied = sink.open(reader, epoch)
+            except EpochPassed:
+                self.met("follower was replaced")
+                raise Died from None
             if applied.position > reader.head().position:
                 if applied.position > reader.written().position:
                     raise AssertionError(f"{self.name} holds {applied}, the log ends at {reader.written()}")
@@ -134,7 +155,8 @@ class Site:
                     cut = reader.cut_within(applied.position, self._batch_rows, 2**20)
                     timeline = reader.timeline
                     topics = sorted(timeline.numbers) if timeline is not None else []
-                    seen = survey(reader, topics, applied.position, cut.position)
+                    starts = {topic: max(applied.position, sink.held(topic)) for topic in topics}
+                    seen = survey(reader, starts, cut.position)
                     apply_range(sink, reader, seen, prepared, Rules(self.name, self._options))
                     yield "applied"
                     if self.chance.random() < self.moods.dies:

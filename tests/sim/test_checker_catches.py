@@ -24,7 +24,7 @@ from cdc.errors import HeadwaterError
 from cdc.ingest import Ingest
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
-from sinks.memory import Store
+from sinks.memory import MemorySink, TableUnit
 from snapshots.feed import SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
@@ -153,41 +153,48 @@ def deletes_are_lost(patch: Patch) -> None:
 
 
 def drop_the_stores_guard(patch: Patch) -> None:
-    def change(self: Store, table: str, position: int, op: int, key: str, row: Any) -> bool:
-        rows = self.rows.setdefault(table, {})
+    def change(self: TableUnit, position: int, op: int, key: str, row: Any) -> bool:
         if op == Op.TRUNCATE:
-            rows.clear()
+            self.rows.clear()
         else:
-            rows[key] = (position, None if op == Op.DELETE else row)
+            self.rows[key] = (position, None if op == Op.DELETE else row)
         return True
 
-    patch.setattr(Store, "_change", change)
+    patch.setattr(TableUnit, "_change", change)
 
 
 def no_floor_under_a_truncate(patch: Patch) -> None:
-    original = Store._change
+    original = TableUnit._change
 
-    def change(self: Store, *given: Any) -> bool:
-        self.floors.clear()
+    def change(self: TableUnit, *given: Any) -> bool:
+        self.floor = 0
         return original(self, *given)
 
-    patch.setattr(Store, "_change", change)
+    patch.setattr(TableUnit, "_change", change)
 
 
 def tombstones_go_at_once(patch: Patch) -> None:
-    original = Store.write
+    original = TableUnit.write
 
-    def write(self: Store, batch: pa.RecordBatch) -> Any:
+    def write(self: TableUnit, batch: pa.RecordBatch) -> Any:
         outcome = original(self, batch)
-        for topic, rows in self.rows.items():
-            self.rows[topic] = {key: kept for key, kept in rows.items() if kept[1] is not None}
+        self.rows = {key: kept for key, kept in self.rows.items() if kept[1] is not None}
         return outcome
 
-    patch.setattr(Store, "write", write)
+    patch.setattr(TableUnit, "write", write)
 
 
 def commits_go_back(patch: Patch) -> None:
-    patch.setattr(Store, "commit", lambda self, cut: setattr(self, "applied", cut))
+    """… of somebody who was replaced."""
+    original = MemorySink.commit
+
+    def commit(self: MemorySink, cut: Any) -> None:
+        ledger = self._store.ledger
+        if ledger is not None and self._epoch is not None and ledger.epoch > self._epoch:
+            ledger.mark = self._lineage().mark(cut)
+        original(self, cut)
+
+    patch.setattr(MemorySink, "commit", commit)
 
 
 def confirm_what_a_keepalive_says(patch: Patch) -> None:

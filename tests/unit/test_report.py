@@ -17,7 +17,7 @@ from cdc.gathering import gather
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn
 from cdc.probe import SourceProbe
-from cdc.report import Report
+from cdc.report import CatchUp, Lag, Report, catch_up_of
 from cdc.settings import Log, Settings, Source, StoreOptions
 from cdc.source.budget import budget_eta_s, wal_rate
 from cdc.source.slot import SlotFacts
@@ -214,3 +214,19 @@ def test_rates() -> None:
     assert budget_eta_s(100, None) is None
     assert budget_eta_s(100, 0.0) is None
     assert budget_eta_s(-5, 10.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("lag", "held", "unread", "rate", "expected"),
+    [
+        (Lag(0, 0, 0.0), 100_000, 0, 0.0, None),
+        (Lag(4_999, 1, 1.0), 100_000, 0, 10.0, None),
+        (Lag(60_000, 1, 1.0), 100_000, 0, 2_000.0, CatchUp(40_000, 100_000, 2_000.0, 30.0)),
+        (Lag(0, 0, 0.0), 100_000, 100_000, 5_000.0, CatchUp(100_000, 200_000, 5_000.0, 20.0)),
+        (None, 50_000, 0, 0.0, CatchUp(0, 50_000, 0.0, None)),
+    ],
+)
+def test_a_store_far_behind_says_how_far_it_has_come(
+    lag: Lag | None, held: int, unread: int, rate: float, expected: CatchUp | None
+) -> None:
+    assert catch_up_of(lag, held, unread, rate) == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from cdc.errors import ConfigError
-from cdc.settings import MAX_FILE_BYTES, SettingsError, Source, StoreOptions, Strict, interpolate, load
+from cdc.settings import MAX_FILE_BYTES, SettingsError, Source, StoreOptions, Strict, load
 
 CANARY = "s3cr3t-canary"
 DSN = f"postgresql://cdc:{CANARY}@db.internal/shop"
@@ -35,6 +37,14 @@ def options_model(kind: str) -> type[StoreOptions]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "cdc.toml"
+
+
+@pytest.fixture(autouse=True)
+def private() -> Iterator[None]:
+    """What the tests write is theirs alone."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 def problems(file: Path, text: str) -> list[str]:
@@ -185,18 +195,47 @@ def test_variables_reach_every_depth(file: Path, monkeypatch: pytest.MonkeyPatch
     assert cache.password == SecretStr("p@ss/w:rd")
 
 
-def test_a_variable_adds_no_option_to_the_dsn() -> None:
-    from psycopg.conninfo import conninfo_to_dict
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f'[source]\ndsn = "{DSN}"', "source.dsn"),
+        (f'[source]\ndsn = "host=h password={CANARY} user=${{USER}}"', "source.dsn"),
+        ('[source]\ndsn = "host=h"\n[stores.cache]\nkind = "redis"\npassword = "s3cr3t-canary"', "stores.cache.password"),
+        ('[source]\ndsn = "host=h"\n[http]\ntoken = "s3cr3t-canary=x"', "http.token"),
+        ('[source]\ndsn = "host=h"\n[privacy]\nkey = "${A}-s3cr3t-canary"', "privacy.key"),
+    ],
+)
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o666, 0o620])
+def test_a_secret_in_a_file_that_others_may_read_is_refused(
+    file: Path, text: str, key: str, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A", "x" * 40)
+    monkeypatch.setenv("USER", "me")
+    file.write_text(text)
+    file.chmod(mode)
+    (line,) = problems(file, text)
+    assert line.startswith(f"{file}: {key}: others may read the file")
+    assert f"chmod 600 {file}" in line
+    file.chmod(0o600)
+    load(file, options_model)
 
-    hostile = r"x' sslmode=disable \ y"
-    for template in ("host=${H} dbname=d", "host='${H}' dbname=d"):
-        assert conninfo_to_dict(interpolate(template, {"H": hostile}, conninfo=True)) == {"host": hostile, "dbname": "d"}
-    url = interpolate("postgresql://u:${H}@h/d", {"H": "a?sslmode=disable#@/"})
-    assert conninfo_to_dict(url) == {"user": "u", "password": "a?sslmode=disable#@/", "host": "h", "dbname": "d"}
 
-
-def test_an_escaped_dollar_stays() -> None:
-    assert interpolate("$${PW} $5 ${PW}", {"PW": "x"}) == "${PW} $5 x"
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[source]\ndsn = "postgresql://cdc:${PW}@db.internal/shop?sslmode=require"',
+        '[source]\ndsn = "host=h password=${PW}"\n[http]\ntoken = "${PW}"',
+        '[source]\ndsn = "${DSN}"\n[stores.cache]\nkind = "redis"\npassword = "${PW}${PW}"',
+        '[source]\ndsn = "postgresql://cdc@db.internal/shop"\ntables = ["public.*"]',
+        '[source]\ndsn = "service=prod"',
+    ],
+)
+def test_a_file_without_a_secret_may_be_read(file: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PW", CANARY)
+    monkeypatch.setenv("DSN", DSN)
+    file.write_text(text)
+    file.chmod(0o644)
+    load(file, options_model)
 
 
 def test_a_secret_from_a_file(file: Path) -> None:

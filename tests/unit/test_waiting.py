@@ -54,24 +54,27 @@ def applied(tmp_path: Path, position: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "applied_position", "done", "why"),
+    ("target", "applied_position", "done", "why", "waits_for"),
     [
-        (None, 5, False, "capture lags: it has received 0/64, 100 bytes before 0/C8"),
-        (7, None, False, "follower cache has never run"),
-        ("loading", 5, False, "the first load of the tables into the log is under way"),
-        (7, 5, False, "follower cache lags: it has applied position 5 of 7, 2 changes behind"),
-        (7, 7, True, ""),
-        (7, 9, True, ""),
-        (0, None, True, "follower cache has never run"),
+        (None, 5, False, "capture lags: it has received 0/64, 100 bytes before 0/C8", None),
+        (7, None, False, "follower cache has never run", None),
+        ("loading", 5, False, "the first load of the tables into the log is under way", None),
+        (7, 5, False, "follower cache lags: it has applied position 5 of 7, 2 changes behind", None),
+        (7, 7, True, "", None),
+        (7, 9, True, "", None),
+        (0, None, True, "follower cache has never run", None),
+        (7, 9, False, "follower cache waits for its store: it was flushed", "it was flushed"),
+        (7, 5, False, "follower cache lags: it has applied position 5 of 7, 2 changes behind", "it was flushed"),
     ],
 )
-def test_every_answer(target: int | str | None, applied_position: int | None, done: bool, why: str) -> None:
+def test_every_answer(target: int | str | None, applied_position: int | None, done: bool, why: str, waits_for: str | None) -> None:
     awaited = judge(
         "cache",
         Lsn(200),
         Position(target) if isinstance(target, int) else None,
         Lsn(200 if target == "loading" else 100),
         None if applied_position is None else Position(applied_position),
+        waits_for,
     )
     assert (awaited.done, awaited.why) == (done, why)
 
@@ -90,6 +93,19 @@ def test_the_target_is_the_first_cut_that_reaches_the_lsn_else_the_head() -> Non
     ):
         found = target_of(reader, Lsn(lsn), Lsn(received), None if complete is None else Position(complete))
         assert found == target, (lsn, received, complete)
+
+
+def test_a_store_that_lost_something_is_not_said_to_be_there(tmp_path: Path) -> None:
+    """Its follower knows that something is wrong, and not yet how much of it is left."""
+    log = MemoryLog()
+    captured(tmp_path)
+    committed(log, 100)
+    told = status.FollowerStatus("cache", pid=os.getpid(), position=1, state="waiting", error="store cache has lost something")
+    status.write(tmp_path, "follow-cache", told)
+    with pytest.raises(WaitTimeout, match="store cache has lost something"):
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
+    applied(tmp_path, 1)
+    assert wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=60).position == 1
 
 
 def test_returns_when_the_store_gets_there(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 // The page: takes what the stream brings and puts it where it belongs.
 import { chart, rivers, shape, sparkline, SPAN_S } from "./draw.js";
 import { follow } from "./stream.js";
-import { ago, bytes, compact, compactCount, count, duration } from "./words.js";
+import { ago, bytes, compact, compactCount, count, duration, percent } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 /** Rates are averages over this long, because a warehouse commits every few seconds only. */
 const RATE_WINDOW_S = 10;
 /** Without a word for this long, the counters in between are unknown. */
 const GAP_S = 10;
+const EPISODES_SHOWN = 20;
 
 let history = [];
+let day = { minutes: [], episodes: [], written: {} };
 let status = null;
 let heard = 0;
 let skew = 0;
@@ -206,7 +208,9 @@ function storeCard(follower, index) {
   head.append(title, make("span", "chip"));
   const body = make("div", "body");
   const words = make("div");
-  words.append(make("p", "big"), make("p", "under"));
+  const bar = make("progress");
+  bar.hidden = true;
+  words.append(make("p", "big"), make("p", "under"), bar);
   const picture = make("div");
   const spark = shape(picture, "svg", { class: "spark", role: "img" });
   spark.setAttribute("aria-label", "");
@@ -219,11 +223,22 @@ function storeCard(follower, index) {
 function drawStore(follower) {
   const card = $("store-" + follower.store);
   const state = follower.stop ?? (follower.alive ? follower.state : follower.state === "never started" ? "never started" : "not running");
-  mark(card.querySelector(".chip"), state, follower.stop || !follower.alive ? "bad" : TONES[follower.state]);
+  const shown = state === "following" && follower.catch_up ? "loading" : state;
+  mark(card.querySelector(".chip"), shown, follower.stop || !follower.alive ? "bad" : TONES[follower.state]);
   const lag = follower.lag;
   const big = card.querySelector(".big");
   const under = card.querySelector(".under");
-  if (!lag) {
+  const far = follower.catch_up;
+  const bar = card.querySelector("progress");
+  bar.hidden = !far;
+  if (far) {
+    bar.max = far.total;
+    bar.value = far.done;
+    bar.setAttribute("aria-label", `${follower.store}: ${compactCount(far.done)} of ${compactCount(far.total)} changes`);
+    say(big, percent(far.done, far.total));
+    const left = far.eta_s == null ? "" : `, about ${duration(far.eta_s)} left`;
+    say(under, `loading: ${compactCount(far.done)} of ${compactCount(far.total)}, ${compact(far.rows_per_s)}/s${left}`);
+  } else if (!lag) {
     say(big, "–");
     say(under, "nothing applied yet");
   } else if (lag.changes === 0) {
@@ -365,6 +380,74 @@ function drawTables() {
   });
 }
 
+// The last day
+
+function drawDay() {
+  const { minutes: past, episodes } = day;
+  const place = $("day-stores");
+  const names = status.followers.map((follower) => follower.store);
+  if (place.dataset.shows !== names.join("\n")) {
+    place.dataset.shows = names.join("\n");
+    place.replaceChildren(...names.map(dayRow));
+  }
+  const from = past.length ? past[0].at : status.at;
+  const span = Math.max(3600, status.at - from);
+  say("day-span", past.length ? `since ${clock(from, span > 86000)}` : "");
+  names.forEach((name, index) => {
+    const row = place.children[index];
+    const points = past.map((minute) => ({ at: minute.at + 60, value: minute.stores[name]?.[1] ?? null }));
+    const highest = sparkline(row.children[1], points, status.at, span);
+    row.children[1].setAttribute("aria-label", `${name}: longest lag of each minute, at most ${duration(highest)}`);
+    const changes = past.reduce((sum, minute) => sum + (minute.stores[name]?.[0] ?? 0), 0);
+    say(row.children[2], `at most ${duration(highest)} · ${compactCount(changes)} changes`);
+  });
+  const shown = episodes.slice(-EPISODES_SHOWN).reverse();
+  const list = $("episodes");
+  list.replaceChildren(...(shown.length ? shown.map(episodeRow) : [make("li", "fine", "Nothing.")]));
+}
+
+function dayRow(name, index) {
+  const row = make("div", "dayrow");
+  row.style.setProperty("--series", `var(${colour(index)})`);
+  row.append(make("p", "", name));
+  const svg = shape(row, "svg", { class: "spark", role: "img" });
+  svg.setAttribute("aria-label", "");
+  row.append(make("p", "fine"));
+  return row;
+}
+
+function episodeRow({ text, since, until }) {
+  const row = make("li", until == null ? "open" : "");
+  const lasted = until == null ? "still" : duration(Math.max(1, until - since));
+  row.append(make("span", "fine", `${clock(since, true)} · ${lasted}`), make("span", "", text));
+  return row;
+}
+
+const clock = (at, withDay) =>
+  new Date(at * 1000).toLocaleString([], { ...(withDay ? { day: "numeric", month: "short" } : {}), hour: "2-digit", minute: "2-digit" });
+
+/** The same report, as the daemon takes it in: the past grows here between two connections. */
+function remember(report) {
+  const at = Math.floor(report.at / 60) * 60;
+  if (!day.minutes.length || day.minutes.at(-1).at < at) day.minutes.push({ at, captured: 0, stores: {} });
+  if (day.minutes.length > 1440) day.minutes.shift();
+  const { stores } = day.minutes.at(-1);
+  for (const follower of report.followers) {
+    const [changes, longest] = stores[follower.store] ?? [0, 0];
+    const before = day.written[follower.store] ?? follower.written;
+    day.written[follower.store] = follower.written;
+    stores[follower.store] = [changes + Math.max(0, follower.written - before), Math.max(longest, follower.lag?.seconds ?? 0)];
+  }
+  const kind = (text) => text.replace(/\d+/g, "#");
+  const now = new Map(report.problems.map((text) => [kind(text), text]));
+  for (const episode of day.episodes) {
+    if (episode.until != null) continue;
+    if (now.has(kind(episode.text))) now.delete(kind(episode.text));
+    else episode.until = report.at;
+  }
+  for (const text of now.values()) day.episodes.push({ text, since: report.at, until: null });
+}
+
 function draw() {
   drawVerdict();
   drawStops();
@@ -375,6 +458,7 @@ function draw() {
   drawSnapshot();
   drawChart();
   drawTables();
+  drawDay();
   drawRivers();
   say("version", `Headwater ${status.version} · log in ${status.log.dir}`);
 }
@@ -391,8 +475,12 @@ const on = {
   history(samples) {
     history = samples;
   },
+  past(past) {
+    day = { ...past, written: {} };
+  },
   status(report) {
     status = report;
+    remember(report);
     heard = Date.now();
     skew = heard / 1000 - report.at;
     if (!history.length || history.at(-1).at < report.at) history.push(sampleOf(report));

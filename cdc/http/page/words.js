@@ -39,6 +39,9 @@ export function duration(seconds) {
   return hours < 48 ? hours + " h" : Math.round(hours / 24) + " days";
 }
 
+/** Never 100 % before all is done. */
+export const percent = (done, total) => Math.floor((100 * done) / Math.max(total, 1)) + " %";
+
 export const ago = (seconds) => (seconds < 2 ? "just now" : duration(seconds) + " ago");
 
 /** A round number at or above n that a chart's axis can end at, and its steps. */

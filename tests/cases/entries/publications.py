@@ -9,6 +9,7 @@ from tests.cases.case import ALL, Case, Rig, values
 OWNERS: Final = Rig("owners", "create publication cdc with (publish_via_partition_root = true)")
 """The owner's publication; each setup adds its tables."""
 GENERATED: Final = Rig("generated", "create publication cdc with (publish_generated_columns = stored)")
+EUC: Final = Rig("euc", database="encoding 'EUC_JP' locale 'C' template template0")
 LATIN: Final = Rig("latin", database="encoding 'LATIN1' locale 'C' template template0")
 
 _FILTERED: Final = (
@@ -157,6 +158,37 @@ PUBLICATIONS: Final[tuple[Case, ...]] = (
     ),
     values("B98-latin1-json", "jsonb and arrays of a LATIN1 database", "jsonb", '{"é": "ü"}', rig=LATIN),
     values("B98-latin1-array", "a text array of a LATIN1 database", "text[]", '{é,"ü, ß"}', rig=LATIN),
+    values(
+        "B98-eucjp-text",
+        "an EUC_JP database: two and three bytes a character, and half-width kana",
+        "text",
+        "日本語",
+        "ｶﾅ",
+        "ー。、",
+        "丂丄",
+        "back\\slash",
+        "",
+        rig=EUC,
+        versions=(15, 18),
+    ),
+    values("B98-eucjp-json", "jsonb of an EUC_JP database", "jsonb", '{"n": [1, null], "名前": "値"}', rig=EUC),
+    values("B98-eucjp-array", "a text array of an EUC_JP database", "text[]", '{東京,"大 阪",NULL}', rig=EUC),
+    values("B98-eucjp-varchar", "lengths count characters, not bytes", "varchar(3)", "日本語", "ｶﾅ", rig=EUC),
+    Case(
+        "B98-eucjp-names",
+        "names of tables and columns of an EUC_JP database",
+        'create table "顧客" ("番号" int primary key, "氏名" text); insert into "顧客" values (1, \'山田\')',
+        """
+        1: insert into "顧客" values (2, '鈴木')
+        1: delete from "顧客" where "番号" = 1
+        """,
+        log="""
+        c 顧客 2 | 鈴木
+        d 顧客 1 | ~
+        """,
+        rig=EUC,
+        versions=(15, 18),
+    ),
     Case(
         "B98-latin1-names",
         "names of tables and columns of a LATIN1 database",

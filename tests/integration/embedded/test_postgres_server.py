@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -12,8 +13,9 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc.embedded import EmbeddedError
+from cdc.embedded import EmbeddedError, passfile
 from cdc.embedded.accounts import Account, reachable_for, take_stand_in
 from cdc.embedded.postgres import Installation, Postgres, installation
 from tests.conftest import Database
@@ -25,6 +27,61 @@ def test_each_version_streams_logically_over_both_transports(pg_versions: Databa
             assert connection.info.server_version // 10000 == pg_versions.server.version
             connection.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
             connection.execute("select pg_drop_replication_slot('s')")
+
+
+def test_nobody_without_the_password_gets_in_over_tcp(pg_versions: Database) -> None:
+    parts = conninfo_to_dict(pg_versions.dsn)
+    assert parts["host"] == "127.0.0.1"
+    assert "password" not in parts
+    pg_versions.connect().execute(f'create role "r_{pg_versions.name}" superuser login')
+    for user in ("postgres", f"r_{pg_versions.name}"):
+        for database in ("postgres", pg_versions.name):
+            stranger = {**parts, "user": user, "dbname": database, "passfile": os.devnull}
+            with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+                psycopg.connect(make_conninfo("", **stranger))
+            with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+                psycopg.connect(make_conninfo("", **stranger, password="guessed"))
+    with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+        psycopg.connect(make_conninfo("", **{**parts, "passfile": os.devnull}, replication="database"))
+
+
+@pytest.mark.parametrize("name", ["short", "long" * 30])
+def test_nobody_else_gets_to_the_socket(server_folder: Path, name: str) -> None:
+    server = Postgres(server_folder / f"mine-{name}")
+    server.start()
+    try:
+        assert server.socket_folder.stat().st_mode & 0o777 == 0o700
+        assert not (server.folder / ".password").exists()
+        if os.geteuid() == 0:
+            daemon = pwd.getpwnam("daemon")
+            reached = subprocess.run(
+                [server.binary("psql"), "-X", "-c", "select 1", server.unix_dsn()],
+                user=daemon.pw_uid,
+                group=daemon.pw_gid,
+                extra_groups=[],
+                capture_output=True,
+                text=True,
+                cwd="/",
+                check=False,
+            )
+            assert reached.returncode != 0
+            assert "Permission denied" in reached.stderr
+    finally:
+        server.stop()
+
+
+def test_the_passfile_is_a_child_s_too_and_goes_with_its_maker() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != passfile.VARIABLE}
+    code = (
+        "import os, subprocess, sys; from cdc.embedded import passfile; mine = passfile.password(); path = os.environ['PGPASSFILE']\n"
+        "assert os.stat(path).st_mode & 0o777 == 0o600\n"
+        "ask = 'from cdc.embedded import passfile; print(passfile.password())'\n"
+        "assert subprocess.run([sys.executable, '-c', ask], stdout=subprocess.PIPE, text=True).stdout.strip() == mine\n"
+        "assert passfile.password() == mine; print(path)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).exists()
 
 
 def test_a_test_database_takes_its_slots_and_sessions_with_it(postgres: Database) -> None:

@@ -43,13 +43,13 @@ class Clusters:
         """A running standby; ``of`` has to be running. ``keeps_slots``: it synchronises failover slots (from 17 on)."""
         options = {"hot_standby_feedback": "on"}
         if keeps_slots:
-            connection = f"host=127.0.0.1 port={of.port} user=postgres dbname=postgres"
+            connection = f"host={of.socket_folder} port={of.port} user=postgres dbname=postgres"
             options |= {"sync_replication_slots": "on", "primary_slot_name": "standby", "primary_conninfo": connection}
             with psycopg.connect(of.dsn(), autocommit=True) as admin:
                 admin.execute("select pg_create_physical_replication_slot('standby', true)")
         server = self._new(of.version, options)
         server._make_folder()
-        of.run("pg_basebackup", "-D", str(server.data), "-d", of.dsn(), "-R", "-c", "fast", "-X", "stream")
+        of.run("pg_basebackup", "-D", str(server.data), "-d", of.unix_dsn(), "-R", "-c", "fast", "-X", "stream")
         server.start()
         return server
 

@@ -21,6 +21,7 @@ import redis
 
 from cdc.crashpoint import armed
 from cdc.errors import HeadwaterError, StoreError
+from cdc.log.lease import Lease
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import OP, Op
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
@@ -28,14 +29,13 @@ from cdc.settings import StoreOptions
 from cdc.spark import apply as applying
 from cdc.spark import follow as following_module
 from cdc.spark import follower as followers
+from cdc.spark import opening
 from cdc.spark.follow import run_followers
-from cdc.spark.lease import Lease
 from cdc.spark.rules import Rules
 from cdc.status import FollowerStatus, read_follower
 from sinks import make_sink, memory, options_model, warehouse
 from tests.contract.rows import ORDERS
 from tests.integration.spark.traffic import Traffic, assert_equal, held
-from tests.logs import EMPTY
 
 pytestmark = pytest.mark.spark
 
@@ -106,9 +106,10 @@ def redis_options(url: str, **more: Any) -> StoreOptions:
     return options_model("redis").model_validate({"kind": "redis", "url": url, **more})
 
 
-def opened(name: str, options: StoreOptions) -> Any:
+def opened(name: str, options: StoreOptions, traffic: Traffic) -> Any:
+    """For reading."""
     sink = make_sink(name, options)
-    sink.open(EMPTY)
+    sink.open(EmbeddedLogReader(traffic.folder))
     return sink
 
 
@@ -128,7 +129,7 @@ def test_every_store_follows_and_new_topics_join_by_themselves(traffic: Traffic,
         assert {following.status(store).commit_lsn for store in stores} == {cut.commit_lsn}
     for store, given in stores.items():
         if store != part:
-            assert_equal(opened(store, given), traffic.folder)
+            assert_equal(opened(store, given, traffic), traffic.folder)
     assert "public.pairs" not in memory.STORES[part].rows
     assert following.answer() == 0
     assert {following.status(store).state for store in stores} == {"exited"}
@@ -145,7 +146,7 @@ def test_a_lost_or_damaged_checkpoint_does_not_matter(traffic: Traffic, tmp_path
         leftover = tmp_path / "run" / "spark" / name / "old" / "offsets"
         leftover.mkdir(parents=True, exist_ok=True)
         (leftover / "0").write_text('v1\n{}\n{"position":999999}')
-    assert_equal(opened(name, options), traffic.folder)
+    assert_equal(opened(name, options, traffic), traffic.folder)
 
 
 def test_what_is_large_goes_through_a_query_and_what_is_small_does_not(
@@ -188,9 +189,9 @@ class Moody(memory.MemorySink):
 
 @pytest.fixture
 def moody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    real = followers.make_sink
+    real = opening.make_sink
     monkeypatch.setattr(
-        followers, "make_sink", lambda name, options: Moody(name, options) if name.startswith("moody") else real(name, options)
+        opening, "make_sink", lambda name, options: Moody(name, options) if name.startswith("moody") else real(name, options)
     )
     yield
     Moody.refusal = None
@@ -235,12 +236,12 @@ def test_a_store_that_goes_down_catches_up_when_it_is_back(traffic: Traffic, tmp
         # Flushed behind the follower's back, with no failing call: the store is built anew.
         with redis.Redis.from_url(valkey_server.url) as client:
             client.flushall()
-        following.until(lambda: _applied(stores["cache"]) == traffic.writer.head)
-    assert_equal(opened("cache", stores["cache"]), traffic.folder)
+        following.until(lambda: _applied(stores["cache"], traffic) == traffic.writer.head)
+    assert_equal(opened("cache", stores["cache"], traffic), traffic.folder)
 
 
-def _applied(options: StoreOptions) -> Cut:
-    sink = opened("cache", options)
+def _applied(options: StoreOptions, traffic: Traffic) -> Cut:
+    sink = opened("cache", options, traffic)
     try:
         found: Cut = sink.applied()
         return found
@@ -251,18 +252,22 @@ def _applied(options: StoreOptions) -> Cut:
 def test_a_store_that_knows_more_than_the_log_stops(traffic: Traffic, tmp_path: Path) -> None:
     name, options = in_memory()
     traffic.transactions(2)
-    opened(name, options).commit(Cut(Position(10**6), Lsn(10**7)))
+    sink = make_sink(name, options)
+    sink.open(EmbeddedLogReader(traffic.folder), 1)
+    sink.commit(Cut(Position(10**6), Lsn(10**7)))
     following = Following(traffic, tmp_path / "run", {name: options})
     assert following.answer() == 4
     assert following.status(name).stop == "DIVERGED"
 
 
 def test_one_follower_a_store(traffic: Traffic, tmp_path: Path) -> None:
-    lease = Lease(tmp_path / "run", "cache")
-    with pytest.raises(HeadwaterError, match=f"store cache is already followed by process {os.getpid()}"):
-        run_followers(traffic.folder, tmp_path / "run", {"cache": memory.Options(kind="memory")}, stop=threading.Event())
-    lease.release()
-    Lease(tmp_path / "run", "cache").release()
+    lease = Lease(traffic.folder, "cache")
+    other, cache = memory.Options(kind="memory"), memory.Options(kind="memory")
+    with pytest.raises(HeadwaterError, match=f"process {os.getpid()} already follows store cache"):
+        run_followers(traffic.folder, tmp_path / "run", {"other": other, "cache": cache}, stop=threading.Event())
+    lease.close()
+    for store in ("other", "cache"):
+        Lease(traffic.folder, store).close()
 
 
 @pytest.mark.usefixtures("queries")
@@ -283,7 +288,7 @@ def test_workers_and_driver_apply_the_same(
     assert bool(shipped) == (not truncates)
     assert following.status("cache").batches == 1, "what is skipped is known of one range only"
     assert (following.status("cache").written, following.status("cache").stale) == (_from_the_last_truncate(traffic), 0)
-    assert_equal(opened("cache", stores["cache"]), traffic.folder)
+    assert_equal(opened("cache", stores["cache"], traffic), traffic.folder)
 
 
 def _from_the_last_truncate(traffic: Traffic) -> int:
@@ -300,7 +305,7 @@ def _from_the_last_truncate(traffic: Traffic) -> int:
 
 def test_a_store_that_fails_on_the_workers_is_waited_for(traffic: Traffic) -> None:
     rules = Rules("cache", redis_options("redis://127.0.0.1:1/0"))
-    results = list(applying.on_workers(rules, traffic.folder)(iter([_slice()])))
+    results = list(applying.on_workers(rules, applying.Writer(traffic.folder, 1, 1))(iter([_slice()])))
     with pytest.raises(StoreError) as refused:
         applying.outcome_of(pa.Table.from_batches(results))
     assert refused.value.retryable
@@ -321,10 +326,10 @@ def test_an_accident_outside_a_batch_ends_the_query_and_not_the_follower(
     real = followers.Follower.idle
     monkeypatch.setattr(followers.Follower, "idle", look)
     name, options = in_memory()
-    with armed("follower.opened=error") as opening, Following(traffic, tmp_path / "run", {name: options}) as following:
+    with armed("follower.opened=error") as point, Following(traffic, tmp_path / "run", {name: options}) as following:
         following.until(lambda: len(looked) > 1)
         following.until_at(traffic.transactions(3))
-    assert opening.hit
+    assert point.hit
     assert following.answer() == 0
 
 
@@ -419,7 +424,7 @@ def test_kill_9_in_the_middle_of_traffic_loses_and_doubles_nothing(traffic: Traf
     following = Following(traffic, run_dir, stores, until_caught_up=True)
     assert following.answer() == 0
     for store, options in stores.items():
-        sink = opened(store, options)
+        sink = opened(store, options, traffic)
         assert sink.applied() != ZERO_CUT
         assert_equal(sink, traffic.folder)
-    assert held(opened("house", stores["house"]), ORDERS)
+    assert held(opened("house", stores["house"], traffic), ORDERS)

@@ -33,6 +33,7 @@ def test_secrets_stay_out_of_sparks_event_log_and_out_of_arguments(valkey: Cache
     events.mkdir()
     url = valkey.url.replace("redis://", f"redis://default:{SECRET}@")
     config = tmp_path / "cdc.toml"
+    config.touch(0o600)
     config.write_text(
         f'run_dir = "run"\n[source]\ndsn = "postgresql://u:{SECRET}@127.0.0.1:1/d"\n[log]\ndir = "log"\n'
         f'[stores.cache]\nkind = "redis"\nurl = "{url}"\nworkers_from_rows = 1\n'

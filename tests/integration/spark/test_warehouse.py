@@ -68,6 +68,7 @@ def shop(spark: Any, tmp_path: Path) -> Shop:
 def test_random_changes_with_restarts_replays_and_compaction(shop: Shop, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     twin = MemorySink(f"twin-{tmp_path}", TwinOptions(kind="memory"))
+    twin.open(EMPTY, 1)
     sink = shop.sink(compact_files=4, staged_bytes=2_000)
     position, unsure = 0, []
     for step in range(24):

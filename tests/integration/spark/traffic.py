@@ -71,6 +71,7 @@ def expected(folder: Path, upto: Position | None = None) -> MemorySink:
     """The twin, fed with the log up to a position (default: all of it)."""
     reader = EmbeddedLogReader(folder)
     twin = MemorySink(f"twin-{uuid.uuid4().hex}", Options(kind="memory"))
+    twin.open(reader, 1)
     end = reader.head().position if upto is None else upto
     for topic in reader.topics():
         for changes in reader.read(topic.name, Position(0), end):

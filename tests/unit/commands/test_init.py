@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from cdc.commands.app import app
 from cdc.commands.init import write_new
-from cdc.commands.starter import MANY_TABLES, configuration, without_password
+from cdc.commands.starter import MANY_TABLES, configuration
 from cdc.errors import ConfigError, SourceError
+from cdc.interpolation import interpolate
 from cdc.model.table import Column, Table
-from cdc.settings import Settings, interpolate
+from cdc.settings import Settings
 from cdc.source.capturable import Definition
 from cdc.source.catalog import SourceTable
 
@@ -52,22 +53,48 @@ def test_an_empty_database() -> None:
 
 
 @pytest.mark.parametrize(
-    "dsn",
+    "source",
     [
-        "postgresql://me:s3cr3t%20canary'@h:1/d?sslmode=require",
-        r"host=h port=1 dbname=d user=me password='s3cr3t canary\'' sslmode=require",
+        "postgresql://me:canary@h:1/d?sslmode=require",
+        "postgresql://me:canary@${HOST}/d",
+        "postgresql://me:can${PW}ary@h/d",
+        "postgresql://me@h/d?password=canary",
+        "host=h port=1 dbname=d user=me password='canary' sslmode=require",
+        "host=${HOST} password = canary",
+        "host=h sslpassword=canary",
     ],
 )
-def test_a_password_is_never_written(dsn: str) -> None:
+def test_a_password_on_the_command_line_is_refused(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST", "127.0.0.1")
+    monkeypatch.setenv("PW", "x")
+    done = CliRunner().invoke(app, ["--config", str(tmp_path / "cdc.toml"), "init", "--source", source])
+    assert isinstance(done.exception, ConfigError), done.output
+    line = done.exception.line()
+    assert "canary" not in line
+    assert "${CDC_SOURCE_PASSWORD}" in line
+    assert "~/.pgpass" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://me:${CDC_SOURCE_PASSWORD}@h:1/d?sslmode=require",
+        "host=h port=1 dbname=d user=me password=${CDC_SOURCE_PASSWORD} sslmode=require",
+    ],
+)
+def test_a_variable_stays_one(dsn: str) -> None:
     text, settings = written(dsn)
-    assert "s3cr3t" not in text
-    assert "export CDC_SOURCE_PASSWORD" in text
-    again = interpolate(settings.source.dsn.get_secret_value(), {"CDC_SOURCE_PASSWORD": CANARY}, conninfo=True)
-    assert conninfo_to_dict(again) == conninfo_to_dict(dsn)
+    assert settings.source.dsn.get_secret_value() == dsn
+    assert "read from the environment" in text
+    again = interpolate(dsn, {"CDC_SOURCE_PASSWORD": CANARY}, conninfo=True)
+    said = conninfo_to_dict(again)
+    assert (said["password"], said["sslmode"], said["host"]) == (CANARY, "require", "h")
 
 
-def test_a_variable_in_the_dsn_stays() -> None:
-    assert without_password("postgresql://me:${PW}@h/d") == ("postgresql://me:${PW}@h/d", False)
+def test_the_file_is_its_owner_s(tmp_path: Path) -> None:
+    write_new(tmp_path / "cdc.toml", "new")
+    assert (tmp_path / "cdc.toml").stat().st_mode & 0o777 == 0o600
 
 
 def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:

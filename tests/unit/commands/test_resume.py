@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cdc import reloading, stops
+from cdc import rebuilds, reloading, stops
 from cdc.commands.app import app
 from cdc.errors import Stopped, StopState
 from cdc.source.membership import publication_lost
@@ -57,13 +57,49 @@ def test_with_a_rebuild(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("state", "part"),
-    [(StopState.LOG_CORRUPT, "capture"), (StopState.DIVERGED, "follow-search"), (StopState.STORE_REFUSES, "follow-search")],
+    [(StopState.LOG_CORRUPT, "capture"), (StopState.POSITION_GONE, "follow-search"), (StopState.SCHEMA_PAUSED, "follow-search")],
 )
 def test_a_rebuild_that_would_not_help(folder: Path, state: StopState, part: str) -> None:
     hold(folder, Stopped(state, "…"), part)
     assert resume(folder, state, "--rebuild").exit_code != 0
     assert asked(folder) is None
+    assert rebuilds.requested(folder / "var" / "run", "search") is None
     assert is_held(folder)
+
+
+@pytest.mark.parametrize("state", [StopState.DIVERGED, StopState.OTHER_LOG, StopState.STORE_REFUSES])
+def test_a_store_is_built_again(folder: Path, state: StopState) -> None:
+    run_dir = folder / "var" / "run"
+    for store in ("search", "follow-me"):
+        hold(folder, Stopped(state, "…"), f"follow-{store}")
+    done = resume(folder, f"{state}:follow-follow-me", "--rebuild")
+    assert done.exit_code == 0, done.output
+    assert "store follow-me will be emptied" in done.output
+    asked_for = rebuilds.requested(run_dir, "follow-me")
+    assert asked_for is not None
+    assert asked_for.state is state
+    assert rebuilds.requested(run_dir, "search") is None
+    assert asked(folder) is None, "capture has nothing to do with it"
+    assert [stop.part for stop in stops.held(run_dir)] == ["follow-search"]
+
+
+def test_without_a_rebuild_nothing_is_emptied(folder: Path) -> None:
+    hold(folder, Stopped(StopState.OTHER_LOG, "…"), "follow-search")
+    assert resume(folder, "OTHER_LOG", "--skip", AT).exit_code != 0
+    assert is_held(folder)
+    assert resume(folder, "OTHER_LOG").exit_code == 0
+    assert rebuilds.requested(folder / "var" / "run", "search") is None
+    assert not is_held(folder)
+
+
+def test_one_state_of_capture_and_of_a_store(folder: Path) -> None:
+    """Each part gets what helps it."""
+    for part in ("capture", "follow-search"):
+        hold(folder, Stopped(StopState.DIVERGED, "…"), part)
+    assert resume(folder, "DIVERGED", "--rebuild").exit_code == 0
+    assert asked(folder) is StopState.DIVERGED
+    assert rebuilds.requested(folder / "var" / "run", "search") is not None
+    assert not is_held(folder)
 
 
 @pytest.mark.parametrize("arguments", [("--rebuild",), ("--skip", "0/1"), ("--skip", "nonsense")])

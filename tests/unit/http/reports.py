@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cdc.report import (
     CaptureReport,
+    CatchUp,
     FollowerReport,
     Lag,
     LogReport,
@@ -140,3 +141,11 @@ def stopped(at: float | None = None) -> Report:
         source=replace(report.source, slot=slot),
         capture=replace(report.capture, state="stopped", alive=False, stop="SLOT_LOST"),
     )
+
+
+def loading(at: float | None = None, done: int = 64_700) -> Report:
+    """A store's first load is under way, and another one waited for its server a moment ago."""
+    report = healthy(at)
+    search, *others = report.followers
+    search = replace(search, rows_per_s=8_200.0, catch_up=CatchUp(done, 154_000, 8_200.0, (154_000 - done) / 8_200.0))
+    return replace(report, followers=(search, *others))

@@ -94,7 +94,7 @@ def test_a_log_that_cannot_be_read_is_said(client: Callable[..., TestClient]) ->
             assert answer.json() == {"error": "LOG_CORRUPT: timeline: damage at byte 77", "hint": "cdc resume LOG_CORRUPT"}
         assert asked.get("/readyz").json()["reasons"] == ["LOG_CORRUPT: timeline: damage at byte 77"]
         assert asked.get("/healthz").status_code == 200
-        assert "event: failure" in first_events(asked, 2)[1]
+        assert "event: failure" in first_events(asked, 3)[2]
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,12 @@ def end_after_two_reports(feed: Feed) -> None:
 
 def test_events(client: Callable[..., TestClient]) -> None:
     with client() as asked:
-        history, status = first_events(asked, 2)
+        history, past, status = first_events(asked, 3)
     assert history.startswith("event: history\ndata: [")
     sample = json.loads(history.partition("data: ")[2])[-1]
     assert sample["stores"]["warehouse"] == {"written": 1_480_273, "lag_s": 3.6, "lag_changes": 1_840}
+    assert past.startswith("event: past\n")
+    assert json.loads(past.partition("data: ")[2])["minutes"][-1]["stores"]["warehouse"] == [0, 3.6]
     assert status.startswith("event: status\n")
     assert json.loads(status.partition("data: ")[2])["log"]["position"] == 1_482_113
 

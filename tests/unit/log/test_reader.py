@@ -237,6 +237,9 @@ def test_ls_stat_and_cat(tmp_path: Path) -> None:
     assert (users["topic"], users["rows"], users["segments"]) == ("public.users", 24, 1)
     facts = stat(root)
     assert (facts["position"], facts["commit_lsn"], facts["groups"], facts["topics"], facts["rows"]) == (51, 200, 2, 2, 51)
+    lineage = EmbeddedLogReader(root).lineage()
+    assert lineage is not None
+    assert (facts["log_id"], facts["history"]) == (lineage.log, lineage.history)
     assert 0 < facts["sealed_ratio"] < 1
     assert facts["disk_bytes"] > 0
     found = [envelope["payload"] for envelope in cat(root)]

@@ -7,6 +7,8 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.model.batch import Op
+from cdc.model.pgtypes import TEXT
+from cdc.model.table import Column
 from sinks.cache.keytemplate import DEFAULT, bind
 from tests.contract.rows import ORDERS, PAIRS, TYPES, batch, order, upserts
 
@@ -24,6 +26,33 @@ def test_names(template: str, expected: bytes) -> None:
     assert bind(template, ORDERS).texts(upserts(ORDERS, 1, [order(7)])).to_array().to_pylist() == [expected]
     deleted = batch(ORDERS, [(Op.DELETE, 2, order(7))])
     assert bind(template, ORDERS).texts(deleted).to_array().to_pylist() == [expected]
+
+
+LABELS = dataclasses.replace(
+    PAIRS, name="labels", columns=(Column("key", TEXT, -1, "", key=True), Column("lang", TEXT, -1, "", key=True), Column("v", TEXT))
+)
+
+
+def test_the_whole_key_may_have_a_column_called_key() -> None:
+    given = upserts(LABELS, 1, [{"key": "a:b", "lang": "en"}, {"key": "a", "lang": "b:en"}])
+    bound = bind(DEFAULT, LABELS)
+    assert bound.texts(given).to_array().to_pylist() == [rb"public.labels:a\:b:en", rb"public.labels:a:b\:en"]
+    assert bound.texts_of_keys(given.select(["key", "lang"])).to_array().to_pylist() == bound.texts(given).to_array().to_pylist()
+    alone = dataclasses.replace(LABELS, columns=(LABELS.columns[0], LABELS.columns[2]))
+    assert bind("x:{key}", alone).texts(upserts(alone, 1, [{"key": "a:b"}])).to_array().to_pylist() == [b"x:a:b"]
+
+
+def test_a_value_is_never_taken_for_null() -> None:
+    """Under REPLICA IDENTITY FULL every column is part of the key, and may be NULL."""
+    parts = ["N", "\\N", "E", "", None]
+    for template in ("t:{a}:{b}N", "t:{a}:{b}:N", "t:{a}N:{b}N", "t:{a}E:{b}E"):
+        if template.count("N:") or template.count("E:"):
+            with pytest.raises(ConfigError, match="separator"):
+                bind(template, PAIRS)
+            continue
+        rows = [{"a": a, "b": b} for a, b in itertools.product(parts, parts)]
+        names = bind(template, PAIRS).texts(upserts(PAIRS, 1, rows)).to_array().to_pylist()
+        assert len(set(names)) == len(rows)
 
 
 def test_names_of_tables_never_run_into_each_other() -> None:
@@ -69,6 +98,25 @@ def test_a_template_that_could_mix_rows_is_refused(template: str) -> None:
         bind(template, PAIRS)
 
 
+@pytest.mark.parametrize("template", ["x:{key}:{lang}", "x:{lang}:{key}", "x:{key}:{key}", "x:{key}:{nope}"])
+def test_beside_the_whole_key_nothing_else_can_stand(template: str) -> None:
+    with pytest.raises(ConfigError, match="whole key"):
+        bind(template, LABELS)
+
+
 def test_a_table_without_identity_is_refused() -> None:
     with pytest.raises(ConfigError, match="no identity"):
         bind(DEFAULT, dataclasses.replace(PAIRS, columns=tuple(dataclasses.replace(c, key=False) for c in PAIRS.columns)))
+
+
+def test_the_way_back_from_a_name() -> None:
+    parts = ["", ":", "\\", "N", "\\N", "\\E", "a:b", "::", "x-y", "-", None]
+    for template in (DEFAULT, "t:{a}:{b}", "t:{b}-:{a}", "t:{a}::{b}/v1"):
+        rows = [{"a": a, "b": b} for a, b in itertools.product(parts, parts)]
+        bound = bind(template, PAIRS)
+        names = bound.texts(upserts(PAIRS, 1, rows)).to_array().to_pylist()
+        assert bound.keys_of(names).select(["a", "b"]).to_pylist() == rows
+    alone = dataclasses.replace(PAIRS, columns=(PAIRS.columns[0], dataclasses.replace(PAIRS.columns[1], key=False)))
+    texts = [{"a": part} for part in parts]
+    bound = bind("t:{key}/v1", alone)
+    assert bound.keys_of(bound.texts(upserts(alone, 1, texts)).to_array().to_pylist()).select(["a"]).to_pylist() == texts

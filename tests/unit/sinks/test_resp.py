@@ -1,12 +1,20 @@
+"""Rows as transactions: what the server reads of them, told by a plain reader of RESP and a dict."""
+
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from sinks.cache.resp import Script, script_calls
+from sinks.cache.resp import EXEC, MULTI, Frame, Limits, Part, Rows, deletions, parts_of
+from sinks.cache.wire import bulk, command
 from sinks.jsonrows import raw_texts
 
-SCRIPT = Script(b"f" * 40, (b"applied", b"graves"), b"floor:t")
+LOOK = command("WATCH", "L") + command("HMGET", "L", "log") + MULTI
+MOVE = command("HSET", "L", "at", "").removesuffix(b"$0\r\n\r\n")
+MOVING, STANDING = Frame(LOOK, MOVE), Frame(LOOK, b"")
 
 
 def commands(data: bytes) -> list[list[bytes]]:
@@ -26,29 +34,89 @@ def commands(data: bytes) -> list[list[bytes]]:
     return found
 
 
-@pytest.mark.parametrize(("rows", "keys_per_call"), [(1, 100), (9, 100), (10, 10), (11, 10), (250, 100)])
-def test_calls_are_what_the_server_expects(rows: int, keys_per_call: int) -> None:
-    keys = [f"key {i}".encode() for i in range(rows)]
-    values = [b"v\r\n" * i for i in range(rows)]
-    calls = script_calls(
-        SCRIPT, raw_texts(pa.array(keys)), raw_texts(pa.array(values)), keys_per_call=keys_per_call, bytes_per_call=10**9
-    )
-    found = commands(calls.data.tobytes())
-    assert len(found) == len(calls.ends) == -(-rows // keys_per_call)
-    at = 0
-    for call in found:
-        count = int(call[2]) - 2
-        assert call[:5] == [b"EVALSHA", SCRIPT.sha, b"%d" % (count + 2), b"applied", b"graves"]
-        assert call[5 : 5 + count] == keys[at : at + count]
-        assert call[5 + count :] == [b"floor:t", *values[at : at + count]]
-        at += count
-    assert at == rows
-    assert calls.ends[-1] == len(calls.data)
+def queued(part: Part, frame: Frame) -> list[list[bytes]]:
+    """The commands between MULTI and EXEC."""
+    data = bytes(part.data)
+    assert data.startswith(EXEC + frame.look)
+    found = commands(data.removeprefix(EXEC + frame.look))
+    assert len(found) == part.commands
+    return found
 
 
-def test_large_values_make_small_calls() -> None:
-    values = [b"x" * 60, b"y" * 60, b"z" * 500, b"w"]
-    calls = script_calls(
-        SCRIPT, raw_texts(pa.array([b"k"] * 4)), raw_texts(pa.array(values)), keys_per_call=100, bytes_per_call=130
-    )
-    assert [call[6 + int(call[2]) - 2 :] for call in commands(calls.data.tobytes())] == [values[:2], values[2:3], values[3:]]
+def rows(changes: list[tuple[bytes, bytes | None]], first: int = 1) -> Rows:
+    """(key, value; None: deleted) at rising positions, every second position left out."""
+    keys, values = zip(*changes, strict=True)
+    gone = np.array([value is None for value in values], np.uint8)
+    texts = raw_texts(pa.array([value or b"" for value in values], pa.binary()))
+    return Rows(raw_texts(pa.array(keys, pa.binary())), texts, gone, first + 2 * np.arange(len(keys)))
+
+
+def carried_out(parts: list[Part], frame: Frame) -> dict[bytes, object]:
+    held: dict[bytes, object] = {}
+    for part in parts:
+        for name, *given in queued(part, frame):
+            if name == b"DEL":
+                for key in given:
+                    held.pop(key, None)
+            elif name == b"MSET":
+                held |= dict(zip(given[::2], given[1::2], strict=True))
+            elif given[0] == b"L":
+                held[b"L"] = int(given[-1])
+            else:
+                assert given[0] not in held, "nothing is left of an older hash"
+                held[given[0]] = dict(zip(given[1::2], given[2::2], strict=True))
+    return held
+
+
+@pytest.mark.parametrize(("count", "limit"), [(1, 100), (9, 100), (10, 10), (11, 10), (250, 100)])
+def test_parts_hold_so_many_rows_and_say_up_to_where(count: int, limit: int) -> None:
+    changes: list[tuple[bytes, bytes | None]] = [(b"key %d" % i, b"v\r\n" * i) for i in range(count)]
+    parts = parts_of(MOVING, rows(changes), Limits(limit, 10**9))
+    assert len(parts) == -(-count // limit)
+    assert [part.upto for part in parts] == [2 * min(end, count) - 1 for end in range(limit, count + limit, limit)]
+    assert carried_out(parts, MOVING) == {**dict(changes), b"L": 2 * count - 1}
+
+
+def test_large_values_make_small_parts() -> None:
+    parts = parts_of(MOVING, rows([(b"a", b"x" * 60), (b"b", b"y" * 60), (b"c", b"z" * 500), (b"d", b"w")]), Limits(100, 130))
+    assert [part.upto for part in parts] == [3, 5, 7]
+
+
+def test_parts_that_move_nothing_do_not_touch_the_ledger() -> None:
+    (part,) = parts_of(STANDING, rows([(b"a", b"1"), (b"b", None)]), Limits(9, 99))
+    assert part.upto is None
+    assert queued(part, STANDING) == [[b"DEL", b"b"], [b"MSET", b"a", b"1"]]
+    keys = raw_texts(pa.array([b"a", b"b", b"a", b"c"]))
+    assert [queued(one, STANDING) for one in deletions(STANDING, keys, Limits(2, 99))] == [
+        [[b"DEL", b"a", b"b"]],
+        [[b"DEL", b"a", b"c"]],
+    ]
+    assert deletions(STANDING, raw_texts(pa.array([], pa.binary())), Limits(2, 99)) == []
+
+
+def test_a_key_stands_once_in_a_part_with_its_last_change() -> None:
+    changes: list[tuple[bytes, bytes | None]] = [(b"a", b"1"), (b"b", b"1"), (b"a", None), (b"b", None), (b"b", b"2"), (b"a", b"")]
+    (part,) = parts_of(MOVING, rows(changes), Limits(9, 99))
+    assert queued(part, MOVING) == [[b"MSET", b"b", b"2", b"a", b""], [b"HSET", b"L", b"at", b"11"]]
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_any_changes_come_to_what_a_dict_makes_of_them(seed: int, hashes: bool) -> None:
+    chance = random.Random(seed)
+    for _ in range(40):
+        count, names = chance.randint(1, 200), chance.choice([1, 3, 50])
+        # Names that begin alike, and some that are empty or long.
+        pool = [b"", b"k" * 300, *(b"key:%d" % i for i in range(names))]
+        changes = [(chance.choice(pool), None if chance.random() < 0.3 else b"%d" % i) for i in range(count)]
+        made = rows(changes)
+        expected: dict[bytes, object] = {}
+        for key, value in changes:
+            expected.pop(key, None)
+            if value is not None:
+                expected[key] = {b"f": value} if hashes else value
+        if hashes:
+            fields = [b"" if value is None else bulk(b"f") + bulk(value) for _, value in changes]
+            items = np.array([0 if value is None else 2 for _, value in changes])
+            made = Rows(made.keys, raw_texts(pa.array(fields, pa.binary())), made.gone, made.positions, items)
+        parts = parts_of(MOVING, made, Limits(chance.randint(1, 60), chance.choice([50, 10**6])))
+        assert carried_out(parts, MOVING) == {**expected, b"L": 2 * count - 1}

@@ -84,6 +84,16 @@ def test_this_machine_needs_no_tls(dsn: str) -> None:
     assert by_libpq(dsn)["sslmode"] == "prefer"
 
 
+def test_encryption_by_kerberos_is_kept_wherever_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream's connection would else leave it out."""
+    services(tmp_path, monkeypatch, "[prod]\nhost=localhost\ngssencmode=prefer\n")
+    assert "gssencmode" not in parse("host=localhost")
+    assert parse("host=localhost gssencmode=prefer")["gssencmode"] == "prefer"
+    assert parse("service=prod")["gssencmode"] == "prefer"
+    monkeypatch.setenv("PGGSSENCMODE", "prefer")
+    assert parse("host=localhost")["gssencmode"] == "prefer"
+
+
 def test_a_service_that_does_not_exist_is_left_to_libpq_to_refuse() -> None:
     assert "sslmode" not in parse("service=nowhere")
 

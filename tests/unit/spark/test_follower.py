@@ -22,6 +22,7 @@ from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
 from cdc.spark import follower as followers
+from cdc.spark import opening
 from cdc.spark.apply import Slices
 from cdc.spark.follower import Follower
 from cdc.spark.source import SLICES
@@ -106,6 +107,15 @@ def _log_with_an_old_head(folder: Path) -> list[Cut]:
     return cuts
 
 
+def _hold(store: str, log: Path, cut: Cut) -> None:
+    """The store holds everything up to this cut."""
+    STORES[store] = Store()
+    sink = MemorySink(store, Options(kind="memory"))
+    with closing(EmbeddedLogReader(log)) as reader:
+        sink.open(reader, 1)
+        sink.commit(cut)
+
+
 def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -115,7 +125,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 def test_after_a_power_loss_a_follower_waits_until_the_head_is_what_the_timeline_says(tmp_path: Path) -> None:
     cuts = _log_with_an_old_head(tmp_path / "log")
-    STORES["ahead"] = Store(applied=cuts[1])
+    _hold("ahead", tmp_path / "log", cuts[1])
     stop = threading.Event()
     follower = Follower("ahead", Options(kind="memory"), tmp_path / "log", EmbeddedLogReader(tmp_path / "log"), tmp_path, stop)
     starting = threading.Thread(target=follower.start)
@@ -133,7 +143,7 @@ def test_after_a_power_loss_a_follower_waits_until_the_head_is_what_the_timeline
 
 def test_a_store_that_knows_more_than_the_log_stops_its_follower(tmp_path: Path) -> None:
     _log_with_an_old_head(tmp_path / "log")
-    STORES["beyond"] = Store(applied=Cut(Position(3), Lsn(3)))
+    _hold("beyond", tmp_path / "log", Cut(Position(3), Lsn(3)))
     follower = Follower(
         "beyond", Options(kind="memory"), tmp_path / "log", EmbeddedLogReader(tmp_path / "log"), tmp_path, threading.Event()
     )
@@ -160,7 +170,7 @@ def test_a_store_that_can_be_read_and_takes_nothing_is_waited_for_all_the_time(
     writer = log.writer()
     writer.append(batch(ORDERS, [(Op.INSERT, 1, order(1, "new"))]))
     head = writer.commit(Lsn(1), 1)
-    monkeypatch.setattr(followers, "make_sink", _Full)
+    monkeypatch.setattr(opening, "make_sink", _Full)
     monkeypatch.setattr(followers, "FIRST_RETRY_S", 0.001)
     told: list[tuple[str, str | None]] = []
     write = status.write

@@ -203,7 +203,7 @@ def test_what_a_topic_loses_anyway_is_skipped(tmp_path: Path, made: Callable[[Pa
         writer.append(written)
     writer.commit(Lsn(1), 1)
     reader = memory.reader() if memory else EmbeddedLogReader(tmp_path)
-    seen = survey(reader, ["public.t"], 0, 7, kept_bytes=kept_bytes)  # type: ignore[arg-type]
+    seen = survey(reader, {"public.t": 0}, 7, kept_bytes=kept_bytes)  # type: ignore[arg-type]
     [found] = seen.topics
     assert [b.column(0).to_pylist() for b in found.before] == [[2]]
     assert [b.column(0).to_pylist() for b in found.batches(reader)] == [[6], [7]]

@@ -1,0 +1,64 @@
+"""Everything that a store name ever put on a server, taken away: whoever wrote it, and nothing else.
+
+This is the one place where keys are found by looking at the server: they may be another log's, which nobody here can ask. A key below one of
+the store's prefixes goes when it is a row by its own content (``sinks.cache.reading``).
+
+First the ledger is made nobody's, so that every writer is refused; last it goes itself. Interrupted, it is done again from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from cdc.errors import ConfigError
+from sinks.cache import ledger, reading
+from sinks.cache.keytemplate import TableKeys, bind
+from sinks.cache.ledger import Ledger
+from sinks.cache.server import Server
+from sinks.cache.transactions import Answers, Commands, Transactions, lost
+from sinks.cache.values import FORMS, Form
+from sinks.cache.wire import command
+
+
+def erase(store: str, server: Server, transactions: Transactions) -> None:
+    """Raises StoreError when the server is down, or somebody else begins to write there."""
+    key, letters = ledger.key_of(store), ledger.letters_of(store)
+    before: list[Ledger] = []
+
+    def ours(fields: ledger.Fields) -> Commands | None:
+        before.clear()
+        if not fields:
+            return None
+        with suppress(ValueError, KeyError, TypeError):  # a damaged one says no more what the store's keys look like
+            before.append(Ledger.decode(fields))
+        return [command("HSET", key, "log", "")]
+
+    def only_while_nobody_s(*commands: bytes) -> None:
+        def decide(found: Answers) -> Commands:
+            if found != [b""]:
+                raise lost(store)
+            return commands
+
+        transactions.change(["log"], decide)
+
+    if transactions.change_whole(ours):
+        for held in before:
+            for keys, form in _ways(held):
+                for names in reading.scanned(server, keys.prefix):
+                    _, found = reading.read(server, store, keys.table.qualified, names, form)
+                    mine, _ = reading.rows_of(names, found, keys, form)
+                    if mine:
+                        only_while_nobody_s(command("DEL", *mine))
+        only_while_nobody_s(command("DEL", key, letters))
+
+
+def _ways(held: Ledger) -> Iterator[tuple[TableKeys, Form]]:
+    """Every way in which a row of the store may stand there."""
+    for projection in dict.fromkeys((held.projection, *held.former)):
+        for shapes in (held.shapes, held.coming):
+            for shape in shapes.values():
+                try:
+                    yield bind(projection.key, shape.table), FORMS[projection.value]
+                except ConfigError:
+                    continue

@@ -1,0 +1,171 @@
+"""A store's ledger: one hash beside the store's keys, lost and restored together with them. Pure: fields in, facts out.
+
+=====================  ======================================================================================================
+``log``, ``history``   where the keys come from (``cdc.model.lineage``); an empty ``log`` while the store is being erased
+``epoch``              the highest of a writer
+``position``, ``commit_lsn``, ``commit_ts_us``  the applied cut
+``projection``         how rows become keys and values: JSON of the key template and of the form of values
+``former``             JSON of the projections that the keys are being taken out of, while that is so
+``at:TOPIC``           the table's progress: its changes up to this position are there
+``shape:TOPIC``        the definition that its rows stand under, after the position of the change that made it so and a space
+``coming:TOPIC``       the same of a change that is being carried out
+``prefix:TOPIC``       what its keys begin with; missing where the template cannot name them
+``base:TOPIC``         the position of the last change that made the table's set of keys anew: ``e`` (emptied) or ``r`` (rewritten) follows
+``aside:TOPIC``        why the rows of this table are set aside
+=====================  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
+from cdc.model.table import Table
+from sinks.cache.fence import Seen
+from sinks.contract import Shape
+
+LOOK: Final = ("log", "history", "epoch", "position")
+"""What every write looks at; the table's ``at`` comes after."""
+CUT: Final = ("position", "commit_lsn", "commit_ts_us")
+
+Fields = Mapping[str, str]
+
+
+def key_of(store: str) -> str:
+    return f"cdc:{{{store}}}:ledger"
+
+
+def letters_of(store: str) -> str:
+    """The hash of what could not be held."""
+    return f"cdc:{{{store}}}:dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """How a row becomes a key and its value."""
+
+    key: str
+    value: str
+
+    def encode(self) -> str:
+        return json.dumps({"key": self.key, "value": self.value}, sort_keys=True, ensure_ascii=False)
+
+    @classmethod
+    def decode(cls, text: str) -> Projection:
+        raw = json.loads(text)
+        return cls(raw["key"], raw["value"])
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Where the set of a table's keys was last made anew. ``rewritten``: of its rows then; else there were none."""
+
+    position: Position = START
+    rewritten: bool = False
+
+    def encode(self) -> str:
+        return f"{self.position} {'r' if self.rewritten else 'e'}"
+
+    @classmethod
+    def decode(cls, text: str) -> Base:
+        position, _, kind = text.partition(" ")
+        return cls(Position(int(position)), kind == "r")
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """As it was read. Raises ValueError, KeyError on reading what nobody here wrote."""
+
+    log: str
+    history: str
+    epoch: int
+    cut: Cut
+    projection: Projection
+    former: tuple[Projection, ...] = ()
+    at: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    coming: Mapping[str, Shape] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    bases: Mapping[str, Base] = field(default_factory=dict)
+    aside: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, fields: Fields) -> Ledger:
+        of = {kind: _of_topics(fields, kind) for kind in ("at", "shape", "coming", "prefix", "base", "aside")}
+        return cls(
+            fields["log"],
+            fields["history"],
+            int(fields["epoch"]),
+            cut_of(fields),
+            Projection.decode(fields["projection"]),
+            tuple(map(Projection.decode, json.loads(fields.get("former", "[]")))),
+            {topic: int(text) for topic, text in of["at"].items()},
+            {topic: decode_shape(text) for topic, text in of["shape"].items()},
+            {topic: decode_shape(text) for topic, text in of["coming"].items()},
+            of["prefix"],
+            {topic: Base.decode(text) for topic, text in of["base"].items()},
+            of["aside"],
+        )
+
+    @property
+    def furthest(self) -> Cut:
+        """Beyond the applied cut lies what no commit has covered yet."""
+        return Cut(Position(max([self.cut.position, *self.at.values()])), self.cut.commit_lsn, self.cut.commit_ts_us)
+
+    def whole(self, first_changes: Mapping[str, int]) -> Cut:
+        """What is applied, given each selected topic's first change: nothing, when one has changes before the cut and no progress of its own."""
+        lacks = any(0 < first <= self.cut.position and topic not in self.at for topic, first in first_changes.items())
+        return ZERO_CUT if lacks else self.cut
+
+
+def cut_of(fields: Fields) -> Cut:
+    position, lsn, ts = (int(fields[name]) for name in CUT)
+    return Cut(Position(position), Lsn(lsn), ts)
+
+
+def cut_fields(cut: Cut) -> dict[str, str]:
+    return dict(zip(CUT, map(str, (int(cut.position), int(cut.commit_lsn), cut.commit_ts_us)), strict=True))
+
+
+def beginning(log: str, history: str, epoch: int, projection: Projection) -> dict[str, str]:
+    """A new ledger's fields."""
+    return {"log": log, "history": history, "epoch": str(epoch), "projection": projection.encode(), **cut_fields(ZERO_CUT)}
+
+
+def taken_over(held: Ledger, history: str, epoch: int, applied: Cut, selected: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """What a new writer makes of a ledger: the fields to set, and those to remove.
+
+    A table that is no longer selected loses its progress: should it be selected again, it has missed changes. Where the store goes back to a
+    lower cut, each table keeps its progress as its own.
+    """
+    tables = set(selected)
+    fields = {"history": history, "epoch": str(epoch)}
+    if applied != held.cut:
+        kept = {topic: max(at, held.cut.position) for topic, at in held.at.items() if topic in tables}
+        fields |= {f"at:{topic}": str(at) for topic, at in kept.items()} | cut_fields(applied)
+    return fields, [f"at:{topic}" for topic in held.at if topic not in tables]
+
+
+def encode_shape(shape: Shape) -> str:
+    return f"{shape.position} {shape.table.to_json()}"
+
+
+def decode_shape(text: str) -> Shape:
+    position, _, table = text.partition(" ")
+    return Shape(Table.from_json(table), Position(int(position)))
+
+
+def seen(answers: list[bytes | None]) -> Seen | None:
+    """The answers to ``LOOK`` and a table's ``at``; None when there is no ledger. Raises ValueError for what nobody here wrote."""
+    log, history, epoch, position, *rest = answers
+    if log is None or history is None or epoch is None or position is None:
+        return None
+    at = rest[0] if rest else None
+    return Seen(log.decode(), history.decode(), int(epoch), int(position), None if at is None else int(at))
+
+
+def _of_topics(fields: Fields, kind: str) -> dict[str, str]:
+    return {name.removeprefix(f"{kind}:"): text for name, text in fields.items() if name.startswith(f"{kind}:")}

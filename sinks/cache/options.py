@@ -1,0 +1,25 @@
+"""What ``[stores.NAME]`` with ``kind = "redis"`` may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from cdc.settings import StoreOptions
+from sinks.cache.keytemplate import DEFAULT
+
+
+class Options(StoreOptions):
+    """``url`` may hold user and password; ``rediss://`` is TLS, verified against ``ca_certs`` or the system's authorities."""
+
+    url: SecretStr
+    username: str | None = None
+    password: SecretStr | None = None
+    ca_certs: Path | None = None
+    key: str = DEFAULT
+    value: Literal["json", "hash"] = "json"
+    timeout_s: float = Field(30.0, gt=0)
+    workers_from_rows: int = Field(0, ge=0)
+    """Never: one chain of writes per table keeps the server's one thread busy."""

@@ -1,0 +1,102 @@
+"""Rows as they stand in the store, for the audit and for erasing it.
+
+What lies below a table's prefix is a row of ours when its own columns name exactly the key that it stands under; anything else there is
+somebody else's, and is neither shown nor touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+import redis
+
+from cdc.model.table import Table
+from sinks.cache import ledger
+from sinks.cache.keytemplate import TableKeys
+from sinks.cache.server import Server
+from sinks.cache.values import Fields, Form
+from sinks.contract import audit_schema
+from sinks.render.meaning import plain_key
+
+SCAN_COUNT: Final = 2000
+READ_KEYS: Final = 500
+"""Read at once, together with the table's progress: so many hold the server up for a millisecond."""
+
+
+def scanned(server: Server, prefix: str) -> Iterator[list[bytes]]:
+    """The keys below the prefix, each once, in pieces of at most ``READ_KEYS``."""
+    pattern = "".join("\\" + c if c in "*?[]\\^-" else c for c in prefix) + "*"
+    seen: set[bytes] = set()  # SCAN may give a key twice
+    cursor = 0
+    while True:
+        cursor, found = server.ask(partial(_page, cursor, pattern))
+        fresh = [key for key in dict.fromkeys(found) if key not in seen]
+        seen.update(fresh)
+        yield from (fresh[start : start + READ_KEYS] for start in range(0, len(fresh), READ_KEYS))
+        if cursor == 0:
+            return
+
+
+def _page(cursor: int, pattern: str, client: redis.Redis) -> tuple[int, list[bytes]]:
+    at, found = client.scan(cursor, match=pattern, count=SCAN_COUNT)
+    return int(at), [key if isinstance(key, bytes) else key.encode() for key in found]
+
+
+def read(
+    server: Server, store: str, topic: str, names: Sequence[bytes], form: Form
+) -> tuple[list[bytes | None], list[Fields | None]]:
+    """What the ledger and these keys say at one moment."""
+
+    def question(client: redis.Redis) -> list[Any]:
+        together = client.pipeline(transaction=True)
+        together.hmget(ledger.key_of(store), [*ledger.LOOK, f"at:{topic}"])
+        for name in names:
+            form.ask(together, name)
+        return together.execute(raise_on_error=False)
+
+    seen, *values = server.ask(question)
+    if isinstance(seen, Exception):
+        with server.errors():
+            raise seen
+    return seen, form.read(values)
+
+
+def rows_of(
+    names: Sequence[bytes], found: Sequence[Fields | None], keys: TableKeys, form: Form
+) -> tuple[list[bytes], pa.RecordBatch]:
+    """Those of the keys that are rows of the table, and the rows. Schema: ``audit_schema``."""
+    there = [(name, fields) for name, fields in zip(names, found, strict=True) if fields is not None]
+    try:
+        rows = form.rows([fields for _, fields in there], keys.table)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # One of them at least has values that no column has. Which one is seen by looking at each alone.
+        alone = [rows_of([name], [fields], keys, form) for name, fields in there] if len(there) > 1 else []
+        batches = [rows for _, rows in alone]
+        return [name for mine, _ in alone for name in mine], together(batches, keys.table)
+    mine = _own([name for name, _ in there], rows, keys, form)
+    return [name for (name, _), is_mine in zip(there, mine, strict=True) if is_mine], rows.filter(pa.array(mine, pa.bool_()))
+
+
+def _own(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Form) -> list[bool]:
+    """Whether each row's own columns name exactly the key that it stands under."""
+    if not names:
+        return []
+    if plain_key(keys.table):
+        return [name == own for name, own in zip(names, keys.texts_of_keys(rows).to_array().to_pylist(), strict=True)]
+    # Such a value can be written in several ways, so its text cannot be told from the row: it is told from the name.
+    said = keys.keys_of(names)
+    meant = form.meant(said, keys.table)
+    columns = [column.name for column in keys.table.key]
+    ours = zip(*(meant.column(name).to_pylist() for name in columns), strict=True)
+    theirs = zip(*(rows.column(name).to_pylist() for name in columns), strict=True)
+    again = keys.texts_of_keys(said).to_array().to_pylist()
+    return [one == other and name == own for one, other, name, own in zip(ours, theirs, names, again, strict=True)]
+
+
+def together(batches: Sequence[pa.RecordBatch], table: Table) -> pa.RecordBatch:
+    schema = audit_schema(table)
+    whole = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=schema)

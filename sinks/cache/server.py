@@ -1,0 +1,149 @@
+"""The connections to one server, and its errors in our words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from cdc.errors import ConfigError, StoreError
+from sinks.cache.credentials import Credentials, url_parts
+from sinks.cache.options import Options
+from sinks.cache.wire import Refused, Wire
+from sinks.retry import down, redis_error
+
+LOOK_S: Final = 10.0
+"""How often it is looked whether somebody has let the server evict keys."""
+
+Found = TypeVar("Found")
+
+
+class Server:
+    """One connection for transactions, held from the first one to ``drop``, and the client's own for questions."""
+
+    def __init__(self, store: str, options: Options) -> None:
+        self._store = store
+        self._credentials = _credentials(store, options)
+        self._client = _client(options, self._credentials)
+        self._connection: Any = None
+        self._wire: Wire | None = None
+        self._looked_at = 0.0
+
+    @property
+    def wire(self) -> Wire:
+        """For use within ``errors`` only."""
+        if self._wire is None:
+            pool = self._client.connection_pool
+            self._connection = pool.connection_class(**pool.connection_kwargs)
+            self._connection.connect()
+            # Its handshake has been answered, so nothing is left in the client's own reader; ours takes hundreds of answers at a time.
+            self._wire = Wire(self._connection._sock)
+        return self._wire
+
+    def ask(self, question: Callable[[redis.Redis], Found]) -> Found:
+        with self.errors():
+            return question(self._client)
+
+    def refuse_unfit(self, *, again: bool = False) -> None:
+        """Raises StoreError for a server that could lose rows without a word, or that cannot take any. ``again``: now and then is enough."""
+        if again and time.monotonic() - self._looked_at < LOOK_S:
+            return
+        info: dict[str, Any] = self.ask(lambda client: client.info())
+        self._looked_at = time.monotonic()
+        if info.get("maxmemory_policy", "noeviction") != "noeviction":
+            policy = info["maxmemory_policy"]
+            hint = "CONFIG SET maxmemory-policy noeviction: any other policy drops rows without a word; cdc audit finds those that have gone"
+            raise StoreError(f"store {self._store}: the server evicts keys ({policy})", retryable=False, hint=hint)
+        if info.get("cluster_enabled") or info.get("redis_mode") == "cluster":
+            raise StoreError(
+                f"store {self._store}: {self.address} is a node of a Redis Cluster, where no transaction spans the keys of two slots",
+                retryable=False,
+                hint="use a server that is not in cluster mode",
+            )
+        if info.get("role") == "slave":
+            raise redis_error(self._store, "READONLY")
+
+    @property
+    def address(self) -> str:
+        given = self._client.connection_pool.connection_kwargs
+        return str(given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}")
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turns the client's and the wire's errors into ours; after one, the connection's state is unknown, so it is dropped."""
+        try:
+            yield
+        except BaseException as error:
+            self.drop()
+            if (ours := self._in_our_words(error)) is None:
+                raise
+            raise ours from None
+
+    def drop(self) -> None:
+        """The server forgets a transaction that it has not been told to carry out."""
+        if self._connection is not None:
+            self._connection.disconnect()
+        self._connection = self._wire = None
+
+    def close(self) -> None:
+        self.drop()
+        self._client.close()
+
+    def _in_our_words(self, error: BaseException) -> StoreError | None:
+        if isinstance(error, Refused):
+            return redis_error(self._store, error.code, rotating=self._credentials.rotating)
+        if isinstance(error, redis.exceptions.AuthenticationError):
+            return redis_error(self._store, "WRONGPASS", rotating=self._credentials.rotating)
+        if isinstance(error, redis.exceptions.BusyLoadingError):
+            return redis_error(self._store, "LOADING")
+        if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
+            return down(self._store, self.address, type(error).__name__)
+        if isinstance(error, redis.ResponseError):
+            return redis_error(self._store, _code(error))
+        return None
+
+
+def _client(options: Options, credentials: Credentials) -> redis.Redis:
+    given: dict[str, Any] = {"socket_timeout": options.timeout_s, "socket_connect_timeout": min(options.timeout_s, 5.0)}
+    if options.ca_certs is not None:
+        given["ssl_ca_certs"] = str(options.ca_certs)
+    given |= url_parts(options.url)
+    for secret in ("username", "password"):
+        given.pop(secret, None)
+    if credentials.needed:
+        given["credential_provider"] = credentials
+    # Trying again is the follower's business: it knows what else waits.
+    return redis.Redis.from_pool(redis.ConnectionPool(protocol=2, retry=Retry(NoBackoff(), 0), **given))
+
+
+def _credentials(name: str, options: Options) -> Credentials:
+    try:
+        return Credentials(options.url, options.username, options.password)
+    except ValueError:
+        raise ConfigError(f"stores.{name}.url is no Redis address", hint="for example redis://cache.internal:6379/0") from None
+
+
+_CODES: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (redis.exceptions.OutOfMemoryError, "OOM"),
+    (redis.exceptions.ReadOnlyError, "READONLY"),
+    (redis.exceptions.NoPermissionError, "NOPERM"),
+    (redis.exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (redis.exceptions.MasterDownError, "MASTERDOWN"),
+    (redis.exceptions.MovedError, "MOVED"),
+    (redis.exceptions.AskError, "ASK"),
+    (redis.exceptions.TryAgainError, "TRYAGAIN"),
+)
+
+
+def _code(error: redis.ResponseError) -> str:
+    """The server's error code; redis-py cuts it off where it has a class of its own for it."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    word = str(error).split(" ", 1)[0]
+    return word if word.isupper() and word.isalpha() else "ERR"

@@ -1,0 +1,79 @@
+"""What a sink knows of its store: the ledger as it was read and, from there on, as this writer left it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cdc.errors import ConfigError
+from cdc.model.position import ZERO_CUT, Cut, Position
+from cdc.model.table import Table
+from sinks.cache.keytemplate import TableKeys, bind
+from sinks.cache.ledger import Base, Ledger, Projection
+from sinks.cache.transactions import Chain
+from sinks.contract import Shape
+
+
+@dataclass(slots=True)
+class Standing:
+    """``applied`` may be lower than the ledger's cut for one who only reads: then a table lacks its past."""
+
+    store: str
+    projection: Projection
+    applied: Cut = ZERO_CUT
+    chains: dict[str, Chain] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    coming: dict[str, Shape] = field(default_factory=dict)
+    prefixes: dict[str, str] = field(default_factory=dict)
+    bases: dict[str, Base] = field(default_factory=dict)
+    aside: dict[str, str] = field(default_factory=dict)
+    touched: set[str] = field(default_factory=set)
+    """Tables that were written since the last commit."""
+    _bound: dict[tuple[Projection, Table], TableKeys] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, store: str, held: Ledger, applied: Cut) -> Standing:
+        least = 0 if applied == held.cut else held.cut.position
+        return cls(
+            store,
+            held.projection,
+            applied,
+            {topic: Chain(topic, max(at, least)) for topic, at in held.at.items()},
+            dict(held.shapes),
+            dict(held.coming),
+            dict(held.prefixes),
+            dict(held.bases),
+            dict(held.aside),
+        )
+
+    def chain(self, topic: str) -> Chain:
+        return self.chains.setdefault(topic, Chain(topic, None))
+
+    def progress(self, topic: str) -> Position:
+        chain = self.chains.get(topic)
+        return Position(max(self.applied.position, (chain.at if chain is not None else None) or 0))
+
+    def holds(self, topic: str) -> bool:
+        """Whether the store has keys for this table: then it must be able to name them."""
+        return topic in self.prefixes
+
+    def keys(self, table: Table, projection: Projection | None = None) -> TableKeys:
+        """Raises ConfigError when the template cannot name the table's rows."""
+        which = (projection or self.projection, table)
+        if which not in self._bound:
+            self._bound[which] = bind(which[0].key, table)
+        return self._bound[which]
+
+    def check(self, table: Table, prefixes: dict[str, str] | None = None) -> TableKeys:
+        """The table's keys. Raises ConfigError when there are none, or when one of them could be another table's."""
+        keys = self.keys(table)
+        for other, prefix in (self.prefixes if prefixes is None else prefixes).items():
+            if other != table.qualified and (prefix.startswith(keys.prefix) or keys.prefix.startswith(prefix)):
+                raise could_be_the_same(self.store, table.qualified, other)
+        return keys
+
+
+def could_be_the_same(store: str, one: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"store {store}: keys of {one} and {other} could be the same",
+        hint='put {schema} and {table} into `key`, each followed by ":"',
+    )

@@ -1,0 +1,217 @@
+"""Writes that the ledger lets through, or that change nothing: WATCH, look, MULTI … EXEC.
+
+The server carries out what stands between MULTI and EXEC as one piece, and only when the ledger, watched before it was looked at, is still
+untouched. The decision between the two is ours (``sinks.cache.fence``), so a write reaches the data only from a process that has just seen
+that it may; one that slept in between, was replaced, or talks to a server that was flushed or restored meanwhile gets nothing done. Nothing
+of a transaction that the server has no memory for is carried out.
+
+In a stream of writes nobody waits: the data of one is on its way while the one before is carried out, and only its EXEC is held back until
+its look at the ledger has been answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.crashpoint import crashpoint
+from cdc.errors import StoreError
+from sinks.cache import ledger
+from sinks.cache.fence import Answer, Seen, Writer, answer
+from sinks.cache.resp import EXEC, MULTI, Frame, Part
+from sinks.cache.server import Server
+from sinks.cache.wire import Refused, Reply, Wire, command
+from sinks.contract import EpochPassed
+
+_DISCARD: Final = command("DISCARD")
+_UNWATCH: Final = command("UNWATCH")
+_OK: Final = b"+OK\r\n"
+_QUEUED: Final = b"+QUEUED\r\n"
+_TRIES: Final = 5
+"""Of a change to the ledger that others touched meanwhile."""
+
+Commands = Sequence[bytes]
+Answers = list[bytes | None]
+
+
+@dataclass(slots=True)
+class Chain:
+    """One table's writes: its own progress, as the writer left it in the ledger (None: there is none yet)."""
+
+    topic: str
+    at: int | None
+
+
+class Transactions:
+    """Of one sink, as one writer. Not thread-safe."""
+
+    def __init__(self, store: str, server: Server) -> None:
+        self._store = store
+        self._server = server
+        self._key = ledger.key_of(store)
+        self.writer = Writer("", "", 0)
+        self.position = 0
+        """The applied position, as the writer left it in the ledger."""
+
+    def progress(self, chain: Chain) -> int:
+        return max(self.position, chain.at or 0)
+
+    def frame(self, topic: str, *, moves: bool) -> Frame:
+        """Around a table's parts."""
+        look = command("WATCH", self._key) + command("HMGET", self._key, *ledger.LOOK, f"at:{topic}") + MULTI
+        move = command("HSET", self._key, "epoch", self.writer.epoch, f"at:{topic}", "") if moves else b""
+        return Frame(look, move.removesuffix(b"$0\r\n\r\n"))
+
+    def part(self, topic: str, commands: Commands, upto: int | None = None) -> Part:
+        """A part of a few commands."""
+        moved = [self.set({f"at:{topic}": str(upto)})] if upto is not None else []
+        data = EXEC + self.frame(topic, moves=False).look + b"".join([*commands, *moved])
+        return Part(memoryview(data), len(commands) + len(moved), upto)
+
+    def set(self, fields: dict[str, str]) -> bytes:
+        """The command that sets these fields of the ledger, and the writer's epoch."""
+        items = [item for pair in {"epoch": str(self.writer.epoch), **fields}.items() for item in pair]
+        return command("HSET", self._key, *items)
+
+    def remove(self, *fields: str) -> bytes:
+        return command("HDEL", self._key, *fields)
+
+    def stream(self, chain: Chain, parts: Iterable[Part]) -> None:
+        """Carries them out, one after the other. ``chain`` moves with each that was. Raises StoreError, EpochPassed."""
+        with self._server.errors():
+            wire = self._server.wire
+            before: Part | None = None
+            closing = b""
+            for part in parts:
+                self._send(wire, part, closing)
+                if before is not None:
+                    self._finish(wire, chain, before, closing)
+                closing = EXEC if self._may(wire, chain, part) else _DISCARD
+                before = part
+                crashpoint("cache.write.sent")
+            if before is not None:
+                wire.send(closing)
+                self._finish(wire, chain, before, closing)
+
+    def change(self, fields: Sequence[str], decide: Callable[[Answers], Commands | None]) -> bool:
+        """A change to the ledger: ``decide`` sees these fields of it and says what to do, None for nothing. Whether it was done."""
+        return self._decided(command("HMGET", self._key, *fields), lambda reply: decide(_strings(reply)))
+
+    def settle(self, *commands: bytes) -> None:
+        """A change to the ledger that is this writer's to make, and moves nothing."""
+
+        def decide(found: Answers) -> Commands:
+            seen = ledger.seen(found)
+            decided = answer(seen, self.writer, self.position, self.position)
+            self.refuse(Answer.LOST if decided is Answer.ALREADY else decided, seen)
+            return commands
+
+        self.change(ledger.LOOK, decide)
+
+    def change_whole(self, decide: Callable[[ledger.Fields], Commands | None]) -> bool:
+        """The same over every field; none where there is no ledger."""
+        return self._decided(command("HGETALL", self._key), lambda reply: decide(fields_of(reply)))
+
+    def refuse(self, found: Answer, seen: Seen | None) -> None:
+        """Raises what this answer means, when it means that the write was not made."""
+        if found is Answer.FENCED and seen is not None:
+            raise EpochPassed(self._store, seen.epoch)
+        if found in (Answer.LOST, Answer.GAP):
+            raise lost(self._store)
+
+    def _send(self, wire: Wire, part: Part, closing: bytes) -> None:
+        if closing == EXEC:
+            wire.send(part.data)  # begins with it
+        else:
+            wire.send(closing)
+            wire.send(part.data[len(EXEC) :])
+
+    def _may(self, wire: Wire, chain: Chain, part: Part) -> bool:
+        """Reads the ledger's answer in this part. False when the part was carried out before."""
+        if not wire.expect(_OK):
+            wire.reply()
+        if not wire.expect(self._expected(chain)):
+            self._compare(chain, part, ledger.seen(_strings(wire.reply())))
+        return part.upto is None or part.upto > self.progress(chain)
+
+    def _compare(self, chain: Chain, part: Part, seen: Seen | None) -> None:
+        """The ledger is not quite where this writer left it."""
+        after = self.progress(chain)
+        self.refuse(answer(seen, self.writer, after, after if part.upto is None else part.upto), seen)
+        if seen is not None:
+            self.position, chain.at = seen.position, seen.at
+
+    def _expected(self, chain: Chain) -> bytes:
+        writer = self.writer
+        known = (writer.log, writer.history, writer.epoch, self.position)
+        last = command(chain.at).removeprefix(b"*1\r\n") if chain.at is not None else b"$-1\r\n"
+        return b"*5\r\n" + command(*known).removeprefix(b"*4\r\n") + last
+
+    def _finish(self, wire: Wire, chain: Chain, part: Part, closing: bytes) -> None:
+        """Reads what is left of a part's answers. Raises Refused, StoreError when it was not carried out."""
+        queued = wire.expect(_OK + _QUEUED * part.commands)
+        refused = None if queued else _first_error(wire.lines(1 + part.commands))
+        if closing != EXEC:
+            wire.lines(1)
+            return
+        answered = wire.lines(1)
+        if refused is not None:
+            raise refused
+        if answered.startswith(b"-"):
+            raise Refused(answered)
+        if answered != b"*%d\r\n" % part.commands:
+            raise lost(self._store)  # somebody touched the ledger after we had looked at it
+        if (failed := _first_error(wire.lines(part.commands))) is not None:
+            raise failed
+        if part.upto is not None:
+            chain.at = part.upto
+
+    def _decided(self, question: bytes, decide: Callable[[Reply], Commands | None]) -> bool:
+        with self._server.errors():
+            wire = self._server.wire
+            for _ in range(_TRIES):
+                wire.send(command("WATCH", self._key) + question)
+                wire.reply()
+                commands = decide(wire.reply())
+                if commands is None:
+                    wire.send(_UNWATCH)
+                    wire.reply()
+                    return False
+                wire.send(MULTI + b"".join(commands) + EXEC)
+                refused = _first_error(wire.lines(1 + len(commands)))
+                answered = wire.lines(1)
+                if refused is not None:
+                    raise refused
+                if answered == b"*%d\r\n" % len(commands):
+                    if (failed := _first_error(wire.lines(len(commands)))) is not None:
+                        raise failed
+                    return True
+                if answered.startswith(b"-"):
+                    raise Refused(answered)
+        raise lost(self._store)
+
+
+def lost(store: str) -> StoreError:
+    return StoreError(
+        f"store {store}: the server's ledger is gone, or is not where this writer left it: it was flushed, restored or replaced",
+        retryable=True,
+        hint="it is looked at again, and what is missing is written again",
+    )
+
+
+def fields_of(reply: Reply) -> dict[str, str]:
+    """An answer to HGETALL."""
+    items = [item.decode(errors="replace") for item in _strings(reply) if item is not None]
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _strings(reply: Reply) -> Answers:
+    if not isinstance(reply, list):
+        raise ValueError("the server answered something else than it was asked")
+    return [item if isinstance(item, bytes) else None for item in reply]
+
+
+def _first_error(lines: bytes) -> Refused | None:
+    """Of answers of one line each."""
+    return next((Refused(line) for line in lines.split(b"\r\n") if line.startswith(b"-")), None)

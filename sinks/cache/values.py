@@ -1,0 +1,119 @@
+"""What stands under a row's key, and the way back to the row: nothing but the table's columns.
+
+``json``: the document of ``sinks.jsonrows`` without the fields that are ours. ``hash``: a field per column, a scalar's text or the JSON of
+everything else; a NULL column has none ('' is an empty field).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import redis
+
+from cdc.model.table import Table
+from sinks.cache.wire import bulk
+from sinks.jsonkernels import ABSENT, VALUE, integer_text
+from sinks.jsonrows import Piece, Texts, fields, join, plain_documents
+from sinks.jsontext import from_fields, meant_rows, parse, row_texts
+from sinks.render.texts import readonly
+
+Fields = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """One value per row as ``resp.Rows`` takes it. ``items``: None where a value is one text."""
+
+    texts: Texts
+    items: npt.NDArray[np.int64] | None = None
+
+
+class Form(Protocol):
+    """One of the two forms that a value may have."""
+
+    def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
+        """Adds the question for this key's value, which ``read`` takes the answer to."""
+        ...
+
+    def write(self, batch: pa.RecordBatch, table: Table) -> Written: ...
+
+    def read(self, values: Sequence[Any]) -> list[Fields | None]:
+        """What the server holds under some keys as columns; None where it is nothing of ours."""
+        ...
+
+    def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
+        """What the fields mean. Schema: ``audit_schema(table)``; a column that is missing is NULL."""
+        ...
+
+    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        """Rows of Postgres's text as ``rows`` has them."""
+        ...
+
+
+class Json:
+    def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
+        questions.get(name)
+
+    def write(self, batch: pa.RecordBatch, table: Table) -> Written:
+        return Written(plain_documents(batch, table))
+
+    def read(self, values: Sequence[Any]) -> list[Fields | None]:
+        return [_document(value) for value in values]
+
+    def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
+        return row_texts([dict(one) for one in found], table)
+
+    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table)
+
+
+class Hash:
+    def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
+        questions.hgetall(name)
+
+    def write(self, batch: pa.RecordBatch, table: Table) -> Written:
+        pieces: list[Piece] = []
+        items = np.zeros(len(batch), np.int64)
+        for member, texts in fields(batch, table):
+            states = None if member.states is None else np.where(member.states == VALUE, VALUE, ABSENT).astype(np.uint8)
+            items += 2 if states is None else 2 * (states == VALUE)
+            sizes = Texts(*integer_text(readonly(np.diff(texts.offsets))))
+            pieces.append(Piece(sizes, bulk(member.column.name.encode()) + b"$", b"\r\n", states=states))
+            pieces.append(Piece(texts, b"", b"\r\n", states=states))
+        return Written(join(pieces), items)
+
+    def read(self, values: Sequence[Any]) -> list[Fields | None]:
+        return [_fields(value) for value in values]
+
+    def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
+        return row_texts([from_fields(one, table) for one in found], table)
+
+    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table)
+
+
+FORMS: Final[Mapping[str, Form]] = {"json": Json(), "hash": Hash()}
+
+
+def _document(value: Any) -> Fields | None:
+    if not isinstance(value, bytes):
+        return None
+    try:
+        found = parse(value)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _fields(value: Any) -> Fields | None:
+    if not isinstance(value, dict) or not value:
+        return None
+    try:
+        return {name.decode(): text.decode() for name, text in value.items()}
+    except UnicodeDecodeError:
+        return None

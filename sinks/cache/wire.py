@@ -1,0 +1,93 @@
+"""Answers of the server (RESP 2), read in bulk: a transaction of some hundred writes has as many, and none of them matters alone."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+Reply = bytes | int | None | list["Reply"]
+
+_LINE: Final = b"\r\n"
+_READ_BYTES: Final = 1 << 16
+
+
+class Refused(Exception):
+    """The server answered an error. Its text may quote what was sent, so only its first word is kept."""
+
+    def __init__(self, line: bytes) -> None:
+        word = line[1:].split(b" ", 1)[0].decode("ascii", "replace")
+        self.code = word if word.isupper() and word.isalpha() else "ERR"
+        super().__init__(self.code)
+
+
+class Wire:
+    """One connection that is past its handshake. Raises OSError when it breaks; it is of no use afterwards."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._unread = bytearray()
+
+    def send(self, data: bytes | memoryview) -> None:
+        self._socket.sendall(data)
+
+    def expect(self, answer: bytes) -> bool:
+        """Whether exactly these bytes come next; they are consumed then, and nothing is otherwise."""
+        while len(self._unread) < len(answer):
+            if not answer.startswith(self._unread):
+                return False
+            self._read()
+        if not self._unread.startswith(answer):
+            return False
+        del self._unread[: len(answer)]
+        return True
+
+    def lines(self, count: int) -> bytes:
+        """The next ``count`` answers, each of which is one line: a status, a number or an error."""
+        end = -1
+        for _ in range(count):
+            start = end + 1
+            while (end := self._unread.find(b"\n", start)) < 0:
+                self._read()
+        found = bytes(self._unread[: end + 1])
+        del self._unread[: end + 1]
+        return found
+
+    def reply(self) -> Reply:
+        """One answer, whatever its kind. Raises Refused when it is an error."""
+        line = self.lines(1)[: -len(_LINE)]
+        kind, rest = line[:1], line[1:]
+        if kind == b"-":
+            raise Refused(line)
+        if kind == b"+":
+            return rest
+        if kind == b":":
+            return int(rest)
+        size = int(rest)
+        if size < 0:
+            return None
+        if kind == b"$":
+            return self._bulk(size)
+        return [self.reply() for _ in range(size)]
+
+    def _bulk(self, size: int) -> bytes:
+        while len(self._unread) < size + len(_LINE):
+            self._read()
+        found = bytes(self._unread[:size])
+        del self._unread[: size + len(_LINE)]
+        return found
+
+    def _read(self) -> None:
+        data = self._socket.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        self._unread += data
+
+
+def bulk(item: bytes) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(item), item)
+
+
+def command(*items: bytes | str | int) -> bytes:
+    """One command as the bytes on the wire."""
+    parts = [item if isinstance(item, bytes) else str(item).encode() for item in items]
+    return b"*%d\r\n" % len(parts) + b"".join(map(bulk, parts))
