@@ -24,12 +24,13 @@ import pyarrow.compute as pc
 from cdc.model.batch import OP, POSITION, Op
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import arrow_type, canonical_text
+from cdc.model.showing import As
 from cdc.model.table import Column, Table
 from sinks import jsonkernels as kernels
 from sinks.jsonkernels import ABSENT, NULL, VALUE, Bytes
 from sinks.render import columns
 from sinks.render.columns import literal_texts, lossy_numbers, trimmed
-from sinks.render.kinds import JSON_KINDS, As, Kind, Leaf, kind_of
+from sinks.render.kinds import JSON_KINDS, Kind, Leaf, kind_of
 from sinks.render.texts import NOTHING, binary_view, readonly, view
 from sinks.render.texts import Texts as Texts
 from sinks.render.texts import raw_texts as raw_texts

@@ -7,7 +7,9 @@ everything else; a NULL column has none ('' is an empty field).
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,14 +17,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import redis
 
+from cdc.model.showing import AsRules
 from cdc.model.table import Table
+from sinks.cache.ledger import Projection
 from sinks.cache.wire import bulk
 from sinks.jsonkernels import ABSENT, VALUE, integer_text
 from sinks.jsonrows import Piece, Texts, fields, join, plain_documents
 from sinks.jsontext import from_fields, meant_rows, parse, row_texts
+from sinks.render.choices import Choices
 from sinks.render.texts import readonly
 
 Fields = Mapping[str, Any]
+
+RULES: Final = 1
+"""Another number writes every value again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,30 +64,36 @@ class Form(Protocol):
 
 
 class Json:
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
 
     def write(self, batch: pa.RecordBatch, table: Table) -> Written:
-        return Written(plain_documents(batch, table))
+        return Written(plain_documents(batch, table, self._choices.style(table)))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_document(value) for value in values]
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        return row_texts([dict(one) for one in found], table)
+        return row_texts([dict(one) for one in found], table, self._choices.style(table))
 
     def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-        return meant_rows(rows, table)
+        return meant_rows(rows, table, self._choices.style(table))
 
 
 class Hash:
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
 
     def write(self, batch: pa.RecordBatch, table: Table) -> Written:
         pieces: list[Piece] = []
         items = np.zeros(len(batch), np.int64)
-        for member, texts in fields(batch, table):
+        for member, texts in fields(batch, table, self._choices.style(table)):
             states = None if member.states is None else np.where(member.states == VALUE, VALUE, ABSENT).astype(np.uint8)
             items += 2 if states is None else 2 * (states == VALUE)
             sizes = Texts(*integer_text(readonly(np.diff(texts.offsets))))
@@ -91,13 +105,24 @@ class Hash:
         return [_fields(value) for value in values]
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        return row_texts([from_fields(one, table) for one in found], table)
+        style = self._choices.style(table)
+        return row_texts([from_fields(one, table, style) for one in found], table, style)
 
     def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-        return meant_rows(rows, table)
+        return meant_rows(rows, table, self._choices.style(table))
 
 
-FORMS: Final[Mapping[str, Form]] = {"json": Json(), "hash": Hash()}
+def shown(rules: AsRules) -> str:
+    """How values look, as a projection keeps it: another text is another look, so that every value is written again."""
+    return json.dumps({"rules": RULES, "as": [[pattern, dict(columns)] for pattern, columns in rules]}, ensure_ascii=False)
+
+
+@lru_cache(maxsize=64)
+def form_of(projection: Projection) -> Form:
+    """The form of a projection's values."""
+    rules = json.loads(projection.shown)["as"] if projection.shown else []
+    choices = Choices("", tuple((pattern, columns) for pattern, columns in rules))
+    return Hash(choices) if projection.value == "hash" else Json(choices)
 
 
 def _document(value: Any) -> Fields | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -28,6 +28,7 @@ from sinks.deadletters import check_share
 from sinks.jsonrows import DELETED, Style, Texts
 from sinks.jsontext import meant_rows, row_texts
 from sinks.policy import emptied
+from sinks.render.choices import Choices
 from sinks.render.meaning import plain_key
 from sinks.reshape import reshaped, rewrites
 from sinks.retry import Fate
@@ -52,6 +53,8 @@ DEAD_ROWS_MIN: Final = 20
 
 class Options(Address, StoreOptions):
     """``index`` names the alias that users search; see the documentation of each field's use in ``sinks.search``."""
+
+    renders = True
 
     index: str = "{schema}.{table}"
     shards: int = Field(1, ge=1)
@@ -90,7 +93,8 @@ class SearchSink:
         self._cluster = Cluster(name, options)
         self._ledger = Ledger(self._cluster)
         self._places: dict[str, Place] = {}
-        self._styles: dict[Table, Style] = {}
+        self._choices = Choices(name, options.as_rules, fields.style_of)
+        self._log: LogReader | None = None
         self._covered = 0
         """The highest applied position that this process has seen: rows up to it are in the store."""
         self._fenced: fence.Fenced | None = None
@@ -98,6 +102,7 @@ class SearchSink:
         self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix=f"bulk-{name}")
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
+        self._log = log
         jsonrows.warm_up()
         self._places.clear()
         self._fenced = None
@@ -106,6 +111,7 @@ class SearchSink:
         return self.applied()
 
     def prepare(self, table: Table) -> None:
+        self._choices.check(table, self._log)
         found = self._look_up(table)
         if found is None:
             if self._ledger.forget([table.qualified]):
@@ -118,6 +124,10 @@ class SearchSink:
         self._evolve(names, table, held)
         self._places[table.qualified] = Place(table, names, self._writer(names, held), self._ledger.floor(table.qualified))
         self._ledger.set_shape(table, 0)
+
+    def foresee(self, tables: Sequence[Table]) -> None:
+        """Raises ConfigError when the configuration says something of a table or column that does not exist."""
+        self._choices.foresee(tables)
 
     def shape(self, topic: str) -> Shape | None:
         return self._ledger.shape(topic)
@@ -207,9 +217,7 @@ class SearchSink:
         return row_texts([fields.taken_out(source, table, style) for source in sources], table, style)
 
     def _style(self, table: Table) -> Style:
-        if table not in self._styles:
-            self._styles[table] = fields.style_of(table, {})
-        return self._styles[table]
+        return self._choices.style(table)
 
     # -- places -------------------------------------------------------------------------------------------------------
 
