@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_type_hints
 
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -25,7 +25,8 @@ from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
 from cdc.interpolation import holds_secret, interpolate
-from cdc.model.selection import matches
+from cdc.model.selection import matches, named
+from cdc.model.showing import As, AsRules
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Nobody writes a longer configuration by hand."""
@@ -175,11 +176,51 @@ class Contract(Strict):
     """Columns without which a store stops before the change that takes one away."""
 
 
+class TableOptions(Strict):
+    """``[stores.NAME.tables."schema.table"]``: what a store makes of one table (* and ? match)."""
+
+    as_: Mapping[str, As] = Field({}, alias="as")
+    """Column → how the store shows it."""
+
+
+class StoreTables(Strict):
+    """``tables`` of a store: a list of patterns; or a table, whose ``select`` is that list and whose other keys are tables with options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, TableOptions] = Field(init=False)
+
+    select: Patterns = ("*",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_list_for_short(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw if isinstance(raw, StoreTables) else {"select": raw}
+        for key in raw:
+            if key != "select" and "." not in str(key):
+                raise ValueError(f"{key} is neither `select` nor a table, which is written schema.table")
+        return raw
+
+    @model_validator(mode="after")
+    def _options_are_of_tables_that_are_held(self) -> Self:
+        for pattern in self.options:
+            if named((pattern,)) and not matches(self.select, pattern):
+                raise ValueError(f"{pattern} has options here, and is no table of this store; add it to tables.select")
+        return self
+
+    @property
+    def options(self) -> Mapping[str, TableOptions]:
+        return self.__pydantic_extra__ or {}
+
+
 class StoreOptions(Strict):
     """What every store's options have; each sink's own model extends it."""
 
+    renders: ClassVar[bool] = False
+    """Whether the store makes JSON of values, so that a column may be shown in another way."""
+
     kind: str
-    tables: Patterns = ("*",)
+    held: StoreTables = Field(StoreTables(), alias="tables")
     batch_rows: int = Field(200_000, ge=1)
     batch_bytes: int = Field(64 * 2**20, ge=1)
     workers_from_rows: int = Field(20_000, ge=0)
@@ -189,6 +230,22 @@ class StoreOptions(Strict):
     schema_policy: SchemaPolicy = Field("apply", alias="schema")
     schema_for: Mapping[str, SchemaPolicy] = {}
     """The same for single tables (schema.table, * and ? match); the last that matches decides."""
+
+    @model_validator(mode="after")
+    def _only_what_it_can(self) -> Self:
+        if not self.renders and self.as_rules:
+            raise ValueError(f"a store of kind {self.kind} holds the types of the database: it knows no `as`")
+        return self
+
+    @property
+    def tables(self) -> Patterns:
+        """The patterns of the tables that the store holds."""
+        return self.held.select
+
+    @property
+    def as_rules(self) -> AsRules:
+        """How this store shows columns, by patterns of tables."""
+        return tuple((pattern, options.as_) for pattern, options in self.held.options.items() if options.as_)
 
     def policy(self, table: str) -> SchemaPolicy:
         """What this store does when the table (``schema.table``) changes."""
@@ -328,7 +385,8 @@ class _Loading:
         return _resolved(instance, self.path.parent) if len(self.problems) == before else None
 
     def _invalid(self, model: type[BaseModel], at: _At, loc: _At, kind: str, message: str) -> None:
-        where = (*at, *loc)
+        # The list may be written without its name.
+        where = (*at, *(loc[:-1] if loc[-2:] == ("tables", "select") else loc))
         if kind == "extra_forbidden":
             self.problem(where, "there is no such key", hint=_suggestion(_model_at(model, loc[:-1]), str(loc[-1])))
         elif kind == "missing":
@@ -435,8 +493,13 @@ def _model_at(model: type[BaseModel], loc: _At) -> type[BaseModel] | None:
     for step in loc:
         if found is None:
             return None
-        if isinstance(step, str) and step in found.model_fields:
-            found = _inner_model(found.model_fields[step].annotation) or found
+        if not isinstance(step, str):
+            continue
+        field = next((field for name, field in found.model_fields.items() if step == (field.alias or name)), None)
+        if field is not None:
+            found = _inner_model(field.annotation) or found
+        elif found.model_config.get("extra") == "allow":
+            found = _inner_model(get_type_hints(found)["__pydantic_extra__"]) or found
     return found
 
 

@@ -195,7 +195,18 @@ json_build_object(
       union all
       select 'a' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.atttypmod || ' ' || b.attisdropped
       from reached r join pg_type t on t.oid = r.oid join pg_attribute b on b.attrelid = t.typrelid and b.attnum > 0
-      where t.typrelid <> 0) told))
+      where t.typrelid <> 0
+      union all
+      select 'n' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.attname
+      from reached r join pg_type t on t.oid = r.oid join pg_attribute b on b.attrelid = t.typrelid and b.attnum > 0
+      where t.typrelid <> 0 and not b.attisdropped
+      union all
+      select 't' || t.oid, case when t.typtype = 'd' then 'd ' || t.typbasetype when t.typtype = 'c' then 'c ' || t.typrelid
+        when t.typtype in ('r', 'm') then t.typtype::text || ' ' || (
+          select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid))
+        when t.typcategory = 'A' and t.typlen = -1 and t.typelem <> 0 then 'a ' || t.typelem || ' ' || t.typdelim::text
+        else t.typtype::text || ' ' || t.typname end
+      from reached r join pg_type t on t.oid = r.oid) told))
 from pg_class c where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence <> 't'
 $facts$;
 

@@ -6,7 +6,7 @@ A stream of lines keeps nothing, so the applied cut lives as long as the process
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -21,22 +21,27 @@ from cdc.settings import StoreOptions
 from cdc.terminal import visible_json
 from sinks.contract import Outcome, Shape, audit_schema
 from sinks.jsonrows import lines
+from sinks.render.choices import Choices
 
 
-class Options(StoreOptions): ...
+class Options(StoreOptions):
+    renders = True
 
 
 class ConsoleSink:
     parallel = False
     sequenced = False
 
-    def __init__(self, name: str, out: BinaryIO) -> None:
+    def __init__(self, name: str, options: Options, out: BinaryIO) -> None:
         self.name = name
+        self._choices = Choices(name, options.as_rules)
+        self._log: LogReader | None = None
         self._out = out
         self._applied = ZERO_CUT
         self._shapes: dict[str, Shape] = {}
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:  # noqa: ARG002
+        self._log = log
         return self._applied
 
     def held(self, topic: str) -> Position:  # noqa: ARG002
@@ -48,7 +53,12 @@ class ConsoleSink:
         self._shapes.clear()
 
     def prepare(self, table: Table) -> None:
+        self._choices.check(table, self._log)
         self._shapes.setdefault(table.qualified, Shape(table, Position(0)))
+
+    def foresee(self, tables: Sequence[Table]) -> None:
+        """Raises ConfigError when the configuration says something of a table or column that does not exist."""
+        self._choices.foresee(tables)
 
     def shape(self, topic: str) -> Shape | None:
         return self._shapes.get(topic)
@@ -57,7 +67,8 @@ class ConsoleSink:
         if (change := schema_change_of(changes)) is not None:
             self._shapes[change.table.qualified] = Shape(change.table, Position(first_position(changes)))
         fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), self._applied.position, side="right")))
-        self._out.write(visible_json(lines(fresh, table_of(fresh.schema)).decode()).encode())
+        table = table_of(fresh.schema)
+        self._out.write(visible_json(lines(fresh, table, self._choices.style(table)).decode()).encode())
         self._out.flush()
         return Outcome(len(fresh), stale=len(changes) - len(fresh))
 
@@ -82,5 +93,5 @@ class ConsoleSink:
     def close(self) -> None: ...
 
 
-def make(name: str, options: Options) -> ConsoleSink:  # noqa: ARG001
-    return ConsoleSink(name, sys.stdout.buffer)
+def make(name: str, options: Options) -> ConsoleSink:
+    return ConsoleSink(name, options, sys.stdout.buffer)

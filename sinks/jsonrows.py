@@ -24,17 +24,18 @@ import pyarrow.compute as pc
 from cdc.model.batch import OP, POSITION, Op
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import arrow_type, canonical_text
+from cdc.model.showing import As
 from cdc.model.table import Column, Table
 from sinks import jsonkernels as kernels
 from sinks.jsonkernels import ABSENT, NULL, VALUE, Bytes
 from sinks.render import columns
 from sinks.render.columns import literal_texts, lossy_numbers, trimmed
-from sinks.render.kinds import JSON_KINDS, As, Kind, Leaf, kind_of
+from sinks.render.kinds import JSON_KINDS, Kind, Leaf, kind_of
 from sinks.render.texts import NOTHING, binary_view, readonly, view
 from sinks.render.texts import Texts as Texts
 from sinks.render.texts import raw_texts as raw_texts
 from sinks.render.tokenkernels import DOUBLE_DIGITS
-from sinks.rowtext import ExactValues, exact_values
+from sinks.rowtext import ExactValues, column_text, exact_values
 
 Mask = npt.NDArray[np.bool_]
 
@@ -180,34 +181,34 @@ def plain_documents(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -
     return join(object_pieces(members(batch, table, style), rows=len(batch)))
 
 
-def field_pieces(batch: pa.RecordBatch, table: Table, style: Style = EXACT, *, head: bool = True) -> list[Piece]:
-    """As ``document_pieces``, but every value is a string: a scalar's text, the JSON of everything else (see ``field_member``).
+def fields(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Iterator[tuple[Member, Texts]]:
+    """Each column as a field of text: a scalar's own text, the JSON of everything else. Of NULL (and in deletes) it may be anything.
 
-    ``head``: ``_cdc_position`` first.
+    Numbers and booleans are written as in JSON; strings are what they say, but those of a json or jsonb column, which keep their quotes.
     """
-    given = (field_member(member) for member in members(batch, table, style))
-    before = [Piece(position_texts(batch), before=f'{{"{POSITION}":'.encode())] if head else ()
-    return object_pieces(given, before, rows=len(batch))
+    exact = exact_values(batch)
+    for member in members(batch, table, style):
+        if member.kind is Leaf.TEXT or not member.quote:
+            yield member, _field(member, column_text(batch, member.column.name, exact))
+        else:
+            yield member, member.texts
 
 
-def field_member(member: Member) -> Member:
-    """The member as a field of texts: numbers and booleans as they stand in JSON, strings as they are, anything else as its JSON.
-
-    A NULL is no field. In a json or jsonb column a string keeps its quotes, as it is JSON.
-    """
-    states = member.states
-    if states is not None:
-        states = np.where(states == NULL, ABSENT, states).astype(np.uint8)
-    if member.quote:
-        return member._replace(states=states)
+def _field(member: Member, own: pa.Array) -> Texts:
+    """``own``: the column's own text."""
+    if member.kind is Leaf.TEXT:
+        return raw_texts(own)
     strings = first_bytes(member.texts) == QUOTE
     if member.kind in JSON_KINDS:
         strings = np.zeros(len(strings), np.bool_) if member.told is None else member.told
-    texts = string_texts(member.texts.to_array())
-    if strings.any():
-        bare = pc.binary_slice(member.texts.to_array(), 1, -1)
-        texts = raw_texts(pc.if_else(pa.array(strings), bare, texts.to_array()))
-    return member._replace(texts=texts, quote=b'"', states=states)
+    if not strings.any():
+        return member.texts
+    whole = member.texts.to_array()
+    bare = pc.binary_slice(whole, 1, -1)
+    # Only a text that is not of its column's kind has anything in it that a string must escape.
+    escaped = pc.match_substring(bare, "\\")
+    bare = pc.if_else(escaped, own.fill_null("").cast(pa.large_binary()), bare) if pc.any(escaped).as_py() else bare
+    return raw_texts(pc.if_else(pa.array(strings), bare, whole))
 
 
 def lines(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> bytes:

@@ -103,6 +103,8 @@ def _clauses(old: Column | None, new: Column | None) -> list[str]:
     found = [f"renames {old.name} to {new.name}"] if old.name != new.name else []
     if (old.type_oid, old.typmod, old.type_name) != (new.type_oid, new.typmod, new.type_name):
         found.append(f"changes the type of {new.name}")
+    elif old.structure != new.structure:
+        found.append(f"changes what the type of {new.name} is made of")
     if old.key != new.key:
         found.append(f"{'takes' if new.key else 'no longer takes'} {new.name} into the key")
     return found

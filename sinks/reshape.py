@@ -13,6 +13,7 @@ import pyarrow as pa
 from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, batch_schema, table_of
 from cdc.model.evolution import differences
 from cdc.model.pgtypes import arrow_type, canonical_text
+from cdc.model.structure import structure_of
 from cdc.model.table import Column, Table
 from sinks.fromtext import exact_column, typed
 from sinks.rowtext import exact_values
@@ -47,7 +48,8 @@ def rewrites(old: Table, new: Table) -> bool:
     for change in differences(old, new):
         if change.old is None:
             continue
-        if change.new is None or change.renamed or arrow_type(change.old) != arrow_type(change.new):
+        held, comes = change.old, change.new
+        if comes is None or change.renamed or (arrow_type(held), structure_of(held)) != (arrow_type(comes), structure_of(comes)):
             return True
     return rekeyed(old, new)
 

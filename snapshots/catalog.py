@@ -10,16 +10,26 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from cdc.capture.relations import FIRST_OWN_TYPE, identify
+from cdc.capture.relations import identify
 from cdc.errors import SourceError
 from cdc.model.selection import matches
+from cdc.model.structure import FIRST_OWN_TYPE, described
 from cdc.model.table import Column, Table
 from cdc.source.capturable import Definition, identity_problem, reserved_problem
+from cdc.source.facts import TYPES
 from cdc.source.vanishing import despite_drops
+
+# What the types are made of is asked for only where a column has one that is not the server's own.
+_OWN_TYPES: Final = (
+    "case when exists (select from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and a.atttypid >= 10000) then "
+    + TYPES
+    + " end"
+)
 
 # The stream leaves stored generated columns out before 18; from 18 on pg_publication_tables.attnames says which it sends.
 # A domain's TYPE message names its base type, hence the recursion.
-_TABLES: Final = """
+_TABLES: Final = (
+    """
 select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
        coalesce(array_to_string((x.indkey::int2[])[:x.indnkeyatts - 1], ' '), ''),
        p.rowfilter,
@@ -35,7 +45,10 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
           from pg_attribute a
          where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attname = any (p.attnames)
            and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)),
-       (select d.indimmediate from pg_index d where d.indrelid = c.oid and d.indisprimary and d.indisvalid)
+       (select d.indimmediate from pg_index d where d.indrelid = c.oid and d.indisprimary and d.indisvalid),
+       """
+    + _OWN_TYPES
+    + """
 from pg_publication_tables p
 join pg_namespace n on n.nspname = p.schemaname
 join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
@@ -51,22 +64,28 @@ cross join lateral (
 where p.pubname = %(publication)s and (%(oids)s::oid[] is null or c.oid = any (%(oids)s::oid[]))
 order by n.nspname, c.relname
 """
+)
 
 
 # Cheap enough for every range: no sizes, no types, only what a change of the above goes with; and the files that hold the rows.
 # (pg_partition_tree has no row at all for a table that is neither partitioned nor a partition.)
-_LOOK: Final = """
-select o.oid::int8, pg_current_snapshot()::text, md5(row(
-  (select row(c.relname, c.relnamespace, c.relreplident) from pg_class c where c.oid = o.oid),
+_LOOK: Final = (
+    """
+select c.oid::int8, pg_current_snapshot()::text, md5(row(
+  (select row(k.relname, k.relnamespace, k.relreplident) from pg_class k where k.oid = c.oid),
   (select array_agg(row(a.attnum, a.attname, a.atttypid, a.atttypmod, a.attisdropped, a.attgenerated) order by a.attnum)
-     from pg_attribute a where a.attrelid = o.oid and a.attnum > 0),
+     from pg_attribute a where a.attrelid = c.oid and a.attnum > 0),
   (select array_agg(row(i.indexrelid, i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate) order by i.indexrelid)
-     from pg_index i where i.indrelid = o.oid),
-  (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = o.oid))::text),
+     from pg_index i where i.indrelid = c.oid),
+  (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = c.oid),
+  (select array_agg(row(made.key, made.value) order by made.key) from json_each_text("""
+    + _OWN_TYPES
+    + """) made))::text),
   md5((select array_agg(row(leaf.oid, pg_relation_filenode(leaf.oid)) order by leaf.oid)
-     from (select o.oid union select tree.relid::oid from pg_partition_tree(o.oid) tree where tree.isleaf) leaf (oid))::text)
-from unnest(%(oids)s::oid[]) o(oid)
+     from (select c.oid union select tree.relid::oid from pg_partition_tree(c.oid) tree where tree.isleaf) leaf (oid))::text)
+from unnest(%(oids)s::oid[]) c(oid)
 """
+)
 
 
 class Uncapturable(SourceError):
@@ -168,12 +187,34 @@ _READABLE: Final = 7
 
 
 def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceError | None]:
-    oid, schema, name, kind, identity, index, row_filter, readable, row_security, estimate, size, pages, attributes, immediate = row
+    (
+        oid,
+        schema,
+        name,
+        kind,
+        identity,
+        index,
+        row_filter,
+        readable,
+        row_security,
+        estimate,
+        size,
+        pages,
+        attributes,
+        immediate,
+        types,
+    ) = row
     numbers = [int(number) for number in index.split()]
     names = {number: label for number, label, *_ in attributes or ()}
     columns = tuple(
         Column(
-            label, type_oid, typmod, "" if type_oid < FIRST_OWN_TYPE else type_name, identity == "f" or number in numbers, number
+            label,
+            type_oid,
+            typmod,
+            "" if type_oid < FIRST_OWN_TYPE else type_name,
+            identity == "f" or number in numbers,
+            number,
+            structure=described(type_oid, types or {}),
         )
         for number, label, type_oid, typmod, type_name in attributes or ()
     )

@@ -409,10 +409,11 @@ def _shape(table: Table) -> list[tuple[str, int, int]]:
 
 
 def _numbered_by(table: Table, known: Table) -> Table | None:
-    """The table with ``known``'s numbers (and key, where the stream does not tell it), if names and types are the same in the same order."""
+    """The table with ``known``'s numbers and structures (and key, where the stream does not tell it), if names and types are the same in the same order."""
     if _shape(table) != _shape(known):
         return None
-    return _with(table, tuple(column.attnum for column in known.columns), tuple(column.name for column in known.key))
+    told = tuple((column.attnum, column.structure) for column in known.columns)
+    return _with(table, told, tuple(column.name for column in known.key))
 
 
 def _skips(now: Facts, facts: Facts | None, before: Table | None) -> bool:
@@ -425,6 +426,7 @@ def _skips(now: Facts, facts: Facts | None, before: Table | None) -> bool:
 def _guessed(table: Table, live: Table | None, before: Table | None) -> Table:
     """A number for each column that the catalog and the definition before agree on, or that only one of them has."""
     sources = [{(c.name, c.type_oid): c.attnum for c in known.columns} for known in (live, before) if known is not None]
+    structures = {c.type_oid: c.structure for known in (before, live) if known is not None for c in known.columns}
     numbers = []
     for column in table.columns:
         found = {source[column.name, column.type_oid] for source in sources if (column.name, column.type_oid) in source}
@@ -433,13 +435,14 @@ def _guessed(table: Table, live: Table | None, before: Table | None) -> Table:
     if any(left >= right for left, right in pairwise(certain)):
         numbers = [0] * len(numbers)  # columns stand in the order of their numbers, so some of these are wrong
     key = next(([column.name for column in known.key] for known in (live, before) if known is not None), [])
-    return _with(table, tuple(numbers), tuple(key))
+    told = [(number, structures.get(column.type_oid, "")) for number, column in zip(numbers, table.columns, strict=True)]
+    return _with(table, tuple(told), tuple(key))
 
 
 @lru_cache(maxsize=4096)
-def _with(table: Table, numbers: tuple[int, ...], key: tuple[str, ...]) -> Table:
-    """Under FULL the stream flags every column; ``key`` tells which of them identify a row."""
-    columns = [replace(column, attnum=number) for column, number in zip(table.columns, numbers, strict=True)]
+def _with(table: Table, told: tuple[tuple[int, str], ...], key: tuple[str, ...]) -> Table:
+    """``told``: each column's number and structure. Under FULL the stream flags every column; ``key`` tells which of them identify a row."""
+    columns = [replace(c, attnum=number, structure=structure) for c, (number, structure) in zip(table.columns, told, strict=True)]
     if table.identity == "f" and set(key) & set(table.names):
         columns = [replace(column, key=column.name in key) for column in columns]
     return replace(table, columns=tuple(columns))

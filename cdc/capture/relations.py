@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, cast
+from typing import cast
 
 from cdc.capture.definitions import Definitions
 from cdc.errors import ColumnReserved, ProtocolError
 from cdc.model.batch import reserved_column
+from cdc.model.structure import FIRST_OWN_TYPE
 from cdc.model.table import Column, Identity, Table, one
-
-FIRST_OWN_TYPE: Final = 10_000
-"""FirstGenbkiObjectId: pgoutput names every type from this OID on in a TYPE message before it is used."""
 
 
 def identify(columns: tuple[Column, ...], identity: Identity, primary_key: tuple[str, ...]) -> tuple[Column, ...]:

@@ -70,6 +70,10 @@ def schema_change_of(batch: pa.RecordBatch) -> SchemaChange | None:
     return SchemaChange(table_of(batch.schema), Kind(facts["kind"]), "empties" in facts, facts.get("now"))
 
 
+def _type(column: Column) -> tuple[int, int, str, str]:
+    return column.type_oid, column.typmod, column.type_name, column.structure
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One column's fate between two versions: ``old`` None: added; ``new`` None: dropped; both: renamed, retyped or re-keyed."""
@@ -83,11 +87,7 @@ class Difference:
 
     @property
     def retyped(self) -> bool:
-        return (
-            self.old is not None
-            and self.new is not None
-            and (self.old.type_oid, self.old.typmod, self.old.type_name) != (self.new.type_oid, self.new.typmod, self.new.type_name)
-        )
+        return self.old is not None and self.new is not None and _type(self.old) != _type(self.new)
 
     @property
     def rekeyed(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, cast
 
+from cdc.model.structure import described
 from cdc.model.table import Column, Identity, Table
 
 STORED, VIRTUAL = "s", "v"
@@ -81,7 +82,9 @@ class Facts:
     """Column numbers of the index that identifies rows (under FULL: of the primary key); empty when no index does."""
     leaves: Mapping[int, Leaf]
     types: Mapping[str, str] = field(default_factory=dict)
-    """Enum labels (``e<oid>``) and attributes of composite types (``a<relation>.<number>``) that the table's columns are made of."""
+    """Enum labels (``e<oid>``) and attributes of composite types (``a<relation>.<number>``) that the table's columns are made of; and what
+    their structure is made of: types (``t<oid>``: "a ELEMENT DELIMITER", "c RELATION", "d BASE", "r SUBTYPE", "m SUBTYPE", or its kind and
+    name) and attributes' types and names (``n<relation>.<number>``)."""
     publishing: Publishing | None = None
     attached: bool = False
     """It is a partition of another table."""
@@ -159,7 +162,18 @@ class Facts:
             self.oid,
             self.schema,
             self.name,
-            tuple(Column(c.name, c.type_oid, c.typmod, c.type_name, key=c.attnum in key, attnum=c.attnum) for c in columns),
+            tuple(
+                Column(
+                    c.name,
+                    c.type_oid,
+                    c.typmod,
+                    c.type_name,
+                    key=c.attnum in key,
+                    attnum=c.attnum,
+                    structure=described(c.type_oid, self.types),
+                )
+                for c in columns
+            ),
             self.identity,
         )
 
@@ -313,8 +327,8 @@ def _shows(before: Facts, after: Facts) -> bool:
 
 
 def _retold(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-    """A label was renamed, or a composite type that was there has another attribute."""
-    if any(key in after and after[key] != told for key, told in before.items()):
+    """A label was renamed, or a composite type that was there has another attribute. An attribute's name is in no value."""
+    if any(key in after and after[key] != told for key, told in before.items() if key.startswith(("a", "e"))):
         return True
     composites = {key.partition(".")[0] for key in before if key.startswith("a")}
     return any(key.startswith("a") and key not in before and key.partition(".")[0] in composites for key in after)

@@ -25,7 +25,8 @@ from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
 
 FIRST_OWN_TYPE: Final = 10_000
-"""FirstGenbkiObjectId: types below it are the server's own, the same in every database."""
+"""FirstGenbkiObjectId: types below it are the server's own, the same in every database; pgoutput names every other in a TYPE message
+before it is used."""
 HSTORE: Final = "hstore"
 
 
@@ -99,9 +100,14 @@ def of_oid(oid: int) -> Structure:
 
 
 def described(type_oid: int, types: Mapping[str, str]) -> str:
-    """A type's ``Column.structure``. ``types``: as in ``cdc.model.facts.Facts.types``; what is missing there is plain text."""
-    raw = _raw(type_oid, types)
-    return "" if type_oid < FIRST_OWN_TYPE or raw == TEXT else json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
+    """A type's ``Column.structure``. ``types``: as in ``cdc.model.facts.Facts.types``; what is missing there, or odd, is plain text."""
+    if type_oid < FIRST_OWN_TYPE:
+        return ""
+    try:
+        raw = _raw(type_oid, types)
+    except (ValueError, RecursionError):  # facts also come through the stream
+        return ""
+    return "" if raw == TEXT else json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
 
 
 def _raw(oid: int, types: Mapping[str, str]) -> Any:

@@ -11,9 +11,10 @@ import psycopg
 from cdc.errors import SourceError
 from cdc.model.facts import STORED, VIRTUAL
 from cdc.model.selection import matches, named
+from cdc.model.structure import described
 from cdc.model.table import Column, Identity, Table
 from cdc.source.capturable import Definition
-from cdc.source.facts import read_facts
+from cdc.source.facts import TYPES, read_facts
 from cdc.source.vanishing import despite_drops
 
 ORDINARY, PARTITIONED = "r", "p"
@@ -21,7 +22,8 @@ COMPUTED_VERSION: Final = 180000
 """The first server_version_num that can publish stored generated columns."""
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
 
-_TABLES: Final = """
+_TABLES: Final = (
+    """
 select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text,
        row_security_active(c.oid),
        has_schema_privilege(n.oid, 'USAGE') and (has_table_privilege(c.oid, 'SELECT') or has_any_column_privilege(c.oid, 'SELECT')),
@@ -29,7 +31,10 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::tex
        coalesce(p.indimmediate, true), p.indrelid is not null, pg_get_userbyid(c.relowner),
        greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid),
        coalesce(case when c.relreplident in ('d', 'f') and p.indimmediate then array_to_string((p.indkey::int2[])[:p.indnkeyatts - 1], ' ')
-                     when c.relreplident = 'i' then array_to_string((r.indkey::int2[])[:r.indnkeyatts - 1], ' ') end, '')
+                     when c.relreplident = 'i' then array_to_string((r.indkey::int2[])[:r.indnkeyatts - 1], ' ') end, ''),
+       case when exists (select from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and a.atttypid >= 10000) then """
+    + TYPES
+    + """ end
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 left join pg_index p on p.indrelid = c.oid and p.indisprimary and p.indisvalid
@@ -38,6 +43,7 @@ where c.relkind in ('r', 'p', 'v', 'm', 'f') and c.relpersistence <> 't'
   and n.nspname !~ '^pg_' and n.nspname not in ('information_schema', 'headwater')
 order by n.nspname, c.relname
 """
+)
 
 # A type's name is what the stream's TYPE message says: nothing for the server's own types, the base type's name for a domain.
 _COLUMNS: Final = """
@@ -152,7 +158,24 @@ def _check_named(pattern: str, table: SourceTable | None) -> None:
 
 
 def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int, int, str, str]], version: int) -> SourceTable:
-    (oid, schema, name, kind, persistence, identity, row_security, readable, root, immediate, has_key, owner, rows, size, key) = row
+    (
+        oid,
+        schema,
+        name,
+        kind,
+        persistence,
+        identity,
+        row_security,
+        readable,
+        root,
+        immediate,
+        has_key,
+        owner,
+        rows,
+        size,
+        key,
+        types,
+    ) = row
     key_numbers = {int(number) for number in str(key).split()}
     full_without_key = identity == "f" and not key_numbers
     generated = {number: kind for _, number, *_, kind in columns if kind}
@@ -162,7 +185,15 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
         schema=cast(str, schema),
         name=cast(str, name),
         columns=tuple(
-            Column(label, type_oid, typmod, type_name, key=full_without_key or number in key_numbers, attnum=number)
+            Column(
+                label,
+                type_oid,
+                typmod,
+                type_name,
+                key=full_without_key or number in key_numbers,
+                attnum=number,
+                structure=described(type_oid, cast("dict[str, str]", types or {})),
+            )
             for label, number, type_oid, typmod, type_name, kind_of in columns
             if not kind_of
         ),

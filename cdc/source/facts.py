@@ -16,9 +16,40 @@ from cdc.source.vanishing import despite_drops
 FILE: Final = "catalog.json"
 _FORMAT: Final = 2
 
+# What the types of a table's columns are made of (``Facts.types``); ``c.oid`` is the table's.
+TYPES: Final[LiteralString] = """(
+    with recursive reached(oid) as (
+      select a.atttypid from pg_attribute a
+      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 10000
+      union
+      select next.oid from reached r join pg_type t on t.oid = r.oid cross join lateral (
+        select t.typelem union all select t.typbasetype
+        union all select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid)
+        union all select b.atttypid from pg_attribute b
+          where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
+      where next.oid >= 10000)
+    select coalesce(json_object_agg(told.what, told.text), '{}') from (
+      select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
+      union all
+      select 'a' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.atttypmod || ' ' || b.attisdropped
+      from reached r join pg_type t on t.oid = r.oid join pg_attribute b on b.attrelid = t.typrelid and b.attnum > 0
+      where t.typrelid <> 0
+      union all
+      select 'n' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.attname
+      from reached r join pg_type t on t.oid = r.oid join pg_attribute b on b.attrelid = t.typrelid and b.attnum > 0
+      where t.typrelid <> 0 and not b.attisdropped
+      union all
+      select 't' || t.oid, case when t.typtype = 'd' then 'd ' || t.typbasetype when t.typtype = 'c' then 'c ' || t.typrelid
+        when t.typtype in ('r', 'm') then t.typtype::text || ' ' || (
+          select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid))
+        when t.typcategory = 'A' and t.typlen = -1 and t.typelem <> 0 then 'a ' || t.typelem || ' ' || t.typdelim::text
+        else t.typtype::text || ' ' || t.typname end
+      from reached r join pg_type t on t.oid = r.oid) told)"""
+
 # deploy/roles.sql holds the same expression for the event trigger. ``c`` is the table's row of pg_class. A partition that was created as one
 # has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again.
-FACTS: Final[LiteralString] = """
+FACTS: Final[LiteralString] = (
+    """
 json_build_object(
   'oid', c.oid::int8,
   'schema', (select n.nspname from pg_namespace n where n.oid = c.relnamespace),
@@ -52,24 +83,10 @@ json_build_object(
     where l.oid in (select c.oid where c.relkind = 'r'
                     union all
                     select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf)),
-  'types', (
-    with recursive reached(oid) as (
-      select a.atttypid from pg_attribute a
-      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 10000
-      union
-      select next.oid from reached r join pg_type t on t.oid = r.oid cross join lateral (
-        select t.typelem union all select t.typbasetype
-        union all select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid)
-        union all select b.atttypid from pg_attribute b
-          where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
-      where next.oid >= 10000)
-    select coalesce(json_object_agg(told.what, told.text), '{}') from (
-      select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
-      union all
-      select 'a' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.atttypmod || ' ' || b.attisdropped
-      from reached r join pg_type t on t.oid = r.oid join pg_attribute b on b.attrelid = t.typrelid and b.attnum > 0
-      where t.typrelid <> 0) told))
-"""
+  'types', """
+    + TYPES
+    + ")\n"
+)
 
 _READ: Final[LiteralString] = (
     """

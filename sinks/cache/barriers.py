@@ -20,7 +20,7 @@ from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base, Projection
 from sinks.cache.standing import Standing
 from sinks.cache.transactions import Transactions
-from sinks.cache.values import FORMS
+from sinks.cache.values import form_of
 from sinks.cache.writing import Letters, Rowwriter
 from sinks.contract import Outcome, Shape
 from sinks.policy import emptied
@@ -127,7 +127,7 @@ class Barriers:
     def _rewrite(self, shape: Table, keys: TableKeys, upto: Position, until: Position | None = None) -> Letters:
         """Every row as of ``upto``. ``until``: the position of the change that asks for it."""
         rows = sweep.rows(self._log, shape, upto)
-        form = FORMS[self._known.projection.value]
+        form = form_of(self._known.projection)
         return self._writing.rewrite(self._known.chain(shape.qualified), rows, keys, form, until)
 
     def _begin(self, topic: str, coming: Shape) -> None:

@@ -17,7 +17,7 @@ from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import Ledger
 from sinks.cache.server import Server
 from sinks.cache.transactions import Answers, Commands, Transactions, lost
-from sinks.cache.values import FORMS, Form
+from sinks.cache.values import Form, form_of
 from sinks.cache.wire import command
 
 
@@ -59,6 +59,6 @@ def _ways(held: Ledger) -> Iterator[tuple[TableKeys, Form]]:
         for shapes in (held.shapes, held.coming):
             for shape in shapes.values():
                 try:
-                    yield bind(projection.key, shape.table), FORMS[projection.value]
+                    yield bind(projection.key, shape.table), form_of(projection)
                 except ConfigError:
                     continue

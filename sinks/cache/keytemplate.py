@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Final
@@ -13,7 +14,7 @@ import pyarrow as pa
 from cdc.errors import ConfigError
 from cdc.model.table import Table
 from sinks.jsonrows import Piece, Texts, join, raw_texts
-from sinks.rowtext import column_text, exact_values, join_key, key_part, keys
+from sinks.rowtext import EMPTY_KEY, ESCAPE, NULL_PART, column_text, exact_values, join_key, key_part, keys
 
 DEFAULT: Final = "{schema}.{table}:{key}"
 WHOLE_KEY: Final = "key"
@@ -44,6 +45,27 @@ class TableKeys:
             return self._join([join_key(parts, ":" if len(parts) > 1 else "")])
         return self._join([key_part(key_texts.column(name), self._separators) for name, _ in self.columns])
 
+    def keys_of(self, names: Sequence[bytes]) -> pa.RecordBatch:
+        """The way back: what such names say of the table's columns, NULL where they say nothing (or are no names of this template)."""
+        found = [self._said(name.decode(errors="replace")) for name in names]
+        schema = pa.schema([pa.field(name, pa.utf8()) for name in self.table.names])
+        return pa.RecordBatch.from_pylist(found, schema)
+
+    def _said(self, name: str) -> dict[str, str | None]:
+        if self.whole:
+            columns = [(column.name, ":") for column in self.table.key]
+            columns[-1] = (columns[-1][0], self.columns[0][1])
+        else:
+            columns = list(self.columns)
+        said: dict[str, str | None] = {}
+        rest = name.removeprefix(self.prefix)
+        for column, literal in columns[:-1]:
+            part, _, rest = _until(rest, literal)
+            said[column] = _unescaped(part)
+        last, literal = columns[-1]
+        said[last] = _unescaped(rest.removesuffix(literal))
+        return said
+
     @property
     def _separators(self) -> str:
         # What follows the last column separates nothing; and an N or E escaped in a value would be what NULL and the empty key look like.
@@ -53,6 +75,18 @@ class TableKeys:
         after = [literal.encode() for _, literal in self.columns]
         before = [self.prefix.encode(), *([b""] * (len(parts) - 1))]
         return join([Piece(raw_texts(p), before=b, after=a) for p, b, a in zip(parts, before, after, strict=True)])
+
+
+def _until(text: str, literal: str) -> tuple[str, str, str]:
+    """``str.partition`` at the first place where the literal begins with no backslash before it."""
+    at = 0
+    while at < len(text) and not text.startswith(literal, at):
+        at += 2 if text[at] == ESCAPE else 1
+    return text[:at], text[at : at + len(literal)], text[at + len(literal) :]
+
+
+def _unescaped(part: str) -> str | None:
+    return None if part == NULL_PART else re.sub(r"\\(.)", r"\1", part.removeprefix(EMPTY_KEY), flags=re.DOTALL)
 
 
 def bind(template: str, table: Table) -> TableKeys:

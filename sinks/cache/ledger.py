@@ -50,14 +50,16 @@ class Projection:
 
     key: str
     value: str
+    shown: str = ""
+    """What values look like beside that (``sinks.cache.values.shown``); empty: as they did before there were such rules."""
 
     def encode(self) -> str:
-        return json.dumps({"key": self.key, "value": self.value}, sort_keys=True, ensure_ascii=False)
+        return json.dumps({"key": self.key, "value": self.value, "shown": self.shown}, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def decode(cls, text: str) -> Projection:
         raw = json.loads(text)
-        return cls(raw["key"], raw["value"])
+        return cls(raw["key"], raw["value"], raw.get("shown", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from sinks.cache.keytemplate import DEFAULT
 class Options(StoreOptions):
     """``url`` may hold user and password; ``rediss://`` is TLS, verified against ``ca_certs`` or the system's authorities."""
 
+    renders = True
+
     url: SecretStr
     username: str | None = None
     password: SecretStr | None = None

@@ -76,19 +76,24 @@ def rows_of(
         alone = [rows_of([name], [fields], keys, form) for name, fields in there] if len(there) > 1 else []
         batches = [rows for _, rows in alone]
         return [name for mine, _ in alone for name in mine], together(batches, keys.table)
-    mine = _named_by_themselves(there, rows, keys)
+    mine = _own([name for name, _ in there], rows, keys, form)
     return [name for (name, _), is_mine in zip(there, mine, strict=True) if is_mine], rows.filter(pa.array(mine, pa.bool_()))
 
 
-def _named_by_themselves(there: Sequence[tuple[bytes, Fields]], rows: pa.RecordBatch, keys: TableKeys) -> list[bool]:
-    if not there:
+def _own(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Form) -> list[bool]:
+    """Whether each row's own columns name exactly the key that it stands under."""
+    if not names:
         return []
-    if not plain_key(keys.table):
-        # What such a key means is not what its name is made of: then a row is what has the key's columns, and none that the table lacks.
-        needed, known = {column.name for column in keys.table.key}, set(keys.table.names)
-        return [needed <= fields.keys() <= known for _, fields in there]
-    named = keys.texts_of_keys(rows).to_array().to_pylist()
-    return [name == own for (name, _), own in zip(there, named, strict=True)]
+    if plain_key(keys.table):
+        return [name == own for name, own in zip(names, keys.texts_of_keys(rows).to_array().to_pylist(), strict=True)]
+    # Such a value can be written in several ways, so its text cannot be told from the row: it is told from the name.
+    said = keys.keys_of(names)
+    meant = form.meant(said, keys.table)
+    columns = [column.name for column in keys.table.key]
+    ours = zip(*(meant.column(name).to_pylist() for name in columns), strict=True)
+    theirs = zip(*(rows.column(name).to_pylist() for name in columns), strict=True)
+    again = keys.texts_of_keys(said).to_array().to_pylist()
+    return [one == other and name == own for one, other, name, own in zip(ours, theirs, names, again, strict=True)]
 
 
 def together(batches: Sequence[pa.RecordBatch], table: Table) -> pa.RecordBatch:

@@ -30,10 +30,10 @@ from sinks.cache.options import Options
 from sinks.cache.server import Server
 from sinks.cache.standing import Standing, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, Transactions, lost
-from sinks.cache.values import FORMS, Form
+from sinks.cache.values import Form, form_of, shown
 from sinks.cache.writing import Rowwriter
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, matches
-from sinks.jsontext import meant_rows
+from sinks.render.choices import Choices
 from sinks.render.meaning import plain_key
 from sinks.rowtext import rows_with_keys
 
@@ -47,7 +47,8 @@ class CacheSink:
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
         self._options = options
-        self._projection = Projection(options.key, options.value)
+        self._projection = Projection(options.key, options.value, shown(options.as_rules))
+        self._choices = Choices(name, options.as_rules)
         self._server = Server(name, options)
         self._transactions = Transactions(name, self._server)
         self._writing = Rowwriter(name, self._transactions)
@@ -177,11 +178,13 @@ class CacheSink:
     # -- tables -------------------------------------------------------------------------------------------------------
 
     def prepare(self, table: Table) -> None:
+        self._choices.check(table, self._log)
         self._barriers().prepare(table)
         crashpoint("cache.prepared")
 
     def foresee(self, tables: Sequence[Table]) -> None:
         """Raises ConfigError when the keys of these tables, which are to come, cannot be named, or cannot be told apart."""
+        self._choices.foresee(tables)
         now = Standing(self.name, self._projection)
         held = self._known.prefixes if self._known.projection == self._projection else {}
         found = [now.check(table, held) for table in tables]
@@ -231,14 +234,14 @@ class CacheSink:
 
     @property
     def _form(self) -> Form:
-        return FORMS[self._known.projection.value]
+        return form_of(self._known.projection)
 
     def make_visible(self) -> None: ...
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-        return meant_rows(rows, table)
-
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return self._form.meant(rows, table)
 
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
         try:

@@ -9,24 +9,28 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import redis
 
-from cdc.model.pgtypes import canonical_text
+from cdc.model.showing import AsRules
 from cdc.model.table import Table
+from sinks.cache.ledger import Projection
 from sinks.cache.wire import bulk
 from sinks.jsonkernels import ABSENT, VALUE, integer_text
-from sinks.jsonrows import QUOTE, Member, Piece, Texts, first_bytes, join, members, plain_documents, raw_texts
-from sinks.jsontext import from_fields, parse, row_texts
-from sinks.render.kinds import JSON_KINDS, Leaf
+from sinks.jsonrows import Piece, Texts, fields, join, plain_documents
+from sinks.jsontext import from_fields, meant_rows, parse, row_texts
+from sinks.render.choices import Choices
 from sinks.render.texts import readonly
 
 Fields = Mapping[str, Any]
+
+RULES: Final = 1
+"""Another number writes every value again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,28 +61,41 @@ class Form(Protocol):
         ...
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        """Rows as the audit compares them. Schema: ``audit_schema(table)``; a column that is missing is NULL."""
+        """What the fields mean. Schema: ``audit_schema(table)``; a column that is missing is NULL."""
+        ...
+
+    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        """Rows of Postgres's text as ``rows`` has them."""
         ...
 
 
 class Json:
     may_fail = False
 
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
 
     def write(self, batch: pa.RecordBatch, table: Table) -> Written:
-        return Written(plain_documents(batch, table))
+        return Written(plain_documents(batch, table, self._choices.style(table)))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_document(value) for value in values]
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        return row_texts(found, table)
+        return row_texts([dict(one) for one in found], table, self._choices.style(table))
+
+    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table, self._choices.style(table))
 
 
 class Hash:
     may_fail = True
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
 
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
@@ -86,11 +103,9 @@ class Hash:
     def write(self, batch: pa.RecordBatch, table: Table) -> Written:
         pieces: list[Piece] = []
         items = np.zeros(len(batch), np.int64)
-        for member in members(batch, table):
-            texts = _bare(member, batch.column(member.column.name))
-            there = None if member.states is None else member.states == VALUE
-            states = None if there is None else np.where(there, VALUE, ABSENT).astype(np.uint8)
-            items += 2 if there is None else 2 * there
+        for member, texts in fields(batch, table, self._choices.style(table)):
+            states = None if member.states is None else np.where(member.states == VALUE, VALUE, ABSENT).astype(np.uint8)
+            items += 2 if states is None else 2 * (states == VALUE)
             sizes = Texts(*integer_text(readonly(np.diff(texts.offsets))))
             pieces.append(Piece(sizes, bulk(member.column.name.encode()) + b"$", b"\r\n", states=states))
             pieces.append(Piece(texts, b"", b"\r\n", states=states))
@@ -100,27 +115,24 @@ class Hash:
         return [_fields(value) for value in values]
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        return row_texts([from_fields(fields, table) for fields in found], table)
+        style = self._choices.style(table)
+        return row_texts([from_fields(one, table, style) for one in found], table, style)
+
+    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+        return meant_rows(rows, table, self._choices.style(table))
 
 
-FORMS: Final[Mapping[str, Form]] = {"json": Json(), "hash": Hash()}
+def shown(rules: AsRules) -> str:
+    """How values look, as a projection keeps it: another text is another look, so that every value is written again."""
+    return json.dumps({"rules": RULES, "as": [[pattern, dict(columns)] for pattern, columns in rules]}, ensure_ascii=False)
 
 
-def _bare(member: Member, values: pa.Array) -> Texts:
-    """A column's literals without what only JSON needs: a string's quotes and escapes. A string in a JSON column keeps them, as it is JSON."""
-    if member.quote:
-        # Where a text could need escapes, it is taken from the column itself.
-        return raw_texts(canonical_text(values)) if member.kind is Leaf.TEXT else member.texts
-    strings = first_bytes(member.texts) == QUOTE
-    if member.kind in JSON_KINDS:
-        strings = np.zeros(len(strings), np.bool_) if member.told is None else member.told
-    if member.states is not None:
-        strings &= member.states == VALUE
-    if not strings.any():
-        return member.texts
-    literals = member.texts.to_array()
-    bare = [json.loads(literal).encode() for literal in literals.filter(pa.array(strings)).to_pylist()]
-    return raw_texts(pc.replace_with_mask(literals, pa.array(strings), pa.array(bare, pa.large_binary())))
+@lru_cache(maxsize=64)
+def form_of(projection: Projection) -> Form:
+    """The form of a projection's values."""
+    rules = json.loads(projection.shown)["as"] if projection.shown else []
+    choices = Choices("", tuple((pattern, columns) for pattern, columns in rules))
+    return Hash(choices) if projection.value == "hash" else Json(choices)
 
 
 def _document(value: Any) -> Fields | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 from cdc.model.pgtypes import (
     BOOL,
@@ -25,11 +25,9 @@ from cdc.model.pgtypes import (
     TIMESTAMP,
     TIMESTAMPTZ,
 )
+from cdc.model.showing import As
 from cdc.model.structure import ArrayOf, Composite, Hstore, MultirangeOf, RangeOf, Scalar, Structure, structure_of
 from cdc.model.table import Column
-
-As = Literal["text", "json"]
-"""What a store's configuration asks for: ``text`` is a value exactly as Postgres prints it, ``json`` a text that holds JSON."""
 
 
 class Leaf(Enum):

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc.model.showing import As
 from cdc.model.table import Table
 from sinks.jsonkernels import ABSENT, VALUE
 from sinks.jsonrows import QUOTE, Member, Piece, Style, first_bytes, head_pieces, join, label_of, members, object_pieces
 from sinks.render.documentkernels import leaf_sizes
-from sinks.render.kinds import JSON_KINDS, As, Kind, Leaf, List, Object, Pairs, Span, kind_of
+from sinks.render.kinds import JSON_KINDS, Kind, Leaf, List, Object, Pairs, Span, kind_of
 from sinks.render.texts import Texts, readonly
 from sinks.search.naming import field_names
 

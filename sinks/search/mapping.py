@@ -62,7 +62,7 @@ def contradicted(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> list[str
 
 
 def _contradicts(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
-    if wanted.get("type", "object") != held.get("type", "object"):
+    if wanted.get("type", "object") != held.get("type", "object") or wanted.get("meta") != held.get("meta"):
         return True
     return bool(contradicted(wanted.get("properties", {}), held.get("properties", {})))
 
@@ -70,7 +70,8 @@ def _contradicts(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
 def _field(column: Column, style: Style) -> dict[str, Any]:
     as_ = style.as_.get(column.name)
     if as_ == "text":
-        return _scalar(column.type_oid) if column.type_oid in _FULL_TEXT else {**_KEYWORD}
+        # Noted, for not every text is another field than what stands for it otherwise (an interval).
+        return {**(_scalar(column.type_oid) if column.type_oid in _FULL_TEXT else _KEYWORD), "meta": {"as": "text"}}
     if field_of(kind_of(column, as_)) in (Field.FLAT, Field.FLAT_JSON):
         return {"type": "flat_object"}
     return _typed(structure_of(column))

@@ -21,8 +21,9 @@ from cdc.model.table import Table
 from cdc.settings import StoreOptions
 from sinks import jsonrows
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape
-from sinks.jsonrows import DELETED, Style
+from sinks.jsonrows import DELETED
 from sinks.jsontext import meant_rows, row_texts
+from sinks.render.choices import Choices
 from sinks.render.meaning import plain_key
 from sinks.retry import Fate
 from sinks.rowtext import join_key, rows_with_keys
@@ -47,6 +48,8 @@ LACKING_LOOK_S: Final = 0.5
 
 class Options(Address, StoreOptions):
     """``index`` names the alias that users search; see the documentation of each field's use in ``sinks.search``."""
+
+    renders = True
 
     index: str = "{schema}.{table}"
     shards: int = Field(1, ge=1)
@@ -75,8 +78,9 @@ class SearchSink:
         self._clock = clock
         self._cluster = Cluster(name, options)
         self._ledger = Ledger(self._cluster)
-        self._styles: dict[Table, Style] = {}
-        self._tables = Tables(self._cluster, options.index, options.tables, self._index_settings, self._style)
+        self._choices = Choices(name, options.as_rules, fields.style_of)
+        self._log: LogReader | None = None
+        self._tables = Tables(self._cluster, options.index, options.tables, self._index_settings, self._choices.style)
         self._rows = Rows(
             self._cluster, self._ledger, self._tables, request_bytes=options.request_bytes, dead_share_max=options.dead_share_max
         )
@@ -93,6 +97,7 @@ class SearchSink:
         """The cut of a commit whose answer has not come."""
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
+        self._log = log
         jsonrows.warm_up()
         self._epoch, self._fenced, self._claiming = None, None, None
         lineage = log.lineage()
@@ -140,10 +145,13 @@ class SearchSink:
 
     def prepare(self, table: Table) -> None:
         self._writes()
+        self._choices.check(table, self._log)
         self._tables.prepare(table)
 
     def foresee(self, tables: Sequence[Table]) -> None:
-        """Raises ConfigError when two of these tables, which are to come, would have the same index."""
+        """Raises ConfigError when two of these tables, which are to come, would have the same index, or when the configuration
+        says something of a table or column that does not exist."""
+        self._choices.foresee(tables)
         if (both := shared(self._options.index, tables)) is not None:
             names = " and ".join(table.qualified for table in both)
             raise ConfigError(
@@ -168,7 +176,7 @@ class SearchSink:
         fresh, positions = changes.slice(first), positions[first:]
         if len(fresh) == 0:
             return Outcome(0, stale=first)
-        verdicts = self._rows.write(table, place, bulk.actions(fresh, table, self._style(table)), positions)
+        verdicts = self._rows.write(table, place, bulk.actions(fresh, table, self._choices.style(table)), positions)
         dead = self._rows.bury(table, verdicts, positions)
         return Outcome(verdicts.count(Fate.WRITTEN), verdicts.count(Fate.STALE) + first, dead)
 
@@ -227,7 +235,7 @@ class SearchSink:
         self._cluster.ask("a refresh", "POST", f"/*{GENERATION}*/_refresh", params=params)
 
     def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-        return meant_rows(rows, table, self._style(table))
+        return meant_rows(rows, table, self._choices.style(table))
 
     def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
         found = self._tables.find(table)
@@ -257,13 +265,8 @@ class SearchSink:
         self._cluster.close()
 
     def _texts(self, sources: list[Any], table: Table) -> pa.RecordBatch:
-        style = self._style(table)
+        style = self._choices.style(table)
         return row_texts([fields.taken_out(source, table, style) for source in sources], table, style)
-
-    def _style(self, table: Table) -> Style:
-        if table not in self._styles:
-            self._styles[table] = fields.style_of(table, {})
-        return self._styles[table]
 
     def _writes(self) -> int:
         if self._epoch is None:

@@ -11,7 +11,9 @@ import pytest
 from pydantic import Field, SecretStr
 from structlog.testing import capture_logs
 
+import sinks
 from cdc.errors import ConfigError
+from cdc.model.showing import shown_as
 from cdc.settings import MAX_FILE_BYTES, SettingsError, Source, StoreOptions, Strict, load
 
 CANARY = "s3cr3t-canary"
@@ -323,3 +325,37 @@ def test_prepared_transactions_and_column_policies_exclude_each_other() -> None:
     Source(dsn=SecretStr("x"), columns=policies)
     with pytest.raises(ValueError, match="two_phase cannot stand together"):
         Source(dsn=SecretStr("x"), columns=policies, two_phase=True)
+
+
+def test_tables_of_a_store_with_options(file: Path) -> None:
+    file.write_text(
+        f'source = {{ dsn = "{DSN}" }}\n[stores.c]\nkind = "redis"\nurl = "redis://h"\n[stores.c.tables]\nselect = ["public.*"]\n'
+        '[stores.c.tables."public.*"]\nas = { doc = "json" }\n[stores.c.tables."public.t"]\nas = { payload = "text" }'
+    )
+    options = load(file, sinks.options_model).stores["c"]
+    assert options.tables == ("public.*",)
+    assert shown_as(options.as_rules, "public.t") == {"doc": "json", "payload": "text"}
+    assert shown_as(options.as_rules, "public.u") == {"doc": "json"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[stores.c.tables."public.t"]\nass = { a = "text" }',
+            "stores.c.tables.public.t.ass: there is no such key → did you mean as?",
+        ),
+        ('[stores.c.tables."public.t"]\nas = { a = "texts" }', "stores.c.tables.public.t.as.a: should be 'text' or 'json'"),
+        ('[stores.c.tables]\nselct = ["public.t"]', "selct is neither `select` nor a table"),
+        (
+            '[stores.c.tables]\nselect = ["public.u"]\n[stores.c.tables."public.t"]\nas = {}',
+            "public.t has options here, and is no table",
+        ),
+        ("tables = []", "stores.c.tables: selects no table"),
+    ],
+)
+def test_options_of_tables_that_make_no_sense(file: Path, text: str, said: str) -> None:
+    file.write_text(f'source = {{ dsn = "{DSN}" }}\n[stores.c]\nkind = "console"\n{text}')
+    with pytest.raises(SettingsError) as caught:
+        load(file, sinks.options_model)
+    assert said in caught.value.problems[0].line()

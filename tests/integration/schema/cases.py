@@ -131,7 +131,13 @@ CASES = (
         "alter type c add attribute y int",
         "insert into t values (2, array[row(1, 2)::c])",
         setup="create type c as (x int); create table t (id int primary key, v c[]); insert into t values (1, array[row(1)::c])",
-        records=["rewritten"],
+        records=["altered", "rewritten"],
+    ),
+    alters(
+        "attribute of a composite with another name",
+        "alter type c rename attribute x to y",
+        "insert into t values (2, row(2)::c)",
+        setup="create type c as (x int); create table t (id int primary key, v c); insert into t values (1, row(1)::c)",
     ),
     Case("drop table", T, ["drop table t"], {"%s.t": ["dropped!"]}),
     Case(

@@ -107,3 +107,16 @@ def test_beside_the_whole_key_nothing_else_can_stand(template: str) -> None:
 def test_a_table_without_identity_is_refused() -> None:
     with pytest.raises(ConfigError, match="no identity"):
         bind(DEFAULT, dataclasses.replace(PAIRS, columns=tuple(dataclasses.replace(c, key=False) for c in PAIRS.columns)))
+
+
+def test_the_way_back_from_a_name() -> None:
+    parts = ["", ":", "\\", "N", "\\N", "\\E", "a:b", "::", "x-y", "-", None]
+    for template in (DEFAULT, "t:{a}:{b}", "t:{b}-:{a}", "t:{a}::{b}/v1"):
+        rows = [{"a": a, "b": b} for a, b in itertools.product(parts, parts)]
+        bound = bind(template, PAIRS)
+        names = bound.texts(upserts(PAIRS, 1, rows)).to_array().to_pylist()
+        assert bound.keys_of(names).select(["a", "b"]).to_pylist() == rows
+    alone = dataclasses.replace(PAIRS, columns=(PAIRS.columns[0], dataclasses.replace(PAIRS.columns[1], key=False)))
+    texts = [{"a": part} for part in parts]
+    bound = bind("t:{key}/v1", alone)
+    assert bound.keys_of(bound.texts(upserts(alone, 1, texts)).to_array().to_pylist()).select(["a"]).to_pylist() == texts

@@ -1,0 +1,52 @@
+"""Writes the generated parts of docs/documents.md: ``make docs``."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import redis
+
+from cdc.embedded.opensearch import OpenSearch
+from cdc.embedded.postgres import NEWEST, VOLATILE, Postgres
+from cdc.embedded.valkey import Valkey
+from cdc.spark import session
+from tests.documents.page import PAGE, parts, written
+
+
+@dataclass
+class Cache:
+    server: Valkey
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def client(self, **options: Any) -> redis.Redis:
+        return redis.Redis.from_url(self.url, **options)
+
+
+def main() -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-docs-")))
+        folder.chmod(0o755)
+        postgres = Postgres(folder / "postgres", version=NEWEST, options=VOLATILE)
+        postgres.start()
+        stack.callback(postgres.stop, "immediate")
+        opensearch, valkey = OpenSearch(folder / "opensearch"), Valkey(folder / "valkey")
+        for server in (opensearch, valkey):
+            server.start()
+            stack.callback(server.stop)
+        spark = session.session(app="headwater-docs", warehouse=folder / "warehouse", scratch=folder / "spark")
+        stack.callback(session.stop)
+        given = {"opensearch": opensearch, "valkey": Cache(valkey), "spark": spark, "tmp_path": folder / "iceberg"}
+        connection = stack.enter_context(psycopg.connect(postgres.dsn(), autocommit=True))
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), parts(connection, given.__getitem__)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
