@@ -9,24 +9,23 @@ Relative paths are relative to the folder of ``cdc.toml``.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
 
 from cdc.errors import ConfigError, HeadwaterError
 from cdc.interpolation import holds_secret, interpolate
 from cdc.model.selection import matches, named
 from cdc.model.showing import As, AsRules
+from cdc.modelkeys import inner_model, is_secret, model_at, suggestion
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Nobody writes a longer configuration by hand."""
@@ -341,10 +340,10 @@ class _Loading:
             return
         for key, value in written.items():
             field = model.model_fields.get(key)
-            inner = _inner_model(field.annotation) if field is not None else None
+            inner = inner_model(field.annotation) if field is not None else None
             if inner is not None and isinstance(value, dict):
                 self.refuse_readable(inner, value, (*at, key))
-            elif field is None or not _is_secret(field) or not isinstance(value, str):
+            elif field is None or not is_secret(field) or not isinstance(value, str):
                 continue
             elif holds_secret(value, address=key in _ADDRESSES):
                 what = "others may read the file, and a secret stands in it"
@@ -388,7 +387,7 @@ class _Loading:
         # The list may be written without its name.
         where = (*at, *(loc[:-1] if loc[-2:] == ("tables", "select") else loc))
         if kind == "extra_forbidden":
-            self.problem(where, "there is no such key", hint=_suggestion(_model_at(model, loc[:-1]), str(loc[-1])))
+            self.problem(where, "there is no such key", hint=suggestion(model_at(model, loc[:-1]), str(loc[-1])))
         elif kind == "missing":
             self.problem(where, "is missing")
         elif kind in ("tuple_type", "list_type"):
@@ -405,8 +404,8 @@ class _Loading:
         for key, value in raw.items():
             secret = key.removesuffix("_file")
             field = model.model_fields.get(secret)
-            inner = _inner_model(model.model_fields[key].annotation) if key in model.model_fields else None
-            if key not in model.model_fields and secret != key and field is not None and _is_secret(field):
+            inner = inner_model(model.model_fields[key].annotation) if key in model.model_fields else None
+            if key not in model.model_fields and secret != key and field is not None and is_secret(field):
                 if secret in raw:
                     self.problem((*at, key), f"give either {secret} or {key}, not both")
                 given[secret] = self._secret((*at, key), value)
@@ -470,48 +469,6 @@ def _resolved(instance: _Model, folder: Path) -> _Model:
         elif isinstance(value, BaseModel):
             changed[name] = _resolved(value, folder)
     return instance.model_copy(update=changed)
-
-
-def _suggestion(model: type[BaseModel] | None, key: str) -> str | None:
-    if model is None:
-        return None
-    known = list(_keys(model))
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
-
-
-def _keys(model: type[BaseModel]) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield field.alias or name
-        if _is_secret(field):
-            yield f"{name}_file"
-
-
-def _model_at(model: type[BaseModel], loc: _At) -> type[BaseModel] | None:
-    """The model that validates the table at this place, None below anything that is no model."""
-    found: type[BaseModel] | None = model
-    for step in loc:
-        if found is None:
-            return None
-        if not isinstance(step, str):
-            continue
-        field = next((field for name, field in found.model_fields.items() if step == (field.alias or name)), None)
-        if field is not None:
-            found = _inner_model(field.annotation) or found
-        elif found.model_config.get("extra") == "allow":
-            found = _inner_model(get_type_hints(found)["__pydantic_extra__"]) or found
-    return found
-
-
-def _inner_model(annotation: Any) -> type[BaseModel] | None:
-    """The model in ``Model``, ``Model | None``, ``tuple[Model, ...]`` or ``Mapping[str, Model]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((model for model in map(_inner_model, get_args(annotation)) if model is not None), None)
-
-
-def _is_secret(field: FieldInfo) -> bool:
-    return field.annotation is SecretStr or SecretStr in get_args(field.annotation)
 
 
 def _key(at: _At) -> str:

@@ -56,7 +56,7 @@ class Pipe:
             self.writer.commit(Lsn(n * 10), n)
 
     def follower(self, **options: Any) -> Follower:
-        given = self.options.model_copy(update=options)
+        given = type(self.options).model_validate({**self.options.model_dump(by_alias=True), **options})
         log = self.folder / "log"
         one = Follower(self.name, given, log, EmbeddedLogReader(log), self.folder / "run", threading.Event())
         self.followers.append(one)
