@@ -120,7 +120,7 @@ class Rows:
     def _together(self, place: Place, reach: int, body: Texts, rows: bulk.Rows) -> bulk.Verdicts | None:
         written = self._tables.begin(place, reach)
         place.sent = written
-        crashpoint("search.bulk.before_send")
+        crashpoint("search.bulk.before_together")
         judged = bulk.send_behind(self._cluster, place.writer, written.changes, body, rows)
         if judged is None:
             return None

@@ -122,9 +122,9 @@ class SearchSink:
         """The ledger names this writer, and claims no more than is there."""
         self._ledger.create(now.mark.log)
         if entry != now:
-            crashpoint("search.ledger.before_write")
+            crashpoint("search.opening.before_write")
             conditional.send(self._cluster, "writing the ledger", [self._ledger.change(now)])
-            crashpoint("search.ledger.written")
+            crashpoint("search.opening.written")
 
     def _look(self, entry: Entry | None, *, point: bool) -> Cut:
         holding = self._tables.look(None if entry is None else entry.mark, point=point)

@@ -478,6 +478,96 @@ def test_erase_removes_what_the_name_made_and_nothing_else(feed: Feed, opensearc
     other.close()
 
 
+# -- operators who err ---------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_under_another_name_takes_neither_rows_nor_searches(feed: Feed, opensearch: OpenSearch, shots: Shots) -> None:
+    """Restored beside the index it brings all aliases with it: nothing can be written through two, and searches find rows twice."""
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    shot = shots.take("public.orders@1")
+    shots.restore(shot, "public.orders@1", rename_pattern="(.+)", rename_replacement="restored_$1")
+    feed.insert(ORDERS, 2)
+    feed.follow()
+    feed.insert(ORDERS, 3)
+    feed.catch_up()
+    feed.holds()
+    assert list(opensearch.request("GET", "/_alias/public.orders")) == ["public.orders@1"]
+    assert opensearch.request("GET", "/.headwater-search@dead/_count")["count"] == 0
+    names = {index["index"] for index in opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all")}
+    assert "restored_public.orders@1" in names, "what an operator has put there stays"
+
+
+def test_an_alias_that_lost_its_filter_is_put_right(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1, 2)
+    feed.add(ORDERS, (Op.DELETE, order(1)))
+    feed.follow()
+    opensearch.request("POST", "/_aliases", {"actions": [{"add": {"index": "public.orders@1", "alias": "public.orders"}}]})
+    feed.catch_up()
+    feed.sink.make_visible()
+    assert opensearch.request("GET", "/public.orders/_count")["count"] == 1
+
+
+def test_an_alias_that_was_removed_comes_back(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    opensearch.request("POST", "/_aliases", {"actions": [{"remove": {"index": "public.orders@1", "alias": "public.orders"}}]})
+    feed.catch_up()
+    assert list(opensearch.request("GET", "/_alias/public.orders")) == ["public.orders@1"]
+    feed.holds()
+
+
+def test_indices_of_two_stores_put_in_each_others_place_are_refused(feed: Feed, opensearch: OpenSearch, shots: Shots) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    other = feed.another("other", index="other.{table}")
+    other.open(feed.log.reader(), 1)
+    for changes in feed.log.reader().read("public.orders", Position(0), Position(1)):
+        other.apply(changes)
+    other.commit(feed.log.head)
+    shot = shots.take("other.orders@1")
+    opensearch.request("DELETE", "/public.orders@1")
+    pattern = {"rename_pattern": "other.orders@1", "rename_replacement": "public.orders@1", "include_aliases": False}
+    shots.restore(shot, "other.orders@1", **pattern)
+    assert feed.reported() == ZERO_CUT
+    with pytest.raises(StoreError, match="belongs to store other") as refused:
+        feed.catch_up()
+    assert not refused.value.retryable
+    assert other.applied() == feed.log.head
+
+
+def test_a_block_holds_up_and_loses_nothing(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.write": True})
+    feed.insert(ORDERS, 2)
+    with pytest.raises(StoreError, match="index write") as failure:
+        feed.catch_up()
+    assert failure.value.retryable
+    assert feed.reported().position == 1
+    opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.write": None})
+    feed.catch_up()
+    feed.holds()
+
+
+def test_a_node_that_restarts_between_rows_and_commit_is_written_again(feed: Feed, opensearch: OpenSearch) -> None:
+    """It may have lost the end of its translog (index.translog.durability: async)."""
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    feed.insert(ORDERS, 2)
+    for changes in feed.log.reader().read("public.orders", Position(1), Position(2)):
+        feed.sink.apply(changes)
+    opensearch.crash()
+    opensearch.start()
+    with pytest.raises(StoreError) as failure:
+        feed.sink.commit(feed.log.head)
+    assert failure.value.retryable
+    assert feed.reported().position == 1
+    feed.applied = None
+    feed.follow()
+    feed.holds()
+
+
 # -- several shards ----------------------------------------------------------------------------------------------------
 
 
