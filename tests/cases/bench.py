@@ -19,7 +19,7 @@ from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, Lsn, Position, parse_lsn
 from cdc.model.table import Table
-from sinks.contract import DeadLetter, Sink
+from sinks.contract import DeadLetter, Sink, audit_schema
 from sinks.memory import STORES, MemorySink, Options
 from tests.cases.case import EXTENSIONS, Case, Record, Rig
 from tests.cases.sessions import Sessions
@@ -322,3 +322,16 @@ def kept(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> tuple[list[
         rows = [tuple(row.values()) for batch in sink.scan(table) for row in batch.to_pylist()]
         content[name] = sorted(rows, key=repr)
     return dead, content
+
+
+def meant(sink: Sink, case: Case, found: Sequence[pa.RecordBatch], source: Content) -> Content:
+    """The source's rows as this store would show them: what ``applied`` has to read back."""
+    tables = {topic: table_of(batch.schema) for batch in found if (topic := table_of(batch.schema).qualified)}
+    content: dict[str, list[Row]] = {}
+    for topic, table in tables.items():
+        name = case.table_of(topic)
+        assert name is not None
+        rows = [dict(zip(table.names, row, strict=True)) for row in source.get(name, ())]
+        held = sink.as_held(pa.RecordBatch.from_pylist(rows, schema=audit_schema(table)), table)
+        content[name] = sorted((tuple(row.values()) for row in held.to_pylist()), key=repr)
+    return content

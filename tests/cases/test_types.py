@@ -10,7 +10,7 @@ import pytest
 
 from cdc.model.batch import POSITION
 from tests.cases import bench
-from tests.cases.bench import Result, applied, kept
+from tests.cases.bench import Result, applied, kept, meant
 from tests.cases.case import Case, Rig
 from tests.cases.conftest import Benches, log_folder
 from tests.cases.entries import TOGETHER
@@ -65,7 +65,8 @@ def test_a_cache_holds_every_text(case: Case, version: int, value: str, benches:
     found = result_of(benches, case, version)
     lab = LABS[value](request.getfixturevalue)
     try:
-        assert shown(applied(lab.opened(), case, found.batches)) == shown(found.source)
+        sink = lab.opened()
+        assert shown(applied(sink, case, found.batches)) == shown(meant(sink, case, found.batches, found.source))
     finally:
         lab.close()
 
@@ -100,14 +101,16 @@ def test_a_store_holds_the_matrix_or_names_what_it_cannot(store: str, benches: B
     lab = LABS[store](request.getfixturevalue)
     options = {"dead_share_max": 1.0} if store == "opensearch" else {}
     try:
-        dead, content = kept(lab.opened(**options), case, found.batches)
+        sink = lab.opened(**options)
+        dead, content = kept(sink, case, found.batches)
+        source = meant(sink, case, found.batches, found.source)["t"]
     finally:
         lab.close()
     assert len(found.source["t"]) > 250
     where = dict(_rows_by_position(found))
     aside = {where[letter.position] for letter in dead}
     assert all(letter.reason for letter in dead)
-    assert content["t"] == [row for row in found.source["t"] if row[0] not in aside]
+    assert content["t"] == [row for row in source if row[0] not in aside]
     kinds = {types[int(row or 0) // 1000].kind for row in aside}
     assert kinds <= SET_ASIDE[store], kinds - SET_ASIDE[store]
 
