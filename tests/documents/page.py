@@ -140,7 +140,7 @@ class Stores:
         spark, catalog = self._fixture("spark"), f"docs_{sink.name}"
         for key, value in CATALOG.items():
             spark.conf.set(f"spark.sql.catalog.{catalog}{key}", value)
-        spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", str(self._fixture("tmp_path")))
+        spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", str(sink.options.path))
         frame = spark.table(f"{catalog}.{table.qualified}")
         kinds = dict(frame.dtypes)
         row = frame.selectExpr(
