@@ -23,7 +23,7 @@ TOYS: Final = {
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }
 STORES: Final = {
-    "backlog": ("--changes 3000 --runs 1 --stores redis,warehouse", {"redis", "warehouse"}),
+    "backlog": ("--changes 120000 --runs 1 --stores redis,warehouse", {"redis", "warehouse"}),
     "latency": ("--rate 20 --seconds 2 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
     "live-cost": ("--reference none --runs 1 --seconds 2 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
 }
