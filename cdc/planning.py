@@ -371,16 +371,16 @@ def _remarks(settings: Settings, reader: LogReader) -> Iterator[Remark]:
 
 
 def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) -> Iterator[Remark]:
-    applied = sink.open(reader)
+    sink.open(reader)
     topics = {topic.name: topic for topic in reader.topics()}
+    known = any(sink.shape(name) is not None for name in topics)
     for name in named(options.tables):
         if name not in topics:
             yield Remark(store, f"{name} has no changes in the log yet")
     for name, topic in topics.items():
         shape, wanted = sink.shape(name), matches(options.tables, topic.table)
-        if wanted and shape is None and topic.first <= applied.position:
-            what = f"{name} was added: only its changes after position {applied.position} would arrive; empty the store to fill it"
-            yield Remark(store, what, stops=True)
+        if wanted and shape is None and known:
+            yield Remark(store, f"{name} was added: all of its rows come from the log; the store's other tables go on")
         elif not wanted and shape is not None:
             yield Remark(store, f"{name} was taken out: its rows stay as they are, and get no older or newer")
         elif wanted and shape is not None and (check := getattr(sink, "check", None)) is not None:

@@ -72,7 +72,15 @@ def create_publication(connection: psycopg.Connection, name: str, tables: Sequen
     published: a child may not be selected, or have no key, and updates of it, and through its parent, would fail at the source."""
     covered = sql.SQL("for table {}").format(_listed(tables)) if tables else sql.SQL("")
     statement = sql.SQL("create publication {} {} with (publish_via_partition_root = true)")
-    _change(connection, name, statement.format(sql.Identifier(name), covered), tables, computed=False)
+    try:
+        _change(connection, name, statement.format(sql.Identifier(name), covered), tables, computed=False)
+    except _Gone:
+        facts = read_facts(connection, name, [table.table.oid for table in tables])
+        there = {(one.oid, one.schema, one.name) for one in facts}
+        left = [table for table in tables if (table.table.oid, table.table.schema, table.table.name) in there]
+        if len(left) == len(tables):
+            raise
+        create_publication(connection, name, left)
 
 
 def add_tables(
