@@ -139,7 +139,7 @@ def test_a_request_outlives_the_process(postgres: Any, tmp_path: Path) -> None:
         (Request("public.t", where="true) to stdout; drop table t; copy (select 1 where (true"), "no condition"),
         (Request("public.t", where="true]) or (array[true"), "no condition"),
         (Request("public.t", where="true, true"), "no condition"),
-        (Request("public.t", keys=(("1", "2"),)), "has 1 columns: id"),
+        (Request("public.t", keys=(("1", "2"),)), "has 1 column: id"),
     ],
 )
 def test_refused_before_it_is_queued(postgres: Any, request_of: Request, says: str) -> None:
