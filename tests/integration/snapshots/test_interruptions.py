@@ -17,7 +17,7 @@ import pytest
 from cdc.embedded.postgres import Postgres
 from cdc.source import connect
 from snapshots import catalog
-from snapshots.catalog import reload_tables
+from snapshots.catalog import load_tables, reload_tables
 from snapshots.flight import IN_FLIGHT
 from snapshots.plan import RANGE_PARTS
 from snapshots.progress import FILE
@@ -200,7 +200,7 @@ def test_a_table_that_is_dropped_while_it_is_looked_at_is_not_there(pg_versions:
     monkeypatch.setattr(catalog, "_TABLES", catalog._TABLES.replace("has_schema_privilege(", slow, 1))
     with connect(pg_versions.dsn) as connection, ThreadPoolExecutor(1) as pool:
         sql.execute("select pg_advisory_lock(%s)", (LOCK,))
-        found = pool.submit(reload_tables, connection, ("public.*",), "cdc")
+        found = pool.submit(load_tables, connection, ("public.*",), "cdc")
         waits = "select 1 from pg_stat_activity where pid = %s and wait_event = 'advisory'"
         while not found.done() and not sql.execute(waits, (connection.info.backend_pid,)).fetchone():
             time.sleep(0.01)
