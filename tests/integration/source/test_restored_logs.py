@@ -18,7 +18,7 @@ from cdc.settings import StoreOptions
 from cdc.spark.follower import Follower
 from sinks import make_sink, options_model
 from tests.integration.capture.running import Capture
-from tests.integration.source.test_stop_states import agrees, capture, rebuilt, sql, stopped
+from tests.integration.source.test_stop_states import agrees, capture, rebuilt_once_dropped, sql
 
 Connection = psycopg.Connection[Any]
 __all__ = ["capture", "sql"]
@@ -98,9 +98,8 @@ def test_an_older_log_is_put_back_and_its_tables_are_read_again(capture: Capture
     shutil.rmtree(log)
     shutil.move(copy, log)
 
-    stopped(capture, StopState.SLOT_REPLACED)
     assert stores.follow() == dict.fromkeys(stores.options, "DIVERGED")
-    rebuilt(capture, StopState.SLOT_REPLACED, sql)
+    rebuilt_once_dropped(capture, sql)
 
     for _ in range(2):
         # `cdc resume DIVERGED` and nothing else: the positions have passed those of the stores by now, and mean other changes.
@@ -130,6 +129,5 @@ def test_a_store_that_had_not_passed_the_older_log_goes_on(capture: Capture, sql
     capture.until_released(sql)
     shutil.rmtree(log)
     shutil.move(copy, log)
-    stopped(capture, StopState.SLOT_REPLACED)
-    rebuilt(capture, StopState.SLOT_REPLACED, sql)
+    rebuilt_once_dropped(capture, sql)
     stores.all_equal(sql)
