@@ -181,7 +181,7 @@ def agree(pair: Pair, capture: Capture) -> None:
     """Every table that status does not name is in the log as it is here."""
 
     def unequal() -> list[str]:
-        left_out = {line.split()[1] for line in capture.status.refused if line.startswith("table ")}
+        left_out = {line.split()[1] for line in capture.status.left_out if line.startswith("table ")}
         tables = [table for table in known_tables(pair.here) if not table.partition and f"public.{table.name}" not in left_out]
         return [table.name for table in tables if sorted(content(capture, table.name)) != rows(pair, table)]
 
