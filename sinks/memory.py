@@ -359,6 +359,8 @@ class MemorySink:
 
     def _cover(self, topic: str, mark: Mark) -> None:
         unit = self._unit(topic)
+        if self._differs(topic, self._known[topic]):
+            raise self._lost()  # set back since this commit began
         unit.cover(mark)
         self._known[topic] = self._seen(unit)
         self.between()

@@ -60,6 +60,7 @@ def audit(
     with ExitStack() as stack:
         reader = stack.enter_context(closing(open_reader(settings.log.dir)))
         _refuse_unbegun(settings, reader)
+        _await_log(settings, reader, timeout_s)
         connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
@@ -77,6 +78,16 @@ def _refuse_unbegun(settings: Settings, reader: LogReader) -> None:
         stops.check(settings.run_dir, "capture")
         if time.monotonic() >= until:
             raise ConfigError(f"nothing has been captured into {settings.log.dir} yet, and capture does not run", hint="cdc run")
+        time.sleep(_LOOK_S)
+
+
+def _await_log(settings: Settings, reader: LogReader, timeout_s: float) -> None:
+    """A store's marks can be judged only beside the log that they are of."""
+    until = time.monotonic() + timeout_s
+    while reader.lineage() is None:
+        stops.check(settings.run_dir, "capture")
+        if time.monotonic() >= until:
+            raise WaitTimeout(f"capture has not begun the log in {settings.log.dir} within {timeout_s:.0f} s", hint="cdc status")
         time.sleep(_LOOK_S)
 
 

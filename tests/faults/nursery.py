@@ -173,11 +173,14 @@ def follow(job: Job) -> int:
 
 def supervise(job: Job) -> int:
     from cdc.commands.signals import stop_on_signals
+    from cdc.configuration import Configuration
     from cdc.supervise import supervise as run
+    from sinks import options_model
 
     os.environ.pop("HEADWATER_CRASHPOINT", None)
     with stop_on_signals() as stop:
-        return run(settings_of(job), Path(job["config"]), stop, listen=None)
+        config = Path(job["config"])
+        return run(Configuration(config, options_model), config, stop, listen=None)
 
 
 def settings_of(job: Job) -> Any:

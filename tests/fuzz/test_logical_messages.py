@@ -131,7 +131,8 @@ def test_the_password_with_every_wrong_shape(seed: int) -> None:
             continue
         found = outcome("logical messages", partial(rows_around, wire.message(DDL_PREFIX, content)))
         assert isinstance(found, list)
-        assert len(found) >= 3
+        # Nothing is missing but what comes behind a record that says why: by the message, the table can no longer be captured.
+        assert len(found) >= 3 or found[-1][1] == "s", case
 
 
 def test_every_bit_of_a_message_with_the_password() -> None:

@@ -231,8 +231,9 @@ class World:
 def simulate(seed: int, trace: Trace | None = None) -> Counter[str]:
     """Runs one seed to its end and returns what happened, counted. Raises Violation, or whatever the product raises."""
     with _folder() as folder:
-        world = World(seed, folder, trace)
-        return world.run()
+        # An error may name the folder, which is another one every time.
+        say = None if trace is None else lambda line: trace(line.replace(str(folder), "log"))
+        return World(seed, folder, say).run()
 
 
 @contextmanager

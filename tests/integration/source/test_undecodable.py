@@ -270,7 +270,7 @@ def test_messages_of_a_role_without_any_right(postgres: Database, tmp_path: Path
         sql.execute(f"create role {lowly} login")
         capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
         try:
-            with psycopg.connect(postgres.dsn, user=lowly, autocommit=True) as other, capture.running():
+            with psycopg.connect(postgres.unix_dsn, user=lowly, autocommit=True) as other, capture.running():
                 agrees(capture, sql)
                 for prefix in (DDL_PREFIX, WATERMARK_PREFIX):
                     for content in MESSAGES:

@@ -42,6 +42,7 @@ def test_stores_come_change_and_go_while_the_process_runs(traffic: Traffic, tmp_
             return told.state == "following" and told.position >= traffic.writer.head.position
 
         followers.until(lambda: follows("cache"), "the first store")
+        followers.until(lambda: followers.words("store cache"), "a word of it")  # said behind the status
         before = followers.status("cache"), followers.words("store cache")
 
         followers.configure({"cache": cache, "second": other})
