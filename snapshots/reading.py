@@ -200,8 +200,9 @@ class Reader:
                 query = part.query(source, binary=binary) if isinstance(part, PageRange) else part.query(source)
                 blocks = copy_blocks(self._connection, query, self._stop, self._chunk_rows, take, binary=binary)
                 self._send(reading, blocks, partial(read_rows, table=source.table, kind=op, take=take))
-            if task.pages is None and not reading.left:
-                # Rows that are gone: their deletes are in the stream before the watermark.
+            if not reading.rows:
+                # The deletes of rows that are gone are in the stream before the watermark, and on the server's disk with it: they were
+                # perhaps seen before they were safe, and a crash of the server would bring the rows back.
                 self._emit(reading, (), 0)
         crashpoint("snapshot.chunk.read")
         self._flight.whole(reading)

@@ -261,7 +261,7 @@ class _Worker:
                 rows = [row for row in visible if tuple(row[name] or "" for name in source.index) in part.keys]
             for at in range(0, len(rows), self._owner.chunk_rows):
                 yield from self._emit(reading, _typed(source.table, rows[at : at + self._owner.chunk_rows]))
-        if reading.task.pages is None and not reading.left:
+        if not reading.rows:
             yield from self._emit(reading, None)
 
     def _emit(self, reading: Reading, batch: pa.RecordBatch | None) -> Steps:

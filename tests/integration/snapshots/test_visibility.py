@@ -115,6 +115,21 @@ def test_delivered_inside_the_window(postgres_server: Postgres, table: psycopg.C
         assert sorted(fold(tmp_path, "public.t").values(), key=repr) == rows_of(table, "public.t")
 
 
+def test_a_range_without_rows_waits_for_its_watermark(
+    postgres_server: Postgres, table: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """A delete with synchronous_commit off is seen before it is on the disk: a crash of the server may bring the rows back."""
+    table.execute("alter table t set (autovacuum_enabled = false)")  # the pages have to stay
+    table.execute("delete from t")
+    with closing(Pipeline(postgres_server.dsn(), tmp_path)) as pipeline:
+        pipeline.pause.set()
+        pipeline.start()
+        until(lambda: pipeline.feed._ready or pipeline.coordinator.finished)
+        assert pipeline.progress.unfinished()
+        pipeline.pause.clear()
+        pipeline.wait_finished()
+
+
 def _admit_all(window: Window, snapshot: Snapshot) -> bool:
     window.snapshot = snapshot
     return True
