@@ -215,7 +215,7 @@ class Follower:
             return
         self._opening.check()
         applied = self._sink.applied()
-        if applied.position != self.applied.position:
+        if (applied.position, applied.commit_lsn) != (self.applied.position, self.applied.commit_lsn):
             # Opened again, so that the sink forgets what it thought to know, too.
             self._shut()
             self._ensure_open()

@@ -248,7 +248,7 @@ class Site:
         while True:
             if self.chance.random() < 0.5 or reader.head().position == applied.position:
                 found = sink.applied()
-                if found.position != applied.position:
+                if (found.position, found.commit_lsn) != (applied.position, applied.commit_lsn):
                     yield "looked"
                     return
             head = reader.head()

@@ -127,6 +127,21 @@ def test_what_is_lost_between_two_ranges_comes_back_and_is_not_said_to_be_there(
     assert pipe.stop() is None
 
 
+def test_a_copy_from_before_the_last_commits_that_changed_nothing_is_noticed(pipe: Pipe) -> None:
+    """Its rows are the same; what it says of the source's WAL is not."""
+    follower = pipe.follower()
+    pipe.write(5)
+    pipe.follow(follower)
+    older = pipe.store.copy()
+    pipe.writer.commit(Lsn(1000), 1)
+    follower.idle()
+    assert pipe.store.applied.commit_lsn == 1000
+    pipe.store.restore(older)
+    follower.idle()
+    pipe.follow(follower)
+    pipe.assert_whole()
+
+
 @pytest.mark.parametrize("unit", [*UNITS, "all"])
 @pytest.mark.parametrize("point", ["follower.batch.read", "follower.batch.applied", "follower.before_commit"])
 def test_what_is_lost_within_a_range_comes_back(pipe: Pipe, unit: str | None, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
