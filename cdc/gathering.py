@@ -11,7 +11,7 @@ from typing import Final
 
 from cdc import status, stops
 from cdc.errors import ConfigError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.model.selection import matches
 from cdc.probe import SourceProbe
@@ -55,7 +55,7 @@ def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[st
     """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select."""
     if position >= head.position:
         return Lag(0, 0, 0.0)
-    topics = [topic.name for topic in reader.topics() if matches(tables, topic.table) and topic.last > position]
+    topics = [topic.name for topic in selected(reader, tables) if topic.last > position]
     pieces = reader.slices(topics, position, head.position, 1 << 62) if topics else ()
     if not pieces:
         return Lag(0, 0, 0.0)
@@ -140,7 +140,7 @@ def _follower(
         lag = None
     else:
         lag = lag_of(reader, head, Position(told.position), store.tables, now)
-    held = sum(topic.rows for topic in reader.topics() if matches(store.tables, topic.table))
+    held = sum(topic.rows for topic in selected(reader, store.tables))
     return FollowerReport(
         store=name,
         kind=store.kind,

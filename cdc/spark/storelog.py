@@ -10,9 +10,9 @@ import structlog
 
 from cdc import status
 from cdc.chronicle import INTERVAL_S, LOADING_ROWS, StoreChronicle
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
+from cdc.model.selection import matches
 from cdc.spark.follower import Follower
-from sinks.contract import matches
 
 _ALL: Final = 2**62
 
@@ -49,5 +49,5 @@ class StoreLog:
         unread = sum(max(entry.total - entry.done, 0) for entry in reading if not entry.finished and matches(tables, entry.table))
         if head - after + unread < LOADING_ROWS:
             return head - after + unread
-        topics = [topic.name for topic in self._reader.topics() if matches(tables, topic.name) and topic.last > after]
+        topics = [topic.name for topic in selected(self._reader, tables) if topic.last > after]
         return unread + sum(piece.rows for piece in self._reader.slices(topics, after, head, _ALL))
