@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -111,9 +113,10 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
     told = status.read_capture(run_dir)
     if told is None:
         return None
+    alive = _alive(told, now)
     return CaptureReport(
         state=told.state,
-        alive=_alive(told, now),
+        alive=alive,
         stop=told.stop,
         error=told.error,
         position=told.position,
@@ -122,7 +125,7 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
         received_lsn=_lsn(told.received_lsn),
         confirmed_lsn=_lsn(told.confirmed_lsn),
         changes=told.changes,
-        changes_per_s=told.changes_per_s,
+        changes_per_s=told.changes_per_s if alive else 0.0,
         wire_bytes=told.wire_bytes,
         snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in told.snapshot),
         updated_at=told.updated_at,
@@ -140,12 +143,14 @@ def _follower(
         lag = None
     else:
         lag = lag_of(reader, head, Position(told.position), store.tables, now)
+    alive = _alive(told, now)
+    rows_per_s = told.rows_per_s if alive else 0.0
     held = sum(topic.rows for topic in selected(reader, store.tables))
     return FollowerReport(
         store=name,
         kind=store.kind,
         state=told.state,
-        alive=_alive(told, now),
+        alive=alive,
         stop=told.stop,
         error=told.error,
         position=told.position,
@@ -156,9 +161,9 @@ def _follower(
         stale=told.stale,
         dead=told.dead,
         batches=told.batches,
-        rows_per_s=told.rows_per_s,
+        rows_per_s=rows_per_s,
         updated_at=told.updated_at,
-        catch_up=catch_up_of(lag, held, _unread(capture, store.tables), told.rows_per_s),
+        catch_up=catch_up_of(lag, held, _unread(capture, store.tables), rows_per_s),
     )
 
 
@@ -197,11 +202,10 @@ def size_on_disk(folder: Path) -> int:
 
 def _walked(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # sealed and removed while we looked
-            continue
+    for place, _, files in os.walk(folder):  # passes over folders that go meanwhile, such as a spool's
+        for name in files:
+            with suppress(FileNotFoundError):  # sealed and removed while we looked
+                total += Path(place, name).stat().st_size
     return total
 
 

@@ -156,6 +156,7 @@ class Catalog:
     def __init__(self, jvm: Any, hadoop_configuration: Any, path: Path) -> None:
         with errors("open the warehouse"):
             self._use = Java(jvm)
+            self._path = path
             self._java = jvm.org.apache.iceberg.hadoop.HadoopCatalog(hadoop_configuration, str(path))
 
     def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
@@ -172,7 +173,9 @@ class Catalog:
             parsed = self._use.schema_parser.fromJson(schema)
             identifier = self._identifier(namespace, name)
             self._java.createTable(identifier, parsed, self._use.unpartitioned, given)
-            return IcebergTable(self._use, partial(self._java.loadTable, identifier))
+            made = IcebergTable(self._use, partial(self._java.loadTable, identifier))
+            made.sync_all(self._path)
+        return made
 
     def _identifier(self, namespace: Sequence[str], name: str) -> Any:
         return self._use.table_identifier.parse(".".join((*namespace, name)))
@@ -396,6 +399,15 @@ class IcebergTable:
             self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2).cleanExpiredFiles(True).commit()
         self.renew()
         self._stamp = self._stamped()
+
+    def sync_all(self, warehouse: Path) -> None:
+        """Of a table that was just made: its metadata, and every folder from there up to the one that the warehouse's is in."""
+        for path in self._metadata():
+            sync(path)
+        for folder in (self.location / "metadata", self.location, *self.location.parents):
+            sync(folder)
+            if folder == warehouse.parent:
+                break
 
     def _sync(self) -> None:
         """Iceberg's own files are renamed into place but never synced; a power cut must not take back what the ledger promises."""

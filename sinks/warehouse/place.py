@@ -354,6 +354,7 @@ class Place:
         content, blobs = puffin({self._live[path].file.java.location(): gone for path, gone in grown.items()})
         target.write_bytes(content)
         sync(target)
+        sync(target.parent)
         crashpoint("warehouse.vectors_written")
         vectors = {}
         for path, gone in grown.items():
