@@ -10,6 +10,7 @@ import psycopg
 import structlog
 from pydantic import SecretStr
 
+from cdc.chronicle import without_figures
 from cdc.errors import HeadwaterError
 from cdc.source.budget import alarms, wal_rate
 from cdc.source.connection import connect
@@ -57,13 +58,8 @@ class Alarms:
         now, facts = time.monotonic(), read_slot(connection, self._slot)
         self._samples = [sample for sample in self._samples if now - sample[0] <= _WINDOW_S] + [(now, facts.server_lsn)]
         found = tuple(alarms(facts, wal_rate(self._samples), self._pins.look(connection)))
-        known = {_kind(line) for line in self.current}
+        known = set(map(without_figures, self.current))
         for line in found:
-            if _kind(line) not in known:
+            if without_figures(line) not in known:
                 _log.warning("the slot's WAL is in danger", alarm=line)
         self.current = found
-
-
-def _kind(line: str) -> str:
-    """The line without its figures, which change all the time."""
-    return "".join(letter for letter in line if not letter.isdigit())

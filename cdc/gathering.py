@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from cdc import status, stops
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, selected
 from cdc.model.position import Cut, Position, format_lsn
-from cdc.model.selection import matches
 from cdc.probe import SourceProbe
 from cdc.problems import problems_of
 from cdc.report import (
@@ -53,6 +52,39 @@ class _Size:
 _sizes: Final[dict[Path, _Size]] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The status files, each read once, so that one report does not contradict itself. ``followers``: by store."""
+
+    capture: status.CaptureStatus | None
+    supervisor: status.SupervisorStatus | None
+    followers: Mapping[str, status.FollowerStatus | None]
+
+    @classmethod
+    def by_now(cls, settings: Settings) -> Self:
+        run_dir = settings.run_dir
+        followers = {store: status.read_follower(run_dir, store) for store in settings.stores}
+        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers)
+
+    def silent_s(self, now: float) -> dict[str, float]:
+        """The parts whose processes live and have reported nothing for too long, with the seconds."""
+        parts = {"capture": self.capture, **{f"follow-{store}": told for store, told in self.followers.items()}}
+        return {
+            part: now - told.updated_at
+            for part, told in parts.items()
+            if told is not None and status.alive(told.pid) and not _alive(told, now)
+        }
+
+    def problems(self) -> Iterator[str]:
+        """What the files say beside their parts' states."""
+        if self.capture is not None and self.capture.log_alarm:
+            yield self.capture.log_alarm
+        followers = {f"follower {store}": told for store, told in self.followers.items()}
+        for what, told in {"capture": self.capture, "cdc run": self.supervisor, **followers}.items():
+            if told is not None and (line := status.other_version(told, what)):
+                yield line
+
+
 def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
     """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select."""
     if position >= head.position:
@@ -74,19 +106,18 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     now = time.time()
     head = reader.head()
     source = probe.read()
-    capture = _capture(settings.run_dir, now)
-    followers = tuple(
-        _follower(settings.run_dir, name, store, reader, head, capture, now) for name, store in settings.stores.items()
-    )
+    told = _Told.by_now(settings)
+    capture = _capture(told.capture, now)
+    followers = tuple(_follower(told, name, store, reader, head, now) for name, store in settings.stores.items())
     stopped = tuple(
         StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
     )
-    daemon = _daemon(settings.run_dir)
+    daemon = _running(told.supervisor)
     processes = _processes(daemon)
     mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
-    further = [*_file_problems(settings), *mistaken, *daemon.problems]
-    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now), further)
+    further = [*told.problems(), *mistaken, *daemon.problems]
+    problems = problems_of(source, capture, followers, stopped, processes, told.silent_s(now), further)
     return Report(
         version=VERSION,
         at=now,
@@ -109,8 +140,7 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
 
 
-def _capture(run_dir: Path, now: float) -> CaptureReport | None:
-    told = status.read_capture(run_dir)
+def _capture(told: status.CaptureStatus | None, now: float) -> CaptureReport | None:
     if told is None:
         return None
     alive = _alive(told, now)
@@ -134,10 +164,8 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
     )
 
 
-def _follower(
-    run_dir: Path, name: str, store: StoreOptions, reader: LogReader, head: Cut, capture: CaptureReport | None, now: float
-) -> FollowerReport:
-    told = status.read_follower(run_dir, name)
+def _follower(parts: _Told, name: str, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> FollowerReport:
+    told = parts.followers[name]
     if told is None:
         told = status.FollowerStatus(name, store.kind, state="never started")
         lag = None
@@ -163,14 +191,8 @@ def _follower(
         batches=told.batches,
         rows_per_s=rows_per_s,
         updated_at=told.updated_at,
-        catch_up=catch_up_of(lag, held, _unread(capture, store.tables), rows_per_s),
+        catch_up=catch_up_of(lag, held, status.unread_rows(parts.capture, store.tables), rows_per_s),
     )
-
-
-def _unread(capture: CaptureReport | None, tables: Sequence[str]) -> int:
-    """About how many rows of these tables the snapshot has not read yet."""
-    reading = capture.snapshot if capture is not None else ()
-    return sum(max(entry.total - entry.done, 0) for entry in reading if not entry.finished and matches(tables, entry.table))
 
 
 def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
@@ -209,9 +231,8 @@ def _walked(folder: Path) -> int:
     return total
 
 
-def _daemon(run_dir: Path) -> status.SupervisorStatus:
-    """The supervisor that runs; one without children where none does."""
-    told = status.read_supervisor(run_dir)
+def _running(told: status.SupervisorStatus | None) -> status.SupervisorStatus:
+    """The supervisor, if it runs; else one without children."""
     return told if told is not None and status.alive(told.pid) else status.SupervisorStatus()
 
 
@@ -220,29 +241,6 @@ def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
         ProcessReport(child.name, child.pid, child.state, child.restarts, child.exit_code, child.started_at)
         for child in daemon.processes
     )
-
-
-def _silent(settings: Settings, now: float) -> dict[str, float]:
-    """The parts whose processes live and have reported nothing for too long, with the seconds."""
-    parts: dict[str, status.CaptureStatus | status.FollowerStatus | None] = {"capture": status.read_capture(settings.run_dir)}
-    parts |= {f"follow-{store}": status.read_follower(settings.run_dir, store) for store in settings.stores}
-    return {
-        part: now - told.updated_at
-        for part, told in parts.items()
-        if told is not None and status.alive(told.pid) and not _alive(told, now)
-    }
-
-
-def _file_problems(settings: Settings) -> Iterator[str]:
-    """What the status files say beside their parts' states."""
-    capture, supervisor = status.read_capture(settings.run_dir), status.read_supervisor(settings.run_dir)
-    if capture is not None and capture.log_alarm:
-        yield capture.log_alarm
-    followers = {f"follower {name}": status.read_follower(settings.run_dir, name) for name in settings.stores}
-    told = {"capture": capture, "cdc run": supervisor, **followers}
-    for what, said in told.items():
-        if said is not None and (line := status.other_version(said, what)):
-            yield line
 
 
 def _alive(told: status.CaptureStatus | status.FollowerStatus, now: float) -> bool:

@@ -7,7 +7,7 @@ reader and writer may be of two: what both know is read, the rest is named in ``
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,6 +17,7 @@ import structlog
 from cdc import jsonfile
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import FULL, GOES_ON, described
+from cdc.model.selection import matches
 
 CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
 FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited", "never started")
@@ -233,6 +234,12 @@ def read_follower(run_dir: Path, store: str) -> FollowerStatus | None:
     told = FollowerStatus(store)
     told.foreign = told.take(raw)
     return told
+
+
+def unread_rows(told: CaptureStatus | None, tables: Sequence[str]) -> int:
+    """About how many rows of these tables (patterns) the snapshot has not read yet."""
+    reading = told.snapshot if told is not None else ()
+    return sum(max(one.total - one.done, 0) for one in reading if not one.finished and matches(tables, one.table))
 
 
 def other_version(told: CaptureStatus | FollowerStatus | SupervisorStatus, what: str) -> str | None:

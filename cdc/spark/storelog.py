@@ -11,7 +11,6 @@ import structlog
 from cdc import status
 from cdc.chronicle import INTERVAL_S, LOADING_ROWS, StoreChronicle
 from cdc.log.contract import LogReader, selected
-from cdc.model.selection import matches
 from cdc.spark.follower import Follower
 
 _ALL: Final = 2**62
@@ -44,9 +43,7 @@ class StoreLog:
         """Changes of the store's tables that it lacks, and rows of them that are still to be read."""
         tables = self._follower.options.tables
         after, head = self._follower.applied.position, self._reader.head().position
-        capture = status.read_capture(self._run_dir)
-        reading = capture.snapshot if capture is not None else []
-        unread = sum(max(entry.total - entry.done, 0) for entry in reading if not entry.finished and matches(tables, entry.table))
+        unread = status.unread_rows(status.read_capture(self._run_dir), tables)
         if head - after + unread < LOADING_ROWS:
             return head - after + unread
         topics = [topic.name for topic in selected(self._reader, tables) if topic.last > after]
