@@ -107,7 +107,6 @@ def _capture(
     preparation = Preparation(settings.source, settings.log.dir, writer, memory, progress, protection)
     poison = Poison()
     watch = Alarms(settings.source.dsn, settings.source.slot, stop)
-    meter.alarms = watch
     attempts = 0
     now: Identity | None = None
     streaming = settings.source.streaming

@@ -91,8 +91,6 @@ class CaptureStatus(_Told):
     snapshot: list[TableProgress] = field(default_factory=list)
     snapshot_paused: str | None = None
     """Why reading tables stands still now."""
-    alarms: list[str] = field(default_factory=list)
-    """What endangers the slot's WAL, one line each with what helps, as capture saw it last."""
     left_out: list[str] = field(default_factory=list)
     """What of the selected tables does not reach the log, one line each with what helps."""
     log_alarm: str | None = None
