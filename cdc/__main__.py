@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -13,6 +12,7 @@ from typing import Final, cast
 
 import typer
 
+from cdc.diskspace import FULL, MAKE_ROOM, described
 from cdc.errors import ConfigError, HeadwaterError
 from cdc.terminal import visible
 
@@ -59,9 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, PermissionError) and error.filename is not None:
             _complain(f"{error.filename}: permission denied → run this as the account of cdc run, whose files are private")
             return 1
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f": {error.filename}" if error.filename is not None else ""
-            _complain(f"{error.strerror}{where} → free space there (df -h shows how much is left)")
+        if isinstance(error, OSError) and error.errno in FULL:
+            _complain(f"{described(error)} → {MAKE_ROOM}")
             return 1
         frame = traceback.extract_tb(error.__traceback__)[-1]
         _complain(

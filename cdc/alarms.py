@@ -10,6 +10,7 @@ import psycopg
 import structlog
 from pydantic import SecretStr
 
+from cdc.chronicle import without_figures
 from cdc.errors import HeadwaterError
 from cdc.source.budget import alarms, wal_rate
 from cdc.source.connection import connect
@@ -23,14 +24,14 @@ _log = structlog.get_logger("capture")
 
 
 class Alarms:
-    """``current`` is what endangers the slot now, one line each; read by other threads. A source that does not answer is not its matter."""
+    """Warns until ``stop`` is set. That the source does not answer is said elsewhere."""
 
-    def __init__(self, dsn: SecretStr, slot: str, stop: threading.Event, *, interval_s: float = INTERVAL_S) -> None:
-        self.current: tuple[str, ...] = ()
+    def __init__(self, dsn: SecretStr, slot: str, stop: threading.Event) -> None:
+        self._current: tuple[str, ...] = ()
+        """What endangers the slot now, one line each."""
         self._dsn = dsn
         self._slot = slot
         self._stop = stop
-        self._interval_s = interval_s
         self._samples: list[tuple[float, int]] = []
         self._pins = PinWatch()
         self._thread = threading.Thread(target=self._run, name="alarms", daemon=True)
@@ -48,22 +49,17 @@ class Alarms:
                 with connect(self._dsn.get_secret_value(), application="headwater alarms") as connection:
                     while not self._stop.is_set():
                         self._look(connection)
-                        self._stop.wait(self._interval_s)
+                        self._stop.wait(INTERVAL_S)
             except (HeadwaterError, psycopg.Error):
                 # The stream's own connection says what is wrong.
-                self._stop.wait(self._interval_s)
+                self._stop.wait(INTERVAL_S)
 
     def _look(self, connection: psycopg.Connection) -> None:
         now, facts = time.monotonic(), read_slot(connection, self._slot)
         self._samples = [sample for sample in self._samples if now - sample[0] <= _WINDOW_S] + [(now, facts.server_lsn)]
         found = tuple(alarms(facts, wal_rate(self._samples), self._pins.look(connection)))
-        known = {_kind(line) for line in self.current}
+        known = set(map(without_figures, self._current))
         for line in found:
-            if _kind(line) not in known:
+            if without_figures(line) not in known:
                 _log.warning("the slot's WAL is in danger", alarm=line)
-        self.current = found
-
-
-def _kind(line: str) -> str:
-    """The line without its figures, which change all the time."""
-    return "".join(letter for letter in line if not letter.isdigit())
+        self._current = found

@@ -28,11 +28,11 @@ from cdc.capture.toast import ToastMemory
 from cdc.capture.values import Flags
 from cdc.capture.warm import warm
 from cdc.crashpoint import crashpoint
+from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError, ProtocolError, SourceError, SourceUnreachable, Stopped, StopState
 from cdc.evolving import Evolving
 from cdc.ingest import Ingest
 from cdc.log.contract import LogWriter
-from cdc.log.disk import FULL, MAKE_ROOM, described
 from cdc.log.reader import EmbeddedLogReader
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.meter import STATUS_S, Meter
@@ -107,7 +107,6 @@ def _capture(
     preparation = Preparation(settings.source, settings.log.dir, writer, memory, progress, protection)
     poison = Poison()
     watch = Alarms(settings.source.dsn, settings.source.slot, stop)
-    meter.alarms = watch
     attempts = 0
     now: Identity | None = None
     streaming = settings.source.streaming
@@ -197,7 +196,7 @@ def _problem(error: Exception) -> str:
     if isinstance(error, HeadwaterError):
         return error.line()
     if isinstance(error, OSError) and error.errno in FULL:
-        return f"{described(error)} → {MAKE_ROOM}"
+        return f"{described(error)} → {GOES_ON}"
     return str(error) or type(error).__name__
 
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from cdc.status import CaptureStatus, FollowerStatus
 
 LOADING_ROWS: Final = 5_000
-"""A store that lacks so many changes is loading, or catching up; one that lacks fewer is merely behind."""
+"""A store that lacks this many changes is loading, or catching up; one that lacks fewer is merely behind."""
 INTERVAL_S: Final = 1.0
 _STORE_HELP: Final = "see whether the store is up"
 
@@ -149,7 +149,7 @@ class CaptureChronicle:
 
 
 def without_figures(text: str) -> str:
-    """Ports, sizes and seconds in a reason change at each try; the reason does not."""
+    """The text without its digits: ports, sizes and seconds in a reason change at each attempt, the reason does not."""
     return "".join(letter for letter in text if not letter.isdigit())
 
 

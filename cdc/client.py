@@ -7,10 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from cdc.configfile import load
 from cdc.log.contract import LogReader
 from cdc.log.reader import open_reader
 from cdc.model.position import Lsn
-from cdc.settings import Settings, load
+from cdc.settings import Settings
 from cdc.waiting import Waited, parse_wanted, wait
 from sinks import options_model
 

@@ -21,8 +21,9 @@ from typing import Any, Final
 import structlog
 
 from cdc import jsonfile
+from cdc.configfile import Written, load, read
 from cdc.errors import ConfigError
-from cdc.settings import Settings, StoreOptions, Written, load, read
+from cdc.settings import Settings, StoreOptions
 
 VARIABLE: Final = "HEADWATER_CONFIGURATION"
 """In the children's environment: the descriptor of what the supervisor hands them."""

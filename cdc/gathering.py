@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from cdc import status, stops
 from cdc.errors import ConfigError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.model.position import Cut, Position, format_lsn
-from cdc.model.selection import matches
 from cdc.probe import SourceProbe
 from cdc.problems import problems_of
 from cdc.report import (
@@ -51,11 +52,44 @@ class _Size:
 _sizes: Final[dict[Path, _Size]] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The status files, each read once, so that one report does not contradict itself. ``followers``: by store."""
+
+    capture: status.CaptureStatus | None
+    supervisor: status.SupervisorStatus | None
+    followers: Mapping[str, status.FollowerStatus | None]
+
+    @classmethod
+    def by_now(cls, settings: Settings) -> Self:
+        run_dir = settings.run_dir
+        followers = {store: status.read_follower(run_dir, store) for store in settings.stores}
+        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers)
+
+    def silent_s(self, now: float) -> dict[str, float]:
+        """The parts whose processes live and have reported nothing for too long, with the seconds."""
+        parts = {"capture": self.capture, **{f"follow-{store}": told for store, told in self.followers.items()}}
+        return {
+            part: now - told.updated_at
+            for part, told in parts.items()
+            if told is not None and status.alive(told.pid) and not _alive(told, now)
+        }
+
+    def problems(self) -> Iterator[str]:
+        """What the files say beside their parts' states."""
+        if self.capture is not None and self.capture.log_alarm:
+            yield self.capture.log_alarm
+        followers = {f"follower {store}": told for store, told in self.followers.items()}
+        for what, told in {"capture": self.capture, "cdc run": self.supervisor, **followers}.items():
+            if told is not None and (line := status.other_version(told, what)):
+                yield line
+
+
 def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
     """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select."""
     if position >= head.position:
         return Lag(0, 0, 0.0)
-    topics = [topic.name for topic in reader.topics() if matches(tables, topic.table) and topic.last > position]
+    topics = [topic.name for topic in selected(reader, tables) if topic.last > position]
     pieces = reader.slices(topics, position, head.position, 1 << 62) if topics else ()
     if not pieces:
         return Lag(0, 0, 0.0)
@@ -72,19 +106,18 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     now = time.time()
     head = reader.head()
     source = probe.read()
-    capture = _capture(settings.run_dir, now)
-    followers = tuple(
-        _follower(settings.run_dir, name, store, reader, head, capture, now) for name, store in settings.stores.items()
-    )
+    told = _Told.by_now(settings)
+    capture = _capture(told.capture, now)
+    followers = tuple(_follower(told, name, store, reader, head, now) for name, store in settings.stores.items())
     stopped = tuple(
         StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
     )
-    daemon = _daemon(settings.run_dir)
+    daemon = _running(told.supervisor)
     processes = _processes(daemon)
     mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
-    further = [*_file_problems(settings), *mistaken, *daemon.problems]
-    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now), further)
+    further = [*told.problems(), *mistaken, *daemon.problems]
+    problems = problems_of(source, capture, followers, stopped, processes, told.silent_s(now), further)
     return Report(
         version=VERSION,
         at=now,
@@ -107,13 +140,13 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
 
 
-def _capture(run_dir: Path, now: float) -> CaptureReport | None:
-    told = status.read_capture(run_dir)
+def _capture(told: status.CaptureStatus | None, now: float) -> CaptureReport | None:
     if told is None:
         return None
+    alive = _alive(told, now)
     return CaptureReport(
         state=told.state,
-        alive=_alive(told, now),
+        alive=alive,
         stop=told.stop,
         error=told.error,
         position=told.position,
@@ -122,7 +155,7 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
         received_lsn=_lsn(told.received_lsn),
         confirmed_lsn=_lsn(told.confirmed_lsn),
         changes=told.changes,
-        changes_per_s=told.changes_per_s,
+        changes_per_s=told.changes_per_s if alive else 0.0,
         wire_bytes=told.wire_bytes,
         snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in told.snapshot),
         updated_at=told.updated_at,
@@ -131,21 +164,21 @@ def _capture(run_dir: Path, now: float) -> CaptureReport | None:
     )
 
 
-def _follower(
-    run_dir: Path, name: str, store: StoreOptions, reader: LogReader, head: Cut, capture: CaptureReport | None, now: float
-) -> FollowerReport:
-    told = status.read_follower(run_dir, name)
+def _follower(parts: _Told, name: str, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> FollowerReport:
+    told = parts.followers[name]
     if told is None:
         told = status.FollowerStatus(name, store.kind, state="never started")
         lag = None
     else:
         lag = lag_of(reader, head, Position(told.position), store.tables, now)
-    held = sum(topic.rows for topic in reader.topics() if matches(store.tables, topic.table))
+    alive = _alive(told, now)
+    rows_per_s = told.rows_per_s if alive else 0.0
+    held = sum(topic.rows for topic in selected(reader, store.tables))
     return FollowerReport(
         store=name,
         kind=store.kind,
         state=told.state,
-        alive=_alive(told, now),
+        alive=alive,
         stop=told.stop,
         error=told.error,
         position=told.position,
@@ -156,16 +189,10 @@ def _follower(
         stale=told.stale,
         dead=told.dead,
         batches=told.batches,
-        rows_per_s=told.rows_per_s,
+        rows_per_s=rows_per_s,
         updated_at=told.updated_at,
-        catch_up=catch_up_of(lag, held, _unread(capture, store.tables), told.rows_per_s),
+        catch_up=catch_up_of(lag, held, status.unread_rows(parts.capture, store.tables), rows_per_s),
     )
-
-
-def _unread(capture: CaptureReport | None, tables: Sequence[str]) -> int:
-    """About how many rows of these tables the snapshot has not read yet."""
-    reading = capture.snapshot if capture is not None else ()
-    return sum(max(entry.total - entry.done, 0) for entry in reading if not entry.finished and matches(tables, entry.table))
 
 
 def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
@@ -197,17 +224,15 @@ def size_on_disk(folder: Path) -> int:
 
 def _walked(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # sealed and removed while we looked
-            continue
+    for place, _, files in os.walk(folder):  # passes over folders that go meanwhile, such as a spool's
+        for name in files:
+            with suppress(FileNotFoundError):  # sealed and removed while we looked
+                total += Path(place, name).stat().st_size
     return total
 
 
-def _daemon(run_dir: Path) -> status.SupervisorStatus:
-    """The supervisor that runs; one without children where none does."""
-    told = status.read_supervisor(run_dir)
+def _running(told: status.SupervisorStatus | None) -> status.SupervisorStatus:
+    """The supervisor, if it runs; else one without children."""
     return told if told is not None and status.alive(told.pid) else status.SupervisorStatus()
 
 
@@ -216,29 +241,6 @@ def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
         ProcessReport(child.name, child.pid, child.state, child.restarts, child.exit_code, child.started_at)
         for child in daemon.processes
     )
-
-
-def _silent(settings: Settings, now: float) -> dict[str, float]:
-    """The parts whose processes live and have reported nothing for too long, with the seconds."""
-    parts: dict[str, status.CaptureStatus | status.FollowerStatus | None] = {"capture": status.read_capture(settings.run_dir)}
-    parts |= {f"follow-{store}": status.read_follower(settings.run_dir, store) for store in settings.stores}
-    return {
-        part: now - told.updated_at
-        for part, told in parts.items()
-        if told is not None and status.alive(told.pid) and not _alive(told, now)
-    }
-
-
-def _file_problems(settings: Settings) -> Iterator[str]:
-    """What the status files say beside their parts' states."""
-    capture, supervisor = status.read_capture(settings.run_dir), status.read_supervisor(settings.run_dir)
-    if capture is not None and capture.log_alarm:
-        yield capture.log_alarm
-    followers = {f"follower {name}": status.read_follower(settings.run_dir, name) for name in settings.stores}
-    told = {"capture": capture, "cdc run": supervisor, **followers}
-    for what, said in told.items():
-        if said is not None and (line := status.other_version(said, what)):
-            yield line
 
 
 def _alive(told: status.CaptureStatus | status.FollowerStatus, now: float) -> bool:

@@ -70,11 +70,12 @@ def create(path: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder, private to the owner of the one that it is in."""
+    """Makes the folder, and what leads to it, each private to the owner of the one that it is in. Durable on return."""
     if not folder.is_dir():
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
         hand_over(folder.parent, folder)
+        sync_folder(folder.parent)
 
 
 def hand_over(folder: Path, made: int | Path) -> None:

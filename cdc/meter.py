@@ -11,7 +11,6 @@ from typing import Final
 import structlog
 
 from cdc import status
-from cdc.alarms import Alarms
 from cdc.chronicle import CaptureChronicle
 from snapshots.progress import SnapshotProgress
 
@@ -33,7 +32,6 @@ class Meter:
         self._counted = (time.monotonic(), 0)
         self._chronicle = CaptureChronicle()
         self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
-        self.alarms: Alarms | None = None
         self.loaded: Callable[[], bool] = lambda: False
         """Whether every selected table is in the log."""
         self.paused: Callable[[], str | None] = lambda: None
@@ -59,7 +57,6 @@ class Meter:
         self.status.snapshot_paused = self.paused()
         self.status.left_out = list(self.left_out())
         self.status.log_alarm = self.log_alarm()
-        self.status.alarms = list(self.alarms.current) if self.alarms else []
         if not self.loaded():
             self.status.complete_position = None
         elif self.status.complete_position is None:

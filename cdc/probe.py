@@ -14,7 +14,7 @@ from cdc.errors import HeadwaterError
 from cdc.model.position import format_lsn
 from cdc.report import SlotReport, SourceReport
 from cdc.source.budget import alarms, budget_eta_s, wal_rate
-from cdc.source.connection import address, connect, reason
+from cdc.source.connection import CONFIGURED, address, connect, reason
 from cdc.source.pins import Pin, PinWatch
 from cdc.source.slot import SlotFacts, read_slot
 
@@ -40,16 +40,15 @@ class SourceProbe:
     _pins: list[Pin] = field(default_factory=list)
     _watch: PinWatch = field(default_factory=PinWatch)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _address: str = CONFIGURED
 
     def read(self) -> SourceReport:
         with self._lock:
             facts = self._facts()
             if facts is None:
-                return SourceReport(False, self._error, address(self.dsn.get_secret_value()), None)
+                return SourceReport(False, self._error, self._address, None)
             found = alarms(facts, wal_rate(self._samples), self._pins)
-            return SourceReport(
-                True, None, address(self.dsn.get_secret_value()), self._slot(facts), tuple(found), tuple(self._pins)
-            )
+            return SourceReport(True, None, self._address, self._slot(facts), tuple(found), tuple(self._pins))
 
     def close(self) -> None:
         with self._lock:
@@ -62,11 +61,12 @@ class SourceProbe:
         dsn = self.dsn.get_secret_value()
         try:
             if self._connection is None:
+                self._address = address(dsn)
                 self._connection = connect(dsn, application="headwater-status", connect_timeout_s=self.connect_timeout_s)
             facts = read_slot(self._connection, self.slot)
             self._pins = self._watch.look(self._connection)
         except (HeadwaterError, psycopg.Error) as error:
-            self._error = reason(error, dsn) if isinstance(error, psycopg.Error) else str(error)
+            self._error = reason(error) if isinstance(error, psycopg.Error) else str(error)
             self._failed_at = now
             self._drop()
             return None

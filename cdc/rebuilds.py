@@ -33,9 +33,8 @@ def request(run_dir: Path, store: str, state: StopState) -> Rebuild:
     """Durable when it returns."""
     asked = Rebuild(state, time.time())
     path = _path(run_dir, store)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    jsonfile.make_folder(path.parent)
     jsonfile.write(path, {"format": _FORMAT, **asdict(asked)}, aside=path.with_name(f".{path.name}.{os.getpid()}"))
-    jsonfile.sync_folder(run_dir)
     return asked
 
 

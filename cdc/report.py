@@ -37,6 +37,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cdc.chronicle import LOADING_ROWS
 from cdc.source.pins import Pin
 
 
@@ -134,14 +135,13 @@ class CatchUp:
     eta_s: float | None
 
 
-CATCH_UP_CHANGES = 5_000
-"""A store that lacks fewer changes than this is merely behind."""
-
-
 def catch_up_of(lag: Lag | None, held: int, unread: int, rows_per_s: float) -> CatchUp | None:
-    """``held``: changes of the store's tables in the log. ``unread``: rows of these tables that the snapshot has not read yet."""
+    """None for a store that is merely behind.
+
+    held: changes of the store's tables in the log. unread: rows of these tables that the snapshot has not read yet.
+    """
     missing = (held if lag is None else lag.changes) + unread
-    if missing < CATCH_UP_CHANGES:
+    if missing < LOADING_ROWS:
         return None
     return CatchUp(held + unread - missing, held + unread, rows_per_s, round(missing / rows_per_s, 1) if rows_per_s > 0 else None)
 

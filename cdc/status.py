@@ -7,18 +7,27 @@ reader and writer may be of two: what both know is read, the rest is named in ``
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import structlog
+
 from cdc import jsonfile
 from cdc.crashpoint import crashpoint
+from cdc.diskspace import FULL, GOES_ON, described
+from cdc.model.selection import matches
 
 CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
 FOLLOWER_STATES: Final = ("starting", "following", "waiting", "stopped", "exited", "never started")
 PROCESS_STATES: Final = ("starting", "running", "backing-off", "stopped", "refused", "exited")
 FOREIGN: Final = "foreign"
+
+_log = structlog.get_logger("status")
+_outdated: Final[set[Path]] = set()
+"""The files that a full disk keeps as they were."""
+
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "int": (int,),
     "float": (int, float),
@@ -82,8 +91,6 @@ class CaptureStatus(_Told):
     snapshot: list[TableProgress] = field(default_factory=list)
     snapshot_paused: str | None = None
     """Why reading tables stands still now."""
-    alarms: list[str] = field(default_factory=list)
-    """What endangers the slot's WAL, one line each with what helps, as capture saw it last."""
     left_out: list[str] = field(default_factory=list)
     """What of the selected tables does not reach the log, one line each with what helps."""
     log_alarm: str | None = None
@@ -154,15 +161,35 @@ _Entry = TypeVar("_Entry", TableProgress, ProcessStatus)
 
 
 def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:
-    folder = run_dir / "status"
-    jsonfile.make_folder(folder)
-    aside = folder / f".{name}.{os.getpid()}"
+    """Replaces the file. Where the disk is full it stays as it was, which is logged once: no part ends because it cannot say how it is.
+
+    Raises OSError for whatever else the disk refuses.
+    """
+    path = run_dir / "status" / f"{name}.json"
     content = asdict(status)
     del content[FOREIGN]
-    with open(jsonfile.create(aside), "w") as file:
-        file.write(jsonfile.encode(content))
+    try:
+        _replace(path, jsonfile.encode(content))
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        if path not in _outdated:
+            _outdated.add(path)
+            _log.warning(f"{path} cannot be written, so cdc status shows an older one", problem=f"{described(error)} → {GOES_ON}")
+    else:
+        _outdated.discard(path)
+
+
+def _replace(path: Path, text: str) -> None:
+    jsonfile.make_folder(path.parent)
+    aside = path.with_name(f".{path.stem}.{os.getpid()}")
+    try:
+        with open(jsonfile.create(aside), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(aside)) from error  # a write does not say where
     crashpoint("status.written_aside")
-    aside.replace(folder / f"{name}.json")
+    aside.replace(path)
 
 
 def remove(run_dir: Path, name: str) -> None:
@@ -205,6 +232,12 @@ def read_follower(run_dir: Path, store: str) -> FollowerStatus | None:
     told = FollowerStatus(store)
     told.foreign = told.take(raw)
     return told
+
+
+def unread_rows(told: CaptureStatus | None, tables: Sequence[str]) -> int:
+    """About how many rows of these tables (patterns) the snapshot has not read yet."""
+    reading = told.snapshot if told is not None else ()
+    return sum(max(one.total - one.done, 0) for one in reading if not one.finished and matches(tables, one.table))
 
 
 def other_version(told: CaptureStatus | FollowerStatus | SupervisorStatus, what: str) -> str | None:

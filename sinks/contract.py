@@ -34,7 +34,6 @@ import pyarrow as pa
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position
-from cdc.model.selection import matches as matches
 from cdc.model.table import Table
 
 

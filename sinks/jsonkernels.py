@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cdc.model.kernel import kernel
+from cdc.model.kernel import inlined, kernel
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -254,9 +254,27 @@ def needs_escape(source: Any) -> bool:
     return False
 
 
+@inlined
+def put_escape(out: Any, at: int, byte: Any) -> int:
+    """Writes what stands in a JSON string for a byte that cannot (RFC 8259: quote, backslash, U+0000 to U+001F)."""
+    out[at] = 92
+    if byte >= 32:
+        out[at + 1] = byte
+        return at + 2
+    if SHORT[byte]:
+        out[at + 1] = SHORT[byte]
+        return at + 2
+    out[at + 1] = 117
+    out[at + 2] = 48
+    out[at + 3] = 48
+    out[at + 4] = HEX[byte >> 4]
+    out[at + 5] = HEX[byte & 15]
+    return at + 6
+
+
 @kernel
 def escape_text(source: Any, source_offsets: Any) -> Any:
-    """UTF-8 text → text column of it as the inside of JSON strings (RFC 8259: quote, backslash, U+0000 to U+001F)."""
+    """UTF-8 text → text column of it as the inside of JSON strings."""
     count = len(source_offsets) - 1
     extra = 0
     for k in range(source_offsets[0], source_offsets[count]):
@@ -271,21 +289,8 @@ def escape_text(source: Any, source_offsets: Any) -> Any:
             if byte >= 32 and byte != 34 and byte != 92:
                 data[at] = byte
                 at += 1
-                continue
-            data[at] = 92
-            if byte >= 32:
-                data[at + 1] = byte
-                at += 2
-            elif SHORT[byte]:
-                data[at + 1] = SHORT[byte]
-                at += 2
             else:
-                data[at + 1] = 117
-                data[at + 2] = 48
-                data[at + 3] = 48
-                data[at + 4] = HEX[byte >> 4]
-                data[at + 5] = HEX[byte & 15]
-                at += 6
+                at = put_escape(data, at, byte)
         offsets[i + 1] = at
     return data, offsets
 

@@ -16,11 +16,6 @@ from sinks.render.meaning import held_column, meant
 from sinks.render.meaning import parse as parse
 
 
-def parse_all(documents: Sequence[bytes]) -> list[dict[str, Any]]:
-    parsed: list[dict[str, Any]] = parse(b"[" + b",".join(documents) + b"]")
-    return parsed
-
-
 def row_texts(documents: Sequence[Mapping[str, Any]], table: Table, style: Style = EXACT) -> pa.RecordBatch:
     """Documents (as ``parse`` gives them) as rows of what they mean (``sinks.render.meaning``); a column that a document lacks is NULL.
 

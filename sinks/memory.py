@@ -19,14 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.errors import StoreError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.model.batch import OP, POSITION, Op, first_position, last_position, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
+from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import StoreOptions
-from sinks.contract import EpochPassed, Outcome, Shape, audit_schema, matches
+from sinks.contract import EpochPassed, Outcome, Shape, audit_schema
 from sinks.policy import emptied
 from sinks.reshape import reshaped, rewrites
 from sinks.rowtext import join_key, row_keys, row_text, rows_of_nothing
@@ -296,10 +297,10 @@ class MemorySink:
     def _changed(self, upto: Cut) -> Iterator[tuple[str, Position]]:
         """(topic, its last change) of the store's topics that have one."""
         assert self._log is not None
-        topics = {topic.name for topic in self._log.topics()} | self._store.tables.keys()
-        for topic in sorted(topics):
-            if matches(self._options.tables, topic):
-                yield topic, self._log.last_change(topic, upto.position)
+        patterns, logged = self._options.tables, {topic.name for topic in self._log.topics()}
+        unlogged = {topic for topic in self._store.tables.keys() - logged if matches(patterns, topic)}
+        for topic in sorted({topic.name for topic in selected(self._log, patterns)} | unlogged):
+            yield topic, self._log.last_change(topic, upto.position)
 
     def _lineage(self) -> Lineage:
         lineage = None if self._log is None else self._log.lineage()

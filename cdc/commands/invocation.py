@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from cdc.configfile import load
 from cdc.errors import ConfigError
-from cdc.settings import Settings, StoreOptions, load
+from cdc.settings import Settings, StoreOptions
 
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader

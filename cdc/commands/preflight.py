@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,6 @@ from cdc.commands.invocation import Invocation, open_log, unopened_sink
 from cdc.commands.transport import check_transport
 from cdc.contracts import check_contracts
 from cdc.errors import ConfigError, HeadwaterError, SourceError
-from cdc.log.reader import open_reader
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings import Settings
@@ -111,14 +111,18 @@ def refuse_unknown(settings: Settings) -> None:
 def _mistaken(settings: Settings, found: Sequence[SourceTable]) -> Iterator[ConfigError]:
     """What is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
     captured = _captured(found, settings.source.tables)
-    logged = [topic.table for topic in open_log(settings).topics()]
-    return mistaken(settings.stores, [*captured, *logged]) if captured else iter(())
+    return mistaken(settings.stores, [*captured, *_logged(settings)]) if captured else iter(())
 
 
 def _check_contracts(settings: Settings, found: Sequence[SourceTable]) -> None:
-    logged = [topic.table for topic in open_log(settings).topics()]
     here = [table.table for table in found if matches(settings.source.tables, table.table)]
-    check_contracts(settings.contracts, [*here, *logged], asked_topics(settings.run_dir))
+    check_contracts(settings.contracts, [*here, *_logged(settings)], asked_topics(settings.run_dir))
+
+
+def _logged(settings: Settings) -> list[Table]:
+    """The tables that the log has changes of."""
+    with closing(open_log(settings)) as log:
+        return [topic.table for topic in log.topics()]
 
 
 def _contracts(settings: Settings, found: Sequence[SourceTable]) -> Finding:
@@ -147,19 +151,13 @@ def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Finding:
         if not os.access(standing, os.W_OK):
             return Finding("fail", check, f"{standing} is not writable", f"sudo chown $(id -un) {standing}")
         return Finding("ok", check, f"{options.kind} in {folder}, {shutil.disk_usage(standing).free / 1e9:.0f} GB free")
-    log = open_reader(settings.log.dir)
     try:
-        sink = unopened_sink(settings, name)
-        try:
+        with closing(open_log(settings)) as log, closing(unopened_sink(settings, name)) as sink:
             applied = sink.open(log)
             if (foresee := getattr(sink, "foresee", None)) is not None:
                 foresee([table for table in tables if matches(options.tables, table)])
-        finally:
-            sink.close()
     except HeadwaterError as error:
         return Finding("fail", check, str(error), error.hint)
-    finally:
-        log.close()
     return Finding("ok", check, f"{options.kind} answers, applied position {applied.position}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
 
@@ -25,7 +26,8 @@ def wait(
 
     settings = invocation(context).settings()
     store_options(settings, name)
-    waited = wait_for(settings, open_log(settings), name, lsn=None if lsn is None else parse_wanted(lsn), timeout_s=timeout)
+    with closing(open_log(settings)) as log:
+        waited = wait_for(settings, log, name, lsn=None if lsn is None else parse_wanted(lsn), timeout_s=timeout)
     if as_json:
         print_json({**asdict(waited), "lsn": format_lsn(waited.lsn)})
     else:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from cdc import jsonfile
+from cdc.chronicle import without_figures
 from cdc.report import Report
 
 MINUTES: Final = 24 * 60
 EPISODES: Final = 200
 FILE: Final = "past.json"
 _FORMAT: Final = 1
-_DIGITS: Final = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
@@ -68,10 +67,10 @@ class Past:
 
     def _note(self, report: Report) -> None:
         """The same problem with other numbers in it is the same problem."""
-        now = {_DIGITS.sub("#", text): text for text in report.problems}
+        now = {without_figures(text): text for text in report.problems}
         for episode in self.episodes:
             if episode.until is None:
-                kind = _DIGITS.sub("#", episode.text)
+                kind = without_figures(episode.text)
                 if kind in now:
                     episode.text = now.pop(kind)
                 else:

@@ -16,7 +16,6 @@ from cdc.waiting import Waited
 
 LOOK_S: Final = 0.5
 """How long a wait may go on without a look at whether anybody is still there."""
-NUDGE_AFTER_S: Final = 0.1
 
 
 def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn | None, timeout_s: float, gone: Event) -> Waited:
@@ -29,7 +28,7 @@ def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn
         left_s = timeout_s - (time.monotonic() - began)
         try:
             waited = waiting.wait(
-                settings, reader, store, lsn=wanted, timeout_s=max(0.0, min(left_s, LOOK_S if nudged else NUDGE_AFTER_S))
+                settings, reader, store, lsn=wanted, timeout_s=max(0.0, min(left_s, LOOK_S if nudged else waiting.NUDGE_AFTER_S))
             )
         except WaitTimeout as late:
             if gone.is_set() or time.monotonic() - began >= timeout_s:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from cdc.model.lineage import Lineage
 from cdc.model.position import Cut, Lsn, Position
+from cdc.model.selection import matches
 from cdc.model.table import Table
 
 
@@ -126,3 +127,8 @@ class LogReader(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def selected(log: LogReader, patterns: Sequence[str]) -> list[Topic]:
+    """The topics whose tables the patterns select. Asked of the tables, not of the topics' names: one name may read as several tables'."""
+    return [topic for topic in log.topics() if matches(patterns, topic.table)]

@@ -6,21 +6,11 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
-
-FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-MAKE_ROOM: Final = "free space there (df -h shows how much is left); it then goes on by itself"
-
-
-def described(error: OSError) -> str:
-    """What the disk refuses, and where, without the number of the error."""
-    said = error.strerror or type(error).__name__
-    return f"{said}: {error.filename}" if error.filename is not None else said
 
 
 class Disk:

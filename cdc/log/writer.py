@@ -19,9 +19,10 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
+from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError
 from cdc.log import histories
-from cdc.log.disk import FULL, MAKE_ROOM, Disk, described
+from cdc.log.disk import Disk
 from cdc.log.format import (
     HEAD_BYTES,
     MAX_BODY_BYTES,
@@ -110,7 +111,7 @@ class EmbeddedLogWriter:
         refused = self._sealer.refused if self._sealer else None
         if refused is None:
             return None
-        helps = MAKE_ROOM if refused.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
+        helps = GOES_ON if refused.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
         return f"the log's segments in {self._places.root} are not being sealed and stay large: {described(refused)} → {helps}"
 
     def begin_history(self) -> None:

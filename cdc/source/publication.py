@@ -69,18 +69,29 @@ def read_publication(connection: psycopg.Connection, name: str) -> Publication |
 
 def create_publication(connection: psycopg.Connection, name: str, tables: Sequence[SourceTable]) -> None:
     """Partitioned tables are published as one table, under the root's name. Of tables with children by INHERITS, only themselves are
-    published: a child may not be selected, or have no key, and updates of it, and through its parent, would fail at the source."""
-    covered = sql.SQL("for table {}").format(_listed(tables)) if tables else sql.SQL("")
+    published: a child may not be selected, or have no key, and updates of it, and through its parent, would fail at the source.
+
+    A table that is dropped or renamed meanwhile is left out. Raises SourceError when tables keep vanishing, or it cannot be made.
+    """
     statement = sql.SQL("create publication {} {} with (publish_via_partition_root = true)")
-    try:
-        _change(connection, name, statement.format(sql.Identifier(name), covered), tables, computed=False)
-    except _Gone:
-        facts = read_facts(connection, name, [table.table.oid for table in tables])
-        there = {(one.oid, one.schema, one.name) for one in facts}
-        left = [table for table in tables if (table.table.oid, table.table.schema, table.table.name) in there]
-        if len(left) == len(tables):
-            raise
-        create_publication(connection, name, left)
+    for attempt in range(_ATTEMPTS):
+        covered = sql.SQL("for table {}").format(_listed(tables)) if tables else sql.SQL("")
+        try:
+            _change(connection, name, statement.format(sql.Identifier(name), covered), tables, computed=False)
+        except _Gone:
+            left = _still_there(connection, name, tables)
+            if len(left) == len(tables) or attempt == _ATTEMPTS - 1:
+                raise
+            tables = left
+        else:
+            return
+
+
+def _still_there(connection: psycopg.Connection, publication: str, tables: Sequence[SourceTable]) -> list[SourceTable]:
+    """Those of the tables that have the name that they were found under."""
+    facts = read_facts(connection, publication, [table.table.oid for table in tables])
+    there = {(one.oid, one.schema, one.name) for one in facts}
+    return [table for table in tables if (table.table.oid, table.table.schema, table.table.name) in there]
 
 
 def add_tables(

@@ -179,7 +179,7 @@ class _Worker:
     """A sink and a reader that one Python worker keeps from task to task."""
 
     def __init__(self, rules: Rules, log_dir: Path) -> None:
-        self._rules = rules
+        self.rules = rules
         self._sink = make_sink(rules.store, rules.options)
         self._reader = EmbeddedLogReader(log_dir)
         self._prepared = Prepared()
@@ -197,11 +197,15 @@ class _Worker:
         try:
             outcome = NOTHING
             for batch in self._reader.read(piece["topic"], Position(piece["after"]), Position(piece["upto"])):
-                outcome += _apply(self._sink, batch, self._prepared, self._rules)
+                outcome += _apply(self._sink, batch, self._prepared, self.rules)
             return outcome
         except StoreError:
             self._shut()
             raise
+
+    def close(self) -> None:
+        self._shut()
+        self._reader.close()
 
     def _shut(self) -> None:
         if self._writer is not None:
@@ -209,14 +213,18 @@ class _Worker:
         self._writer, self._prepared = None, Prepared()
 
 
-_WORKERS: Final[dict[tuple[str, str, Path], _Worker]] = {}
+_WORKERS: Final[dict[tuple[str, Path], _Worker]] = {}
+"""By store and log; a store whose options are others by now gets another one."""
 
 
 def _worker(rules: Rules, log_dir: Path) -> _Worker:
-    key = (rules.store, repr(rules.options), log_dir)
-    if key not in _WORKERS:
-        _WORKERS[key] = _Worker(rules, log_dir)
-    return _WORKERS[key]
+    known = _WORKERS.get((rules.store, log_dir))
+    if known is not None and known.rules.options == rules.options:
+        return known
+    if known is not None:
+        known.close()
+    made = _WORKERS[rules.store, log_dir] = _Worker(rules, log_dir)
+    return made
 
 
 def _result(rules: Rules, writer: Writer, piece: dict[str, Any]) -> pa.RecordBatch:

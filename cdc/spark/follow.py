@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -63,22 +64,22 @@ def run_followers(
     Returns 0, or 4 when every store is in a stop state, or one of them is at the end. Raises HeadwaterError when one of the stores is
     followed already, and the stop state when none may run.
     """
-    reader = EmbeddedLogReader(log_dir)
     scratch = run_dir / "spark"
     engine = Engine(scratch / "local")
+    with closing(EmbeddedLogReader(log_dir)) as reader:
 
-    def query(follower: Follower, halt: threading.Event) -> Query:
-        return Query(engine, follower, reader, log_dir, scratch, halt)
+        def query(follower: Follower, halt: threading.Event) -> Query:
+            return Query(engine, follower, reader, log_dir, scratch, halt)
 
-    fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query)
-    target = reader.head().position
-    sinks.warehouse.use_session(engine.session)
-    fleet.begin(stores)
-    try:
-        _watch(fleet, wanted or (lambda: stores), target if until_caught_up else None, stop)
-    finally:
-        fleet.close()
-        engine.stop()
+        fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query)
+        target = reader.head().position
+        sinks.warehouse.use_session(engine.session)
+        fleet.begin(stores)
+        try:
+            _watch(fleet, wanted or (lambda: stores), target if until_caught_up else None, stop)
+        finally:
+            fleet.close()
+            engine.stop()
     return 4 if any(follower.stopped for follower in fleet.followers) else 0
 
 

@@ -19,7 +19,7 @@ from cdc import status, stops
 from cdc.approvals import approved, ask
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StopState, StoreError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.settings import Contract, StoreOptions
 from cdc.spark.apply import Prepared, Slices, Writer, apply_range, on_workers, outcome_of
@@ -27,7 +27,7 @@ from cdc.spark.opening import Opening
 from cdc.spark.rules import Pause, Rules
 from cdc.spark.survey import Survey, survey
 from cdc.status import FollowerStatus
-from sinks.contract import Outcome, Shape, Sink, matches
+from sinks.contract import Outcome, Shape, Sink
 
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
@@ -250,7 +250,7 @@ class Follower:
             self._commit(cut, self._apply(after, cut.position, seen, whole))
 
     def _topics(self) -> list[str]:
-        return [topic.name for topic in self._reader.topics() if matches(self.options.tables, topic.table)]
+        return [topic.name for topic in selected(self._reader, self.options.tables)]
 
     def _pause(self, seen: Survey) -> Pause | None:
         changed = [found.topic for found in seen.topics if found.changes]

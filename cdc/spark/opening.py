@@ -8,12 +8,12 @@ from pathlib import Path
 from cdc import rebuilds
 from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState, StoreError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.log.lease import Lease, LeaseHeld
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings import StoreOptions
 from sinks import make_sink
-from sinks.contract import EpochPassed, Sink, matches
+from sinks.contract import EpochPassed, Sink
 
 
 class Opening:
@@ -125,4 +125,4 @@ class Opening:
         )
 
     def _topics(self) -> Iterable[str]:
-        return [topic.name for topic in self._reader.topics() if matches(self._tables, topic.name)]
+        return [topic.name for topic in selected(self._reader, self._tables)]

@@ -39,13 +39,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdc.errors import ConfigError
-from cdc.log.contract import LogReader, Slice
+from cdc.log.contract import LogReader, Slice, selected
 from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import META_FIELDS, OP, batch_schema
 from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
-from sinks.contract import matches
 
 SLICES: Final = pa.schema([("topic", pa.utf8()), ("after", pa.int64()), ("upto", pa.int64()), ("rows", pa.int64())])
 _LETTERS: Final = pa.array([chr(op) for op in range(128)], pa.utf8())
@@ -111,10 +110,10 @@ class Plan:
         return EmbeddedLogReader(self.dir)
 
     def topics(self, log: LogReader) -> list[str]:
-        return [topic.name for topic in log.topics() if matches(self.tables, topic.table)]
+        return [topic.name for topic in selected(log, self.tables)]
 
     def one_table(self, log: LogReader) -> Table:
-        found = [topic.table for topic in log.topics() if matches(self.tables, topic.table)]
+        found = [topic.table for topic in selected(log, self.tables)]
         if len(found) == 1:
             return found[0]
         what = "no table" if not found else f"{len(found)} tables"

@@ -10,9 +10,8 @@ import structlog
 
 from cdc import status
 from cdc.chronicle import INTERVAL_S, LOADING_ROWS, StoreChronicle
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.spark.follower import Follower
-from sinks.contract import matches
 
 _ALL: Final = 2**62
 
@@ -44,10 +43,8 @@ class StoreLog:
         """Changes of the store's tables that it lacks, and rows of them that are still to be read."""
         tables = self._follower.options.tables
         after, head = self._follower.applied.position, self._reader.head().position
-        capture = status.read_capture(self._run_dir)
-        reading = capture.snapshot if capture is not None else []
-        unread = sum(max(entry.total - entry.done, 0) for entry in reading if not entry.finished and matches(tables, entry.table))
+        unread = status.unread_rows(status.read_capture(self._run_dir), tables)
         if head - after + unread < LOADING_ROWS:
             return head - after + unread
-        topics = [topic.name for topic in self._reader.topics() if matches(tables, topic.name) and topic.last > after]
+        topics = [topic.name for topic in selected(self._reader, tables) if topic.last > after]
         return unread + sum(piece.rows for piece in self._reader.slices(topics, after, head, _ALL))

@@ -26,8 +26,6 @@ from sinks.contract import Outcome, Shape
 from sinks.policy import emptied
 from sinks.reshape import rewrites
 
-_STALE = Outcome(0, stale=1)
-
 
 class Barriers:
     """Over one opened sink."""

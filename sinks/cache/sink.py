@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.model.batch import OP, POSITION, Op, first_position, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
+from cdc.model.selection import matches
 from cdc.model.table import Table
 from sinks import jsonrows
 from sinks.cache import erasing, ledger, reading, resp
@@ -32,7 +33,7 @@ from sinks.cache.standing import Standing, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, Transactions, lost
 from sinks.cache.values import Form, form_of, shown
 from sinks.cache.writing import Rowwriter
-from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, matches
+from sinks.contract import NOTHING, EpochPassed, Outcome, Shape
 from sinks.render.choices import Choices
 from sinks.render.meaning import plain_key
 from sinks.rowtext import rows_with_keys
@@ -128,8 +129,9 @@ class CacheSink:
             held = self._decoded(fields)
             if held.epoch > epoch:
                 raise EpochPassed(self.name, held.epoch)
-            selected = [topic for topic in held.at if matches(self._options.tables, topic)]
-            given, gone = ledger.taken_over(held, lineage.history, epoch, self._whole(held), selected)
+            shapes, patterns = held.shapes, self._options.tables
+            ours = [topic for topic in held.at if matches(patterns, shapes[topic].table if topic in shapes else topic)]
+            given, gone = ledger.taken_over(held, lineage.history, epoch, self._whole(held), ours)
             return [self._transactions.set(given), *([self._transactions.remove(*gone)] if gone else [])]
 
         while not self._transactions.change_whole(decide):
@@ -165,7 +167,7 @@ class CacheSink:
 
     def _whole(self, held: Ledger) -> Cut:
         assert self._log is not None
-        return held.whole({topic.name: topic.first for topic in self._log.topics() if matches(self._options.tables, topic.name)})
+        return held.whole({topic.name: topic.first for topic in selected(self._log, self._options.tables)})
 
     def _lineage(self) -> Lineage:
         lineage = None if self._log is None else self._log.lineage()

@@ -25,6 +25,7 @@ from sinks.render.tokenkernels import (
     digit,
     is_word,
     judged,
+    note_doubt,
     number_end,
 )
 
@@ -157,10 +158,7 @@ def document_lines(source: Any, offsets: Any, unique: bool, doubles: bool) -> An
                         sure = judged(source, k, stop)
                         good = sure != LEFT
                         if sure == DOUBTFUL:
-                            doubts[found, 0] = i
-                            doubts[found, 1] = at
-                            doubts[found, 2] = at + stop - k
-                            found += 1
+                            found = note_doubt(doubts, found, i, at, at + stop - k)
                 elif is_word(source, k, end, TRUE) or is_word(source, k, end, NULL):
                     stop = k + 4
                 elif is_word(source, k, end, FALSE):

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from cdc.model.kernel import inlined, kernel
-from sinks.jsonkernels import HEX, SHORT
+from sinks.jsonkernels import put_escape
 from sinks.render.tokenkernels import (
     BACKSLASH,
     CLOSE,
@@ -31,6 +31,7 @@ from sinks.render.tokenkernels import (
     TRUE,
     digit,
     judged,
+    note_doubt,
     number_end,
 )
 
@@ -56,21 +57,8 @@ def _put_quoted(source: Any, start: int, end: int, escaped: bool, out: Any, at: 
         if byte >= 32 and byte != QUOTE and byte != BACKSLASH:
             out[at] = byte
             at += 1
-            continue
-        out[at] = BACKSLASH
-        if byte >= 32:
-            out[at + 1] = byte
-            at += 2
-        elif SHORT[byte]:
-            out[at + 1] = SHORT[byte]
-            at += 2
         else:
-            out[at + 1] = 117
-            out[at + 2] = 48
-            out[at + 3] = 48
-            out[at + 4] = HEX[byte >> 4]
-            out[at + 5] = HEX[byte & 15]
-            at += 6
+            at = put_escape(out, at, byte)
     out[at] = QUOTE
     return at + 1
 
@@ -169,10 +157,7 @@ def scalar_lines(source: Any, offsets: Any, how: int, doubles: bool) -> Any:
             left[i] = True
             at = start
         elif sure == DOUBTFUL:
-            doubts[found, 0] = i
-            doubts[found, 1] = start
-            doubts[found, 2] = at
-            found += 1
+            found = note_doubt(doubts, found, i, start, at)
         ends[i + 1] = at
     return data[:at], ends, left, doubts[:found]
 
@@ -250,10 +235,7 @@ def array_lines(source: Any, offsets: Any, how: int, doubles: bool) -> Any:
                 if sure == LEFT:
                     good = False
                 elif sure == DOUBTFUL:
-                    doubts[found, 0] = i
-                    doubts[found, 1] = start
-                    doubts[found, 2] = at
-                    found += 1
+                    found = note_doubt(doubts, found, i, start, at)
                 value_next, empty = False, False
         if not good or depth != 0 or k != end:
             left[i] = True

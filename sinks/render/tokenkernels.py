@@ -94,6 +94,15 @@ def judged(source: Any, start: int, end: int) -> int:
     return DOUBTFUL if first >= 0 and last - first + 1 > DOUBLE_DIGITS else SURE
 
 
+@inlined
+def note_doubt(doubts: Any, found: int, row: int, start: Any, end: Any) -> int:
+    """Notes a number that is to be looked at, as (row, start, end); returns how many there are."""
+    doubts[found, 0] = row
+    doubts[found, 1] = start
+    doubts[found, 2] = end
+    return found + 1
+
+
 @kernel
 def is_word(source: Any, at: int, end: int, word: Any) -> bool:
     if end - at < len(word):
@@ -115,8 +124,5 @@ def doubtful_numbers(data: Any, offsets: Any) -> Any:
         sure = judged(data, offsets[i], offsets[i + 1])
         left[i] = sure == LEFT
         if sure == DOUBTFUL:
-            doubts[found, 0] = i
-            doubts[found, 1] = offsets[i]
-            doubts[found, 2] = offsets[i + 1]
-            found += 1
+            found = note_doubt(doubts, found, i, offsets[i], offsets[i + 1])
     return left, doubts[:found]

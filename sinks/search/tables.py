@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
-from sinks.contract import Shape, matches
+from sinks.contract import Shape
 from sinks.jsonrows import Style
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
@@ -133,7 +133,7 @@ class Tables:
                     Mark(one.owner.log, lineage.history, ZERO_CUT), lineage, f"the index {one.index} of store {self._cluster.store}"
                 )
         together = by_alias(found)
-        topics = [topic for topic in self.log.topics() if matches(self._patterns, topic.name)]
+        topics = selected(self.log, self._patterns)
         said = {}
         self._live.clear()
         for topic in topics:
@@ -156,7 +156,7 @@ class Tables:
             whole = whole_of([copy_of(next(docs)) for _ in one.ids], one.born)
             if whole is not None and not whole.standing.building:
                 said[topic] = whole
-        topics = [topic.name for topic in self.log.topics() if matches(self._patterns, topic.name)]
+        topics = [topic.name for topic in selected(self.log, self._patterns)]
         return holding(self.log, self.lineage(), self._cluster.store, claimed, topics, said)
 
     def shape(self, topic: str) -> Shape | None:
@@ -306,9 +306,9 @@ class Tables:
 
     def join(self, cut: Cut) -> None:
         """Takes over the stretches that other processes have begun on this one's behalf, up to the cut."""
-        for topic in self.log.topics():
+        for topic in selected(self.log, self._patterns):
             known = self.known.get(topic.name)
-            if (known is not None and known.terms is not None) or not matches(self._patterns, topic.name):
+            if known is not None and known.terms is not None:
                 continue
             if self.log.last_change(topic.name, cut.position) <= self.held_of(topic.name):
                 continue

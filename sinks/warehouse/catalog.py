@@ -20,19 +20,10 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from cdc.errors import StoreError
 from cdc.model.lineage import Mark
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.position import ZERO_CUT
 from sinks.warehouse.columns import Add, Change, Field, Rename, Widen, parse_schema
+from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed, mark_of
 from sinks.warehouse.vectors import Blob
-
-POSITION_KEY: Final = "headwater.position"
-LSN_KEY: Final = "headwater.commit-lsn"
-TS_KEY: Final = "headwater.commit-ts-us"
-LOG_KEY: Final = "headwater.log"
-HISTORY_KEY: Final = "headwater.history"
-EPOCH_KEY: Final = "headwater.epoch"
-STORE_KEY: Final = "headwater.store"
-SOURCE_KEY: Final = "headwater.source"
-TABLE_KEY: Final = "headwater.table"
 
 KEPT_VERSIONS: Final = 10
 """So many former versions of a table's metadata stay on disk, for readers that are just opening one."""
@@ -104,18 +95,6 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """What a commit says of itself: who wrote it, under which lease, and what the table holds from then on."""
-
-    store: str
-    epoch: int
-    mark: Mark
-
-    def properties(self) -> dict[str, str]:
-        return {STORE_KEY: self.store, EPOCH_KEY: str(self.epoch), **mark_properties(self.mark)}
-
-
-@dataclass(frozen=True, slots=True)
 class Pending:
     """A commit in the making, and the columns that it will leave behind."""
 
@@ -156,6 +135,7 @@ class Catalog:
     def __init__(self, jvm: Any, hadoop_configuration: Any, path: Path) -> None:
         with errors("open the warehouse"):
             self._use = Java(jvm)
+            self._path = path
             self._java = jvm.org.apache.iceberg.hadoop.HadoopCatalog(hadoop_configuration, str(path))
 
     def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
@@ -172,7 +152,9 @@ class Catalog:
             parsed = self._use.schema_parser.fromJson(schema)
             identifier = self._identifier(namespace, name)
             self._java.createTable(identifier, parsed, self._use.unpartitioned, given)
-            return IcebergTable(self._use, partial(self._java.loadTable, identifier))
+            made = IcebergTable(self._use, partial(self._java.loadTable, identifier))
+            made.sync_all(self._path)
+        return made
 
     def _identifier(self, namespace: Sequence[str], name: str) -> Any:
         return self._use.table_identifier.parse(".".join((*namespace, name)))
@@ -397,6 +379,15 @@ class IcebergTable:
         self.renew()
         self._stamp = self._stamped()
 
+    def sync_all(self, warehouse: Path) -> None:
+        """Of a table that was just made: its metadata, and every folder from there up to the one that the warehouse's is in."""
+        for path in self._metadata():
+            sync(path)
+        for folder in (self.location / "metadata", self.location, *self.location.parents):
+            sync(folder)
+            if folder == warehouse.parent:
+                break
+
     def _sync(self) -> None:
         """Iceberg's own files are renamed into place but never synced; a power cut must not take back what the ledger promises."""
         folder = self.location / "metadata"
@@ -429,19 +420,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def mark_properties(mark: Mark) -> dict[str, str]:
-    cut = mark.cut
-    said = {POSITION_KEY: str(cut.position), LSN_KEY: str(cut.commit_lsn), TS_KEY: str(cut.commit_ts_us)}
-    return {LOG_KEY: mark.log, HISTORY_KEY: mark.history, **said}
-
-
-def mark_of(properties: Mapping[str, str]) -> Mark | None:
-    if LOG_KEY not in properties:
-        return None
-    cut = Cut(Position(int(properties[POSITION_KEY])), Lsn(int(properties[LSN_KEY])), int(properties[TS_KEY]))
-    return Mark(properties[LOG_KEY], properties[HISTORY_KEY], cut)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -41,7 +41,9 @@ def write(
     total = sum(counts)
     if not total:
         return []
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(folder.parent)
     # Arrow's own size of a row is about three times the compressed one.
     bytes_in = sum(batch.nbytes * count // max(batch.num_rows, 1) for batch, count in zip(batches, counts, strict=True))
     parts = max(1, min(_WRITERS, total // _ROWS_WORTH_A_THREAD), -(-bytes_in // (3 * file_bytes)))

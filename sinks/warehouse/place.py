@@ -22,19 +22,7 @@ from cdc.model.table import Table
 from sinks.contract import EpochPassed
 from sinks.reshape import reshaped
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import (
-    SOURCE_KEY,
-    TABLE_KEY,
-    Changes,
-    CommitConflict,
-    CommitUnknown,
-    DataFile,
-    IcebergTable,
-    Pending,
-    Signed,
-    Vector,
-    sync,
-)
+from sinks.warehouse.catalog import Changes, CommitConflict, CommitUnknown, DataFile, IcebergTable, Pending, Vector, sync
 from sinks.warehouse.columns import (
     Field,
     arrow_schema,
@@ -47,6 +35,7 @@ from sinks.warehouse.columns import (
     to_text,
 )
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
+from sinks.warehouse.marks import SOURCE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.options import Options
 from sinks.warehouse.upserts import Final as LastChanges
 from sinks.warehouse.upserts import Group, final, groups
@@ -354,6 +343,7 @@ class Place:
         content, blobs = puffin({self._live[path].file.java.location(): gone for path, gone in grown.items()})
         target.write_bytes(content)
         sync(target)
+        sync(target.parent)
         crashpoint("warehouse.vectors_written")
         vectors = {}
         for path, gone in grown.items():

@@ -22,27 +22,17 @@ from pyspark.errors import PySparkException
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StopState, StoreError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.model.batch import EXACT, POSITION, table_of
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
-from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, audit_schema, matches
-from sinks.warehouse.catalog import (
-    EPOCH_KEY,
-    SOURCE_KEY,
-    STORE_KEY,
-    TABLE_KEY,
-    Catalog,
-    CommitConflict,
-    CommitUnknown,
-    IcebergTable,
-    Signed,
-    mark_properties,
-)
+from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, audit_schema
+from sinks.warehouse.catalog import Catalog, CommitConflict, CommitUnknown, IcebergTable
 from sinks.warehouse.columns import first_schema, labels, to_text
 from sinks.warehouse.erasing import erase
 from sinks.warehouse.keys import encode, key_plan
+from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed, mark_properties
 from sinks.warehouse.names import LEDGERS, STAGING, place_of, safe
 from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache, Place, unmarked
@@ -182,7 +172,7 @@ class Warehouse:
         return 0 if self._ledger is None else int(self._ledger.properties.get(_NOTHING + topic, 0))
 
     def _selected(self) -> dict[str, Table]:
-        return {} if self._log is None else {t.name: t.table for t in self._log.topics() if matches(self.options.tables, t.name)}
+        return {} if self._log is None else {topic.name: topic.table for topic in selected(self._log, self.options.tables)}
 
     def _last_change(self, topic: str, upto: Cut) -> Position:
         assert self._log is not None

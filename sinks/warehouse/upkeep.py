@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import CommitConflict, CommitUnknown, Signed, sync
+from sinks.warehouse.catalog import CommitConflict, CommitUnknown, sync
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
+from sinks.warehouse.marks import Signed
 from sinks.warehouse.options import MB, Options
 from sinks.warehouse.place import Live, Place
 

@@ -445,3 +445,17 @@ def test_changes_that_the_store_passes_over_count_as_held(lab: Lab) -> None:
     lab.log.put(schema(dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", TEXT))), 6))
     sink.commit(cut(6))
     assert sink.applied() == lab.applied() == lab.opened().applied() == cut(6)
+
+
+def test_a_table_whose_topic_only_reads_like_one_of_the_stores_is_none_of_its_tables(lab: Lab) -> None:
+    """Of "public.other"."pairs" the topic's name could be read as a table of the schema public, too."""
+    stranger = dataclasses.replace(PAIRS, oid=16499, schema="public.other")
+    only = {"tables": ["public.*"]}
+    sink = lab.sink(**only)
+    lab.open(sink)
+    lab.log.put(upserts(stranger, 1, [pair(1), pair(2)]))
+    step(lab, sink, upserts(ORDERS, 3, [order(1)]))
+    assert sink.applied() == lab.log.head == lab.sink(**only).open(lab.log.reader())
+    both = lab.sink(tables=["public.*", "public.other.*"])
+    lab.open(both)
+    assert both.held(stranger.qualified) == 0, "the past of a table that is selected later is brought"

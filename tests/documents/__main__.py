@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
-import redis
 
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import NEWEST, VOLATILE, Postgres
 from cdc.embedded.valkey import Valkey
 from cdc.spark import session
+from tests.conftest import Cache
 from tests.documents.page import PAGE, parts, written
-
-
-@dataclass
-class Cache:
-    server: Valkey
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def client(self, **options: Any) -> redis.Redis:
-        return redis.Redis.from_url(self.url, **options)
 
 
 def main() -> None:

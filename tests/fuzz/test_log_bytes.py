@@ -51,6 +51,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headfile, "_PAUSE_S", 0)
 
 
+def sealed_file(folder: Path) -> Path:
+    """The only sealed file of a small log."""
+    writer = open_writer(folder / "log", 100, seal=True)
+    writer.append(changes(SMALL, range(1, 50)))
+    writer.commit(Lsn(1), 0)
+    writer.drain_seals()
+    writer.close()
+    [path] = (folder / "log").rglob("*.parquet")
+    return path
+
+
 def test_every_bit_of_a_frame() -> None:
     body = bytes(range(64))
     head, _ = encode_frame(FrameKind.BATCH, body, offset=96, schema_at=8, topic=3, first=5, last=9, rows=5)
@@ -67,13 +78,7 @@ def test_every_bit_of_a_frame() -> None:
 
 
 def test_every_byte_of_a_sealed_file(quick_folder: Path, seed: int) -> None:
-    root = quick_folder / "log"
-    writer = open_writer(root, 100, seal=True)
-    writer.append(changes(SMALL, range(1, 50)))
-    writer.commit(Lsn(1), 0)
-    writer.drain_seals()
-    writer.close()
-    [path] = root.rglob("*.parquet")
+    path = sealed_file(quick_folder)
     data, name = path.read_bytes(), sealed_of(path.name)
     assert name is not None
     for case in damaged(data, seed, most=3 * 2**14):
@@ -85,13 +90,7 @@ def test_every_byte_of_a_sealed_file(quick_folder: Path, seed: int) -> None:
 
 def test_a_sealed_file_that_is_damaged_under_a_good_checksum(quick_folder: Path, seed: int) -> None:
     """Arrow's own readers meet the damage: what they say becomes our error."""
-    root = quick_folder / "log"
-    writer = open_writer(root, 100, seal=True)
-    writer.append(changes(SMALL, range(1, 50)))
-    writer.commit(Lsn(1), 0)
-    writer.drain_seals()
-    writer.close()
-    [path] = root.rglob("*.parquet")
+    path = sealed_file(quick_folder)
     data = path.read_bytes()
     for case in damaged(data, seed, most=800):
         path.unlink()

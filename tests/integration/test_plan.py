@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -348,3 +349,10 @@ def test_a_column_that_was_just_dropped_stops_a_store_not_the_start(shop: Settin
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute("alter table items drop price")
     refuse_unknown(given)
+
+
+def test_the_checks_before_a_start_leave_no_file_of_the_log_open(shop: Settings) -> None:
+    """They are the daemon's own process, which would keep the disk space of each file that goes."""
+    refuse_unknown(shop.model_copy(update={"contracts": {"public.items": Contract(require=("id",))}}))
+    files = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    assert [file for file in files if file.startswith(str(shop.log.dir))] == []

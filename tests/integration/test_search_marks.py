@@ -113,6 +113,25 @@ class Feed:
         self.sink.commit(head)
         self.applied = head
 
+    def write_uncommitted(self, key: int) -> None:
+        """One more row is in the log and in the store; no commit has covered it."""
+        before, now = self.log.head, self.insert(ORDERS, key)
+        for changes in self.log.reader().read(ORDERS.qualified, before.position, now.position):
+            self.sink.apply(changes)
+
+    def open_again(self, *tables: Table) -> None:
+        """The store is opened again, and then holds everything."""
+        self.applied = None
+        self.follow()
+        self.holds(*tables)
+
+    def refuse_commit(self, reported: int) -> None:
+        """The commit of what was written is refused, and until the store is opened again it says that it is no further than this position."""
+        with pytest.raises(StoreError) as failure:
+            self.sink.commit(self.log.head)
+        assert failure.value.retryable
+        assert self.reported().position == reported
+
     def catch_up(self) -> None:
         """As a follower does: looks whether the store still is where it was, and goes on from what it finds."""
         self.clock.now += 60
@@ -243,25 +262,16 @@ def test_an_index_deleted_between_two_batches_loses_nothing(feed: Feed, opensear
     with pytest.raises(StoreError, match="was deleted") as failure:
         feed.advance()
     assert failure.value.retryable
-    feed.applied = None
-    feed.follow()
-    feed.holds()
+    feed.open_again()
 
 
 def test_an_index_deleted_between_rows_and_commit_is_not_taken_for_whole(feed: Feed, opensearch: OpenSearch) -> None:
     feed.insert(ORDERS, 1)
     feed.follow()
-    feed.insert(ORDERS, 2)
-    for changes in feed.log.reader().read("public.orders", Position(1), Position(2)):
-        feed.sink.apply(changes)
+    feed.write_uncommitted(2)
     opensearch.request("DELETE", "/public.orders@1")
-    with pytest.raises(StoreError) as failure:
-        feed.sink.commit(feed.log.head)
-    assert failure.value.retryable
-    assert feed.reported() == ZERO_CUT
-    feed.applied = None
-    feed.follow()
-    feed.holds()
+    feed.refuse_commit(reported=0)
+    feed.open_again()
 
 
 @pytest.mark.parametrize("close", [True, False])
@@ -291,13 +301,8 @@ def test_a_copy_from_the_middle_of_a_batch_is_not_taken_for_whole(feed: Feed, sh
     shot = shots.take("public.orders@1")
     feed.sink.apply(third)
     shots.restore(shot, "public.orders@1", close=close)
-    with pytest.raises(StoreError) as failure:
-        feed.sink.commit(feed.log.head)
-    assert failure.value.retryable
-    assert feed.reported().position == 1
-    feed.applied = None
-    feed.follow()
-    feed.holds()
+    feed.refuse_commit(reported=1)
+    feed.open_again()
 
 
 def test_a_copy_that_was_indexed_again_is_built_anew(feed: Feed, opensearch: OpenSearch) -> None:
@@ -418,9 +423,7 @@ def test_a_later_writer_is_named_to_the_earlier_one(feed: Feed) -> None:
     with pytest.raises(StoreError, match="not open for writing"):
         feed.sink.commit(feed.log.head)
     feed.epoch = 8
-    feed.applied = None
-    feed.follow()
-    feed.holds()
+    feed.open_again()
 
 
 def test_a_history_that_the_log_left_is_not_believed(feed: Feed) -> None:
@@ -439,9 +442,7 @@ def test_a_history_that_the_log_left_is_not_believed(feed: Feed) -> None:
     feed.sink.erase()
     feed.rows["public.orders"].pop(json.dumps(["2"]))
     feed.insert(ORDERS, 9)
-    feed.applied = None
-    feed.follow()
-    feed.holds()
+    feed.open_again()
 
 
 def test_rows_of_a_history_that_the_log_left_count_though_no_commit_came(feed: Feed) -> None:
@@ -449,9 +450,7 @@ def test_rows_of_a_history_that_the_log_left_count_though_no_commit_came(feed: F
     feed.insert(ORDERS, 1)
     feed.follow()
     kept = (list(feed.log.cuts), list(feed.log.batches))
-    feed.insert(ORDERS, 2)
-    for changes in feed.log.reader().read("public.orders", Position(1), Position(2)):
-        feed.sink.apply(changes)
+    feed.write_uncommitted(2)
     feed.log.cuts, feed.log.batches = kept
     feed.writer.begin_history()
     feed.writer.rollback()
@@ -554,18 +553,11 @@ def test_a_node_that_restarts_between_rows_and_commit_is_written_again(feed: Fee
     """It may have lost the end of its translog (index.translog.durability: async)."""
     feed.insert(ORDERS, 1)
     feed.follow()
-    feed.insert(ORDERS, 2)
-    for changes in feed.log.reader().read("public.orders", Position(1), Position(2)):
-        feed.sink.apply(changes)
+    feed.write_uncommitted(2)
     opensearch.crash()
     opensearch.start()
-    with pytest.raises(StoreError) as failure:
-        feed.sink.commit(feed.log.head)
-    assert failure.value.retryable
-    assert feed.reported().position == 1
-    feed.applied = None
-    feed.follow()
-    feed.holds()
+    feed.refuse_commit(reported=1)
+    feed.open_again()
 
 
 # -- several shards ----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from cdc.source import (
     read_slot,
     select_tables,
 )
+from cdc.source import publication as publications
 from cdc.source.checks import Finding, check_source
 from cdc.source.facts import read_facts
 from cdc.source.pins import PinWatch, read_pins
@@ -394,3 +395,42 @@ def test_another_owner_of_the_publication_hides_no_changes(postgres: Database, s
             sql.execute(statement)
         (after,) = read_facts(connection, "cdc", published=True)
     assert (hidden(before, after) is not None) == seen
+
+
+def test_tables_that_vanish_while_the_publication_is_made_are_left_out_of_it(
+    sql: Connection, postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stays", "goes", "moves"):
+        sql.execute(f"create table {name} (id int primary key)")
+    found = find_tables(sql)
+    change, tries = publications._change, [0]
+
+    def late(*given: Any, **more: Any) -> None:
+        tries[0] += 1
+        if tries[0] == 1:
+            sql.execute("drop table goes")
+        if tries[0] == 2:
+            sql.execute("alter table moves rename to moved")
+        change(*given, **more)
+
+    monkeypatch.setattr(publications, "_change", late)
+    assert [table.qualified for table in ensure_publication(sql, source(postgres), found)] == ["public.stays"]
+    assert tries == [3]
+
+
+def test_a_publication_whose_tables_keep_vanishing_is_given_up(
+    sql: Connection, postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{number:02}" for number in range(publications._ATTEMPTS + 2)]
+    for name in names:
+        sql.execute(f"create table {name} (id int primary key)")
+    found, change = find_tables(sql), publications._change
+
+    def late(*given: Any, **more: Any) -> None:
+        sql.execute(f"drop table {names.pop()}")
+        change(*given, **more)
+
+    monkeypatch.setattr(publications, "_change", late)
+    with pytest.raises(SourceError, match="dropped or renamed"):
+        ensure_publication(sql, source(postgres), found)
+    assert len(names) == 2

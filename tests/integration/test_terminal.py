@@ -14,7 +14,7 @@ from psycopg import sql
 
 from cdc.__main__ import main
 from cdc.auditing.findings import Difference, Progress, StoreAudit, TableAudit
-from cdc.settings import load
+from cdc.configfile import load
 from sinks import options_model
 from tests.conftest import Cache, Database
 from tests.integration.capture.running import Capture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from cdc import approvals, jsonfile, reloading, status, stops
+from cdc import approvals, jsonfile, rebuilds, reloading, status, stops
 from cdc.capture.toast import ToastMemory
 from cdc.embedded.cache import cache_folder, locked, write_whole
 from cdc.errors import ConfigError, Stopped, StopState
@@ -130,6 +130,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     f"status/.capture.{os.getpid()}": lambda folder: status.write(folder, "capture", status.CaptureStatus()),
     f"stops/.capture.DIVERGED.json.{os.getpid()}": stop,
     f"schema/.cache.json.{os.getpid()}": lambda folder: approvals.ask(folder, "cache", "public.t", Position(7)),
+    f"rebuild/.cache.json.{os.getpid()}": lambda folder: rebuilds.request(folder, "cache", StopState.DIVERGED),
     f".reload.json.{os.getpid()}": lambda folder: reloading.request(folder, StopState.DIVERGED),
     "file.aside": lambda folder: jsonfile.write(folder / "file.json", {"a": 1}),
     f".whole.{os.getpid()}": lambda folder: write_whole(folder / "whole", b"x"),
@@ -166,6 +167,23 @@ def test_what_root_leaves_in_an_accounts_folder_is_the_accounts(tmp_path: Path, 
     WRITERS[aside](tmp_path)
     Requests(tmp_path).queue(Request("public.t"))
     assert {path.stat().st_uid for path in tmp_path.rglob("*")} == {STRANGER}
+
+
+@pytest.mark.parametrize("aside", [aside for aside in WRITERS if aside.startswith(("stops/", "schema/", "rebuild/"))], ids=range(3))
+def test_what_is_durable_is_not_lost_with_the_new_folder_that_it_lies_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: str
+) -> None:
+    """A file that is synced in a folder whose own name never reached the disk is gone with it after a power loss."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    WRITERS[aside](tmp_path / "run")
+    assert {str(tmp_path), str(tmp_path / "run"), str((tmp_path / "run" / aside).parent)} <= set(synced)
 
 
 def test_remembered_values_are_private(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -275,3 +277,52 @@ def test_the_logs_size_is_not_looked_at_each_second(tmp_path: Path, monkeypatch:
     assert gathering.size_on_disk(tmp_path) == 5
     now += 6
     assert gathering.size_on_disk(tmp_path) == 7
+
+
+def test_a_folder_that_goes_while_the_log_is_measured_does_not_end_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of the spooled transactions does when capture ends."""
+    (tmp_path / "kept").write_bytes(b"12345")
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "1").write_bytes(b"12")
+    scan = os.scandir
+
+    def late(path: Any) -> Any:
+        if str(path).endswith("spool"):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert gathering.size_on_disk(tmp_path) == 5
+
+
+def test_a_store_that_nobody_fills_gets_no_time_until_it_is_full(tmp_path: Path) -> None:
+    """What its follower wrote a second when it died says nothing of what is left."""
+    well(tmp_path)
+    told = status.read_follower(tmp_path / "run", "cache")
+    assert told is not None
+    told.position, told.rows_per_s = 0, 1000.0
+    capture = status.read_capture(tmp_path / "run")
+    assert capture is not None
+    capture.snapshot = [status.TableProgress("public.t", 0, 50_000)]
+    status.write(tmp_path / "run", "capture", capture)
+    for pid, rate, eta in ((os.getpid(), 1000.0, 50.0), (0, 0.0, None)):
+        told.pid = pid
+        status.write(tmp_path / "run", "follow-cache", told)
+        follower = next(
+            one for one in gather(settings(tmp_path), MemoryLog().reader(), Probe(slot())).followers if one.store == "cache"
+        )
+        assert follower.catch_up is not None
+        assert (follower.rows_per_s, follower.catch_up.eta_s) == (rate, eta)
+
+
+def test_a_dsn_that_is_none_any_more_is_part_of_the_report(tmp_path: Path) -> None:
+    """Its file may hold anything once it is written anew."""
+    well(tmp_path)
+    broken = SourceProbe(SecretStr(f"postgresql://cdc:{CANARY}@x@h/d"), "cdc")
+    found = gather(settings(tmp_path), MemoryLog().reader(), broken)
+    assert not found.source.reachable
+    assert found.source.address == "source.dsn"
+    assert any("no connection string" in line for line in found.problems)
+    assert CANARY not in str(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import threading
 import time
@@ -10,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from cdc import status, stops, supervise
+from cdc import jsonfile, status, stops, supervise
 from cdc.configuration import Configuration
 from cdc.demo.configuration import toml
 from cdc.errors import ConfigError, Stopped, StopState
@@ -67,6 +70,34 @@ def until(what: Callable[[], bool]) -> None:
 def seen(run_dir: Path) -> ProcessStatus:
     told = status.read_supervisor(run_dir)
     return told.processes[0] if told else ProcessStatus("none")
+
+
+def test_a_full_disk_beneath_run_dir_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default run_dir and the log share a disk, and a full one is waited for."""
+    full, refusals, create = threading.Event(), [0], jsonfile.create
+
+    def created(path: Path) -> int:
+        if full.is_set():
+            refusals[0] += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return create(path)
+
+    monkeypatch.setattr(jsonfile, "create", created)
+    with capture_logs() as said, supervised(tmp_path, child("import time; time.sleep(600)")):
+        until(lambda: seen(tmp_path).state == "running")
+        pid = seen(tmp_path).pid
+        full.set()
+        until(lambda: refusals[0] > 1)
+        assert status.alive(pid)
+        before = status.read_supervisor(tmp_path)
+        full.clear()
+        until(lambda: status.read_supervisor(tmp_path) != before)
+        assert (seen(tmp_path).pid, seen(tmp_path).restarts) == (pid, 0)
+        full.set()  # nor does it keep the service from ending
+    assert not status.alive(pid)
+    told = [line for line in said if "status" in line["event"]]
+    assert [line["log_level"] for line in told] == ["warning"] * 2, "once each time"
+    assert all("No space left on device" in line["problem"] and "free space" in line["problem"] for line in told)
 
 
 def test_a_dead_child_is_restarted_and_a_running_one_drained(tmp_path: Path) -> None:

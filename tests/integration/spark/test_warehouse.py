@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import re
 import shutil
@@ -25,6 +26,7 @@ from sinks.memory import Options as TwinOptions
 from sinks.warehouse import Options, Warehouse, make, use_session
 from sinks.warehouse import catalog as catalogs
 from sinks.warehouse.erasing import tables_in
+from sinks.warehouse.names import STAGING
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, numeric, order, schema, upserts
 from tests.integration.spark.traffic import held
 from tests.logs import EMPTY, LooseLog, cut
@@ -512,6 +514,28 @@ def brought(shop: Shop, sink: Warehouse) -> None:
             sink.prepare(table)
             sink.apply(changes)
     sink.commit(shop.log.head)
+
+
+def test_after_a_commit_nothing_of_it_can_be_lost_with_the_power(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is synced, and each name in the folder that it is in, up to the warehouse itself: also of a table's first version, and of
+    the deletion vector that is all that a commit of deletes writes."""
+    synced: set[str] = set()
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.update(map(str, path.iterdir()) if path.is_dir() else [f"content of {path}"])
+
+    monkeypatch.setattr(os, "fsync", noted)
+    sink = shop.sink()
+    for number, changes in enumerate((upserts(ORDERS, 1, [order(1), order(2)]), batch(ORDERS, [(Op.DELETE, 3, order(1))])), 2):
+        sink.apply(changes)
+        sink.commit(cut(number))
+    there = [path for path in shop.folder.rglob("*") if STAGING not in path.parts and path.suffix != ".crc"]
+    assert any(path.suffix == ".puffin" for path in there)
+    assert [str(path) for path in there if str(path) not in synced] == []
+    assert [path for path in map(str, filter(Path.is_file, there)) if f"content of {path}" not in synced] == []
 
 
 def assert_whole(shop: Shop) -> None:

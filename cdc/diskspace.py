@@ -1,0 +1,17 @@
+"""A disk that has no room left, in words."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""The error numbers of a full disk, and of a quota that is used up."""
+MAKE_ROOM: Final = "free space there (df -h shows how much is left)"
+GOES_ON: Final = f"{MAKE_ROOM}; it then goes on by itself"
+
+
+def described(error: OSError) -> str:
+    """What the disk refuses, and where, without the number of the error."""
+    said = error.strerror or type(error).__name__
+    return f"{said}: {error.filename}" if error.filename is not None else said
