@@ -90,7 +90,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         at=now,
         healthy=not problems,
         problems=problems,
-        notes=tuple(visible(note) for note in daemon.notes),
+        notes=tuple(visible(note) for note in (*daemon.notes, *_table_notes(settings))),
         source=source,
         capture=capture,
         log=_log(settings.log.dir, reader, head),
@@ -98,6 +98,11 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
         stops=stopped,
         processes=processes,
     )
+
+
+def _table_notes(settings: Settings) -> Sequence[str]:
+    capture = status.read_capture(settings.run_dir)
+    return () if capture is None else capture.notes
 
 
 def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | None) -> Iterator[ConfigError]:

@@ -40,6 +40,8 @@ class Meter:
         """Why the snapshot stands still, if it does."""
         self.left_out: Callable[[], Sequence[str]] = lambda: ()
         """What of the selected tables does not reach the log."""
+        self.notes: Callable[[], Sequence[str]] = lambda: ()
+        """What to know of captured tables."""
         self.log_alarm: Callable[[], str | None] = lambda: None
         """What the log's disk refuses, if it does."""
         self.passed_over: Callable[[], Collection[int]] = tuple
@@ -58,6 +60,7 @@ class Meter:
         self.status.snapshot = self._progress.tables(without=self.passed_over())
         self.status.snapshot_paused = self.paused()
         self.status.left_out = list(self.left_out())
+        self.status.notes = list(self.notes())
         self.status.log_alarm = self.log_alarm()
         self.status.alarms = list(self.alarms.current) if self.alarms else []
         if not self.loaded():

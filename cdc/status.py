@@ -86,6 +86,8 @@ class CaptureStatus(_Told):
     """What endangers the slot's WAL, one line each with what helps, as capture saw it last."""
     left_out: list[str] = field(default_factory=list)
     """What of the selected tables does not reach the log, one line each with what helps."""
+    notes: list[str] = field(default_factory=list)
+    """What to know of captured tables, one line each with what helps: nothing is wrong."""
     log_alarm: str | None = None
     """What the log's disk refuses, with what helps, while capture goes on all the same."""
     updated_at: float = 0.0
