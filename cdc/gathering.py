@@ -52,7 +52,8 @@ _sizes: Final[dict[Path, _Size]] = {}
 
 
 def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
-    """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select."""
+    """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select. ``now``: by the source's
+    clock, which has dated the commits."""
     if position >= head.position:
         return Lag(0, 0, 0.0)
     topics = [topic.name for topic in reader.topics() if matches(tables, topic.table) and topic.last > position]
@@ -72,9 +73,10 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     now = time.time()
     head = reader.head()
     source = probe.read()
-    capture = _capture(settings.run_dir, now)
+    capture = _capture(settings.run_dir)
+    source_now = probe.now()
     followers = tuple(
-        _follower(settings.run_dir, name, store, reader, head, capture, now) for name, store in settings.stores.items()
+        _follower(settings.run_dir, name, store, reader, head, capture, source_now) for name, store in settings.stores.items()
     )
     stopped = tuple(
         StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
@@ -84,7 +86,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     processes = _processes(daemon)
     mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
     further = [*_file_problems(settings), *mistaken, *daemon.problems]
-    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings, now), further)
+    problems = problems_of(source, capture, followers, stopped, processes, _silent(settings), further)
     return Report(
         version=VERSION,
         at=now,
@@ -112,13 +114,13 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
 
 
-def _capture(run_dir: Path, now: float) -> CaptureReport | None:
+def _capture(run_dir: Path) -> CaptureReport | None:
     told = status.read_capture(run_dir)
     if told is None:
         return None
     return CaptureReport(
         state=told.state,
-        alive=_alive(told, now),
+        alive=_alive(told),
         stop=told.stop,
         error=told.error,
         position=told.position,
@@ -150,7 +152,7 @@ def _follower(
         store=name,
         kind=store.kind,
         state=told.state,
-        alive=_alive(told, now),
+        alive=_alive(told),
         stop=told.stop,
         error=told.error,
         position=told.position,
@@ -223,14 +225,14 @@ def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
     )
 
 
-def _silent(settings: Settings, now: float) -> dict[str, float]:
+def _silent(settings: Settings) -> dict[str, float]:
     """The parts whose processes live and have reported nothing for too long, with the seconds."""
     parts: dict[str, status.CaptureStatus | status.FollowerStatus | None] = {"capture": status.read_capture(settings.run_dir)}
     parts |= {f"follow-{store}": status.read_follower(settings.run_dir, store) for store in settings.stores}
     return {
-        part: now - told.updated_at
+        part: status.silent_s(told)
         for part, told in parts.items()
-        if told is not None and status.alive(told.pid) and not _alive(told, now)
+        if told is not None and status.alive(told.pid) and not _alive(told)
     }
 
 
@@ -246,9 +248,9 @@ def _file_problems(settings: Settings) -> Iterator[str]:
             yield line
 
 
-def _alive(told: status.CaptureStatus | status.FollowerStatus, now: float) -> bool:
+def _alive(told: status.CaptureStatus | status.FollowerStatus) -> bool:
     """A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent."""
-    return status.alive(told.pid) and (told.state == "starting" or now - told.updated_at < STALE_S)
+    return status.alive(told.pid) and (told.state == "starting" or status.silent_s(told) < STALE_S)
 
 
 def _lsn(lsn: int | None) -> str | None:

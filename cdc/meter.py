@@ -71,7 +71,7 @@ class Meter:
             self.status.state = "snapshot" if self.status.complete_position is None else "streaming"
         if (line := self._chronicle.look(self.status, now)) is not None:
             getattr(_log, line.level)(line.words, facts=line.facts)
-        self.status.updated_at = time.time()
+        status.stamp(self.status)
         status.write(self._run_dir, "capture", self.status)
 
     def say(self, state: str, error: str | None = None) -> None:

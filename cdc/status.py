@@ -7,6 +7,7 @@ reader and writer may be of two: what both know is read, the rest is named in ``
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -92,6 +93,8 @@ class CaptureStatus(_Told):
     """What the log's disk refuses, with what helps, while capture goes on all the same."""
     updated_at: float = 0.0
     """Unix time, seconds."""
+    said_at: float = 0.0
+    """The same moment by the machine's monotonic clock, which nobody sets."""
     foreign: list[str] = field(default_factory=list)
     """Not written: what a reader has found in the file that another version wrote."""
 
@@ -116,6 +119,8 @@ class FollowerStatus(_Told):
     batches: int = 0
     rows_per_s: float = 0.0
     updated_at: float = 0.0
+    said_at: float = 0.0
+    """See ``CaptureStatus``."""
     foreign: list[str] = field(default_factory=list)
 
 
@@ -153,6 +158,17 @@ class SupervisorStatus(_Told):
 
 
 _Entry = TypeVar("_Entry", TableProgress, ProcessStatus)
+
+
+def stamp(status: CaptureStatus | FollowerStatus) -> None:
+    """Says that this is how it is now."""
+    status.updated_at, status.said_at = time.time(), time.monotonic()
+
+
+def silent_s(told: CaptureStatus | FollowerStatus) -> float:
+    """For how long the part has reported nothing; infinite when its last word is of before the machine started."""
+    passed = time.monotonic() - told.said_at
+    return passed if passed >= 0 else float("inf")
 
 
 def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:

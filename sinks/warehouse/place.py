@@ -26,8 +26,6 @@ from sinks.warehouse.catalog import (
     SOURCE_KEY,
     TABLE_KEY,
     Changes,
-    CommitConflict,
-    CommitUnknown,
     DataFile,
     IcebergTable,
     Pending,
@@ -46,6 +44,7 @@ from sinks.warehouse.columns import (
     to_rows,
     to_text,
 )
+from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
 from sinks.warehouse.options import Options
 from sinks.warehouse.upserts import Final as LastChanges

@@ -34,14 +34,13 @@ from sinks.warehouse.catalog import (
     STORE_KEY,
     TABLE_KEY,
     Catalog,
-    CommitConflict,
-    CommitUnknown,
     IcebergTable,
     Signed,
     mark_properties,
 )
 from sinks.warehouse.columns import first_schema, labels, to_text
 from sinks.warehouse.erasing import erase
+from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import encode, key_plan
 from sinks.warehouse.names import LEDGERS, STAGING, place_of, safe
 from sinks.warehouse.options import Options
