@@ -177,7 +177,7 @@ def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | Sup
     aside = folder / f".{name}.{os.getpid()}"
     content = asdict(status)
     del content[FOREIGN]
-    with open(jsonfile.create(aside), "w") as file:
+    with open(jsonfile.create(aside), "w", encoding="utf-8") as file:
         file.write(jsonfile.encode(content))
     crashpoint("status.written_aside")
     aside.replace(folder / f"{name}.json")

@@ -272,5 +272,5 @@ class Query:
 
 def end_of(checkpoint: Path, number: int) -> Cut:
     """The cut that micro-batch ``number`` reaches: foreachBatch is not told, but Spark has written it down before."""
-    lines = (checkpoint / "offsets" / str(number)).read_text().splitlines()
+    lines = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     return cut_at(json.loads(lines[2]))
