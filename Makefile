@@ -9,7 +9,7 @@ SEEDS ?= 2000
 HEADWATER_FAULTS ?= 500
 START ?= 0
 
-.PHONY: reliability docs demo test lint fmt bench faults sim clean distclean lock setup
+.PHONY: reliability docs roles demo test lint fmt bench faults sim clean distclean lock setup
 
 setup: $(STAMP)
 
@@ -46,6 +46,9 @@ fmt: $(STAMP)
 
 reliability: $(STAMP)
 	$(BIN)/python -m tests.cases.table
+
+roles: $(STAMP)
+	$(BIN)/python -m tests.roles
 
 docs: $(STAMP)
 	$(BIN)/python -m cdc.embedded fetch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     before = os.umask(0o077)
     try:
+        _say_all()
         os.umask(_umask())
         from cdc.commands.app import app
 
@@ -69,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         os.umask(before)
+
+
+def _say_all() -> None:
+    """A letter that the terminal's encoding does not have is written as its number: no line is lost for an arrow or for a table's name."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _umask() -> int:

@@ -125,6 +125,7 @@ def _capture(
                     meter.loaded, meter.paused = partial(_loaded, coordinator), partial(_paused, coordinator)
                     meter.passed_over = evolving.refused
                     meter.left_out = partial(_left_out, evolving, coordinator)
+                    meter.notes = evolving.notes
                     coordinator.start()
                     watch.start()
                 _stream_once(

@@ -189,7 +189,7 @@ class _Loading:
             return SecretStr("")
         path = self.path.parent / value
         try:
-            with open(path) as file:
+            with open(path, encoding="utf-8") as file:
                 mode = os.fstat(file.fileno()).st_mode
                 text = file.read(MAX_FILE_BYTES + 1)
         except (OSError, UnicodeDecodeError) as error:

@@ -82,6 +82,10 @@ class Evolving:
         """What of the selected tables does not reach the log, one line each with what helps, as of the last look at the catalog."""
         return () if self._watch is None else self._watch.left_out
 
+    def notes(self) -> Sequence[str]:
+        """What to know of captured tables, one line each with what helps, as of the last look at the catalog."""
+        return () if self._watch is None else self._watch.notes
+
     def definitions(self, catalog: psycopg.Connection) -> Definitions:
         """``catalog``: asked what the stream does not tell. The log is not being written."""
         assert self._watch is not None, "start comes first"

@@ -66,14 +66,17 @@ class _Told:
         followers = {store: status.read_follower(run_dir, store) for store in settings.stores}
         return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers)
 
-    def silent_s(self, now: float) -> dict[str, float]:
+    def silent_s(self) -> dict[str, float]:
         """The parts whose processes live and have reported nothing for too long, with the seconds."""
         parts = {"capture": self.capture, **{f"follow-{store}": told for store, told in self.followers.items()}}
         return {
-            part: now - told.updated_at
+            part: status.silent_s(told)
             for part, told in parts.items()
-            if told is not None and status.alive(told.pid) and not _alive(told, now)
+            if told is not None and status.alive(told.pid) and not _alive(told)
         }
+
+    def table_notes(self) -> Sequence[str]:
+        return () if self.capture is None else self.capture.notes
 
     def problems(self) -> Iterator[str]:
         """What the files say beside their parts' states."""
@@ -86,7 +89,8 @@ class _Told:
 
 
 def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
-    """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select."""
+    """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select. ``now``: by the source's
+    clock, which has dated the commits."""
     if position >= head.position:
         return Lag(0, 0, 0.0)
     topics = [topic.name for topic in selected(reader, tables) if topic.last > position]
@@ -107,8 +111,9 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     head = reader.head()
     source = probe.read()
     told = _Told.by_now(settings)
-    capture = _capture(told.capture, now)
-    followers = tuple(_follower(told, name, store, reader, head, now) for name, store in settings.stores.items())
+    capture = _capture(told.capture)
+    source_now = probe.now()
+    followers = tuple(_follower(told, name, store, reader, head, source_now) for name, store in settings.stores.items())
     stopped = tuple(
         StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
@@ -117,13 +122,13 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     processes = _processes(daemon)
     mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
     further = [*told.problems(), *mistaken, *daemon.problems]
-    problems = problems_of(source, capture, followers, stopped, processes, told.silent_s(now), further)
+    problems = problems_of(source, capture, followers, stopped, processes, told.silent_s(), further)
     return Report(
         version=VERSION,
         at=now,
         healthy=not problems,
         problems=problems,
-        notes=tuple(visible(note) for note in daemon.notes),
+        notes=tuple(visible(note) for note in (*daemon.notes, *told.table_notes())),
         source=source,
         capture=capture,
         log=_log(settings.log.dir, reader, head),
@@ -140,10 +145,10 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
 
 
-def _capture(told: status.CaptureStatus | None, now: float) -> CaptureReport | None:
+def _capture(told: status.CaptureStatus | None) -> CaptureReport | None:
     if told is None:
         return None
-    alive = _alive(told, now)
+    alive = _alive(told)
     return CaptureReport(
         state=told.state,
         alive=alive,
@@ -171,7 +176,7 @@ def _follower(parts: _Told, name: str, store: StoreOptions, reader: LogReader, h
         lag = None
     else:
         lag = lag_of(reader, head, Position(told.position), store.tables, now)
-    alive = _alive(told, now)
+    alive = _alive(told)
     rows_per_s = told.rows_per_s if alive else 0.0
     held = sum(topic.rows for topic in selected(reader, store.tables))
     return FollowerReport(
@@ -243,9 +248,9 @@ def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
     )
 
 
-def _alive(told: status.CaptureStatus | status.FollowerStatus, now: float) -> bool:
+def _alive(told: status.CaptureStatus | status.FollowerStatus) -> bool:
     """A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent."""
-    return status.alive(told.pid) and (told.state == "starting" or now - told.updated_at < STALE_S)
+    return status.alive(told.pid) and (told.state == "starting" or status.silent_s(told) < STALE_S)
 
 
 def _lsn(lsn: int | None) -> str | None:

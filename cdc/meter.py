@@ -38,6 +38,8 @@ class Meter:
         """Why the snapshot stands still, if it does."""
         self.left_out: Callable[[], Sequence[str]] = lambda: ()
         """What of the selected tables does not reach the log."""
+        self.notes: Callable[[], Sequence[str]] = lambda: ()
+        """What to know of captured tables."""
         self.log_alarm: Callable[[], str | None] = lambda: None
         """What the log's disk refuses, if it does."""
         self.passed_over: Callable[[], Collection[int]] = tuple
@@ -56,6 +58,7 @@ class Meter:
         self.status.snapshot = self._progress.tables(without=self.passed_over())
         self.status.snapshot_paused = self.paused()
         self.status.left_out = list(self.left_out())
+        self.status.notes = list(self.notes())
         self.status.log_alarm = self.log_alarm()
         if not self.loaded():
             self.status.complete_position = None
@@ -65,7 +68,7 @@ class Meter:
             self.status.state = "snapshot" if self.status.complete_position is None else "streaming"
         if (line := self._chronicle.look(self.status, now)) is not None:
             getattr(_log, line.level)(line.words, facts=line.facts)
-        self.status.updated_at = time.time()
+        status.stamp(self.status)
         status.write(self._run_dir, "capture", self.status)
 
     def say(self, state: str, error: str | None = None) -> None:

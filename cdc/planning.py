@@ -28,6 +28,7 @@ from cdc.model.selection import matches, named
 from cdc.model.table import Table
 from cdc.privacy import protection_of
 from cdc.settings import Settings, StoreOptions
+from cdc.source.capturable import keyless_line
 from cdc.source.catalog import find_tables
 from cdc.source.connection import connect, reason
 from cdc.source.facts import load_facts, read_facts
@@ -112,11 +113,12 @@ def plan_catalog(settings: Settings) -> Plan:
         now = _facts(connection, settings, known)
         now |= _joining(connection, settings, now)
         revealed = tuple(_revealed(settings, reader, now.values()))
+        remarks = (*revealed, *_keyless(settings, now.values()), *_remarks(settings, reader))
         if any(remark.stops for remark in revealed):
-            return Plan((), (*revealed, *_remarks(settings, reader)))
+            return Plan((), remarks)
         gone = sorted(known.facts.keys() - now.keys())
         changes = _planned(connection, settings, reader, known, known.facts, list(now.values()), gone)
-        return Plan(changes, (*revealed, *_remarks(settings, reader)))
+        return Plan(changes, remarks)
 
 
 def plan_ddl(settings: Settings, ddl: str, *, timeout_ms: int) -> Plan:
@@ -348,6 +350,12 @@ def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) ->
             yield Remark("capture", f"{table.qualified}.{column}, kept back until now, {what}", stops=not said)
         for line in protection.undecided.lines(table):
             yield Remark("capture", line)
+
+
+def _keyless(settings: Settings, tables: Iterable[Facts]) -> Iterator[Remark]:
+    for facts in tables:
+        if facts.keyless and matches(settings.source.tables, facts.table()):
+            yield Remark("capture", keyless_line(facts))
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------

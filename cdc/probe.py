@@ -36,6 +36,8 @@ class SourceProbe:
     _connection: psycopg.Connection | None = None
     _failed_at: float = float("-inf")
     _error: str | None = None
+    _clock: tuple[float, float] | None = None
+    """The server's time, and the monotonic one when it said so."""
     _samples: list[tuple[float, int]] = field(default_factory=list)
     _pins: list[Pin] = field(default_factory=list)
     _watch: PinWatch = field(default_factory=PinWatch)
@@ -49,6 +51,12 @@ class SourceProbe:
                 return SourceReport(False, self._error, self._address, None)
             found = alarms(facts, wal_rate(self._samples), self._pins)
             return SourceReport(True, None, self._address, self._slot(facts), tuple(found), tuple(self._pins))
+
+    def now(self) -> float:
+        """The server's time now (Unix time, seconds), whatever our own wall clock shows; ours as long as no server has told."""
+        with self._lock:
+            clock = self._clock
+        return time.time() if clock is None else clock[0] + time.monotonic() - clock[1]
 
     def close(self) -> None:
         with self._lock:
@@ -71,6 +79,7 @@ class SourceProbe:
             self._drop()
             return None
         self._error = None
+        self._clock = facts.server_time, time.monotonic()
         self._samples = [sample for sample in self._samples if now - sample[0] <= _RATE_WINDOW_S] + [(now, facts.server_lsn)]
         return facts
 

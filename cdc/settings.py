@@ -58,7 +58,7 @@ class SecretFile(SecretStr):
     def get_secret_value(self) -> str:
         problem = None
         try:
-            with open(self._path) as file:
+            with open(self._path, encoding="utf-8") as file:
                 text = file.read(MAX_FILE_BYTES + 1)
         except (OSError, UnicodeDecodeError) as error:
             problem = getattr(error, "strerror", None) or "it is not text"

@@ -7,6 +7,7 @@ reader and writer may be of two: what both know is read, the rest is named in ``
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -93,10 +94,14 @@ class CaptureStatus(_Told):
     """Why reading tables stands still now."""
     left_out: list[str] = field(default_factory=list)
     """What of the selected tables does not reach the log, one line each with what helps."""
+    notes: list[str] = field(default_factory=list)
+    """What to know of captured tables, one line each with what helps: nothing is wrong."""
     log_alarm: str | None = None
     """What the log's disk refuses, with what helps, while capture goes on all the same."""
     updated_at: float = 0.0
     """Unix time, seconds."""
+    said_at: float = 0.0
+    """The same moment by the machine's monotonic clock, which nobody sets."""
     foreign: list[str] = field(default_factory=list)
     """Not written: what a reader has found in the file that another version wrote."""
 
@@ -121,6 +126,8 @@ class FollowerStatus(_Told):
     batches: int = 0
     rows_per_s: float = 0.0
     updated_at: float = 0.0
+    said_at: float = 0.0
+    """See ``CaptureStatus``."""
     foreign: list[str] = field(default_factory=list)
 
 
@@ -160,6 +167,17 @@ class SupervisorStatus(_Told):
 _Entry = TypeVar("_Entry", TableProgress, ProcessStatus)
 
 
+def stamp(status: CaptureStatus | FollowerStatus) -> None:
+    """Says that this is how it is now."""
+    status.updated_at, status.said_at = time.time(), time.monotonic()
+
+
+def silent_s(told: CaptureStatus | FollowerStatus) -> float:
+    """For how long the part has reported nothing; infinite when its last word is of before the machine started."""
+    passed = time.monotonic() - told.said_at
+    return passed if passed >= 0 else float("inf")
+
+
 def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:
     """Replaces the file. Where the disk is full it stays as it was, which is logged once: no part ends because it cannot say how it is.
 
@@ -184,7 +202,7 @@ def _replace(path: Path, text: str) -> None:
     jsonfile.make_folder(path.parent)
     aside = path.with_name(f".{path.stem}.{os.getpid()}")
     try:
-        with open(jsonfile.create(aside), "w") as file:
+        with open(jsonfile.create(aside), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(aside)) from error  # a write does not say where

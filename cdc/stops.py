@@ -46,7 +46,7 @@ def record(run_dir: Path, part: str, stopped: Stopped) -> Stop:
     stop = Stop(stopped.state, part, message, stopped.hint or "", before.since if before else time.time())
     jsonfile.make_folder(path.parent)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(jsonfile.create(aside), "w") as file:
+    with open(jsonfile.create(aside), "w", encoding="utf-8") as file:
         file.write(jsonfile.encode(asdict(stop)))
         file.flush()
         os.fsync(file.fileno())

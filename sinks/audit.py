@@ -2,8 +2,8 @@
 
 Each side is scanned once. A row leaves a key digest (128 bit), a row digest (64 bit) and its ordinal behind; the key's own
 text goes to an anonymous temporary file, to be read back for the few keys that differ. The sides are sorted by key digest and
-merged. Per key the number of rows and the sum of their digests are compared, so tables whose rows cannot be told apart are
-compared as multisets.
+merged. Per key the number of rows and the sum of their digests are compared. Where rows are identified by all of their columns, a store
+holds equal rows once: then distinct rows are compared, and those that repeat another are counted.
 
 Live traffic makes rows differ that are merely in flight: ``sinks.settling`` decides which of the suspects really differ.
 """
@@ -38,11 +38,16 @@ def key_indices(table: Table) -> tuple[int, ...]:
 class Side:
     """Everything that the comparison keeps of one side. ``add`` batches (schema: ``audit_schema``), then compare.
 
-    ``key``: indices of the key's columns. ``seed``: the same for both sides, any 64-bit number.
+    ``key``: indices of the key's columns. ``seed``: the same for both sides, any 64-bit number. ``distinct``: equal rows count once.
     """
 
-    def __init__(self, schema: pa.Schema, key: Sequence[int], seed: int, *, spill_rows: int = SPILL_ROWS) -> None:
+    def __init__(
+        self, schema: pa.Schema, key: Sequence[int], seed: int, *, distinct: bool = False, spill_rows: int = SPILL_ROWS
+    ) -> None:
         self.rows = 0
+        self.repeated = 0
+        """Rows that were left out as equal to another, once the sides have been compared."""
+        self._distinct = distinct
         self._schema = schema
         self._key = list(key)
         self._seed = seed
@@ -102,6 +107,16 @@ class Side:
             file.seek(0)
             yield np.frombuffer(file.read(), _RECORD)
 
+    def in_order(self, records: npt.NDArray[np.void]) -> tuple[U64, U64, U64, I64]:
+        """The records' fields, by key digest."""
+        high, low, row, ordinal = _sorted(records)
+        if not self._distinct:
+            return high, low, row, ordinal
+        first = np.ones(high.size, np.bool_)
+        first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        self.repeated += int(high.size - first.sum())
+        return high[first], low[first], row[first], ordinal[first]
+
     def keys(self, ordinals: I64) -> pa.RecordBatch:
         """The keys' text of these rows, in this order. Call after every ``add``."""
         self._key_writer.close()
@@ -131,7 +146,7 @@ def suspects(source: Side, store: Side) -> pa.RecordBatch:
     of_source: list[I64] = []
     of_store: list[I64] = []
     for ours, theirs in zip(source.ranges(divided), store.ranges(divided), strict=True):
-        found = _merge(*_sorted(ours), *_sorted(theirs))
+        found = _merge(*source.in_order(ours), *store.in_order(theirs))
         of_source.append(found[found >= 0])
         of_store.append(~found[found < 0])
     batches = [source.keys(np.concatenate(of_source)), store.keys(np.concatenate(of_store))]

@@ -41,6 +41,10 @@ class Look:
         same: Mask = (self.rows == other.rows) & (self.digest == other.digest)
         return same
 
+    def distinct(self) -> Look:
+        """Equal rows counted once, where the keys cover all columns."""
+        return Look(np.minimum(self.rows, 1), np.zeros_like(self.digest), self.version)
+
 
 def look(keys: pa.RecordBatch, found: Sequence[pa.RecordBatch], key: Sequence[int], columns: int, seed: int) -> Look:
     """Aligns fetched rows with the suspects' keys. The first ``columns`` columns are the table's, one more is a version.

@@ -7,7 +7,6 @@ hold keys, so only the owner reads them, and a finished one is removed; what bec
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -54,11 +53,13 @@ class Requests:
 
     def __init__(self, log_folder: Path) -> None:
         self._folder = log_folder / FOLDER
+        self._over_since: dict[Path, float] = {}
+        """Outcomes of requests that are over, and since when (monotonic) they are known here: files are dated by a clock that may be set."""
 
     def queue(self, request: Request) -> str:
         """The request's name. It is durable on return."""
         jsonfile.make_folder(self._folder)
-        name = f"{time.time_ns():020d}-{token_hex(4)}"
+        name = f"{max(time.time_ns(), 1 + self._newest()):020d}-{token_hex(4)}"
         self._write(f"{name}.json", {"format": _FORMAT, **asdict(request)})
         return name
 
@@ -101,10 +102,16 @@ class Requests:
         (self._folder / f"{name}.state").unlink(missing_ok=True)
 
     def _forget_old(self) -> None:
-        for path in self._folder.glob("*.state"):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > OUTCOME_KEPT_S and not path.with_suffix(".json").exists():
-                    path.unlink()
+        now = time.monotonic()
+        over = [path for path in self._folder.glob("*.state") if not path.with_suffix(".json").exists()]
+        self._over_since = {path: self._over_since.get(path, now) for path in over}
+        for path, since in self._over_since.items():
+            if now - since > OUTCOME_KEPT_S:
+                path.unlink(missing_ok=True)
+
+    def _newest(self) -> int:
+        """The number of the newest request that is there."""
+        return max((int(path.stem.partition("-")[0]) for path in self._folder.glob("[0-9]*-*.json")), default=0)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         jsonfile.write(self._folder / name, content, aside=self._folder / f".{name}.{token_hex(4)}")

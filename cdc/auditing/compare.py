@@ -58,6 +58,8 @@ class TableInWork:
     """Suspects after the scan."""
     source_rows: int
     store_rows: int
+    repeated: int
+    """Of the source's rows."""
     seconds: float
     lsn: Lsn
     applied: Cut
@@ -75,6 +77,8 @@ class TableInWork:
             error=error,
             source_rows=self.source_rows,
             store_rows=self.store_rows,
+            distinct_rows=self.target.table.whole_rows,
+            repeated=self.repeated,
             missing=settling.missing,
             extra=settling.extra,
             different=settling.different,
@@ -107,7 +111,7 @@ def compare(
     rows = database.rows(table)
     store_failed = threading.Event()
     with ExitStack() as stack:
-        source, store = Side(schema, key, seed), Side(schema, key, seed)
+        source, store = (Side(schema, key, seed, distinct=table.whole_rows) for _ in range(2))
         stack.callback(source.close)
         stack.callback(store.close)
         pool = stack.enter_context(ThreadPoolExecutor(1, "audit-source"))
@@ -124,7 +128,8 @@ def compare(
         _await(reading, lambda: tell("scanning"))
         tell("comparing")
         settling = Settling(suspects(source, store))
-        return TableInWork(target, settling, settling.open, source.rows, store.rows, time.monotonic() - started, lsn, applied)
+        took_s = time.monotonic() - started
+        return TableInWork(target, settling, settling.open, source.rows, store.rows, source.repeated, took_s, lsn, applied)
 
 
 def _refuse_former_shape(sink: Sink, table: Table) -> None:

@@ -8,7 +8,9 @@
 ``lsn``         the source snapshot's LSN that the scan was compared at
 ``position``    what the store had applied when its scan began
 ``seconds``     how long the store's audit took
-``tables``      [{``table``, ``equal``, ``error`` (null, or why it could not be compared), ``source_rows``, ``store_rows``, ``missing`` (rows
+``tables``      [{``table``, ``equal``, ``error`` (null, or why it could not be compared), ``source_rows``, ``store_rows``, ``distinct_rows`` (true
+                where rows have no key but all of their columns: then distinct rows are compared, as a store holds equal rows once),
+                ``repeated`` (rows of the database that are equal to another, which the comparison leaves out), ``missing`` (rows
                 that the store lacks), ``extra`` (rows that only the store has), ``different`` (keys whose rows have other values),
                 ``unsettled`` (keys that changed in every look, so that nothing can be said of them), ``in_flight`` (keys that
                 differed in the scan and agreed afterwards), ``columns`` ({name: in how many of ``differences``}),
@@ -61,6 +63,8 @@ class TableAudit:
     error: str | None = None
     source_rows: int = 0
     store_rows: int = 0
+    distinct_rows: bool = False
+    repeated: int = 0
     missing: int = 0
     extra: int = 0
     different: int = 0

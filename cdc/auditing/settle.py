@@ -92,7 +92,8 @@ def _look(audited: TableInWork, fetch: Callable[[pa.RecordBatch], list[pa.Record
         found = fetch(keys)
         looks.append(look(keys, found, key_indices(table), len(table.columns), seed))
         rows += found
-    return _Seen(joined(looks), rows)
+    seen = joined(looks)
+    return _Seen(seen.distinct() if table.whole_rows else seen, rows)
 
 
 def _explain(

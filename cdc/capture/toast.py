@@ -43,6 +43,9 @@ CREATE TABLE IF NOT EXISTS done (one INTEGER PRIMARY KEY CHECK (one = 1), positi
 """
 
 
+MOST_BYTES: Final = 2**28
+"""A larger value is not remembered: an update that leaves it out is completed from the database, as one is of which nothing is known. SQLite
+itself takes none of more than 10**9 bytes."""
 _DAMAGE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What a damaged file gives; SQLite's message may quote its bytes, and those need not be text."""
 
@@ -145,7 +148,11 @@ class ToastMemory:
                 self._remember(
                     table.oid,
                     key,
-                    {_label(table.columns[c]): field(c, row) for c, least in shortest.items() if rows.lengths[c, row] >= least},
+                    {
+                        _label(table.columns[c]): field(c, row)
+                        for c, least in shortest.items()
+                        if least <= rows.lengths[c, row] <= MOST_BYTES
+                    },
                 )
         if added:
             block = np.concatenate([block, np.frombuffer(b"".join(added), np.uint8)])
@@ -211,7 +218,7 @@ class ToastMemory:
         chosen = wide | deleted
         rows = batch if chosen.all() else batch.filter(pa.array(chosen))
         keys = [canonical_text(rows.column(column.name)).to_pylist() for column in table.key]
-        values = {name: canonical_text(rows.column(name)).to_pylist() for name in shortest}
+        values = {name: canonical_text(_not_too_large(rows.column(name))).to_pylist() for name in shortest}
         labels = {column.name: _label(column) for column in table.columns}
         exact = rows.column(EXACT).to_pylist()
         for row, gone in enumerate(deleted[chosen]):
@@ -272,11 +279,18 @@ class ToastMemory:
     def _remember(self, relation: int, key: bytes, found: Mapping[str, bytes]) -> None:
         self._forget(relation, key)
         self._relations.add(relation)
-        rows = ((relation, key, name, value, _crc(relation, key, name, value)) for name, value in found.items())
+        small = ((name, value) for name, value in found.items() if len(value) <= MOST_BYTES)
+        rows = ((relation, key, name, value, _crc(relation, key, name, value)) for name, value in small)
         self._db.executemany("INSERT INTO wide VALUES (?, ?, ?, ?, ?)", rows)
 
     def _forget(self, relation: int, key: bytes) -> None:
         self._db.execute("DELETE FROM wide WHERE relation = ? AND key = ?", (relation, key))
+
+
+def _not_too_large(column: pa.Array) -> pa.Array:
+    """NULL in place of values that are not remembered, before they are written out as text."""
+    large = pc.greater(pc.binary_length(column), MOST_BYTES // _text_ratio(column.type)).fill_null(False)
+    return pc.if_else(large, pa.scalar(None, column.type), column) if pc.any(large).as_py() else column
 
 
 def _open(path: Path) -> sqlite3.Connection:

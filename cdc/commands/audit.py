@@ -63,9 +63,15 @@ def _verdict(table: TableAudit) -> str:
         return f"not compared: {table.error}"
     rows = f"{counted(table.source_rows, 'row')} in the database, {table.store_rows} in the store"
     unsettled = f", {counted(table.unsettled, 'key')} never held still" if table.unsettled else ""
+    distinct = " as distinct rows" if table.distinct_rows else ""
+    repeated = ""
+    if table.repeated:
+        repeat = "repeats another" if table.repeated == 1 else "repeat another"
+        repeated = f"; {counted(table.repeated, 'row')} of the database {repeat}, which a store holds once as the table has no key"
     if table.equal:
-        return f"equal, {rows}{unsettled}"
-    return f"DIFFERENT, {table.missing} missing, {table.extra} extra, {table.different} different, {rows}{unsettled}"
+        return f"equal{distinct}, {rows}{unsettled}{repeated}"
+    counts = f"{table.missing} missing, {table.extra} extra, {table.different} different"
+    return f"DIFFERENT{distinct}, {counts}, {rows}{unsettled}{repeated}"
 
 
 @contextmanager

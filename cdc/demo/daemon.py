@@ -54,7 +54,9 @@ class Daemon:
     def check(self) -> None:
         """Raises DaemonFailed when the daemon has ended."""
         if self._process is not None and self._process.poll() is not None:
-            said = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+            said = [
+                line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("error: ")
+            ]
             why = f": {said[-1].removeprefix('error: ')}" if said else ""
             raise DaemonFailed(f"cdc run ended with code {self._process.returncode}{why}", hint=f"see {self.log}")
 
@@ -95,7 +97,9 @@ class Daemon:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs ``cdc`` with the demo's configuration."""
-        return subprocess.run([*self._command(), *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        return subprocess.run(
+            [*self._command(), *arguments], capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL, check=False
+        )
 
     def _command(self) -> list[str]:
         return [sys.executable, "-m", "cdc", "--config", str(self._configuration)]

@@ -83,7 +83,7 @@ def take_stand_in(stand_in: Path, wanted: Path) -> None:
     write_whole(stand_in.with_suffix(_NOTE), str(wanted).encode())
     for note in stand_in.parent.glob(f"*{_NOTE}"):
         try:
-            place = Path(note.read_text()).parent
+            place = Path(note.read_text(encoding="utf-8")).parent
         except FileNotFoundError:
             continue  # another process was quicker
         if not place.exists():

@@ -59,7 +59,7 @@ def _base() -> Path | None:
 def _runtime() -> str:
     # The wrapper's text names the wheel's runtime; of another Java its path has to do.
     command = java()
-    return command.read_text() if command.stat().st_size < 4096 else str(command.resolve())
+    return command.read_text(encoding="utf-8") if command.stat().st_size < 4096 else str(command.resolve())
 
 
 def _digest(*parts: str) -> str:

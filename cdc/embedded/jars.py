@@ -63,7 +63,7 @@ def spark_jars(report: Report = lambda _line: None) -> SparkJars:
 
 
 def lock(name: str) -> tuple[Jar, ...]:
-    lines = (Path(__file__).parent / f"{name}.lock").read_text().splitlines()
+    lines = (Path(__file__).parent / f"{name}.lock").read_text(encoding="utf-8").splitlines()
     return tuple(Jar(*line.split()) for line in lines if line and not line.startswith("#"))
 
 
@@ -143,8 +143,8 @@ def _take(jar: Jar, fetched: Path, home: Path) -> None:
 
 def _start_ivy(jars: Sequence[Jar], folder: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
     folder.mkdir()
-    (folder / "settings.xml").write_text(_SETTINGS)
-    (folder / "ivy.xml").write_text(_module(jars))
+    (folder / "settings.xml").write_text(_SETTINGS, encoding="utf-8")
+    (folder / "ivy.xml").write_text(_module(jars), encoding="utf-8")
     argv = [java(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *options, *_proxy_options()]
     argv += ["-cp", _ivy_jar(), "org.apache.ivy.Main", "-settings", folder / "settings.xml", "-cache", folder / "cache"]
     argv += ["-ivy", folder / "ivy.xml", "-confs", "default", "-warn"]

@@ -132,7 +132,9 @@ class OpenSearch(Server):
     def _write_node_settings(self) -> None:
         config = self.folder / "node_1" / "config"
         config.mkdir(parents=True, exist_ok=True)
-        (config / "opensearch.yml").write_text(_NODE.format(transport_port=free_port(), repository=self.repository))
+        (config / "opensearch.yml").write_text(
+            _NODE.format(transport_port=free_port(), repository=self.repository), encoding="utf-8"
+        )
 
 
 def warm() -> bool:

@@ -26,7 +26,7 @@ def password() -> str:
 
 def _known(path: Path) -> str | None:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
     _, found, rest = text.partition(_OURS + _ENTRY)
@@ -36,7 +36,7 @@ def _known(path: Path) -> str | None:
 def _make() -> str:
     made = secrets.token_urlsafe(24)
     descriptor, name = tempfile.mkstemp(prefix="headwater-pgpass-")
-    with open(descriptor, "w") as file:
+    with open(descriptor, "w", encoding="utf-8") as file:
         file.write(f"{_OURS}{_ENTRY}{made}\n")
     os.environ[VARIABLE] = name
     atexit.register(_remove, Path(name), os.getpid())

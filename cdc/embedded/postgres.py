@@ -210,7 +210,7 @@ class Postgres:
             [str(self.binary(program)), *arguments],
             check=True,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             cwd="/",
             env={**os.environ, "LC_ALL": "C", "PGCONNECT_TIMEOUT": "5"},
             **popen_options(self._account),
@@ -257,13 +257,13 @@ class Postgres:
         path = self.folder / ".password"
         path.unlink(missing_ok=True)
         path.touch(0o600)
-        path.write_text(passfile.password())
+        path.write_text(passfile.password(), encoding="utf-8")
         if self._account is not None:
             os.chown(path, self._account.uid, self._account.gid)
         return path
 
     def _check_version(self) -> None:
-        made_by = (self.data / "PG_VERSION").read_text().strip()
+        made_by = (self.data / "PG_VERSION").read_text(encoding="utf-8").strip()
         if made_by != str(self.version):
             raise EmbeddedError(f"{self.data} was made by Postgres {made_by}, not {self.version}", hint=f"remove {self.folder}")
 
@@ -283,7 +283,7 @@ class Postgres:
     def _is_ready(self) -> bool:
         # The postmaster writes its state into the eighth line of its lock file, which spares a process per look.
         try:
-            lines = (self.data / "postmaster.pid").read_text().splitlines()
+            lines = (self.data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return False
         return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
@@ -315,8 +315,8 @@ def _reachable(installed: Installation, account: Account | None) -> Installation
 def _children(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children")
     if children.exists():
-        return [int(child) for child in children.read_text().split()]
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+        return [int(child) for child in children.read_text(encoding="utf-8").split()]
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, encoding="utf-8", check=False)
     return [int(child) for child in listed.stdout.split()]
 
 

@@ -117,6 +117,8 @@ class Feed:
         """The report, which is part of the past then; whatever goes wrong, the page lives on and says so."""
         try:
             report = await run_in_threadpool(self._take)
+            if self._history and self._history[-1].at > report.at:
+                self._history.clear()  # the clock was set back
             self._history.append(sample_of(report))
             if self._past.take(report) and self._keep is not None:
                 await run_in_threadpool(_save, self._keep, self._past.to_json())

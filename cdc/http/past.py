@@ -46,6 +46,8 @@ class Past:
     def take(self, report: Report) -> bool:
         """Whether a minute has been completed by this."""
         at = int(report.at) // 60 * 60
+        if self.minutes and self.minutes[-1].at > at:
+            self._set_back(self.minutes[-1].at - at)
         begins = not self.minutes or self.minutes[-1].at < at
         if begins:
             self.minutes.append(Minute(at))
@@ -53,6 +55,14 @@ class Past:
         self._note(report)
         self._before = report
         return begins and len(self.minutes) > 1
+
+    def _set_back(self, seconds: int) -> None:
+        """The clock was: what has been is as long ago as it was before."""
+        for minute in self.minutes:
+            minute.at -= seconds
+        for episode in self.episodes:
+            episode.since -= seconds
+            episode.until = None if episode.until is None else episode.until - seconds
 
     def _count(self, report: Report, minute: Minute) -> None:
         before = self._before

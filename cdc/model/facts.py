@@ -178,6 +178,11 @@ class Facts:
         )
 
     @property
+    def keyless(self) -> bool:
+        """No index identifies its rows: all of their columns do."""
+        return self.identity == "f" and not self.index
+
+    @property
     def refused(self) -> bool:
         return self.publishing is not None and self.publishing.refused
 

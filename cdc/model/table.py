@@ -57,6 +57,11 @@ class Table:
         return tuple(column for column in self.columns if column.key)
 
     @cached_property
+    def whole_rows(self) -> bool:
+        """Rows are identified by all of their columns: rows that are equal in each of them cannot be told apart."""
+        return self.identity == "f" and all(column.key for column in self.columns)
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
 

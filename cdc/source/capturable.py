@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from psycopg import sql
 
 from cdc.errors import SourceError
 from cdc.model.batch import reserved_column
+from cdc.model.facts import Facts
 from cdc.model.table import Table
 
 
@@ -36,6 +39,19 @@ class Definition:
     def identified(self) -> bool:
         """Updates and deletes can be published: the identity is the full row, a valid index, or a usable primary key."""
         return self.table.identity == "f" or bool(self.table.key)
+
+
+KEYLESS: Final = "has no key: rows that are equal in every column are one row in the stores, and with one of them that is deleted or changed that row goes"
+
+
+def keyless_hint(table: Table) -> str:
+    return f"add a primary key; until then, what the stores lack comes back with: cdc snapshot {shlex.quote(table.qualified)}"
+
+
+def keyless_line(facts: Facts) -> str:
+    """Of a table whose rows no index identifies."""
+    table = facts.table()
+    return f"{table.qualified} {KEYLESS} → {keyless_hint(table)}"
 
 
 def quoted_name(table: Table) -> str:

@@ -13,7 +13,7 @@ from psycopg import sql
 from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
 from cdc.source.budget import is_short
-from cdc.source.capturable import quoted_name, refuse_twins, reserved_problem
+from cdc.source.capturable import KEYLESS, keyless_hint, quoted_name, refuse_twins, reserved_problem
 from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.configured import Publishing
 from cdc.source.facts import read_facts
@@ -186,8 +186,7 @@ def check_table(table: SourceTable, role: RoleFacts, refusal: Refusal | None = N
         yield Finding("fail", check, message, f"ALTER ROLE {grantee} BYPASSRLS")
     if table.table.identity == "f" and not table.definition.has_primary_key:
         fine = False
-        message = "has no primary key: equal rows are one row in the stores"
-        yield Finding("warn", check, message, "add a primary key")
+        yield Finding("warn", check, KEYLESS, keyless_hint(table.table))
     if fine:
         yield Finding(
             "ok",

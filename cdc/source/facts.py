@@ -46,7 +46,7 @@ TYPES: Final[LiteralString] = """(
         else t.typtype::text || ' ' || t.typname end
       from reached r join pg_type t on t.oid = r.oid) told)"""
 
-# deploy/roles.sql holds the same expression for the event trigger. ``c`` is the table's row of pg_class. A partition that was created as one
+# `make roles` writes the same expression into deploy/roles.sql, for the event trigger. ``c`` is the table's row of pg_class. A partition that was created as one
 # has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again.
 FACTS: Final[LiteralString] = (
     """

@@ -29,7 +29,8 @@ select s.slot_name, s.slot_type, s.plugin, s.database, s.active, s.active_pid, s
        (j.row ->> 'two_phase')::bool, (j.row ->> 'failover')::bool, (j.row ->> 'temporary')::bool,
        (select coalesce(nullif(a.application_name, ''), a.backend_type) from pg_stat_activity a where a.pid = s.active_pid),
        (select t.setting::int8 * case t.unit when 'min' then 60 when 's' then 1 end from pg_settings t
-         where t.name = 'idle_replication_slot_timeout')
+         where t.name = 'idle_replication_slot_timeout'),
+       extract(epoch from clock_timestamp())::float8
 from (select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end as lsn) h
 left join pg_replication_slots s on s.slot_name = %s
 left join lateral (select to_jsonb(s) as row) j on true
@@ -71,6 +72,8 @@ class SlotFacts:
     """Who reads it."""
     idle_timeout_s: int | None = None
     """idle_replication_slot_timeout: a slot that nobody reads for so long is invalidated; None before 18 and when it is 0."""
+    server_time: float = 0.0
+    """The server's wall clock at that moment: Unix time, seconds."""
 
     @property
     def lost(self) -> bool:
@@ -84,7 +87,7 @@ def read_slot(connection: psycopg.Connection, name: str) -> SlotFacts:
     max_keep = None if row[13].startswith("-1") else int(row[14])
     server_lsn = parse_lsn(row[10] or "0/0")
     if row[0] is None:
-        return SlotFacts(name, False, server_lsn, max_keep_bytes=max_keep, idle_timeout_s=row[20] or None)
+        return SlotFacts(name, False, server_lsn, max_keep_bytes=max_keep, idle_timeout_s=row[20] or None, server_time=row[21])
     return SlotFacts(
         name=name,
         exists=True,
@@ -106,6 +109,7 @@ def read_slot(connection: psycopg.Connection, name: str) -> SlotFacts:
         temporary=bool(row[18]),
         active_application=row[19],
         idle_timeout_s=row[20] or None,
+        server_time=row[21],
     )
 
 

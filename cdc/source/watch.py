@@ -25,7 +25,7 @@ from cdc.model.batch import reserved_column
 from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches
 from cdc.model.table import Table
-from cdc.source.capturable import quoted_name, refuse_reserved, refuse_twins
+from cdc.source.capturable import keyless_line, quoted_name, refuse_reserved, refuse_twins
 from cdc.source.catalog import SourceTable, find_tables, select_tables
 from cdc.source.configured import Reachable
 from cdc.source.connection import connect, reason
@@ -88,6 +88,8 @@ class CatalogWatch:
     ) -> None:
         self.left_out: tuple[str, ...] = ()
         """What of the selected tables does not reach the log, one line each with what helps, as of the last look; read by other threads."""
+        self.notes: tuple[str, ...] = ()
+        """What to know of captured tables, one line each with what helps, as of the last look; read by other threads."""
         self._undecided = undecided
         self._kept_back = KeptBack(undecided)
         self._source = source
@@ -186,6 +188,7 @@ class CatalogWatch:
         covered = [facts for facts in found.values() if _published(facts)]
         selected = [facts for facts in covered if self._selects(facts)]
         self.left_out = tuple(self._kept_back.look(connection, selected))
+        self.notes = tuple(sorted(keyless_line(facts) for facts in selected if facts.keyless and not facts.refused))
         self._end_at_names([facts for facts in covered if not facts.refused and self._selects(facts)])
         self._admit(connection, [facts.oid for facts in covered])
 

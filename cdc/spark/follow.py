@@ -227,21 +227,24 @@ class Query:
         start = self._follower.applied.position
         frame = frame.option("tables", json.dumps(list(options.tables))).option("startPosition", str(start))
         frame = frame.option("maxRows", str(options.batch_rows)).option("maxBytes", str(options.batch_bytes)).load()
-        interval_ms = getattr(options, "commit_interval_ms", 0)
+        pace = Pace(0.0, 0.0, getattr(options, "commit_interval_ms", 0) / 1e3)
 
         def on_batch(frame: Any, number: int) -> None:
             if not self._stop.is_set():
+                began = time.monotonic()
                 try:
                     after = end_of(checkpoint, number - 1).position if number else start
                     self._follower.follow_to(end_of(checkpoint, number), Slices(after, frame))
                 except Exception as error:
                     self._accident = place_of(error)
                     raise
+                self._stop.wait(pace.rest_s(time.monotonic() - began))
 
         writer = (
             frame.writeStream.queryName(self._follower.store).option("checkpointLocation", str(checkpoint)).foreachBatch(on_batch)
         )
-        query: StreamingQuery = writer.trigger(processingTime=f"{interval_ms} milliseconds").start()
+        # Not Spark's own interval: it waits until the wall clock shows the next one, which takes hours once that was set back by them.
+        query: StreamingQuery = writer.trigger(processingTime="0 milliseconds").start()
         return query
 
     def _explain(self) -> None:
@@ -270,5 +273,5 @@ class Query:
 
 def end_of(checkpoint: Path, number: int) -> Cut:
     """The cut that micro-batch ``number`` reaches: foreachBatch is not told, but Spark has written it down before."""
-    lines = (checkpoint / "offsets" / str(number)).read_text().splitlines()
+    lines = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     return cut_at(json.loads(lines[2]))

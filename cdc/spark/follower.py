@@ -128,8 +128,8 @@ class Follower:
     def report(self) -> None:
         """Writes the status file."""
         with self._status_lock:
-            self.status.updated_at = time.time()
             self.status.rows_per_s = self._rates.per_s(self.status.written + self.status.stale)
+            status.stamp(self.status)
             status.write(self._run_dir, f"follow-{self.store}", self.status)
 
     def fail(self, error: HeadwaterError) -> None:

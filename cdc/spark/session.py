@@ -174,9 +174,9 @@ def _log4j(folder: Path) -> Path:
     """Spark says nothing below an error, and no page of a stack trace: those can hold rows."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "headwater-log4j2.properties"
-    if not path.exists() or path.read_text() != _QUIET:
+    if not path.exists() or path.read_text(encoding="utf-8") != _QUIET:
         aside = folder / f".log4j2-{os.getpid()}-{threading.get_ident()}"
-        with open(jsonfile.create(aside), "w") as file:
+        with open(jsonfile.create(aside), "w", encoding="utf-8") as file:
             file.write(_QUIET)
         aside.replace(path)
     return path

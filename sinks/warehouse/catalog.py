@@ -9,22 +9,25 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError
 
 from cdc.errors import StoreError
 from cdc.model.lineage import Mark
 from cdc.model.position import ZERO_CUT
 from sinks.warehouse.columns import Add, Change, Field, Rename, Widen, parse_schema
+from sinks.warehouse.failures import commit_errors, errors
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed, mark_of
 from sinks.warehouse.vectors import Blob
 
+_CLOCKS_DIFFER_S: Final = 60
+"""By so much Iceberg lets the clocks of a table's writers differ."""
 KEPT_VERSIONS: Final = 10
 """So many former versions of a table's metadata stay on disk, for readers that are just opening one."""
 _METADATA: Final = re.compile(r"\.?v(\d+)(\.gz)?\.metadata\.json(\.crc)?")
@@ -43,19 +46,11 @@ _TABLE_PROPERTIES: Final[Mapping[str, str]] = {
 }
 
 
-class CommitConflict(Exception):
-    """Somebody else changed the table in between: look again, then commit again."""
-
-
 class Gone(StoreError):
     """A table that was there is not there any more."""
 
     def __init__(self, table: str) -> None:
         super().__init__(f"the warehouse's table {table} is gone", retryable=True)
-
-
-class CommitUnknown(Exception):
-    """The commit may or may not have happened: look for it before anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +175,7 @@ class IcebergTable:
         """Reads what Python looks at often, once for each version of the table."""
         current = self._operations.current()
         self.version: str = current.metadataFileLocation()
+        self._updated_ms: int = current.lastUpdatedMillis()
         self.properties: dict[str, str] = self._use.strings(current.properties())
         snapshot = current.currentSnapshot()
         described = {} if snapshot is None else json.loads(self._use.snapshot_parser.toJson(snapshot))
@@ -291,6 +287,7 @@ class IcebergTable:
 
     def begin(self) -> Pending:
         """Starts a commit."""
+        self._refuse_the_past()
         with errors("begin a commit"):
             return Pending(self._java.newTransaction(), self.fields)
 
@@ -362,7 +359,20 @@ class IcebergTable:
     def _kind(self, kind: str) -> Any:
         return self._use.types.fromPrimitiveString(kind)
 
+    def _refuse_the_past(self) -> None:
+        """Iceberg takes no commit of a time before the table's last one, and calls it a bug of its own."""
+        ahead_s = self._updated_ms / 1e3 - time.time()
+        if ahead_s > _CLOCKS_DIFFER_S:
+            by = f"{ahead_s / 3600:.0f} h" if ahead_s >= 7200 else f"{ahead_s / 60:.0f} min"
+            table = self.properties.get(SOURCE_KEY, self.location.name)
+            raise StoreError(
+                f"this machine's clock is {by} before the last commit of the warehouse's table {table}, and Iceberg commits in order of time",
+                retryable=True,
+                hint="set the clock right; the store goes on by itself when that time has come again",
+            )
+
     def set_properties(self, properties: Mapping[str, str]) -> None:
+        self._refuse_the_past()
         with commit_errors():
             update = self._java.updateProperties()
             for key, value in properties.items():
@@ -439,35 +449,3 @@ def _data_file(java: Any) -> DataFile:
 
 def _local(location: str) -> str:
     return location.removeprefix("file://").removeprefix("file:")
-
-
-@contextmanager
-def errors(doing: str) -> Iterator[None]:
-    """Java's exceptions as StoreError: the class only, for messages may show values."""
-    try:
-        yield
-    except Py4JJavaError as error:
-        name = error.java_exception.getClass().getSimpleName()
-        raise StoreError(f"the warehouse could not {doing}: {name}", retryable=name in _PASSING) from error
-    except (Py4JError, OSError) as error:
-        raise StoreError(f"the warehouse could not {doing}: {type(error).__name__}", retryable=True) from error
-
-
-_PASSING: Final = frozenset(
-    {"RuntimeIOException", "UncheckedIOException", "IOException", "CommitFailedException", "CommitStateUnknownException"}
-)
-
-
-@contextmanager
-def commit_errors() -> Iterator[None]:
-    try:
-        yield
-    except Py4JJavaError as error:
-        name = error.java_exception.getClass().getSimpleName()
-        if name == "CommitStateUnknownException":
-            raise CommitUnknown from error
-        if name in ("CommitFailedException", "ValidationException"):
-            raise CommitConflict from error
-        raise StoreError(f"the warehouse could not commit: {name}", retryable=name in _PASSING) from error
-    except Py4JError as error:
-        raise CommitUnknown from error

@@ -22,7 +22,7 @@ from cdc.model.table import Table
 from sinks.contract import EpochPassed
 from sinks.reshape import reshaped
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import Changes, CommitConflict, CommitUnknown, DataFile, IcebergTable, Pending, Vector, sync
+from sinks.warehouse.catalog import Changes, DataFile, IcebergTable, Pending, Vector, sync
 from sinks.warehouse.columns import (
     Field,
     arrow_schema,
@@ -34,6 +34,7 @@ from sinks.warehouse.columns import (
     to_rows,
     to_text,
 )
+from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
 from sinks.warehouse.marks import SOURCE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.options import Options

@@ -28,9 +28,10 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, audit_schema
-from sinks.warehouse.catalog import Catalog, CommitConflict, CommitUnknown, IcebergTable
+from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema, labels, to_text
 from sinks.warehouse.erasing import erase
+from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import encode, key_plan
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed, mark_properties
 from sinks.warehouse.names import LEDGERS, STAGING, place_of, safe

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import CommitConflict, CommitUnknown, sync
+from sinks.warehouse.catalog import sync
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
+from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.marks import Signed
 from sinks.warehouse.options import MB, Options
 from sinks.warehouse.place import Live, Place
@@ -57,6 +58,7 @@ class Upkeep:
         self._place = place
         self._options = options
         self._expired_at = time.monotonic()
+        self._began = time.time() - time.monotonic()
 
     def after_commit(self, signed: Signed) -> None:
         """``signed``: as the commit before it was."""
@@ -66,10 +68,14 @@ class Upkeep:
                 self._place.merge([one.file.path for one in chosen], merged, signed)
             if time.monotonic() - self._expired_at > _EXPIRE_EVERY_S:
                 self._expired_at = time.monotonic()
-                self._place.iceberg.expire(int((time.time() - self._options.keep_snapshots_s) * 1000))
+                self._place.iceberg.expire(int((self._now() - self._options.keep_snapshots_s) * 1000))
         except (CommitConflict, CommitUnknown):
             # The table is whole either way; the next commit looks at it afresh.
             self._place.look_again()
+
+    def _now(self) -> float:
+        """The wall clock, unless it was set forward since we began: snapshots that were made before that would look old."""
+        return min(time.time(), self._began + time.monotonic())
 
 
 def merged(place: Place, chosen: Sequence[Live]) -> datafiles.Written:

@@ -238,8 +238,10 @@ def test_keys_of_any_shape(source: psycopg.Connection) -> None:
         ("extra", "zz ", "no number"),
     }
     [clean] = compare(source, Held(texts(v=[None, "t", None, "t"], w=["2", "1", None, "1"])), twins).tables  # type: ignore[arg-type]
-    assert clean.equal
-    [less] = compare(source, Held(texts(v=[None, "t", None], w=["2", "1", None])), twins).tables  # type: ignore[arg-type]
+    assert (clean.equal, clean.distinct_rows, clean.repeated) == (True, True, 1)
+    [once] = compare(source, Held(texts(v=[None, "t", None], w=["2", "1", None])), twins).tables  # type: ignore[arg-type]
+    assert (once.equal, once.source_rows, once.store_rows, once.repeated) == (True, 4, 3, 1)
+    [less] = compare(source, Held(texts(v=[None, None], w=["2", None])), twins).tables  # type: ignore[arg-type]
     assert (less.missing, less.extra, less.different) == (1, 0, 0)
     assert less.differences[0].key == {"v": "t", "w": "1"}
 

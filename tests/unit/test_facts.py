@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing, Verdict, hidden
 from cdc.model.table import Column
 from cdc.source.facts import FACTS
+from tests import roles
 
 ID = FactColumn(1, "id", 23, -1, "", "", True, "10")
 V = FactColumn(2, "v", 25, -1, "", "", False, "10")
@@ -116,4 +116,10 @@ def test_the_definition_has_the_key_of_its_identity(identity: str, index: tuple[
 
 
 def test_the_event_trigger_tells_the_same_facts() -> None:
-    assert FACTS in (Path(__file__).parents[2] / "deploy/roles.sql").read_text()
+    """`make roles` writes them there."""
+    text = roles.FILE.read_text(encoding="utf-8")
+    assert roles.with_facts(text) == text
+    assert FACTS in text
+    other = text.replace("'attached', c.relispartition", "'attached', false")
+    assert other != text
+    assert roles.with_facts(other) == text

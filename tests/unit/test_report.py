@@ -59,10 +59,10 @@ def slot(**facts: object) -> SlotFacts:
 
 
 def well(folder: Path) -> None:
-    now = time.time()
-    status.write(folder / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="streaming", updated_at=now))
+    now = time.monotonic()
+    status.write(folder / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="streaming", said_at=now))
     status.write(
-        folder / "run", "follow-cache", status.FollowerStatus("cache", "redis", pid=os.getpid(), state="following", updated_at=now)
+        folder / "run", "follow-cache", status.FollowerStatus("cache", "redis", pid=os.getpid(), state="following", said_at=now)
     )
 
 
@@ -117,10 +117,10 @@ def test_the_budget_of_a_slot_that_nobody_reads(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
-    long_ago = time.time() - gathering.STALE_S - 1
+    long_ago = time.monotonic() - gathering.STALE_S - 1
     for name, told in (
-        ("capture", status.CaptureStatus(pid=os.getpid(), state="streaming", updated_at=long_ago)),
-        ("follow-cache", status.FollowerStatus("cache", pid=2**22 + 1, state="following", updated_at=time.time())),
+        ("capture", status.CaptureStatus(pid=os.getpid(), state="streaming", said_at=long_ago)),
+        ("follow-cache", status.FollowerStatus("cache", pid=2**22 + 1, state="following", said_at=time.monotonic())),
     ):
         status.write(tmp_path / "run", name, told)
     silent, dead = taken(tmp_path).problems
@@ -129,9 +129,9 @@ def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
 
 
 def test_parts_that_take_their_time_to_start_are_no_dead_ones(tmp_path: Path) -> None:
-    long_ago = time.time() - 10 * gathering.STALE_S
-    status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="starting", updated_at=long_ago))
-    starting = status.FollowerStatus("cache", pid=os.getpid(), state="starting", updated_at=long_ago)
+    long_ago = time.monotonic() - 10 * gathering.STALE_S
+    status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="starting", said_at=long_ago))
+    starting = status.FollowerStatus("cache", pid=os.getpid(), state="starting", said_at=long_ago)
     status.write(tmp_path / "run", "follow-cache", starting)
     found = taken(tmp_path)
     assert [line.split(" → ")[0] for line in found.problems] == ["capture is starting", "follower cache is starting"]
@@ -141,9 +141,9 @@ def test_parts_that_take_their_time_to_start_are_no_dead_ones(tmp_path: Path) ->
 
 
 def test_what_parts_say_is_wrong(tmp_path: Path) -> None:
-    now, pid = time.time(), os.getpid()
-    status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=pid, state="retrying", error="no route", updated_at=now))
-    waiting = status.FollowerStatus("cache", pid=pid, state="waiting", error="it is down", dead=3, updated_at=now)
+    now, pid = time.monotonic(), os.getpid()
+    status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=pid, state="retrying", error="no route", said_at=now))
+    waiting = status.FollowerStatus("cache", pid=pid, state="waiting", error="it is down", dead=3, said_at=now)
     status.write(tmp_path / "run", "follow-cache", waiting)
     assert [line.split(" → ")[0] for line in taken(tmp_path).problems] == [
         "capture is retrying: no route",
@@ -154,7 +154,7 @@ def test_what_parts_say_is_wrong(tmp_path: Path) -> None:
 
 def test_a_stop_state_is_told_once_with_its_way_out(tmp_path: Path) -> None:
     well(tmp_path)
-    dead = status.CaptureStatus(pid=2**22 + 1, state="stopped", stop="SLOT_LOST", error="SLOT_LOST: gone", updated_at=time.time())
+    dead = status.CaptureStatus(pid=2**22 + 1, state="stopped", stop="SLOT_LOST", error="SLOT_LOST: gone", said_at=time.monotonic())
     status.write(tmp_path / "run", "capture", dead)
     stops.record(tmp_path / "run", "capture", Stopped(StopState.SLOT_LOST, "gone"))
     found = taken(tmp_path)

@@ -75,11 +75,11 @@ class Scene:
 
     def capture(self, **told: Any) -> None:
         status.write(
-            self.folder / "run", "capture", status.CaptureStatus(**{"pid": os.getpid(), "updated_at": time.time(), **told})
+            self.folder / "run", "capture", status.CaptureStatus(**{"pid": os.getpid(), "said_at": time.monotonic(), **told})
         )
 
     def follower(self, **told: Any) -> None:
-        made = status.FollowerStatus("cache", "redis", **{"pid": os.getpid(), "updated_at": time.time(), **told})
+        made = status.FollowerStatus("cache", "redis", **{"pid": os.getpid(), "said_at": time.monotonic(), **told})
         status.write(self.folder / "run", "follow-cache", made)
 
     def part(self, name: str, **told: Any) -> None:
@@ -167,7 +167,7 @@ def test_a_part_that_has_ended(scene: Scene, part: str, state: str, stop: str | 
 
 @pytest.mark.parametrize(("part", "state"), [(part, state) for part, state in STATES if state != "starting"])
 def test_a_part_that_says_nothing_any_more(scene: Scene, part: str, state: str) -> None:
-    scene.part(part, state=state, updated_at=time.time() - 2 * STALE_S)
+    scene.part(part, state=state, said_at=time.monotonic() - 2 * STALE_S)
     agree(scene, healthy=False, names="has reported nothing for")
 
 

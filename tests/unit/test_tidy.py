@@ -70,3 +70,26 @@ def test_no_text_carries_a_machine_or_a_registry(path: Path) -> None:
         r"\bFIXME\b",
     ):
         assert not re.search(pattern, text), pattern
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_text_is_utf8_whatever_the_locale(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        if name in ("read_text", "write_text"):
+            assert "encoding" in named, f"line {node.lineno}: {name} without encoding"
+        elif name == "open" and (isinstance(node.func, ast.Name) or _reads_text(node)):
+            mode = node.args[-1] if len(node.args) > (1 if isinstance(node.func, ast.Name) else 0) else named.get("mode")
+            text = mode is None or (isinstance(mode, ast.Constant) and isinstance(mode.value, str) and "b" not in mode.value)
+            assert not text or "encoding" in named, f"line {node.lineno}: open without encoding"
+        assert "text" not in named or name != "run" or "encoding" in named, (
+            f"line {node.lineno}: text of a process without encoding"
+        )
+
+
+def _reads_text(node: ast.Call) -> bool:
+    """Of ``something.open(…)``: a mode of text is given."""
+    return any(isinstance(one, ast.Constant) and one.value in ("r", "w", "a", "x") for one in node.args)

@@ -433,6 +433,15 @@ const clock = (at, withDay) =>
 /** The same report, as the daemon takes it in: the past grows here between two connections. */
 function remember(report) {
   const at = Math.floor(report.at / 60) * 60;
+  const back = day.minutes.length ? day.minutes.at(-1).at - at : 0;
+  if (back > 0) {
+    // The daemon's clock was set back: what has been is as long ago as it was before.
+    for (const minute of day.minutes) minute.at -= back;
+    for (const episode of day.episodes) {
+      episode.since -= back;
+      if (episode.until != null) episode.until -= back;
+    }
+  }
   if (!day.minutes.length || day.minutes.at(-1).at < at) day.minutes.push({ at, captured: 0, stores: {} });
   if (day.minutes.length > 1440) day.minutes.shift();
   const { stores } = day.minutes.at(-1);
@@ -487,6 +496,7 @@ const on = {
     remember(report);
     heard = Date.now();
     skew = heard / 1000 - report.at;
+    if (history.length && history.at(-1).at > report.at) history = [];
     if (!history.length || history.at(-1).at < report.at) history.push(sampleOf(report));
     while (history.length && history[0].at < report.at - SPAN_S - RATE_WINDOW_S) history.shift();
     document.body.classList.remove("waiting", "lost");

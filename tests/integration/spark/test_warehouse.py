@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
 import os
 import random
 import re
@@ -26,6 +28,7 @@ from sinks.memory import Options as TwinOptions
 from sinks.warehouse import Options, Warehouse, make, use_session
 from sinks.warehouse import catalog as catalogs
 from sinks.warehouse.erasing import tables_in
+from sinks.warehouse.failures import CommitUnknown
 from sinks.warehouse.names import STAGING
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, numeric, order, schema, upserts
 from tests.integration.spark.traffic import held
@@ -234,7 +237,7 @@ def test_a_commit_of_unknown_state_is_looked_for_first(shop: Shop, monkeypatch: 
     def unsure(self: Any, *arguments: Any) -> None:
         if happened:
             real(self, *arguments)
-        raise catalogs.CommitUnknown
+        raise CommitUnknown
 
     monkeypatch.setattr(catalogs.IcebergTable, "commit", unsure)
     if happened:
@@ -308,6 +311,33 @@ def test_small_files_are_merged_and_rows_keep_their_lineage(shop: Shop) -> None:
     assert len(held(sink, ORDERS)) == 13
     live = {Path(row.file_path).name for row in shop.sql("select file_path from orders.files")}
     assert {path.name for path in (shop.folder / "public" / "orders" / "data").iterdir() if not path.name.startswith(".")} >= live
+
+
+def test_a_last_commit_of_a_time_to_come_is_named_and_waited_for(shop: Shop) -> None:
+    """As after the clock was set back: Iceberg then refuses every commit until the time of the last one has come again."""
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    sink.commit(cut(1))
+    folder = shop.folder / "public" / "orders" / "metadata"
+    number = int((folder / "version-hint.text").read_text())
+    version = folder / f"v{number}.gz.metadata.json"
+    written = version.read_bytes()
+    later = json.loads(gzip.decompress(written))
+    later["last-updated-ms"] += 3 * 3600 * 1000
+    for entry in (*later["snapshots"], *later["snapshot-log"]):
+        entry["timestamp-ms"] += 3 * 3600 * 1000
+    version.write_bytes(gzip.compress(json.dumps(later).encode()))
+    (folder / f".{version.name}.crc").unlink(missing_ok=True)
+    again = shop.sink()
+    again.apply(upserts(ORDERS, 2, [order(2)]))
+    with pytest.raises(StoreError, match=r"clock is 3 h before the last commit of the warehouse's table public\.orders") as refused:
+        again.commit(cut(2))
+    assert refused.value.retryable
+    version.write_bytes(written)
+    last = shop.sink()
+    last.apply(upserts(ORDERS, 2, [order(2)]))
+    last.commit(cut(2))
+    assert len(held(last, ORDERS)) == 2
 
 
 def test_a_lost_table_rewinds_the_store(shop: Shop) -> None:

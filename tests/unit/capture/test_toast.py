@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.capture import grouping
+from cdc.capture import grouping, toast
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.group import Group
 from cdc.capture.toast import ToastMemory
 from cdc.model import pgtypes
-from cdc.model.batch import Op, batch_schema
+from cdc.model.batch import EXACT, LSN, OP, POSITION, TS, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.table import Column, Table
 from tests.unit.capture import wire
@@ -51,6 +52,24 @@ def test_an_update_is_completed_from_the_latest_row(memory: ToastMemory) -> None
     assert (row["body"], row["meta"], row["n"]) == (LONG, '{"k": 22222}', 2)
     (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, wire.UNCHANGED, "3"]))
     assert (row["body"], row["meta"], row["n"]) == (LONG, '{"k": 22222}', 3)
+
+
+def test_a_value_too_large_to_remember_comes_from_the_database(memory: ToastMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite takes none of more than 1 GB, and bytea has two digits for each byte; nor may the one before it be taken for it."""
+    monkeypatch.setattr(toast, "MOST_BYTES", 10_000, raising=False)
+    memory._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 15_000)
+    decode(memory, wire.insert(20, ["a", LONG, '{"k": 1}', "1"]))
+    (row,) = decode(memory, wire.update(20, ["a", "y" * 20_000, '{"k": 1}', "2"]))
+    assert row["body"] == "y" * 20_000
+    (held,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, '{"k": 1}', "3"]))
+    assert [row["n"] for row in held["held"]] == [3]  # type: ignore[attr-defined]
+    batch = pa.RecordBatch.from_pylist(
+        [{POSITION: 1, OP: int(Op.READ), LSN: 1, TS: 0, EXACT: None, "id": "a", "body": "z" * 20_000, "meta": "{}", "n": 4}],
+        schema=batch_schema(DOCS),
+    )
+    memory.learn(batch)
+    (held,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, '{"k": 1}', "5"]))
+    assert [row["n"] for row in held["held"]] == [5]  # type: ignore[attr-defined]
 
 
 def test_within_one_transaction_and_over_a_changed_key(memory: ToastMemory) -> None:

@@ -140,3 +140,17 @@ def test_other_columns_and_other_types_are_refused() -> None:
         side([]).add(pa.RecordBatch.from_pydict({"id": pa.array(["1"])}))
     with pytest.raises(TypeError, match="'id' is int64"):
         side([]).add(pa.RecordBatch.from_pydict({"id": pa.array([1]), "a": pa.array(["x"]), "b": pa.array(["x"])}))
+
+
+@pytest.mark.parametrize("spill_rows", [1 << 30, 4], ids=["in memory", "spilled"])
+def test_equal_rows_count_once_where_nothing_tells_them_apart(spill_rows: int) -> None:
+    def distinct(rows: list[Row]) -> Side:
+        filled = Side(SCHEMA, (0, 1, 2), seed=42, distinct=True, spill_rows=spill_rows)
+        filled.add(batch(rows))
+        return filled
+
+    twice: list[Row] = [("1", "a", None), ("2", "b", "x"), ("1", "a", None), ("1", "a", None), ("3", None, None)]
+    source, store = distinct(twice), distinct([("3", None, None), ("1", "a", None), ("2", "b", "x")])
+    assert suspects(source, store).num_rows == 0
+    assert (source.repeated, store.repeated) == (2, 0)
+    assert suspects(distinct(twice), distinct([("3", None, None), ("2", "b", "x")])).column(0).to_pylist() == ["1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -107,3 +108,14 @@ def test_pieces_join_in_order() -> None:
     pieces = joined([store(KEYS.slice(0, 1), {"1": "a"}), store(KEYS.slice(1, 1), {"2": "b"})])
     assert pieces.digest.tolist() == whole.digest.tolist()
     assert joined([]).rows.size == 0
+
+
+def test_equal_rows_settle_as_one() -> None:
+    two = Look(np.array([2]), np.array([14], np.uint64), np.array([30], np.uint64))
+    one = Look(np.array([1]), np.array([7], np.uint64), np.array([7], np.uint64))
+    none = Look(np.array([0]), np.array([0], np.uint64), np.array([0], np.uint64))
+    assert two.distinct().same_content(one.distinct())
+    settling = Settling(KEYS.slice(0, 1))
+    for _ in range(2):
+        settling.round(two.distinct(), none.distinct(), two.distinct())
+    assert (settling.missing, settling.open) == (1, 0)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
+
+import pytest
 
 from snapshots.requests import FOLDER, OUTCOME_KEPT_S, Outcome, Request, Requests
 
 
-def test_the_outcome_of_a_request_that_nobody_waits_for_goes_after_a_day(tmp_path: Path) -> None:
+def test_the_outcome_of_a_request_that_nobody_waits_for_goes_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = Requests(tmp_path)
     finished, failed, fresh, running = (requests.queue(Request(f"public.t{number}")) for number in range(4))
-    for name, state in ((finished, "done"), (failed, "failed"), (fresh, "done"), (running, "running")):
+    for name, state in ((finished, "done"), (failed, "failed"), (running, "running")):
         requests.tell(name, Outcome(state, rows=7))
-    old = time.time() - OUTCOME_KEPT_S - 60
-    for name in (finished, failed, running):
-        os.utime(tmp_path / FOLDER / f"{name}.state", (old, old))
+    requests.pending()
+    later = time.monotonic() + OUTCOME_KEPT_S / 2
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    requests.tell(fresh, Outcome("done", rows=7))
+    requests.pending()
+    assert requests.outcome(finished).state == "done"
+    end = later + OUTCOME_KEPT_S / 2 + 1
+    monkeypatch.setattr(time, "monotonic", lambda: end)
     assert list(requests.pending()) == [running]
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {f"{fresh}.state", f"{running}.state", f"{running}.json"}
     assert requests.outcome(running).rows == 7
