@@ -19,8 +19,7 @@ from cdc.demo.traffic import Traffic
 from cdc.embedded.__main__ import fetch
 from cdc.errors import HeadwaterError
 
-READY_S = 180
-CATCH_UP_S = 900
+STILL_S = 180
 INTERRUPTED = 130
 
 
@@ -74,9 +73,9 @@ class Demo:
             running = daemon.Daemon(here.configuration, here.page)
             stack.callback(_undisturbed, running.stop)
             running.start()
-            running.wait_for(lambda _told: True, "the status page", READY_S)
+            running.wait_for(lambda _told: True, "the status page", STILL_S)
             self._print(show.welcome(here, sys.executable))
-            running.wait_for(daemon.is_capturing, "the start of capture", READY_S)
+            running.wait_for(daemon.is_capturing, "the start of capture", STILL_S)
             self._say(f"cdc run captures (its log: {running.log})")
             traffic = Traffic(here.dsn, data.flights, self._options.rate)
             stack.callback(_undisturbed, traffic.end)
@@ -131,7 +130,7 @@ class Demo:
         traffic.end()
         traffic.check()
         self._say(f"traffic stopped after {traffic.sent:,} changes; waiting for the stores")
-        running.wait_for(daemon.is_caught_up, "catching up", CATCH_UP_S, lambda told: self._tell(traffic, told))
+        running.wait_for(daemon.is_caught_up, "catching up", STILL_S, lambda told: self._tell(traffic, told))
         waited = verdict.wait_for_stores(running, stage.STORES)
         self._say("every store has everything; comparing each with the database")
         audited = verdict.audit(running)

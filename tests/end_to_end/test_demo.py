@@ -15,10 +15,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc.demo import board, kernels, loading, show, traffic, verdict
+from cdc.demo import board, daemon, kernels, loading, show, traffic, verdict
 from cdc.demo.__main__ import main
+from cdc.demo.daemon import Daemon
 from cdc.demo.flights import Airport, Flights, Kind, load
 from cdc.demo.stage import STORES, set_up
+from cdc.errors import WaitTimeout
 from tests.conftest import Database
 
 
@@ -295,3 +297,39 @@ def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(arguments)
     assert raised.value.code == 2
+
+
+def test_only_a_time_in_which_nothing_moves_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"capture": None, "followers": [{"state": "following", "position": 0}]}
+    now = [0.0]
+
+    def status(_: Daemon) -> dict[str, Any]:
+        now[0] += 50.0
+        told["followers"][0]["position"] += 1 if now[0] < 1_000 else 0  # type: ignore[index]
+        return told
+
+    monkeypatch.setattr(Daemon, "status", status)
+    monkeypatch.setattr(daemon.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(daemon.time, "sleep", lambda _: None)
+    running = Daemon(tmp_path / "cdc.toml", "http://127.0.0.1:1")
+    running.wait_for(lambda told: told["followers"][0]["position"] == 15, "catching up", 180)
+    with pytest.raises(WaitTimeout, match="catching up: nothing has moved for 180 s"):
+        running.wait_for(lambda _: False, "catching up", 180)
+    assert now[0] < 1_500
+
+
+def test_what_moves_is_seen_in_every_part() -> None:
+    follower = {"state": "following", "position": 3}
+    capture = {"state": "snapshot", "position": 7, "snapshot": [{"done": 10}]}
+    seen = {
+        daemon.standing(told)
+        for told in (
+            None,
+            {"capture": None, "followers": []},
+            {"capture": capture, "followers": [follower]},
+            {"capture": {**capture, "snapshot": [{"done": 11}]}, "followers": [follower]},
+            {"capture": capture, "followers": [{**follower, "position": 4}]},
+            {"capture": capture, "followers": [{**follower, "state": "waiting"}]},
+        )
+    }
+    assert len(seen) == 6

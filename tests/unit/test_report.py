@@ -27,6 +27,12 @@ MB = 2**20
 
 
 @pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is."""
+    monkeypatch.setattr(gathering, "slowness", lambda: 1.0)
+
+
+@pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for a while changes nothing of what is reported."""
     monkeypatch.setattr(gathering, "STALE_S", 3600.0)
@@ -275,3 +281,15 @@ def test_the_logs_size_is_not_looked_at_each_second(tmp_path: Path, monkeypatch:
     assert gathering.size_on_disk(tmp_path) == 5
     now += 6
     assert gathering.size_on_disk(tmp_path) == 7
+
+
+@pytest.mark.parametrize(("times", "alive"), [(1.0, False), (8.0, True)])
+def test_on_a_busy_machine_a_part_may_be_silent_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, alive: bool
+) -> None:
+    lately = time.time() - 5 * gathering.STALE_S
+    status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="streaming", updated_at=lately))
+    monkeypatch.setattr(gathering, "slowness", lambda: times)
+    capture = taken(tmp_path).capture
+    assert capture is not None
+    assert capture.alive is alive
