@@ -15,6 +15,7 @@ from cdc import status, stops
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, selected
 from cdc.model.position import Cut, Position, format_lsn
+from cdc.pace import slowness
 from cdc.probe import SourceProbe
 from cdc.problems import problems_of
 from cdc.report import (
@@ -39,7 +40,7 @@ SIZE_S: Final = 10.0
 SIZE_SHARE: Final = 100
 """and takes no more than one part in so many of the time."""
 STALE_S: Final = 10.0
-"""A live part writes its status every second; after this long its last word no longer counts as alive."""
+"""A live part writes its status every second; after this long its last word no longer counts as alive (on a busy machine: longer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
 
 def _alive(told: status.CaptureStatus | status.FollowerStatus) -> bool:
     """A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent."""
-    return status.alive(told.pid) and (told.state == "starting" or status.silent_s(told) < STALE_S)
+    return status.alive(told.pid) and (told.state == "starting" or status.silent_s(told) < STALE_S * slowness())
 
 
 def _lsn(lsn: int | None) -> str | None:

@@ -1,4 +1,4 @@
-"""How long to rest after a little work, so that what one group costs is shared by more changes. Pure.
+"""How long to rest after a little work, so that what one group costs is shared by more changes (pure); and how slow this machine is now.
 
 Under small steady traffic nearly all of a group's cost is that of a group, however few changes are in it. Whoever has just done one rests for a
 multiple of what it took, so its share of a core is bounded whatever the rate. A change that comes alone finds nobody resting and never waits.
@@ -6,7 +6,12 @@ multiple of what it took, so its share of a core is bounded whatever the rate. A
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Final
+
+SLOWEST: Final = 20.0
+"""Beyond this nobody waits longer: something may hang after all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +27,15 @@ class Pace:
     def rest_s(self, took_s: float) -> float:
         """After work that took so long."""
         return max(min(self.times * took_s, self.most_s), self.interval_s - took_s)
+
+
+def slowness() -> float:
+    """How many times longer than usual work takes here now: 1 while every runnable process has a core, at most ``SLOWEST``.
+
+    For limits on time that say "it hangs": what is only slow, because others want the cores too, must not be taken for dead.
+    """
+    try:
+        waiting = os.getloadavg()[0]
+    except OSError:
+        return 1.0
+    return min(SLOWEST, max(1.0, waiting / (os.cpu_count() or 1)))

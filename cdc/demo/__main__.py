@@ -7,19 +7,19 @@ import json
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
 import psycopg
 
-from cdc.demo import daemon, flights, loading, show, stage, verdict
+from cdc.demo import daemon, flights, kernels, loading, show, stage, verdict
 from cdc.demo.traffic import Traffic
 from cdc.embedded.__main__ import fetch
 from cdc.errors import HeadwaterError
 
-READY_S = 180
-CATCH_UP_S = 900
+STILL_S = 180
 INTERRUPTED = 130
 
 
@@ -64,19 +64,19 @@ class Demo:
 
     def run(self) -> int:
         """0, or 1 when a timed run found a store that differs. Raises HeadwaterError, KeyboardInterrupt (timed runs only)."""
-        fetch()
         with ExitStack() as stack:
-            here = stage.set_up(self._options.folder, fresh=self._options.fresh, say=self._say)
+            here = stage.claim(self._options.folder, fresh=self._options.fresh, say=self._say)
             stack.callback(_undisturbed, here.stop)
-            data = flights.load()
-            self._load(here, data)
+            fetch(warm=False)
+            data = self._set_up(here, stack)
             here.write_configuration()
             running = daemon.Daemon(here.configuration, here.page)
             stack.callback(_undisturbed, running.stop)
             running.start()
-            running.wait_for(daemon.is_capturing, "the daemon's start", READY_S)
-            self._say(f"cdc run captures (its log: {running.log})")
+            running.wait_for(lambda _told: True, "the status page", STILL_S)
             self._print(show.welcome(here, sys.executable))
+            running.wait_for(daemon.is_capturing, "the start of capture", STILL_S)
+            self._say(f"cdc run captures (its log: {running.log})")
             traffic = Traffic(here.dsn, data.flights, self._options.rate)
             stack.callback(_undisturbed, traffic.end)
             traffic.start()
@@ -87,6 +87,21 @@ class Demo:
             except KeyboardInterrupt:
                 self._say("stopping; the next start goes on from here")
         return 0
+
+    def _set_up(self, here: stage.Stage, stack: ExitStack) -> flights.Airport:
+        """Starts the servers and fills the database; what can be done meanwhile is done beside."""
+        compiling = kernels.Compiling()
+        stack.callback(compiling.stop)
+        if here.first:
+            compiling.start(here.folder / "kernels.log")
+        with ThreadPoolExecutor(1, "flights") as beside:
+            reading = beside.submit(flights.load)
+            here.start(self._say)
+            data = reading.result()
+        self._load(here, data)
+        here.wait_ready(self._say)
+        compiling.wait()
+        return data
 
     def _load(self, here: stage.Stage, data: flights.Airport) -> None:
         with psycopg.connect(here.dsn, autocommit=True) as connection:
@@ -115,7 +130,7 @@ class Demo:
         traffic.end()
         traffic.check()
         self._say(f"traffic stopped after {traffic.sent:,} changes; waiting for the stores")
-        running.wait_for(daemon.is_caught_up, "catching up", CATCH_UP_S, lambda told: self._tell(traffic, told))
+        running.wait_for(daemon.is_caught_up, "catching up", STILL_S, lambda told: self._tell(traffic, told))
         waited = verdict.wait_for_stores(running, stage.STORES)
         self._say("every store has everything; comparing each with the database")
         audited = verdict.audit(running)

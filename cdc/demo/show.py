@@ -58,7 +58,17 @@ def progress(told: dict[str, Any] | None, sent: int, per_s: float) -> str:
         total = sum(max(table["total"], table["done"]) for table in capture["snapshot"])
         parts.append(f"snapshot {done:,} of {total:,} rows")
     for follower in told["followers"]:
-        lag = follower["lag"]
-        behind = "starting" if lag is None else "up to date" if lag["changes"] == 0 else f"{lag['changes']:,} behind"
-        parts.append(f"{follower['store']} {behind}")
+        parts.append(f"{follower['store']} {_standing(follower)}")
     return " · ".join(parts)
+
+
+def _standing(follower: dict[str, Any]) -> str:
+    lag, loading = follower["lag"], follower["catch_up"]
+    if follower["state"] in ("starting", "waiting"):
+        return "starting"
+    if loading is not None:
+        left = "" if loading["eta_s"] is None else f", {loading['eta_s']:.0f} s left"
+        return f"{100 * loading['done'] // max(loading['total'], 1)} % ({loading['rows_per_s']:,.0f}/s{left})"
+    if lag is None:
+        return "starting"
+    return "up to date" if lag["changes"] == 0 else f"{lag['changes']:,} behind"

@@ -42,6 +42,8 @@ class Stage:
     opensearch: OpenSearch
     valkey: Valkey
     http_port: int
+    first: bool
+    """No demo has run in the folder before."""
     _lock: IO[str]
 
     @property
@@ -50,7 +52,7 @@ class Stage:
 
     @property
     def page(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}"
+        return page_at(self.http_port)
 
     @property
     def dsn(self) -> str:
@@ -75,6 +77,22 @@ class Stage:
         )
         write_whole(self.configuration, text.encode())
 
+    def start(self, say: Callable[[str], None]) -> None:
+        """Starts the servers. Raises EmbeddedError when one does not start."""
+        # The slowest first: it comes up while the others start.
+        (self.folder / "opensearch").mkdir(exist_ok=True)
+        self.opensearch.launch()
+        self.postgres.start()
+        say(f"Postgres {self.postgres.version}: {self.postgres.unix_dsn(DATABASE)}")
+        self.valkey.start()
+        say(f"Valkey on port {self.valkey.port}")
+        _create_database(self.postgres)
+
+    def wait_ready(self, say: Callable[[str], None]) -> None:
+        """Returns when the slowest server is there, too. Raises EmbeddedError."""
+        self.opensearch.wait_ready()
+        say(f"OpenSearch on port {self.opensearch.port}")
+
     def stop(self) -> None:
         """Ends the servers; what they hold stays."""
         self.opensearch.stop()
@@ -84,42 +102,48 @@ class Stage:
 
 
 def set_up(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
-    """Starts the servers. Raises EmbeddedError when one does not start, or when another demo runs in the folder."""
+    """Takes the folder, says the page's address, and starts the servers. Raises EmbeddedError when one does not start, or when another demo
+    runs in the folder."""
+    stage = claim(folder, fresh=fresh, say=say)
+    try:
+        stage.start(say)
+        stage.wait_ready(say)
+    except BaseException:
+        stage.stop()
+        raise
+    return stage
+
+
+def claim(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
+    """Takes the folder and says where the page will be; nothing runs yet. Raises EmbeddedError when another demo runs in the folder."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    first = not (folder / ".lock").exists()
     lock = (folder / ".lock").open("w", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
         raise EmbeddedError(f"another demo runs in {folder}", hint="end it first, or use --folder") from None
+    http_port = free_port_like(_HTTP_PORT)
+    say(f"status page: {page_at(http_port)} (answers in half a minute)")
     # Over its socket alone: the traffic's superuser is not for everyone on this machine.
     postgres = Postgres(folder / "postgres", options={"listen_addresses": ""}, port=free_port_like(_POSTGRES_PORT))
     if fresh:
         _clear(folder, postgres.folder)
-    stage = Stage(
+    return Stage(
         folder,
         postgres,
         OpenSearch(folder / "opensearch", heap_mb=512, preferred_port=_OPENSEARCH_PORT),
         Valkey(folder / "valkey", port=free_port_like(_VALKEY_PORT)),
-        free_port_like(_HTTP_PORT),
+        http_port,
+        first,
         lock,
     )
-    try:
-        # The slowest first: it comes up while the others start.
-        (folder / "opensearch").mkdir(exist_ok=True)
-        stage.opensearch.launch()
-        stage.postgres.start()
-        say(f"Postgres {stage.postgres.version}: {stage.dsn}")
-        stage.valkey.start()
-        say(f"Valkey on port {stage.valkey.port}")
-        _create_database(stage.postgres)
-        stage.opensearch.wait_ready()
-        say(f"OpenSearch on port {stage.opensearch.port}")
-    except BaseException:
-        stage.stop()
-        raise
-    return stage
+
+
+def page_at(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
 
 
 def _clear(folder: Path, data: Path) -> None:

@@ -22,7 +22,7 @@ from cdc.log.sealed import SealedSegment
 from cdc.log.segment import Place, Segment
 from cdc.log.timeline import Run, Timeline, TopicIndex
 from cdc.log.views import alone, clip, joined
-from cdc.log.watch import POLL_S, Watch
+from cdc.log.watch import Watch
 from cdc.model.batch import table_of
 from cdc.model.lineage import Lineage
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
@@ -56,8 +56,9 @@ class EmbeddedLogReader:
         self._seen: Head | None = None
         self._open: OrderedDict[tuple[int, int], Segment | SealedSegment] = OrderedDict()
         self._tables: dict[str, tuple[int, Table]] = {}
-        self._watch: Watch | None = None
-        self._watch_lock = threading.Lock()
+        self._watches: list[Watch] = []
+        """One for each thread that has waited at the same time as others, while nobody uses it: who has none would have to look again and again."""
+        self._closed = 0
 
     def head(self) -> Cut:
         timeline = self._refreshed()
@@ -77,12 +78,12 @@ class EmbeddedLogReader:
 
     def wait(self, after: Position, timeout_s: float) -> Cut:
         deadline = time.monotonic() + timeout_s
-        # One thread watches; others that wait on the same reader look again and again.
-        watches = self._watch_lock.acquire(blocking=False)
+        watch: Watch | None = None
+        closed = self._closed
         try:
             while True:
                 # The watch stands before the head is read: what is written in between wakes it.
-                watch = self._watching() if watches else None
+                watch = watch or self._taken_watch()
                 cut = self.head()
                 left = deadline - time.monotonic()
                 if cut.position > after or left <= 0:
@@ -90,10 +91,10 @@ class EmbeddedLogReader:
                 if watch is not None:
                     watch.wait(left)
                 else:
-                    time.sleep(min(left, POLL_S if self._timeline else NO_LOG_POLL_S))
+                    time.sleep(min(left, NO_LOG_POLL_S))
         finally:
-            if watches:
-                self._watch_lock.release()
+            if watch is not None:
+                self._put_back(watch, closed)
 
     def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
         timeline = self._refreshed()
@@ -151,11 +152,13 @@ class EmbeddedLogReader:
             self._open.clear()
             if self._head_file:
                 self._head_file.close()
-            if self._watch:
-                self._watch.close()
+            for watch in self._watches:
+                watch.close()
+            self._watches.clear()
+            self._closed += 1
             if self._timeline_fd >= 0:
                 os.close(self._timeline_fd)
-            self._head_file, self._watch, self._timeline_fd, self._timeline, self._seen = None, None, -1, None, None
+            self._head_file, self._timeline_fd, self._timeline, self._seen = None, -1, None, None
 
     # --- what is durable ---------------------------------------------------------------------------------------------
 
@@ -197,13 +200,23 @@ class EmbeddedLogReader:
         if head.timeline_crc != timeline.crc or head.position != timeline.head.position:
             raise LogCorrupt(f"{path} at byte {timeline.length}: does not end as the head says")
 
-    def _watching(self) -> Watch | None:
-        if self._watch is None:
-            try:
-                self._watch = Watch(self._places.head)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-        return self._watch
+    def _taken_watch(self) -> Watch | None:
+        """One that nobody else uses; None as long as there is no log."""
+        with self._lock:
+            if self._watches:
+                return self._watches.pop()
+        try:
+            return Watch(self._places.head)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _put_back(self, watch: Watch, closed: int) -> None:
+        """closed: what ``_closed`` was when it was taken; the log may be another one since."""
+        with self._lock:
+            if closed == self._closed:
+                self._watches.append(watch)
+                return
+        watch.close()
 
     # --- where changes lie -------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -35,8 +36,6 @@ from cdc.spark.fleet import Fleet
 from cdc.spark.follower import LARGE_ROWS, Follower
 from cdc.spark.source import CdcSource, cut_at
 
-FIRST_ROWS: Final = 2_000
-FIRST_BYTES: Final = 4 * 2**20
 REST: Final = 3.0
 """After a small range that took t a store's thread rests for 3 t, so that steady traffic takes a quarter of a core at most."""
 REST_S_MAX: Final = 0.02
@@ -45,6 +44,9 @@ _QUERY_POLL_S: Final = 0.1
 _IDLE_S: Final = 0.5
 _REPORT_S: Final = 0.5
 _RESTART_S: Final = 1.0
+ALONE_S: Final = (0.0, 10.0, 30.0, 120.0, 600.0)
+"""After so many queries in a row that ended by an accident, a store's thread goes on without one for so long. Spark gives a Python worker ten
+seconds to report, and a machine that has no time for that is slow, not broken."""
 
 
 def run_followers(
@@ -106,6 +108,18 @@ class Engine:
         self._lock = threading.Lock()
         self._ours = False
         self._queries: SparkSession | None = None
+        self._starter = ThreadPoolExecutor(1, "spark-start")
+        self._starting: Future[SparkSession] | None = None
+
+    def starting(self) -> Future[SparkSession]:
+        """``queries``, begun beside: whoever asks goes on meanwhile. It holds what a start has failed with; the next one tries again."""
+        with self._lock:
+            if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
+                self._starting = self._starter.submit(self.queries)
+            started = self._starting
+        if sessions.running() is not None:
+            wait([started])  # that takes no time worth using
+        return started
 
     def session(self) -> SparkSession:
         with self._lock:
@@ -125,6 +139,7 @@ class Engine:
 
     def stop(self) -> None:
         """Ends Spark when it was started here."""
+        self._starter.shutdown()
         if self._ours:
             sessions.stop()
 
@@ -143,6 +158,8 @@ class Query:
         self._stop = stop
         self._failure: BaseException | None = None
         self._accident: str | None = None
+        self._accidents = 0
+        """Queries in a row that did not end well."""
         self._thread = threading.Thread(target=self._run, name=f"follow-{follower.store}", daemon=True)
 
     def start(self) -> None:
@@ -167,7 +184,7 @@ class Query:
             self._failure = failure
 
     def _keep_running(self) -> None:
-        while not self._stop.is_set() and not self._follower.stopped:
+        while not self._ending:
             self._accident = None
             try:
                 if self._follower.start():
@@ -183,36 +200,49 @@ class Query:
         """Returns when a query has ended by an accident, or when there is nothing more to do."""
         follower = self._follower
         pace = Pace(REST, REST_S_MAX, getattr(follower.options, "commit_interval_ms", 0) / 1e3)
-        while not self._stop.is_set() and not follower.stopped and self._accident is None:
+        while not self._ending and self._accident is None:
             head = self._reader.wait(follower.applied.position, _IDLE_S)
             if head.position - follower.applied.position >= LARGE_ROWS:
-                self._begin()
-                self._run_a_query()
+                spark = self._begin()
+                if self._behind() and not self._ending:
+                    self._accidents += 1
+                    self._run_a_query(spark.result())
+                    if self._accident is None:
+                        self._accidents = 0
             elif head.position > follower.applied.position:
                 began = time.monotonic()
                 follower.follow_to(head)
                 self._stop.wait(pace.rest_s(time.monotonic() - began))
             follower.idle()
 
-    def _begin(self) -> None:
-        """Applies a little, so that something shows at once, while Spark may have to start first; unless it is one large transaction."""
-        after = self._follower.applied.position
-        cut = self._reader.cut_within(after, FIRST_ROWS, FIRST_BYTES)
-        if cut.position - after < LARGE_ROWS:
-            self._follower.follow_to(cut)
+    def _begin(self) -> Future[SparkSession]:
+        """Applies step by step until Spark has started, so that something shows at once, or can be relied on. Nothing of what Spark's workers
+        should do, unless they failed to."""
+        follower, spark = self._follower, self._engine.starting()
+        until = time.monotonic() + ALONE_S[min(self._accidents, len(ALONE_S) - 1)]
+        while True:
+            step = follower.next_step()
+            if follower.on_workers and not self._accidents and step.position - follower.applied.position >= LARGE_ROWS:
+                return spark
+            follower.follow_to(step)
+            if (spark.done() and time.monotonic() >= until) or self._ending or not self._behind():
+                return spark
+
+    @property
+    def _ending(self) -> bool:
+        return self._stop.is_set() or self._follower.stopped
 
     def _behind(self) -> bool:
         return self._reader.head().position - self._follower.applied.position >= LARGE_ROWS
 
-    def _run_a_query(self) -> None:
+    def _run_a_query(self, spark: SparkSession) -> None:
         """Returns when it has caught up, has ended by itself, or was asked to."""
-        spark = self._engine.queries()
         # Each store's jobs get a fair share of the cores.
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._follower.store)
         checkpoint = self._scratch / uuid4().hex
         query = self._started(spark, checkpoint)
         try:
-            while self._behind() and query.isActive and not self._stop.is_set() and not self._follower.stopped:
+            while self._behind() and query.isActive and not self._ending:
                 self._follower.idle()
                 self._stop.wait(_QUERY_POLL_S)
             if not query.isActive and self._accident is None:
@@ -249,7 +279,7 @@ class Query:
 
     def _explain(self) -> None:
         """A query that ended by itself: a stop state if the log says so, else an accident that a new query mends."""
-        if self._stop.is_set() or self._follower.stopped:
+        if self._ending:
             return
         try:
             self._follower.probe()

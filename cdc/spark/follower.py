@@ -25,6 +25,7 @@ from cdc.settings import Contract, StoreOptions
 from cdc.spark.apply import Prepared, Slices, Writer, apply_range, on_workers, outcome_of
 from cdc.spark.opening import Opening
 from cdc.spark.rules import Pause, Rules
+from cdc.spark.stride import Rate, Stride
 from cdc.spark.survey import Survey, survey
 from cdc.status import FollowerStatus
 from sinks.contract import Outcome, Shape, Sink
@@ -49,9 +50,13 @@ class Follower:
         run_dir: Path,
         stop: threading.Event,
         contracts: Mapping[str, Contract] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.options = options
+        self._clock = clock
+        self._stride = Stride(options.batch_rows)
         self.applied: Cut = ZERO_CUT
         self.status = _beginning(run_dir, store, options.kind)
         self._log_dir = log_dir
@@ -67,7 +72,7 @@ class Follower:
         self._idled_at = 0.0
         self._goal = ZERO_CUT
         """How far this follower has been asked to go: where a store that lost something is brought again."""
-        self._rates = _Rate()
+        self._rates = Rate(clock())
         self._status_lock = threading.Lock()
 
     @property
@@ -78,6 +83,15 @@ class Follower:
     def stopped(self) -> bool:
         """In a stop state: an operator has to decide."""
         return self.status.state == "stopped"
+
+    @property
+    def on_workers(self) -> bool:
+        """Large ranges are for Spark's workers."""
+        return self._sink.parallel and self.options.workers_from_rows > 0
+
+    def next_step(self) -> Cut:
+        """How far to go now so that the next commit comes in a few seconds."""
+        return self._reader.cut_within(self.applied.position, self._stride.rows, self.options.batch_bytes)
 
     def take_lease(self) -> None:
         """Raises HeadwaterError when another process follows this store. ``start`` does it, too, and waits then."""
@@ -128,7 +142,7 @@ class Follower:
     def report(self) -> None:
         """Writes the status file."""
         with self._status_lock:
-            self.status.rows_per_s = self._rates.per_s(self.status.written + self.status.stale)
+            self.status.rows_per_s = self._rates.per_s(self.status.written + self.status.stale, self._clock())
             status.stamp(self.status)
             status.write(self._run_dir, f"follow-{self.store}", self.status)
 
@@ -160,6 +174,7 @@ class Follower:
                 attempt()
             except StoreError as error:
                 self._shut()
+                self._stride.failed()
                 if not error.retryable:
                     self.fail(error)
                     return False
@@ -235,8 +250,11 @@ class Follower:
         self._ensure_open()
         self._look_at_the_store()
         while self.applied.position < end.position and not self._stop.is_set():
+            began = self._clock()
             after = self.applied.position
-            cut = self._reader.cut_within(after, self.options.batch_rows, self.options.batch_bytes)
+            # What the workers get is what Spark has divided among them: the whole.
+            rows = self._stride.rows if slices is None or not self.on_workers else self.options.batch_rows
+            cut = self._reader.cut_within(after, rows, self.options.batch_bytes)
             if cut.position >= end.position:
                 cut = end
             starts = {topic: max(after, self._sink.held(topic)) for topic in self._topics()}
@@ -247,7 +265,10 @@ class Follower:
             # Not where the store stands elsewhere than the micro-batch begins: it was set back, or has taken a part of it here.
             exactly = slices is not None and cut is end and all(start == slices.after for start in (after, *starts.values()))
             whole = slices if exactly else None
-            self._commit(cut, self._apply(after, cut.position, seen, whole))
+            outcome = self._apply(after, cut.position, seen, whole)
+            applied = self._clock()
+            self._commit(cut, outcome)
+            self._stride.took(cut.position - after, applied - began, self._clock() - applied)
 
     def _topics(self) -> list[str]:
         return [topic.name for topic in selected(self._reader, self.options.tables)]
@@ -272,8 +293,7 @@ class Follower:
         raise pause.stopped
 
     def _apply(self, after: Position, upto: Position, seen: Survey, slices: Slices | None) -> Outcome:
-        least = self.options.workers_from_rows
-        if slices is not None and self._sink.parallel and least and upto - after >= least and not seen.barriers:
+        if slices is not None and self.on_workers and upto - after >= self.options.workers_from_rows and not seen.barriers:
             for found in seen.topics:
                 for table in found.tables:
                     self._prepared.ensure(self._sink, table)
@@ -315,22 +335,6 @@ def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
         now.position, now.commit_lsn, now.commit_ts_us = seen.position, seen.commit_lsn, seen.commit_ts_us
         now.dead = seen.dead  # what was set aside stays so over a restart
     return now
-
-
-class _Rate:
-    """Rows per second over the last few seconds."""
-
-    def __init__(self) -> None:
-        self._at = time.monotonic()
-        self._rows = 0
-        self._per_s = 0.0
-
-    def per_s(self, rows: int) -> float:
-        passed = time.monotonic() - self._at
-        if passed >= 1.0:
-            self._per_s = round((rows - self._rows) / passed, 1)
-            self._at, self._rows = time.monotonic(), rows
-        return self._per_s
 
 
 def _of_one_part(stopped: Stopped, part: str) -> str | None:

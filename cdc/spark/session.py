@@ -9,6 +9,7 @@ import atexit
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +27,9 @@ CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.Fil
 """With the bare local file system: no ``chmod`` process per file, 25 of which a micro-batch would start otherwise."""
 
 _ICEBERG_SQL: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+
+END_S: Final = 20.0
+"""A JVM that was asked to end and takes longer is killed."""
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -48,6 +52,11 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.streaming.numRecentProgressUpdates": "1",
     "spark.sql.streaming.pollingDelay": "1ms",
     "spark.sql.ui.retainedExecutions": "5",
+    # Limits on time that only tell a dead part from a living one, and everything here lives and dies with one process. A machine that stood
+    # still for two minutes, or has twenty processes for each core, must not end a query.
+    "spark.network.timeout": "1200s",
+    "spark.executor.heartbeatInterval": "120s",
+    "spark.python.authenticate.socketTimeout": "120s",
 }
 
 _PRIVATE: Final[Mapping[str, str]] = {
@@ -124,7 +133,11 @@ def stop() -> None:
     active.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=20)
+    try:
+        gateway.proc.wait(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()  # every store is closed: there is nothing left that it could do
+        gateway.proc.wait()
     from pyspark import SparkContext
 
     # Without this the next session would talk to the JVM that is gone.

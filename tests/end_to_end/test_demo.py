@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +15,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc.demo import board, loading, show, traffic, verdict
+from cdc.demo import board, daemon, kernels, loading, show, traffic, verdict
 from cdc.demo.__main__ import main
+from cdc.demo.daemon import Daemon
 from cdc.demo.flights import Airport, Flights, Kind, load
 from cdc.demo.stage import STORES, set_up
+from cdc.errors import WaitTimeout
 from tests.conftest import Database
 
 
@@ -159,11 +163,24 @@ def _expected(table: pa.Table) -> list[tuple[Any, ...]]:
 # What is around it
 
 
+def test_the_hot_loops_are_compiled_by_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in kernels.PARTS:
+        subprocess.run([sys.executable, "-m", "cdc.demo.kernels", part], check=True)
+    monkeypatch.setattr(kernels, "PARTS", {"one that does not exist": None})
+    compiling = kernels.Compiling()
+    compiling.start(tmp_path / "log")
+    compiling.wait()  # one that fails stops nobody
+    compiling.stop()
+    assert "KeyError" in (tmp_path / "log").read_text()
+
+
 def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, server_folder: Path) -> None:  # noqa: ARG001 (its worker)
     said: list[str] = []
     folder = server_folder / "demo"
     here = set_up(folder, fresh=False, say=said.append)
     try:
+        assert said[0].startswith(f"status page: {here.page}"), "what everybody waits for comes before anything is started"
+        assert here.first
         with psycopg.connect(here.dsn, autocommit=True) as connection:
             connection.execute("create table kept (a int)")
         here.write_configuration()
@@ -180,6 +197,7 @@ def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, 
         here.stop()
     again = set_up(folder, fresh=False, say=said.append)
     try:
+        assert not again.first
         with psycopg.connect(again.dsn) as connection:
             assert connection.execute("select to_regclass('kept') is not null").fetchone() == (True,)
     finally:
@@ -224,11 +242,21 @@ def test_only_equal_stores_and_an_orderly_daemon_pass(
     assert json.loads(json.dumps(result)) == result
 
 
+def _follower(store: str, **facts: Any) -> dict[str, Any]:
+    return {"store": store, "state": "following", "lag": {"changes": 0}, "catch_up": None, **facts}
+
+
 def test_progress_is_one_line_with_every_store() -> None:
-    follower = {"store": "search", "lag": {"changes": 1200}}
+    loading = {"done": 4_200, "total": 10_000, "rows_per_s": 1450.4, "eta_s": 4.0}
     told = {
         "capture": {"state": "snapshot", "snapshot": [{"done": 10, "total": 5}]},
-        "followers": [follower, {"store": "board", "lag": None}],
+        "followers": [
+            _follower("search", lag={"changes": 1200}),
+            _follower("board", state="starting", lag=None),
+            _follower("warehouse", lag={"changes": 5800}, catch_up=loading),
+            _follower("events", lag={"changes": 5800}, catch_up={**loading, "rows_per_s": 0.0, "eta_s": None}),
+            _follower("other"),
+        ],
     }
     line = show.progress(told, 3000, 299.6)
     assert "\n" not in line
@@ -236,6 +264,9 @@ def test_progress_is_one_line_with_every_store() -> None:
     assert "snapshot 10 of 10 rows" in line
     assert "search 1,200 behind" in line
     assert "board starting" in line
+    assert "warehouse 42 % (1,450/s, 4 s left)" in line
+    assert "events 42 % (0/s)" in line
+    assert line.endswith("other up to date")
 
 
 def test_the_board_shows_the_next_departures_first() -> None:
@@ -266,3 +297,39 @@ def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(arguments)
     assert raised.value.code == 2
+
+
+def test_only_a_time_in_which_nothing_moves_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"capture": None, "followers": [{"state": "following", "position": 0}]}
+    now = [0.0]
+
+    def status(_: Daemon) -> dict[str, Any]:
+        now[0] += 50.0
+        told["followers"][0]["position"] += 1 if now[0] < 1_000 else 0  # type: ignore[index]
+        return told
+
+    monkeypatch.setattr(Daemon, "status", status)
+    monkeypatch.setattr(daemon.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(daemon.time, "sleep", lambda _: None)
+    running = Daemon(tmp_path / "cdc.toml", "http://127.0.0.1:1")
+    running.wait_for(lambda told: told["followers"][0]["position"] == 15, "catching up", 180)
+    with pytest.raises(WaitTimeout, match="catching up: nothing has moved for 180 s"):
+        running.wait_for(lambda _: False, "catching up", 180)
+    assert now[0] < 1_500
+
+
+def test_what_moves_is_seen_in_every_part() -> None:
+    follower = {"state": "following", "position": 3}
+    capture = {"state": "snapshot", "position": 7, "snapshot": [{"done": 10}]}
+    seen = {
+        daemon.standing(told)
+        for told in (
+            None,
+            {"capture": None, "followers": []},
+            {"capture": capture, "followers": [follower]},
+            {"capture": {**capture, "snapshot": [{"done": 11}]}, "followers": [follower]},
+            {"capture": capture, "followers": [{**follower, "position": 4}]},
+            {"capture": capture, "followers": [{**follower, "state": "waiting"}]},
+        )
+    }
+    assert len(seen) == 6

@@ -29,6 +29,12 @@ MB = 2**20
 
 
 @pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is."""
+    monkeypatch.setattr(gathering, "slowness", lambda: 1.0)
+
+
+@pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for a while changes nothing of what is reported."""
     monkeypatch.setattr(gathering, "STALE_S", 3600.0)
@@ -326,3 +332,15 @@ def test_a_dsn_that_is_none_any_more_is_part_of_the_report(tmp_path: Path) -> No
     assert found.source.address == "source.dsn"
     assert any("no connection string" in line for line in found.problems)
     assert CANARY not in str(found)
+
+
+@pytest.mark.parametrize(("times", "alive"), [(1.0, False), (8.0, True)])
+def test_on_a_busy_machine_a_part_may_be_silent_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, alive: bool
+) -> None:
+    lately = time.monotonic() - 5 * gathering.STALE_S
+    status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="streaming", said_at=lately))
+    monkeypatch.setattr(gathering, "slowness", lambda: times)
+    capture = taken(tmp_path).capture
+    assert capture is not None
+    assert capture.alive is alive

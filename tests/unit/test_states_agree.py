@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from cdc import probe, status, stops
+from cdc import gathering, probe, status, stops
 from cdc.errors import Stopped, StopState, WaitTimeout
 from cdc.gathering import STALE_S, gather
 from cdc.http.app import make_app
@@ -37,6 +37,12 @@ ROOT = Path(__file__).resolve().parents[2]
 GONE = 2**22 + 1
 """No process has this id."""
 HEALTHY = {"capture": {"streaming", "snapshot"}, "follow-cache": {"following"}}
+
+
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is."""
+    monkeypatch.setattr(gathering, "slowness", lambda: 1.0)
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from cdc.settings import StoreOptions
 from cdc.spark import apply as applying
 from cdc.spark import follow as following_module
 from cdc.spark import follower as followers
-from cdc.spark import opening
+from cdc.spark import opening, stride
 from cdc.spark.follow import run_followers
 from cdc.spark.rules import Rules
 from cdc.status import FollowerStatus, read_follower
@@ -52,7 +52,8 @@ def traffic(tmp_path: Path, spark: Any, seed: int) -> Iterator[Traffic]:
 def queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every range is large enough for a Spark query."""
     monkeypatch.setattr(following_module, "LARGE_ROWS", 1)
-    monkeypatch.setattr(following_module, "FIRST_ROWS", 1)
+    for bound in ("START_ROWS", "LEAST_ROWS", "GROWTH"):  # whatever comes first takes one transaction
+        monkeypatch.setattr(stride, bound, 1)
 
 
 class Following:
@@ -153,12 +154,14 @@ def test_what_is_large_goes_through_a_query_and_what_is_small_does_not(
     traffic: Traffic, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following_module, "LARGE_ROWS", 500)
-    monkeypatch.setattr(following_module, "FIRST_ROWS", 10)
+    monkeypatch.setattr(stride, "START_ROWS", 10)
     batches: list[int] = []
     name, options = in_memory(batch_rows=100)
     real = following_module.Query._run_a_query
     monkeypatch.setattr(
-        following_module.Query, "_run_a_query", lambda query: batches.append(query._follower.status.batches) or real(query)
+        following_module.Query,
+        "_run_a_query",
+        lambda query, spark: batches.append(query._follower.status.batches) or real(query, spark),
     )
     for _ in range(8):
         traffic.bulk(400)
@@ -172,7 +175,7 @@ def test_what_is_large_goes_through_a_query_and_what_is_small_does_not(
         following.until(lambda: not [query for query in spark.streams.active if query.name == name])
         traffic.bulk(1_000)
         following.until_at(traffic.writer.head)
-        assert len(batches) == 2, "a large transaction is a query's"
+        assert len(batches) == 1, "one step takes a large transaction, and nothing is left for a query"
     assert_equal(opened(name, options, traffic), traffic.folder)
 
 
@@ -335,8 +338,32 @@ def test_an_accident_outside_a_batch_ends_the_query_and_not_the_follower(
 
 
 @pytest.mark.usefixtures("queries")
+def test_a_store_goes_on_without_queries_while_they_cannot_run(
+    traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that is too busy for Spark's workers to report in time: each query ends by an accident."""
+    monkeypatch.setattr(following_module, "LARGE_ROWS", 1)
+    monkeypatch.setattr(stride, "START_ROWS", 1)
+    monkeypatch.setattr(following_module, "ALONE_S", (0.0, 3600.0))
+    tried: list[int] = []
+
+    def never(query: following_module.Query, _session: Any, _checkpoint: Path) -> Any:
+        tried.append(query._follower.status.batches)
+        raise RuntimeError("the worker failed to connect back")
+
+    monkeypatch.setattr(following_module.Query, "_started", never)
+    name, options = in_memory()
+    cut = traffic.transactions(300)
+    with Following(traffic, tmp_path / "run", {name: options}) as following:
+        following.until_at(cut)
+        assert tried == [1], "after the first one it needs no other to go on"
+        following.until_at(traffic.transactions(100))
+    assert_equal(opened(name, options, traffic), traffic.folder)
+
+
 def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once where it reads the log, and once where it makes its checkpoint; the third time it may run."""
+    monkeypatch.setattr(following_module, "ALONE_S", (0.0,))
     told: list[str | None] = []
     started, explain = following_module.Query._started, following_module.Query._explain
 
@@ -357,7 +384,7 @@ def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, 
     monkeypatch.setattr(following_module.Query, "_started", start)
     monkeypatch.setattr(following_module.Query, "_explain", listen)
     name, options = in_memory()
-    traffic.transactions(2)
+    traffic.transactions(10)
     with Following(traffic, tmp_path / "run", {name: options}) as following:
         following.until(lambda: len(told) >= 2)
         following.until_at(traffic.transactions(3))

@@ -6,14 +6,17 @@ import random
 import statistics
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cdc.errors import LogCorrupt
+from cdc.log import reader as readers
 from cdc.log import watch
 from cdc.log.format import RECORD_BYTES, Group, Head, Part, crc32c, encode_group, encode_timeline_header
+from cdc.log.headfile import HeadFile
 from cdc.log.inspect import cat, ls, stat
 from cdc.log.memory import MemoryLog
 from cdc.log.reader import EmbeddedLogReader, open_reader
@@ -80,6 +83,46 @@ def test_wait_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify:
     assert max(delays) < 30
     writer.close()
     reader.close()
+
+
+def test_threads_that_wait_on_one_reader_do_not_look_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three stores wait on one reader day and night."""
+    looks: list[int] = []
+    real = HeadFile.read
+    monkeypatch.setattr(HeadFile, "read", lambda head: looks.append(threading.get_ident()) or real(head))
+    EmbeddedLogWriter(tmp_path).close()
+    with closing(EmbeddedLogReader(tmp_path)) as reader:
+        waiting = [threading.Thread(target=reader.wait, args=(Position(0), 0.5)) for _ in range(3)]
+        for one in waiting:
+            one.start()
+        for one in waiting:
+            one.join()
+        reader.wait(Position(0), 0.0)
+    assert len(looks) <= 10, "once when it begins, once when the time is over"
+
+
+def test_a_reader_that_was_closed_while_somebody_waits_keeps_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[watch.Watch] = []
+
+    class Recorded(watch.Watch):
+        def __init__(self, *paths: Path) -> None:
+            super().__init__(*paths)
+            made.append(self)
+
+    monkeypatch.setattr(readers, "Watch", Recorded)
+    writer = EmbeddedLogWriter(tmp_path)
+    reader = EmbeddedLogReader(tmp_path)
+    waiting = threading.Thread(target=reader.wait, args=(Position(0), 60.0))
+    waiting.start()
+    while not made:
+        time.sleep(0.001)
+    reader.close()
+    writer.append(changes(ORDERS, [1]))
+    writer.commit(Lsn(1), 1)
+    waiting.join()
+    reader.close()
+    writer.close()
+    assert [one._fd for one in made] == [-1]
 
 
 def test_several_threads_wait_on_one_reader(tmp_path: Path) -> None:
