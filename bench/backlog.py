@@ -7,7 +7,9 @@ Ours and the limit alternate, each on the emptied store:
 
 - OpenSearch: prebuilt ``_bulk`` bodies of the same rows as plain ``index`` actions, as many at once and as large as the sink's, into an
   index that the sink itself made; what is turned away for being busy is sent again.
-- Redis: prebuilt ``SET`` of the same JSON values (``DEL`` for deleted rows), pipelined over one raw connection, answers counted.
+- Redis: prebuilt ``SET`` of the same JSON values, or ``HSET`` of the same fields (``DEL`` for deleted rows), pipelined over one raw
+  connection, answers counted. It neither reads a log nor makes a value, and never waits for an answer, so no real client is faster. Beside
+  the follower the sink alone is measured (``_apply``), with the CPU seconds of the client and of the server.
 - Warehouse: Spark with the same session settings, warm, writing the same rows as plain Parquet; the better of rows that come from
   Parquet and from the log. A warehouse that upserts has to find and mark what it replaces besides.
 """
@@ -18,6 +20,7 @@ import argparse
 import http.client
 import json
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -27,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -40,7 +44,7 @@ import pyarrow as pa
 import redis
 
 from bench.orders import create_orders, load_changes
-from bench.result import Result, faster
+from bench.result import Figure, Result, faster
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
@@ -53,7 +57,11 @@ from cdc.model.position import Position
 from cdc.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
 from sinks.cache.keytemplate import bind
+from sinks.cache.values import Hash
+from sinks.jsonkernels import ABSENT, VALUE, Bytes, integer_text
 from sinks.jsonrows import Piece, Texts, documents, join, plain_documents, string_texts
+from sinks.render.choices import Choices
+from sinks.render.texts import readonly
 from sinks.rowtext import keys
 from sinks.search.rows import IN_FLIGHT
 
@@ -72,6 +80,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--changes", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--stores", default=",".join(STORES), help="which of them, with commas")
+    parser.add_argument("--alone", action="store_true", help="of Redis the sink alone, without a follower and so without Spark")
     parser.add_argument("--heap-mb", type=int, default=1024, help="OpenSearch's heap, at least 1024")
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="headwater-bench-"))
@@ -169,8 +178,12 @@ class Store:
         finally:
             self.stop()
         result.figures[self.name] = faster(ours, limit, "changes/s", self.bar)
+        return self._tell(result, followed)
+
+    def _tell(self, result: Result, followed: list[Follow]) -> tuple[float, float]:
         cpu, rss = median(run.cpu_s for run in followed), max(run.rss_mb for run in followed)
         result.orientation[self.name] = {
+            **result.orientation.get(self.name, {}),
             "cpu_s_per_million": round(cpu, 2),
             "rss_mb": round(rss),
             "start_s": [round(run.start_s, 2) for run in followed],
@@ -415,20 +428,93 @@ def index_actions(batch: pa.RecordBatch) -> Texts:
 
 
 class Cache(Store):
+    """Measured twice: as the follower does it, and the sink alone, which takes the same changes from the log in this very process."""
+
     kind = "redis"
+    value = "json"
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        super().__init__(folder, options, "redis", 0.9)
-        self._server = Valkey(folder / "valkey")
+        super().__init__(folder, options, "redis" if self.value == "json" else f"redis_{self.value}", 0.9)
+        self._server = Valkey(folder / f"valkey-{self.value}")
         self._commands: list[memoryview] = []
 
     def start(self) -> None:
         self._server.start()
-        self.settings = {"url": self._server.url, "key": "order:{id}"}
+        self.settings = {"url": self._server.url, "key": "order:{id}", "value": self.value}
         for batch in batches(self.log):
-            texts = set_commands(batch, bind(self.store_options.key, table_of(batch.schema)).texts(batch))
+            texts = self.plain_commands(batch, bind(self.store_options.key, table_of(batch.schema)).texts(batch))
             data = memoryview(texts.data)
             self._commands += [data[start:end] for start, end in _pieces(texts.offsets, SEND_BYTES)]
+
+    def plain_commands(self, batch: pa.RecordBatch, names: Texts) -> Texts:
+        return set_commands(batch, names)
+
+    def measure(self, result: Result, runs: int) -> tuple[float, float]:
+        """Each run: the follower, the sink alone, and the plain client, one after the other."""
+        self.start()
+        followed: list[Follow] = []
+        ways: dict[str, list[Spent]] = {"apply": [], "limit": []}
+        try:
+            for _ in range(runs):
+                if not self.options.alone:
+                    self.empty()
+                    followed.append(self.follow())
+                    self.verify(self.rows(), self.living, "our rows")
+                for way, work in (("apply", self.apply), ("limit", self.plain)):
+                    self.empty()
+                    work(ways[way])
+                    self.verify(self.rows(), self.living, f"the rows of {way}")
+                rates = [f"{way} {self.changes / spent[-1].seconds:.0f}/s" for way, spent in ways.items()]
+                rates += [f"follower {run.changes / run.seconds:.0f}/s" for run in followed[-1:]]
+                print(f"{self.name}: {', '.join(rates)}", file=sys.stderr, flush=True)
+        finally:
+            self.stop()
+        ours, limit = ways["apply"], ways["limit"]
+        rates_of = {way: [self.changes / spent.seconds for spent in found] for way, found in ways.items()}
+        result.figures[f"{self.name}_apply"] = faster(rates_of["apply"], rates_of["limit"], "changes/s", self.bar)
+        for whose in ("client_s", "server_s"):
+            mine, theirs = (median(getattr(spent, whose) for spent in found) * 1e6 / self.changes for found in (ours, limit))
+            ratio = round(theirs / mine, 3) if mine else 0.0
+            name = f"{self.name}_apply_{whose.removesuffix('_s')}_cpu"
+            result.figures[name] = Figure(round(mine, 3), "CPU s per million", round(theirs, 3), ratio)
+        result.orientation[self.name] = {"pair_ratios": [round(b.seconds / a.seconds, 3) for a, b in zip(ours, limit, strict=True)]}
+        if not followed:
+            return median(spent.client_s for spent in ours), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        result.figures[self.name] = faster(
+            [run.changes / run.seconds for run in followed], rates_of["limit"], "changes/s", self.bar
+        )
+        return self._tell(result, followed)
+
+    @contextmanager
+    def _spending(self, into: list[Spent]) -> Iterator[None]:
+        """Adds what passes inside."""
+        server = psutil.Process(self._server.pid)
+
+        def now() -> Spent:
+            return Spent(time.perf_counter(), time.process_time(), sum(server.cpu_times()[:2]))
+
+        before = now()
+        yield
+        after = now()
+        into.append(Spent(*(getattr(after, name) - getattr(before, name) for name in Spent.__slots__)))
+
+    def apply(self, spent: list[Spent]) -> None:
+        """The sink alone takes the whole log, read as the follower reads it."""
+        reader, sink = open_reader(self.log), make_sink(self.name, self.store_options)
+        try:
+            sink.open(reader, 1)
+            head, done = reader.head(), Position(0)
+            sink.prepare(table_of(next(reader.read(TOPIC, done, head.position)).schema))
+            with self._spending(spent):
+                while done < head.position:
+                    cut = reader.cut_within(done, self.store_options.batch_rows, self.store_options.batch_bytes)
+                    for batch in reader.read(TOPIC, done, cut.position):
+                        sink.apply(batch)
+                    sink.commit(cut)
+                    done = cut.position
+        finally:
+            sink.close()
+            reader.close()
 
     def stop(self) -> None:
         self._server.stop()
@@ -443,7 +529,8 @@ class Cache(Store):
         with redis.Redis.from_url(self._server.url) as client:
             return int(client.dbsize()) - sum(1 for _ in client.scan_iter("cdc:*", count=10_000))  # type: ignore[arg-type]
 
-    def limit(self) -> float:
+    def plain(self, spent: list[Spent]) -> None:
+        """Sends the prebuilt commands."""
         answers = self.changes
         with socket.create_connection(("127.0.0.1", self._server.port)) as wire:
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -460,22 +547,50 @@ class Cache(Store):
                         failed.append(bytes(into[:got]))
 
             reader = threading.Thread(target=count)
-            began = time.perf_counter()
-            reader.start()
-            for piece in self._commands:
-                wire.sendall(piece)
-            reader.join()
-            seconds = time.perf_counter() - began
+            with self._spending(spent):
+                reader.start()
+                for piece in self._commands:
+                    wire.sendall(piece)
+                reader.join()
         assert not failed, "the server refused a command"
-        self.verify(self.rows(), self.living, "the limit's rows")
-        return seconds
+
+
+class HashCache(Cache):
+    value = "hash"
+
+    def plain_commands(self, batch: pa.RecordBatch, names: Texts) -> Texts:
+        return hset_commands(batch, names, self.store_options)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    seconds: float
+    client_s: float
+    """CPU seconds of the process that writes."""
+    server_s: float
+
+
+def hset_commands(batch: pa.RecordBatch, names: Texts, options: Any) -> Texts:
+    """Per row ``HSET key field text …``, or ``DEL key`` for a delete, as the bytes on the wire."""
+    kept, gone = _kept_and_gone(batch)
+    written = Hash(Choices("", options.as_rules)).write(batch, table_of(batch.schema))
+    assert written.items is not None
+    count = Texts(*integer_text(readonly(2 + written.items)))
+    nothing = Texts(np.empty(0, np.uint8), np.zeros(len(batch) + 1, np.int64))
+    return join(
+        [
+            Piece(count, before=b"*", after=b"\r\n$4\r\nHSET\r\n", states=kept),
+            Piece(nothing, before=b"*2\r\n$3\r\nDEL\r\n", states=gone),
+            Piece(_lengths(names), before=b"$", after=b"\r\n"),
+            Piece(names, after=b"\r\n"),
+            Piece(written.texts, states=kept),
+        ]
+    )
 
 
 def set_commands(batch: pa.RecordBatch, names: Texts) -> Texts:
     """Per row ``SET key document``, or ``DEL key`` for a delete, as the bytes on the wire."""
-    deleted = batch.column(OP).to_numpy() == int(Op.DELETE)
-    there, absent = np.zeros(len(batch), np.uint8), np.full(len(batch), 2, np.uint8)
-    kept, gone = np.where(deleted, absent, there), np.where(deleted, there, absent)
+    kept, gone = _kept_and_gone(batch)
     values = plain_documents(batch, table_of(batch.schema))
     nothing = Texts(np.empty(0, np.uint8), np.zeros(len(batch) + 1, np.int64))
     return join(
@@ -490,10 +605,14 @@ def set_commands(batch: pa.RecordBatch, names: Texts) -> Texts:
     )
 
 
-def _lengths(texts: Texts) -> Texts:
-    from sinks.jsonkernels import integer_text
+def _kept_and_gone(batch: pa.RecordBatch) -> tuple[Bytes, Bytes]:
+    """States of a piece that stands in written rows, and of one in deleted rows."""
+    deleted = batch.column(OP).to_numpy() == int(Op.DELETE)
+    return np.where(deleted, ABSENT, VALUE).astype(np.uint8), np.where(deleted, VALUE, ABSENT).astype(np.uint8)
 
-    return Texts(*integer_text(np.diff(texts.offsets)))
+
+def _lengths(texts: Texts) -> Texts:
+    return Texts(*integer_text(readonly(np.diff(texts.offsets))))
 
 
 def _pieces(offsets: Any, size: int) -> Iterator[tuple[int, int]]:
@@ -552,6 +671,7 @@ class Lake(Store):
 STORES: Final[dict[str, Callable[[Path, argparse.Namespace], Store]]] = {
     "opensearch": Search,
     "redis": Cache,
+    "redis-hash": HashCache,
     "warehouse": Lake,
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc.model.kernel import inlined, kernel
+from sinks.copying import copied
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -316,19 +317,9 @@ def put_piece(out: Any, cursors: Any, data: Any, offsets: Any, states: Any, befo
         at = cursors[i]
         state = VALUE if len(states) == 0 else states[i]
         if state == VALUE:
-            for k in range(len(before)):
-                out[at + k] = before[k]
-            at += len(before)
-            start = offsets[i]
-            length = offsets[i + 1] - start
-            for k in range(length):
-                out[at + k] = data[start + k]
-            at += length
-            for k in range(len(after)):
-                out[at + k] = after[k]
-            at += len(after)
+            at = copied(out, at, before, 0, len(before))
+            at = copied(out, at, data, offsets[i], offsets[i + 1] - offsets[i])
+            at = copied(out, at, after, 0, len(after))
         elif state == NULL:
-            for k in range(len(null)):
-                out[at + k] = null[k]
-            at += len(null)
+            at = copied(out, at, null, 0, len(null))
         cursors[i] = at

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from cdc.model.batch import OP, POSITION, Op
 from cdc.model.evolution import schema_change_of
+from cdc.model.memory import Reused
 from cdc.model.pgtypes import arrow_type, canonical_text
 from cdc.model.showing import As
 from cdc.model.table import Column, Table
@@ -43,6 +44,8 @@ DELETED: Final = "_cdc_deleted"
 """Set (to true) in the document that stands for a deleted row; such a document carries the key's columns only."""
 
 _NO_STATES: Final = np.empty(0, np.uint8)
+BUFFERS: Final = Reused(16 << 20)
+"""What rows are put together in."""
 QUOTE: Final = 34
 
 
@@ -96,7 +99,7 @@ def join(pieces: Sequence[Piece]) -> Texts:
         kernels.add_lengths(lengths, piece.texts.offsets, states, len(piece.before) + len(piece.after), len(piece.null))
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    out = np.empty(int(offsets[-1]), np.uint8)
+    out = BUFFERS.take(int(offsets[-1]))
     cursors = offsets[:-1].copy()
     for piece in pieces:
         around = (_bytes(piece.before), _bytes(piece.after), _bytes(piece.null))
@@ -189,15 +192,15 @@ def fields(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Iterato
     exact = exact_values(batch)
     for member in members(batch, table, style):
         if member.kind is Leaf.TEXT or not member.quote:
-            yield member, _field(member, column_text(batch, member.column.name, exact))
+            yield member, _field(member, partial(column_text, batch, member.column.name, exact))
         else:
             yield member, member.texts
 
 
-def _field(member: Member, own: pa.Array) -> Texts:
-    """``own``: the column's own text."""
+def _field(member: Member, own: Callable[[], pa.Array]) -> Texts:
+    """``own``: makes the column's own text, which few columns need."""
     if member.kind is Leaf.TEXT:
-        return raw_texts(own)
+        return raw_texts(own())
     strings = first_bytes(member.texts) == QUOTE
     if member.kind in JSON_KINDS:
         strings = np.zeros(len(strings), np.bool_) if member.told is None else member.told
@@ -207,7 +210,7 @@ def _field(member: Member, own: pa.Array) -> Texts:
     bare = pc.binary_slice(whole, 1, -1)
     # Only a text that is not of its column's kind has anything in it that a string must escape.
     escaped = pc.match_substring(bare, "\\")
-    bare = pc.if_else(escaped, own.fill_null("").cast(pa.large_binary()), bare) if pc.any(escaped).as_py() else bare
+    bare = pc.if_else(escaped, own().fill_null("").cast(pa.large_binary()), bare) if pc.any(escaped).as_py() else bare
     return raw_texts(pc.if_else(pa.array(strings), bare, whole))
 
 

@@ -16,15 +16,17 @@ Within a part the last change of a key wins, so a key stands in it once and the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cdc.model.kernel import inlined, kernel
+from cdc.model.kernel import kernel
 from sinks.cache.wire import bulk, command
-from sinks.jsonrows import Texts
+from sinks.copying import copied
+from sinks.jsonrows import BUFFERS, Texts
 
 EXEC: Final = command("EXEC")
 MULTI: Final = command("MULTI")
@@ -33,6 +35,7 @@ _ITEM_BYTES: Final = 16
 """At most ``$``, eleven digits and two line ends around an item."""
 _COMMAND_BYTES: Final = 32
 _NO_FIELDS: Final = np.empty(0, np.int64)
+_EVERYWHERE: Final = np.empty(0, np.uint8)
 _SLOTS_PER_ROW: Final = 4
 _STAR: Final = 42
 _DOLLAR: Final = 36
@@ -95,7 +98,7 @@ def parts_of(frame: Frame, rows: Rows, limits: Limits, after: int = 0) -> list[P
     items = _NO_FIELDS if rows.items is None else rows.items
     texts = 2 * len(rows.keys.data) + len(rows.values.data) + count * (3 * _ITEM_BYTES + _COMMAND_BYTES)
     per_part = len(head) + len(move) + len(sure) + 4 * _COMMAND_BYTES
-    out = np.empty(texts + count * per_part, np.uint8)  # an upper bound; pages never written cost nothing
+    out = BUFFERS.take(texts + count * per_part)  # an upper bound; pages never written cost nothing
     slots = np.empty(_power_of_two(_SLOTS_PER_ROW * min(limits.rows, count)), np.int64)
     found = _write_parts(
         out,
@@ -123,22 +126,33 @@ def deletions(frame: Frame, keys: Texts, limits: Limits) -> list[Part]:
     return parts_of(frame, Rows(keys, nothing, np.ones(count, np.uint8), np.zeros(count, np.int64)), limits)
 
 
+def fields_of(named: Sequence[tuple[bytes, Texts, npt.NDArray[np.uint8] | None]], rows: int) -> tuple[Texts, npt.NDArray[np.int64]]:
+    """Per row a name and a text as two items for each of these, and how many items there are; none where its states are not 0."""
+    items, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    listed = [
+        (np.frombuffer(bulk(name), np.uint8), texts, _EVERYWHERE if states is None else states) for name, texts, states in named
+    ]
+    for before, texts, states in listed:
+        add_item_sizes(sizes, texts.offsets, states, len(before))
+        items += 2 if len(states) == 0 else 2 * (states == 0)
+    offsets = np.zeros(rows + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    out, cursors = BUFFERS.take(int(offsets[-1])), offsets[:-1].copy()
+    for before, texts, states in listed:
+        put_items(out, cursors, before, texts.data, texts.offsets, states)
+    return Texts(out, offsets), items
+
+
 def warm_up() -> None:
     """Compiles or loads the kernels (see ``jsonrows.warm_up``)."""
     one = Texts(np.frombuffer(b"k", np.uint8), np.array([0, 1], np.int64))
     rows = Rows(one, one, np.zeros(1, np.uint8), np.zeros(1, np.int64))
     parts_of(Frame(b"", b""), rows, Limits(1, 1))
+    fields_of([(b"f", one, None)], 1)
 
 
 def _power_of_two(size: int) -> int:
     return 1 << max(4, (size - 1).bit_length())
-
-
-@inlined
-def _put(out: Any, at: int, source: Any, start: int, end: int) -> int:
-    for k in range(end - start):
-        out[at + k] = source[start + k]
-    return at + end - start
 
 
 @kernel
@@ -171,10 +185,28 @@ def _put_size(out: Any, at: int, mark: int, value: int) -> int:
 @kernel
 def _put_item(out: Any, at: int, data: Any, offsets: Any, row: int) -> int:
     at = _put_size(out, at, _DOLLAR, offsets[row + 1] - offsets[row])
-    at = _put(out, at, data, offsets[row], offsets[row + 1])
+    at = copied(out, at, data, offsets[row], offsets[row + 1] - offsets[row])
     out[at] = 13
     out[at + 1] = 10
     return at + 2
+
+
+@kernel
+def add_item_sizes(sizes: Any, offsets: Any, states: Any, around: int) -> None:
+    """Adds what a text takes as an item, and ``around`` bytes, in each row where ``states`` (empty: everywhere) is 0."""
+    for row in range(len(sizes)):
+        if len(states) == 0 or states[row] == 0:
+            size = offsets[row + 1] - offsets[row]
+            sizes[row] += around + 1 + _width(size) + 2 + size + 2
+
+
+@kernel
+def put_items(out: Any, cursors: Any, before: Any, data: Any, offsets: Any, states: Any) -> None:
+    """Writes ``before`` and the text as an item at the cursor of each such row, and moves the cursor."""
+    for row in range(len(cursors)):
+        if len(states) == 0 or states[row] == 0:
+            at = copied(out, cursors[row], before, 0, len(before))
+            cursors[row] = _put_item(out, at, data, offsets, row)
 
 
 @kernel
@@ -233,17 +265,17 @@ def _write_parts(
                 removed += gone[row] | clear[row]
                 put += 1 - gone[row]
         commands = 0
-        at = _put(out, at, head, 0, len(head))
+        at = copied(out, at, head, 0, len(head))
         if removed > 0:
             at = _put_size(out, at, _STAR, 1 + removed)
-            at = _put(out, at, _DEL, 0, len(_DEL))
+            at = copied(out, at, _DEL, 0, len(_DEL))
             for row in range(first, end):
                 if written[row] and (gone[row] or clear[row]):
                     at = _put_item(out, at, key_data, key_offsets, row)
             commands += 1
         if put > 0 and not hashes:
             at = _put_size(out, at, _STAR, 1 + 2 * put)
-            at = _put(out, at, _MSET, 0, len(_MSET))
+            at = copied(out, at, _MSET, 0, len(_MSET))
             for row in range(first, end):
                 if written[row] and not gone[row]:
                     at = _put_item(out, at, key_data, key_offsets, row)
@@ -253,16 +285,16 @@ def _write_parts(
             for row in range(first, end):
                 if written[row] and not gone[row]:
                     at = _put_size(out, at, _STAR, 2 + items[row])
-                    at = _put(out, at, _HSET, 0, len(_HSET))
+                    at = copied(out, at, _HSET, 0, len(_HSET))
                     at = _put_item(out, at, key_data, key_offsets, row)
-                    at = _put(out, at, value_data, value_offsets[row], value_offsets[row + 1])
+                    at = copied(out, at, value_data, value_offsets[row], value_offsets[row + 1] - value_offsets[row])
                     commands += 1
         if len(move) > 0:
-            at = _put(out, at, move, 0, len(move))
+            at = copied(out, at, move, 0, len(move))
             at = _put_size(out, at, _DOLLAR, _width(positions[end - 1]))
             at = _put_line(out, at, positions[end - 1])
             if len(sure) > 0:
-                at = _put(out, at, sure, 0, len(sure))
+                at = copied(out, at, sure, 0, len(sure))
                 at = _put_size(out, at, _DOLLAR, _width(upto))
                 at = _put_line(out, at, upto)
             commands += 1

@@ -20,12 +20,11 @@ import redis
 from cdc.model.showing import AsRules
 from cdc.model.table import Table
 from sinks.cache.ledger import Projection
-from sinks.cache.wire import bulk
-from sinks.jsonkernels import ABSENT, VALUE, integer_text
-from sinks.jsonrows import Piece, Texts, fields, join, plain_documents
+from sinks.cache.resp import fields_of
+from sinks.jsonkernels import VALUE
+from sinks.jsonrows import Texts, fields, plain_documents
 from sinks.jsontext import from_fields, meant_rows, parse, row_texts
 from sinks.render.choices import Choices
-from sinks.render.texts import readonly
 
 Fields = Mapping[str, Any]
 
@@ -101,15 +100,16 @@ class Hash:
         questions.hgetall(name)
 
     def write(self, batch: pa.RecordBatch, table: Table) -> Written:
-        pieces: list[Piece] = []
-        items = np.zeros(len(batch), np.int64)
-        for member, texts in fields(batch, table, self._choices.style(table)):
-            states = None if member.states is None else np.where(member.states == VALUE, VALUE, ABSENT).astype(np.uint8)
-            items += 2 if states is None else 2 * (states == VALUE)
-            sizes = Texts(*integer_text(readonly(np.diff(texts.offsets))))
-            pieces.append(Piece(sizes, bulk(member.column.name.encode()) + b"$", b"\r\n", states=states))
-            pieces.append(Piece(texts, b"", b"\r\n", states=states))
-        return Written(join(pieces), items, (items < 2 * len(table.columns)).astype(np.uint8))
+        named = [
+            (
+                member.column.name.encode(),
+                texts,
+                None if member.states is None else np.where(member.states == VALUE, 0, 1).astype(np.uint8),
+            )
+            for member, texts in fields(batch, table, self._choices.style(table))
+        ]
+        texts, items = fields_of(named, len(batch))
+        return Written(texts, items, (items < 2 * len(table.columns)).astype(np.uint8))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]

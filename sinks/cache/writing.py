@@ -26,7 +26,9 @@ from sinks.jsonrows import Texts
 
 LIMITS: Final = Limits(rows=500, bytes=1 << 19)
 """Of one transaction. More at once are not written faster, and all other clients of the server wait meanwhile: here for a millisecond."""
-SLICE_ROWS: Final = 2048
+SLICE_ROWS: Final = 8192
+SLICE_BYTES: Final = 4 << 20
+"""So much of a batch is made ready at once: what that costs beside the rows themselves is shared by many, and memory stays small."""
 VALUE_BYTES_MAX: Final = 512 << 20
 """The server's own limit of one value (proto-max-bulk-len)."""
 
@@ -149,8 +151,9 @@ class Rowwriter:
 
 def _slices(making: _Making, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_Making, pa.RecordBatch]]:
     for batch in batches:
-        for start in range(0, len(batch), SLICE_ROWS):
-            piece = batch.slice(start, SLICE_ROWS)
+        rows = max(1, min(SLICE_ROWS, SLICE_BYTES * len(batch) // max(batch.nbytes, 1)))
+        for start in range(0, len(batch), rows):
+            piece = batch.slice(start, rows)
             yield making, piece
             if making.after is not None:
                 making = replace(making, after=last_position(piece))

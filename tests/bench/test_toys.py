@@ -15,15 +15,17 @@ ROOT: Final = Path(__file__).parents[2]
 NOT_MEASURED: Final = {"table"}
 """Prints what others have measured."""
 
+CACHES: Final = {f"{store}_apply{what}" for store in ("redis", "redis_hash") for what in ("", "_client_cpu", "_server_cpu")}
 TOYS: Final = {
     "capture": ("--changes 2000 --runs 1", {"drain_unix", "drain_tcp"}),
     "snapshot": ("--rows 3000 --runs 1", {"copy", "wide"}),
+    "backlog": ("--changes 20000 --runs 1 --stores redis,redis-hash --alone", CACHES),
     "log": ("--rows 60000 --runs 1", {"append"}),
     "stages": ("--changes 2000", set()),
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }
 STORES: Final = {
-    "backlog": ("--changes 120000 --runs 1 --stores redis,warehouse", {"redis", "warehouse"}),
+    "backlog": ("--changes 120000 --runs 1 --stores redis,warehouse", {"redis", "redis_apply", "warehouse"}),
     "latency": ("--rate 20 --seconds 2 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
     "live-cost": ("--reference none --runs 1 --seconds 2 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
 }

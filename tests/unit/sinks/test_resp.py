@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sinks.cache.resp import EXEC, MULTI, Frame, Limits, Part, Rows, deletions, parts_of
+from sinks.cache.resp import EXEC, MULTI, Frame, Limits, Part, Rows, deletions, fields_of, parts_of
 from sinks.cache.wire import bulk, command
 from sinks.jsonrows import raw_texts
 
@@ -129,3 +129,21 @@ def test_any_changes_come_to_what_a_dict_makes_of_them(seed: int, hashes: bool) 
         assert [part.sure for part in parts] == (before if hashes else [None] * len(parts))
         progress = {b"at": 2 * count - 1} | ({b"sure": before[-1]} if hashes else {})
         assert carried_out(parts, frame) == {**expected, b"L": progress}
+
+
+def test_fields_are_pairs_of_items_where_there_is_a_value(seed: int) -> None:
+    chance = random.Random(seed)
+    rows = chance.randint(1, 300)
+    names = [b"id", "größe".encode(), b""]
+    held = [[chance.choice([None, b"", b"\r\n", b"x" * chance.randint(1, 2000)]) for _ in range(rows)] for _ in names]
+    given = []
+    for name, values in zip(names, held, strict=True):
+        states = np.array([value is None for value in values], np.uint8)
+        given.append((name, raw_texts(pa.array([value or b"" for value in values], pa.binary())), states if states.any() else None))
+    texts, items = fields_of(given, rows)
+    for row, text in enumerate(texts.to_array().to_pylist()):
+        expected = [
+            part for name, values in zip(names, held, strict=True) if (value := values[row]) is not None for part in (name, value)
+        ]
+        assert items[row] == len(expected)
+        assert text == b"".join(map(bulk, expected))
