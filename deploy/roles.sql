@@ -318,36 +318,45 @@ $aside$;
 create or replace function headwater.ddl_end() returns event_trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $end$
 declare
+  changed oid[];
+  retyped oid[];
+  schemas oid[];
   roots oid[];
   look boolean;
 begin
-  with recursive commands as materialized (
-    select c.classid, c.objid, c.command_tag from pg_event_trigger_ddl_commands() c),
-  types(oid) as (
-    select c.objid from commands c where c.classid = 'pg_type'::regclass
-    union
-    select t.oid from commands c join pg_type t on t.typrelid = c.objid where c.classid = 'pg_class'::regclass
+  -- Most DDL concerns none of these, such as that of functions and of temporary tables: nothing is looked up for it. And where something is, then by an
+  -- index: a catalog of many thousand tables takes long to be read, and DDL like this comes in the middle of everybody's work.
+  select coalesce(array_agg(c.objid) filter (where c.classid = 'pg_class'::regclass and c.schema_name is distinct from 'pg_temp'), '{}'),
+         coalesce(array_agg(c.objid) filter (where c.classid = 'pg_type'::regclass and c.schema_name is distinct from 'pg_temp'), '{}'),
+         coalesce(array_agg(c.objid) filter (where c.classid = 'pg_namespace'::regclass and c.command_tag = 'ALTER SCHEMA'), '{}'),
+         coalesce(bool_or(c.command_tag like '%PUBLICATION'), false)
+  into changed, retyped, schemas, look
+  from pg_event_trigger_ddl_commands() c;
+  if schemas <> '{}' then
+    changed := changed || array(select k.oid from pg_class k where k.relnamespace = any (schemas));
+  end if;
+  if changed = '{}' and retyped = '{}' and not look then
+    return;
+  end if;
+  retyped := retyped || array(select k.reltype from pg_class k where k.oid = any (changed) and k.reltype <> 0);
+  with recursive types(oid) as (
+    select unnest(retyped)
     union
     select next.oid from types y cross join lateral (
-      select t.oid from pg_type t where y.oid in (t.typelem, t.typbasetype)
-      union all select x.rngtypid from pg_range x where x.rngsubtype = y.oid
-      union all select x.rngmultitypid from pg_range x where x.rngtypid = y.oid
-      union all select t.oid from pg_attribute b join pg_type t on t.typrelid = b.attrelid
-        where b.atttypid = y.oid and b.attnum > 0 and not b.attisdropped) next(oid)),
-  touched(oid) as (
-    select c.objid from commands c where c.classid = 'pg_class'::regclass
-    union
-    select x.indrelid from commands c join pg_index x on x.indexrelid = c.objid where c.classid = 'pg_class'::regclass
-    union
-    select b.attrelid from types y join pg_attribute b on b.atttypid = y.oid where b.attnum > 0 and not b.attisdropped
-    union
-    select k.oid from commands c join pg_class k on k.relnamespace = c.objid
-    where c.classid = 'pg_namespace'::regclass and c.command_tag = 'ALTER SCHEMA')
-  select array(
-      select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from touched t join pg_class k on k.oid = t.oid
-      where k.relkind in ('r', 'p') and k.relpersistence <> 't'),
-    (select count(*) > 0 from commands where command_tag like '%PUBLICATION')
-  into roots, look;
+      -- arrays, domains, ranges and multiranges of it; then composites and tables that have a column of it
+      select d.objid from pg_depend d
+      where d.refclassid = 'pg_type'::regclass and d.refobjid = y.oid and d.classid = 'pg_type'::regclass
+      union all
+      select k.reltype from pg_depend d join pg_class k on k.oid = d.objid
+      where d.refclassid = 'pg_type'::regclass and d.refobjid = y.oid and d.classid = 'pg_class'::regclass and d.objsubid > 0
+        and k.reltype <> 0) next(oid))
+  select changed || coalesce(array_agg(d.objid), '{}') into changed
+  from types y join pg_depend d
+    on d.refclassid = 'pg_type'::regclass and d.refobjid = y.oid and d.classid = 'pg_class'::regclass and d.objsubid > 0;
+  changed := changed || array(select x.indrelid from pg_index x where x.indexrelid = any (changed));
+  roots := array(
+    select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from pg_class k
+    where k.oid = any (changed) and k.relkind in ('r', 'p') and k.relpersistence <> 't');
   if roots = '{}' and not look then
     return;
   end if;
@@ -377,23 +386,27 @@ declare
   bare oid[];
   gone oid[];
   look boolean;
+  unindexed boolean;
 begin
   with dropped as materialized (
-    select d.* from pg_event_trigger_dropped_objects() d where not d.is_temporary),
-  touched(oid) as (
-    select d.objid from dropped d where d.object_type = 'table column'
-    union
-    select to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]))::oid from dropped d where d.object_type = 'table constraint')
-  select array(select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from touched t join pg_class k on k.oid = t.oid
-               where k.relkind in ('r', 'p') and k.relpersistence <> 't'),
-         -- Whose an index was is not known any more.
-         array(select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from pg_class k
-               where k.relreplident = 'i' and k.relkind in ('r', 'p')
-                 and not exists (select from pg_index x where x.indrelid = k.oid and x.indisreplident and x.indisvalid)
-                 and exists (select from dropped d where d.object_type = 'index')),
-         array(select d.objid from dropped d where d.object_type = 'table' and d.objsubid = 0),
-         (select count(*) > 0 from dropped where object_type like 'publication%')
-  into altered, bare, gone, look;
+    select d.* from pg_event_trigger_dropped_objects() d where not d.is_temporary)
+  select coalesce(array_agg(d.objid) filter (where d.object_type = 'table column'), '{}')
+           || coalesce(array_agg(to_regclass(format('%I.%I', d.address_names[1], d.address_names[2]))::oid)
+                       filter (where d.object_type = 'table constraint'), '{}'),
+         coalesce(array_agg(d.objid) filter (where d.object_type = 'table' and d.objsubid = 0), '{}'),
+         coalesce(bool_or(d.object_type like 'publication%'), false),
+         coalesce(bool_or(d.object_type = 'index'), false)
+  into altered, gone, look, unindexed from dropped d;
+  altered := array(
+    select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from pg_class k
+    where k.oid = any (altered) and k.relkind in ('r', 'p') and k.relpersistence <> 't');
+  -- Whose an index was is not known any more.
+  bare := '{}';
+  if unindexed then
+    bare := array(select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from pg_class k
+                  where k.relreplident = 'i' and k.relkind in ('r', 'p')
+                    and not exists (select from pg_index x where x.indrelid = k.oid and x.indisreplident and x.indisvalid));
+  end if;
   begin
     if look then
       delete from headwater.set_aside aside where not exists (select from pg_publication p where p.pubname = aside.publication);

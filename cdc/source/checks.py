@@ -155,7 +155,7 @@ def check_server(facts: ServerFacts, *, slot_exists: bool) -> Iterator[Finding]:
 def check_role(role: RoleFacts) -> Iterator[Finding]:
     name = sql.Identifier(role.name).as_string()
     if role.superuser:
-        why = "row-level security and missing grants do not show, and who takes the daemon over has the server"
+        why = "row-level security and missing grants do not show, and whoever owns a captured table can have code run as one"
         yield Finding("warn", "role", f"{role.name} is a superuser: {why}", "use a role as in deploy/roles.sql")
     elif role.replication:
         yield Finding("ok", "role", f"{role.name} has REPLICATION")

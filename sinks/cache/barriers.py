@@ -15,9 +15,10 @@ from cdc.log.contract import LogReader
 from cdc.model.evolution import Kind, SchemaChange
 from cdc.model.position import START, Position
 from cdc.model.table import Table
-from sinks.cache import ledger, sweep
+from sinks.cache import ledger, neighbours, sweep
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base, Projection
+from sinks.cache.server import Server
 from sinks.cache.standing import Standing
 from sinks.cache.transactions import Transactions
 from sinks.cache.values import form_of
@@ -30,11 +31,12 @@ from sinks.reshape import rewrites
 class Barriers:
     """Over one opened sink."""
 
-    def __init__(self, log: LogReader, known: Standing, transactions: Transactions, writing: Rowwriter) -> None:
+    def __init__(self, log: LogReader, known: Standing, transactions: Transactions, writing: Rowwriter, server: Server) -> None:
         self._log = log
         self._known = known
         self._transactions = transactions
         self._writing = writing
+        self._server = server
 
     def prepare(self, table: Table) -> None:
         """Makes a place for a table that comes for the first time. Raises ConfigError when the store holds it and can name its keys no more."""
@@ -191,6 +193,8 @@ class Barriers:
         """The keys that the tables will have. Raises ConfigError before anything is touched."""
         later = Standing(self._known.store, projection)
         for topic, shape in self._known.shapes.items():
+            if topic not in self._known.chains:
+                continue  # nobody follows it any more, and what is left of it is nobody's to move
             try:
                 later.prefixes[topic] = later.check(shape.table).prefix
             except ConfigError:
@@ -205,4 +209,6 @@ class Barriers:
         except ConfigError:
             return  # it never named one of this table's
         names = sweep.names(self._log, keys, known.bases.get(topic, Base()), known.progress(topic))
+        neighbours.tell_lost(self._server, known.store, keys)
         self._writing.delete(known.chain(topic), names)
+        neighbours.tell_lost(self._server, known.store, keys)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from cdc.errors import ConfigError
-from sinks.cache import ledger, reading
+from sinks.cache import ledger, neighbours, reading
 from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import Ledger
 from sinks.cache.server import Server
@@ -45,11 +45,14 @@ def erase(store: str, server: Server, transactions: Transactions) -> None:
     if transactions.change_whole(ours):
         for held in before:
             for keys, form in _ways(held):
+                neighbours.tell_lost(server, store, keys)
                 for names in reading.scanned(server, keys.prefix):
                     _, found = reading.read(server, store, keys.table.qualified, names, form)
                     mine, _ = reading.rows_of(names, found, keys, form)
                     if mine:
                         only_while_nobody_s(command("DEL", *mine))
+                neighbours.tell_lost(server, store, keys)
+        neighbours.leave(server, store)
         only_while_nobody_s(command("DEL", key, letters))
 
 

@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -140,19 +140,25 @@ def beginning(log: str, history: str, epoch: int, projection: Projection) -> dic
     return {"log": log, "history": history, "epoch": str(epoch), "projection": projection.encode(), **cut_fields(ZERO_CUT)}
 
 
-def taken_over(held: Ledger, history: str, epoch: int, applied: Cut, selected: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+def taken_over(
+    held: Ledger, history: str, epoch: int, applied: Cut, selected: Callable[[str], bool]
+) -> tuple[dict[str, str], list[str]]:
     """What a new writer makes of a ledger: the fields to set, and those to remove.
 
-    A table that is no longer selected loses its progress: should it be selected again, it has missed changes. Where the store goes back to a
-    lower cut, each table keeps its progress as its own.
+    A table that is no longer selected loses its progress: should it be selected again, it has missed changes; and its keys are not the store's any more, so
+    that another store may have them. A table without progress is brought everything again from its first change, so nothing of what it had become counts, least of
+    all that it was once emptied: what a TRUNCATE before that takes away would not be looked for. Where the store goes back to a lower cut, each table keeps its
+    progress as its own.
     """
-    tables = set(selected)
     fields = {"history": history, "epoch": str(epoch)}
     if applied != held.cut:
         for kind, positions in (("at", held.at), ("sure", held.sure)):
-            fields |= {f"{kind}:{topic}": str(max(at, held.cut.position)) for topic, at in positions.items() if topic in tables}
+            fields |= {f"{kind}:{topic}": str(max(at, held.cut.position)) for topic, at in positions.items() if selected(topic)}
         fields |= cut_fields(applied)
-    return fields, [f"{kind}:{topic}" for kind in ("at", "sure") for topic in held.at if topic not in tables]
+    left = [topic for topic in sorted(held.at.keys() | held.prefixes.keys()) if not selected(topic)]
+    again = [topic for topic in sorted(held.shapes.keys() - held.at.keys()) if selected(topic)]
+    gone = [f"{kind}:{topic}" for kind in ("at", "sure", "prefix") for topic in left]
+    return fields, [*gone, *(f"{kind}:{topic}" for kind in ("shape", "coming", "prefix", "base", "aside") for topic in again)]
 
 
 def encode_shape(shape: Shape) -> str:

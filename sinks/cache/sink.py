@@ -7,6 +7,7 @@ What a reader finds under a key is the row and nothing else (``sinks.cache.value
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,7 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from sinks import jsonrows
-from sinks.cache import erasing, ledger, reading, resp
+from sinks.cache import erasing, ledger, neighbours, reading, resp
 from sinks.cache.barriers import Barriers
 from sinks.cache.fence import Answer, Writer, answer
 from sinks.cache.ledger import Ledger, Projection
@@ -74,6 +75,7 @@ class CacheSink:
         self._known = Standing.of(self.name, held, self._whole(held))
         self._transactions.position = self._known.applied.position
         if epoch is not None:
+            self._refuse_shared([shape.table for topic, shape in held.shapes.items() if topic in held.prefixes])
             self._barriers().finish(self._projection, held.former)
         return self._known.applied
 
@@ -129,13 +131,17 @@ class CacheSink:
             held = self._decoded(fields)
             if held.epoch > epoch:
                 raise EpochPassed(self.name, held.epoch)
-            shapes, patterns = held.shapes, self._options.tables
-            ours = [topic for topic in held.at if matches(patterns, shapes[topic].table if topic in shapes else topic)]
-            given, gone = ledger.taken_over(held, lineage.history, epoch, self._whole(held), ours)
+            patterns, shapes = self._options.tables, held.shapes
+
+            def selected(topic: str) -> bool:
+                return matches(patterns, shapes[topic].table if topic in shapes else topic)
+
+            given, gone = ledger.taken_over(held, lineage.history, epoch, self._whole(held), selected)
             return [self._transactions.set(given), *([self._transactions.remove(*gone)] if gone else [])]
 
         while not self._transactions.change_whole(decide):
             self.erase()  # somebody began to, and was interrupted
+        neighbours.register(self._server, self.name)
         crashpoint("cache.taken_over")
 
     def _follow_history(self) -> None:
@@ -181,8 +187,18 @@ class CacheSink:
 
     def prepare(self, table: Table) -> None:
         self._choices.check(table, self._log)
+        if not self._known.holds(table.qualified):
+            self._refuse_shared([table])
         self._barriers().prepare(table)
         crashpoint("cache.prepared")
+
+    def _refuse_shared(self, tables: Sequence[Table]) -> None:
+        """Raises StoreError where keys of these are another store's on this server."""
+        log, claims = self._lineage().log, []
+        for table in tables:
+            with suppress(ConfigError):  # it has no keys, which is for others to say
+                claims.append(neighbours.Claim(log, self._projection, self._known.keys(table, self._projection)))
+        neighbours.refuse_shared(self._server, self.name, claims)
 
     def foresee(self, tables: Sequence[Table]) -> None:
         """Raises ConfigError when the keys of these tables, which are to come, cannot be named, or cannot be told apart."""
@@ -223,6 +239,7 @@ class CacheSink:
     def _written(self, fresh: pa.RecordBatch, table: Table) -> Outcome:
         known, chain = self._known, self._known.chain(table.qualified)
         if not known.holds(table.qualified) and table.qualified not in known.aside:
+            self._refuse_shared([table])
             self._barriers().prepare(table)
         if not known.holds(table.qualified):
             return self._writing.set_aside(chain, fresh, known.aside[table.qualified])
@@ -232,7 +249,7 @@ class CacheSink:
     def _barriers(self) -> Barriers:
         if self._epoch is None or self._log is None:
             raise StoreError(f"store {self.name} is open for reading only", retryable=False)
-        return Barriers(self._log, self._known, self._transactions, self._writing)
+        return Barriers(self._log, self._known, self._transactions, self._writing, self._server)
 
     @property
     def _form(self) -> Form:

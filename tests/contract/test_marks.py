@@ -438,6 +438,34 @@ def test_a_table_that_is_selected_later_gets_its_past(lab: Lab) -> None:
     whole(lab, sink)
 
 
+@pytest.mark.parametrize("widened", [False, True])
+def test_a_table_that_is_selected_again_leaves_nothing_of_what_was_there(lab: Lab, widened: bool) -> None:
+    """It was emptied in the middle of its past, has lost rows while nobody followed it, and may have got another definition."""
+    step(
+        lab,
+        lab.opened(),
+        *FIRST,
+        batch(ORDERS, [(Op.TRUNCATE, 6, {})]),
+        upserts(ORDERS, 7, [order(5)]),
+        upserts(PAIRS, 8, [pair(3)]),
+    )
+    sink = lab.opened(tables=["public.pairs"])
+    now = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", TEXT))) if widened else ORDERS
+    more = {"more": "x"} if widened else {}
+    lab.log.put(batch(ORDERS, [(Op.DELETE, 9, order(5))]))
+    if widened:
+        lab.log.put(schema(now, 10))
+    lab.log.put(upserts(now, 11, [{**order(6), **more}]))
+    last = upserts(PAIRS, 12, [pair(4)])
+    lab.log.put(last)
+    apply(sink, last)
+    sink.commit(cut(12))
+    sink = lab.opened()
+    bring(lab, sink)
+    assert held(sink, now) == [{**order(6), **more}]
+    assert held(sink, PAIRS) == [pair(1), pair(2), pair(3), pair(4)]
+
+
 def test_changes_that_the_store_passes_over_count_as_held(lab: Lab) -> None:
     """A store's policy may ignore a change of definition; it is not brought again at each opening, nor what came before it."""
     sink = lab.opened()

@@ -32,6 +32,7 @@ from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, u
 from tests.logs import LooseLog, cut
 
 LEDGER = "cdc:{cache}:ledger"
+STORES = "cdc:stores"
 RENAMED = dataclasses.replace(
     NUMBERED, columns=tuple(dataclasses.replace(c, name="state") if c.name == "status" else c for c in NUMBERED.columns)
 )
@@ -508,7 +509,7 @@ def test_a_commit_is_refused_where_rows_before_it_are_gone_again(site: Site) -> 
     """An older copy that has the same applied position: it lacks what came since, and no single call has failed."""
     sink = begun(site)
     site.feed(sink, upserts(ORDERS, 11, [order(11)]))
-    copy = {key: site.client.hgetall(key) if key == LEDGER else site.client.get(key) for key in site.client.scan_iter()}
+    copy = {key: site.client.hgetall(key) if key in (LEDGER, STORES) else site.client.get(key) for key in site.client.scan_iter()}
     site.feed(sink, upserts(ORDERS, 12, [order(12)]))
     site.client.hset(LEDGER, mapping=copy[LEDGER])
     site.client.delete("public.orders:12")

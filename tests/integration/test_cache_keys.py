@@ -19,7 +19,7 @@ from sinks.cache.resp import Limits
 from sinks.cache.sink import CacheSink
 from sinks.contract import Outcome
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, order, schema, upserts
-from tests.integration.test_cache_fence import LEDGER, Site
+from tests.integration.test_cache_fence import LEDGER, STORES, Site
 from tests.logs import LooseLog, cut
 
 OTHERS = {
@@ -306,7 +306,7 @@ def test_another_database_of_the_server_is_another_place(site: Site) -> None:
         elsewhere.log, elsewhere.epoch = site.log, site.epoch
         sink = elsewhere.opened()
         assert sink.applied() == ZERO_CUT
-        assert elsewhere.everything().keys() == {LEDGER}
+        assert elsewhere.everything().keys() == {LEDGER, STORES}
         elsewhere.client.flushdb()
     assert site.opened().applied() == cut(13)
 

@@ -376,3 +376,38 @@ def test_a_role_that_is_there_already_keeps_its_own_settings(attacked: Attacked)
     attacked.run_roles_well()
     row = attacked.admin.execute("select rolconnlimit, rolconfig from pg_roles where rolname = %s", (attacked.reader,)).fetchone()
     assert row == (7, None)
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "create temporary table mine (id int primary key, v text)",
+        "drop table mine_already",
+        "create function mine_f() returns int language sql as 'select 1'",
+        "create type mine_t as enum ('a')",
+        "create table mine (id int primary key, v text)",
+        "alter table t add column w int",
+        "drop table t",
+    ],
+)
+def test_ddl_costs_no_look_through_the_whole_catalog(attacked: Attacked, ddl: str) -> None:
+    """Temporary tables are made and dropped in the middle of people's work, and a catalog may have hundreds of thousands of columns."""
+    attacked.admin.execute(
+        "do $$ begin for i in 1..150 loop execute format('create table wide_%s (%s)', i, "
+        "(select string_agg(format('c%s int', n), ', ') from generate_series(1, 200) n)); end loop; end $$"
+    )
+    attacked.admin.execute("analyze pg_attribute, pg_type")
+    attacked.run_roles_well()
+    with attacked.connect("postgres") as connection, connection.transaction():
+        connection.execute("create temporary table mine_already (id int)")
+        before = _read_in_order(connection)
+        connection.execute(ddl.encode())
+        assert _read_in_order(connection) == before
+
+
+def _read_in_order(connection: psycopg.Connection[Any]) -> dict[str, int]:
+    """Whether the catalogs of columns and types, here the big ones, were read by no index in this transaction."""
+    rows = connection.execute(
+        "select relname, seq_tup_read / 100 from pg_stat_xact_sys_tables where relname in ('pg_attribute', 'pg_type')"
+    )
+    return dict(rows.fetchall())

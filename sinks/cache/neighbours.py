@@ -1,0 +1,118 @@
+"""Other stores on the same server, ours or another service's: which keys they write, by their ledgers, which one hash names.
+
+Two stores may write the same key only where both write the same there: one table of one log in one form, as when a store got another name in the
+configuration. And a store that takes keys away which another one writes, too, says so in that one's ledger: the table's progress goes, before and after, so
+that whatever the other writes meanwhile counts as lost as well, and is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import redis
+
+from cdc.errors import ConfigError, StoreError
+from sinks.cache import ledger
+from sinks.cache.keytemplate import TableKeys, bind
+from sinks.cache.ledger import Ledger, Projection
+from sinks.cache.server import Server
+
+STORES: Final = "cdc:stores"
+"""A hash whose fields are the names of the stores that have a ledger here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A table's keys, as a store of this log writes them."""
+
+    log: str
+    projection: Projection
+    keys: TableKeys
+
+    def meets(self, other: Claim) -> bool:
+        """Whether a row of one may have the key of a row of the other."""
+        return self.keys.prefix == other.keys.prefix and _literals(self.keys) == _literals(other.keys)
+
+    def same(self, other: Claim) -> bool:
+        """Whether both write the same under the same keys."""
+        mine, theirs = ((one.log, one.projection, one.keys.table.qualified) for one in (self, other))
+        return mine == theirs
+
+
+def register(server: Server, store: str) -> None:
+    _ask(server, lambda client: client.hset(STORES, store, ""))
+
+
+def leave(server: Server, store: str) -> None:
+    _ask(server, lambda client: client.hdel(STORES, store))
+
+
+def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
+    """Raises StoreError where a key of one of these may be another store's."""
+    if not claims:
+        return
+    for other, theirs in _others(server, store):
+        for claim in claims:
+            if claim.meets(theirs) and not claim.same(theirs):
+                raise StoreError(
+                    f"store {store}: the keys of {claim.keys.table.qualified} are those of {theirs.keys.table.qualified} in store {other}",
+                    retryable=True,
+                    hint="give one of the two stores another `key`; "
+                    f"if store {other} is no longer followed: DEL '{ledger.key_of(other)}'",
+                )
+
+
+def tell_lost(server: Server, store: str, keys: TableKeys) -> None:
+    """Keys of this form are taken away, or have just been: every other store that writes them has lost its table's rows."""
+    gone = Claim("", Projection("", ""), keys)
+    for other, theirs in _others(server, store):
+        if gone.meets(theirs):
+            topic = theirs.keys.table.qualified
+            _ask(server, partial(_forget, name=ledger.key_of(other), fields=(f"at:{topic}", f"sure:{topic}")))
+
+
+def _others(server: Server, store: str) -> Iterator[tuple[str, Claim]]:
+    names: list[bytes] = _ask(server, lambda client: client.hkeys(STORES)) or []
+    for other in sorted(name.decode(errors="replace") for name in names):
+        if other != store:
+            for claim in _claims(server, other):
+                yield other, claim
+
+
+def _claims(server: Server, store: str) -> Iterator[Claim]:
+    fields: Mapping[bytes, bytes] = _ask(server, lambda client: client.hgetall(ledger.key_of(store))) or {}
+    try:
+        held = Ledger.decode({name.decode(): text.decode() for name, text in fields.items()})
+    except (ValueError, KeyError, TypeError):
+        return  # there is none, or nobody can read it
+    if not held.log:
+        return  # it is being erased
+    for projection in dict.fromkeys((held.projection, *held.former)):
+        for topic in held.prefixes:
+            for shapes in (held.shapes, held.coming):
+                with suppress(ConfigError, KeyError):
+                    yield Claim(held.log, projection, bind(projection.key, shapes[topic].table))
+
+
+def _forget(client: redis.Redis, name: str, fields: tuple[str, ...]) -> None:
+    client.hdel(name, *fields)
+
+
+def _literals(keys: TableKeys) -> tuple[str, ...]:
+    return tuple(literal for _, literal in keys.columns)
+
+
+def _ask(server: Server, question: Callable[[redis.Redis], Any]) -> Any:
+    """None where the server's user may touch no keys but those of its own store: then nobody can tell who else is there."""
+
+    def allowed(client: redis.Redis) -> Any:
+        try:
+            return question(client)
+        except redis.exceptions.NoPermissionError:
+            return None
+
+    return server.ask(allowed)

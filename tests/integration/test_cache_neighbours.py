@@ -1,0 +1,158 @@
+"""Stores that share a server: none of them writes under a key that another one writes, and none is emptied by another without noticing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+from cdc.errors import StoreError
+from cdc.model.position import ZERO_CUT, Cut
+from cdc.model.table import Table
+from sinks.cache.sink import CacheSink, Options
+from tests.contract.rows import NUMBERED, PAIRS, order, upserts
+from tests.logs import LooseLog, cut
+
+ROWS = 6
+
+
+class Server:
+    """One server, one log, and stores over both."""
+
+    def __init__(self, url: str, sinks: ExitStack) -> None:
+        self.url = url
+        self.log = LooseLog()
+        self.client = redis.Redis.from_url(url, decode_responses=True)
+        self._sinks = sinks
+        self._epoch = 0
+
+    def opened(self, name: str, *tables: Table, log: LooseLog | None = None, **options: Any) -> CacheSink:
+        given = {"kind": "redis", "url": self.url, "tables": [table.qualified for table in tables], **options}
+        sink = CacheSink(name, Options.model_validate(given))
+        self._sinks.callback(sink.close)
+        self._epoch += 1
+        sink.open((log or self.log).reader(), self._epoch)
+        return sink
+
+    def fill(self, *sinks: CacheSink, log: LooseLog | None = None, prepare: bool = True) -> Cut:
+        """The orders, into each of them."""
+        changes, end = upserts(NUMBERED, 1, [order(i) for i in range(ROWS)]), cut(ROWS)
+        (log or self.log).put(changes)
+        (log or self.log).reach(end)
+        for sink in sinks:
+            if prepare:
+                sink.prepare(NUMBERED)
+            sink.apply(changes)
+            sink.commit(end)
+        return end
+
+    def orders(self) -> int:
+        return len(self.client.keys("public.orders:*"))
+
+
+@pytest.fixture
+def server(valkey: Any) -> Iterator[Server]:
+    with ExitStack() as sinks:
+        yield Server(valkey.url, sinks)
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_a_store_writes_under_no_key_that_is_another_stores(server: Server, prepare: bool) -> None:
+    """Somebody copied a section of cdc.toml and forgot to change `key`: one table's rows would stand under the keys of the other's."""
+    first = server.opened("cache", NUMBERED, key="x:{key}")
+    second = server.opened("again", PAIRS, key="x:{key}")
+    server.fill(first)
+    before = {key: server.client.get(key) for key in server.client.keys("x:*")}
+    pairs = upserts(PAIRS, 20, [{"a": "1", "b": "", "v": "1"}])
+    server.log.put(pairs)
+    with pytest.raises(
+        StoreError, match=r"store again: the keys of public\.pairs are those of public\.orders in store cache"
+    ) as refused:
+        second.prepare(PAIRS) if prepare else second.apply(pairs)
+    assert refused.value.retryable
+    assert (
+        refused.value.hint
+        == "give one of the two stores another `key`; if store cache is no longer followed: DEL 'cdc:{cache}:ledger'"
+    )
+    assert {key: server.client.get(key) for key in server.client.keys("x:*")} == before
+    # The way out that the hint names.
+    server.opened("again", PAIRS, key="y:{key}").prepare(PAIRS)
+
+
+@pytest.mark.parametrize(("other", "same_log"), [({"value": "hash"}, True), ({}, False)])
+def test_a_table_stands_there_in_one_form_and_from_one_log(server: Server, other: dict[str, str], same_log: bool) -> None:
+    server.fill(server.opened("cache", NUMBERED))
+    second = server.opened("again", NUMBERED, log=server.log if same_log else LooseLog(), **other)
+    with pytest.raises(StoreError, match=r"the keys of public\.orders are those of public\.orders in store cache"):
+        second.prepare(NUMBERED)
+
+
+def test_a_template_is_not_changed_to_another_stores(server: Server) -> None:
+    first, second = server.opened("cache", NUMBERED, key="x:{key}"), server.opened("again", NUMBERED, key="y:{key}", value="hash")
+    server.fill(first, second)
+    with pytest.raises(StoreError, match=r"store again: the keys of public\.orders are those of public\.orders in store cache"):
+        server.opened("again", NUMBERED, key="x:{key}", value="hash")
+    assert len(server.client.keys("y:*")) == ROWS, "nothing was touched"
+
+
+def test_a_store_that_was_renamed_goes_on(server: Server) -> None:
+    """The same rows from the same log, in the same form: nothing can go wrong."""
+    server.fill(server.opened("cache", NUMBERED))
+    renamed = server.opened("kv", NUMBERED)
+    assert renamed.applied() == ZERO_CUT
+    end = server.fill(renamed)
+    assert (renamed.applied(), server.orders()) == (end, ROWS)
+
+
+def test_a_table_that_moves_to_another_store_is_not_that_stores_loss(server: Server) -> None:
+    """The one that had it is emptied later, with every key that it ever put there."""
+    server.fill(server.opened("cache", NUMBERED, PAIRS))
+    former = server.opened("cache", PAIRS)
+    now = server.opened("orders", NUMBERED, value="hash")
+    end = server.fill(now)
+    assert now.applied() == end
+    former.erase()
+    assert now.applied() == ZERO_CUT, "it has to see that its rows are gone"
+    again = server.opened("orders", NUMBERED, value="hash")
+    server.fill(again)
+    assert (again.applied(), server.orders()) == (end, ROWS)
+
+
+def test_a_template_that_changes_takes_no_other_stores_rows_along(server: Server) -> None:
+    first, second = server.opened("cache", NUMBERED), server.opened("again", NUMBERED)
+    end = server.fill(first, second)
+    server.opened("cache", NUMBERED, key="x:{key}")
+    assert second.applied() == ZERO_CUT, "it has to see that its rows are gone"
+    server.fill(again := server.opened("again", NUMBERED))
+    assert (again.applied(), server.orders()) == (end, ROWS)
+
+
+def test_a_template_that_changes_leaves_alone_what_another_store_has_taken_over(server: Server) -> None:
+    server.fill(server.opened("cache", NUMBERED, PAIRS))
+    server.opened("cache", PAIRS)
+    now = server.opened("orders", NUMBERED)
+    end = server.fill(now)
+    server.opened("cache", PAIRS, key="x:{schema}.{table}:{key}")
+    assert (now.applied(), server.orders(), server.client.keys("x:*")) == (end, ROWS, [])
+
+
+def test_a_store_that_may_touch_no_keys_but_its_own_works_as_before(server: Server) -> None:
+    """Nobody can tell then who else is there."""
+    server.client.execute_command("acl", "setuser", "narrow", "on", ">secret", "~cdc:{again}:*", "~public.*", "+@all")
+    try:
+        server.fill(server.opened("cache", NUMBERED))
+        narrow = server.opened("again", NUMBERED, value="hash", username="narrow", password="secret")
+        narrow.prepare(NUMBERED)
+        narrow.erase()
+    finally:
+        server.client.execute_command("acl", "deluser", "narrow")
+
+
+def test_an_erased_store_leaves_nothing_behind(server: Server) -> None:
+    sink = server.opened("cache", NUMBERED)
+    server.fill(sink)
+    sink.erase()
+    assert server.client.keys("*") == []
