@@ -126,7 +126,7 @@ def copy(server: Postgres, dsn: str, table: str, how: str = "") -> float:
 
 
 def load(dsn: str, folder: Path, case: Case) -> tuple[float, float, float]:
-    """(seconds of the snapshot, CPU seconds and peak MB of the capture process) for a log made anew."""
+    """(seconds of the snapshot, CPU seconds and peak MB of the capture process) for a log recreated."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_capture, args=(dsn, str(folder), case, sender))

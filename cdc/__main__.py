@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(f"{_first_line(error)} → {_command_path(error)} --help")
         return USAGE
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has left; there is nobody to tell
+        sys.stderr.close()  # the reader of our output has left; there is nobody to tell
         return 0
     except Exception as error:
         if debug:

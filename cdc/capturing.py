@@ -181,7 +181,7 @@ def _remake_slot(error: Exception, now: Identity | None, head: Cut, folder: Path
     reloading.request(folder, StopState.POISON_ROW)
     raise HeadwaterError(
         f"the new slot {now.slot!r} was made while a table was being rewritten: {error.text}",
-        hint="nothing of it was used; the next start lets it begin anew by itself",
+        hint="nothing of it was used; the next start creates it again",
     )
 
 
@@ -214,9 +214,9 @@ def _loaded(coordinator: SnapshotCoordinator) -> bool:
 
 def _left_out(evolving: Evolving, coordinator: SnapshotCoordinator) -> list[str]:
     """What of the selected tables does not reach the log, one line each with what helps."""
-    told = [f"table {one.table} is not captured: it {one.problem} → {one.hint}" for one in evolving.refused().values()]
+    refused = [f"table {one.table} is not captured: it {one.problem} → {one.hint}" for one in evolving.refused().values()]
     unread = [f"cannot be read: {problem.line()}" for problem in coordinator.unreadable]
-    return sorted([*told, *unread, *evolving.left_out()])
+    return sorted([*refused, *unread, *evolving.left_out()])
 
 
 def _paused(coordinator: SnapshotCoordinator) -> str | None:

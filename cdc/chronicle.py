@@ -35,8 +35,8 @@ class _Loading:
     first: bool
     """It began with nothing."""
 
-    def line(self, told: FollowerStatus, now: float) -> Line:
-        rows, seconds = told.written + told.stale - self.rows_before, now - self.since
+    def line(self, status: FollowerStatus, now: float) -> Line:
+        rows, seconds = status.written + status.stale - self.rows_before, now - self.since
         per_s = rows / max(seconds, 1e-3)
         words = f"{'loaded' if self.first else 'caught up'}: {_rows(rows, 'change')} in {_span(seconds)} ({per_s:,.0f}/s)"
         return Line(words, facts={"changes": rows, "seconds": round(seconds, 1), "per_s": round(per_s)})
@@ -53,70 +53,70 @@ class StoreChronicle:
         self._trouble_since: float | None = None
         self._loading: _Loading | None = None
 
-    def look(self, told: FollowerStatus, missing: int, now: float) -> Line | None:
+    def look(self, status: FollowerStatus, missing: int, now: float) -> Line | None:
         """``missing``: changes that the store has yet to take, those of its tables that the snapshot has yet to read among them."""
-        if now - self._said_at < INTERVAL_S and told.state not in ("stopped", "exited"):
+        if now - self._said_at < INTERVAL_S and status.state not in ("stopped", "exited"):
             return None
-        line = self._line(told, missing, now)
+        line = self._line(status, missing, now)
         if line is not None:
             self._said_at = now
-            line = Line(line.words, line.level, {"store": self._store, "state": told.state, **line.facts})
+            line = Line(line.words, line.level, {"store": self._store, "state": status.state, **line.facts})
         return line
 
-    def _line(self, told: FollowerStatus, missing: int, now: float) -> Line | None:
-        key = (told.state, without_figures(told.error or ""))
+    def _line(self, status: FollowerStatus, missing: int, now: float) -> Line | None:
+        key = (status.state, without_figures(status.error or ""))
         if key == self._said:
-            return self._progress(told, missing, now) if told.state == "following" and told.error is None else None
+            return self._progress(status, missing, now) if status.state == "following" and status.error is None else None
         self._said = key
-        if told.state == "following" and told.error is None:
-            return self._following(told, missing, now)
-        if told.state == "exited":
-            return Line("closed", facts={"position": told.position})
-        if told.state == "starting" and told.error is None:
+        if status.state == "following" and status.error is None:
+            return self._following(status, missing, now)
+        if status.state == "exited":
+            return Line("closed", facts={"position": status.position})
+        if status.state == "starting" and status.error is None:
             return None
         self._trouble_since = now if self._trouble_since is None else self._trouble_since
-        return self._trouble(told)
+        return self._trouble(status)
 
-    def _trouble(self, told: FollowerStatus) -> Line:
-        why = told.error or "it does not say why"
-        if told.state == "stopped":
-            resume = f"cdc resume {told.stop}:follow-{self._store}"
+    def _trouble(self, status: FollowerStatus) -> Line:
+        why = status.error or "it does not say why"
+        if status.state == "stopped":
+            resume = f"cdc resume {status.stop}:follow-{self._store}"
             words = why if "cdc resume" in why else f"{why}; then {resume}" if " → " in why else f"{why} → {resume}"
-            shown = words if words.startswith(f"{told.stop}: ") else f"{told.stop}: {words}"
-            return Line(f"stopped: {shown}", "error", {"stop": told.stop, "why": why, "resume": resume})
-        if told.state == "waiting":
+            shown = words if words.startswith(f"{status.stop}: ") else f"{status.stop}: {words}"
+            return Line(f"stopped: {shown}", "error", {"stop": status.stop, "why": why, "resume": resume})
+        if status.state == "waiting":
             return Line(f"waits: {why if ' → ' in why else f'{why} → {_STORE_HELP}'}", "warning", {"why": why})
         return Line(why, "warning", {"why": why})
 
-    def _following(self, told: FollowerStatus, missing: int, now: float) -> Line:
+    def _following(self, status: FollowerStatus, missing: int, now: float) -> Line:
         since, self._trouble_since = self._trouble_since, None
         if not self._opened:
             self._opened = True
             late = "" if since is None else f" after {_span(now - since)}"
-            words, facts = self._begin(told, missing, now)
+            words, facts = self._begin(status, missing, now)
             return Line(f"opened{late}; {words}", facts=facts)
         left = f", {_rows(missing, 'change')} left" if self._loading is not None else ""
         if since is None:
             return Line(f"follows again{left}")
         return Line(f"follows again after {_span(now - since)}{left}", facts={"after_s": round(now - since, 1)})
 
-    def _progress(self, told: FollowerStatus, missing: int, now: float) -> Line | None:
+    def _progress(self, status: FollowerStatus, missing: int, now: float) -> Line | None:
         """Of a store that follows as it did when it was last looked at."""
         if self._loading is None:
             if missing < LOADING_ROWS:
                 return None
-            words, facts = self._begin(told, missing, now)
+            words, facts = self._begin(status, missing, now)
             return Line(words, facts=facts)
         if missing >= LOADING_ROWS:
             return None
         loading, self._loading = self._loading, None
-        return loading.line(told, now)
+        return loading.line(status, now)
 
-    def _begin(self, told: FollowerStatus, missing: int, now: float) -> tuple[str, Mapping[str, object]]:
+    def _begin(self, status: FollowerStatus, missing: int, now: float) -> tuple[str, Mapping[str, object]]:
         if missing < LOADING_ROWS:
-            return "follows", {"position": told.position}
-        self._loading = _Loading(now, told.written + told.stale, told.position == 0)
-        return f"{'loads' if told.position == 0 else 'catches up'}: {_rows(missing, 'change')} to write", {"changes": missing}
+            return "follows", {"position": status.position}
+        self._loading = _Loading(now, status.written + status.stale, status.position == 0)
+        return f"{'loads' if status.position == 0 else 'catches up'}: {_rows(missing, 'change')} to write", {"changes": missing}
 
 
 class CaptureChronicle:
@@ -127,21 +127,21 @@ class CaptureChronicle:
         self._reading_since: float | None = None
         self._read_before = 0
 
-    def look(self, told: CaptureStatus, now: float) -> Line | None:
-        before, self._state = self._state, told.state
-        if told.state == "snapshot" and self._reading_since is None:
-            left = [entry for entry in told.snapshot if not entry.finished]
+    def look(self, status: CaptureStatus, now: float) -> Line | None:
+        before, self._state = self._state, status.state
+        if status.state == "snapshot" and self._reading_since is None:
+            left = [entry for entry in status.snapshot if not entry.finished]
             if not left:
                 self._state = before  # which tables there are is found out in a moment
                 return None
             rows = sum(max(entry.total - entry.done, 0) for entry in left)
-            self._reading_since, self._read_before = now, _done(told)
+            self._reading_since, self._read_before = now, _done(status)
             words = f"reads {_rows(len(left), 'table')}: about {_rows(rows, 'row')}, while changes are streamed"
             return Line(words, facts={"tables": len(left), "rows": rows})
-        if told.state == before:
+        if status.state == before:
             return None
-        if told.state == "streaming" and self._reading_since is not None:
-            rows, seconds = _done(told) - self._read_before, now - self._reading_since
+        if status.state == "streaming" and self._reading_since is not None:
+            rows, seconds = _done(status) - self._read_before, now - self._reading_since
             self._reading_since = None
             words = f"every table is in the log after {_span(seconds)} ({rows / max(seconds, 1e-3):,.0f} rows/s); streams"
             return Line(words, facts={"rows": rows, "seconds": round(seconds, 1)})
@@ -153,8 +153,8 @@ def without_figures(text: str) -> str:
     return "".join(letter for letter in text if not letter.isdigit())
 
 
-def _done(told: CaptureStatus) -> int:
-    return sum(entry.done for entry in told.snapshot)
+def _done(status: CaptureStatus) -> int:
+    return sum(entry.done for entry in status.snapshot)
 
 
 def _rows(number: int, noun: str) -> str:

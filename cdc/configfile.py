@@ -224,7 +224,7 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _resolved(instance: _Model, folder: Path) -> _Model:
@@ -269,7 +269,7 @@ def _keys(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _model_at(model: type[BaseModel], loc: _At) -> type[BaseModel] | None:
-    """The model that validates the table at this place, None below anything that is no model."""
+    """The model that validates the table at this place, None below anything that is not a model."""
     found: type[BaseModel] | None = model
     for step in loc:
         if found is None:

@@ -11,7 +11,7 @@ from cdc.settings import Contract
 
 
 def check_contracts(contracts: Mapping[str, Contract], tables: Iterable[Table], excused: Iterable[str] = ()) -> None:
-    """Raises ConfigError, with a suggestion, for the first name in a contract that is no table's or no column's.
+    """Raises ConfigError, with a suggestion, for the first name in a contract that is neither a table nor a column.
 
     tables: the source's, and the newest definitions in the log (a column that was just dropped there stops a store, not the start).
     excused: topics whose stores have stopped before a change already.
@@ -27,7 +27,8 @@ def check_contracts(contracts: Mapping[str, Contract], tables: Iterable[Table], 
         for column in contract.require:
             if column not in columns[name]:
                 raise ConfigError(
-                    f'contracts."{name}".require names column {column}, which there is not', hint=_suggestion(column, columns[name])
+                    f'contracts."{name}".require names column {column}, which does not exist',
+                    hint=_suggestion(column, columns[name]),
                 )
 
 

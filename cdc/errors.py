@@ -30,7 +30,7 @@ class StopState(StrEnum):
 class HeadwaterError(Exception):
     """Base of all errors that this package raises on purpose.
 
-    ``str(error)`` is one line: what is wrong and where. ``hint`` is the command or the setting that mends it.
+    ``str(error)`` is one line: what is wrong and where. ``hint`` is the command or the setting that repairs it.
     """
 
     exit_code = 1

@@ -140,7 +140,7 @@ class Evolving:
 
 def _unread() -> None:
     hint = "run deploy/roles.sql of this version again, as a superuser"
-    _log.warning("a message of the event trigger cannot be read, so the catalog is asked instead", mend=hint)
+    _log.warning("a message of the event trigger cannot be read, so the catalog is asked instead", hint=hint)
 
 
 def _free(holder: Table | None, oid: int) -> bool:

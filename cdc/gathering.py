@@ -54,7 +54,7 @@ _sizes: Final[dict[Path, _Size]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Statuses:
     """The status files, each read once, so that one report does not contradict itself. ``followers``: by store."""
 
     capture: status.CaptureStatus | None
@@ -69,11 +69,11 @@ class _Told:
 
     def silent_s(self) -> dict[str, float]:
         """The parts whose processes live and have reported nothing for too long, with the seconds."""
-        parts = {"capture": self.capture, **{f"follow-{store}": told for store, told in self.followers.items()}}
+        parts = {"capture": self.capture, **{f"follow-{store}": saved for store, saved in self.followers.items()}}
         return {
-            part: status.silent_s(told)
-            for part, told in parts.items()
-            if told is not None and status.alive(told.pid) and not _alive(told)
+            part: status.silent_s(saved)
+            for part, saved in parts.items()
+            if saved is not None and status.alive(saved.pid) and not _alive(saved)
         }
 
     def table_notes(self) -> Sequence[str]:
@@ -83,9 +83,9 @@ class _Told:
         """What the files say beside their parts' states."""
         if self.capture is not None and self.capture.log_alarm:
             yield self.capture.log_alarm
-        followers = {f"follower {store}": told for store, told in self.followers.items()}
-        for what, told in {"capture": self.capture, "cdc run": self.supervisor, **followers}.items():
-            if told is not None and (line := status.other_version(told, what)):
+        followers = {f"follower {store}": saved for store, saved in self.followers.items()}
+        for what, saved in {"capture": self.capture, "cdc run": self.supervisor, **followers}.items():
+            if saved is not None and (line := status.other_version(saved, what)):
                 yield line
 
 
@@ -111,25 +111,25 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
     now = time.time()
     head = reader.head()
     source = probe.read()
-    told = _Told.by_now(settings)
-    capture = _capture(told.capture)
+    statuses = _Statuses.by_now(settings)
+    capture = _capture(statuses.capture)
     source_now = probe.now()
-    followers = tuple(_follower(told, name, store, reader, head, source_now) for name, store in settings.stores.items())
+    followers = tuple(_follower(statuses, name, store, reader, head, source_now) for name, store in settings.stores.items())
     stopped = tuple(
         StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
         for stop in stops.held(settings.run_dir)
     )
-    daemon = _running(told.supervisor)
+    daemon = _running(statuses.supervisor)
     processes = _processes(daemon)
     mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
-    further = [*told.problems(), *mistaken, *daemon.problems]
-    problems = problems_of(source, capture, followers, stopped, processes, told.silent_s(), further)
+    further = [*statuses.problems(), *mistaken, *daemon.problems]
+    problems = problems_of(source, capture, followers, stopped, processes, statuses.silent_s(), further)
     return Report(
         version=VERSION,
         at=now,
         healthy=not problems,
         problems=problems,
-        notes=tuple(visible(note) for note in (*daemon.notes, *told.table_notes())),
+        notes=tuple(visible(note) for note in (*daemon.notes, *statuses.table_notes())),
         source=source,
         capture=capture,
         log=_log(settings.log.dir, reader, head),
@@ -146,57 +146,57 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
     return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
 
 
-def _capture(told: status.CaptureStatus | None) -> CaptureReport | None:
-    if told is None:
+def _capture(saved: status.CaptureStatus | None) -> CaptureReport | None:
+    if saved is None:
         return None
-    alive = _alive(told)
+    alive = _alive(saved)
     return CaptureReport(
-        state=told.state,
+        state=saved.state,
         alive=alive,
-        stop=told.stop,
-        error=told.error,
-        position=told.position,
-        commit_lsn=_lsn(told.commit_lsn),
-        commit_ts=_seconds(told.commit_ts_us),
-        received_lsn=_lsn(told.received_lsn),
-        confirmed_lsn=_lsn(told.confirmed_lsn),
-        changes=told.changes,
-        changes_per_s=told.changes_per_s if alive else 0.0,
-        wire_bytes=told.wire_bytes,
-        snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in told.snapshot),
-        updated_at=told.updated_at,
-        snapshot_paused=told.snapshot_paused,
-        left_out=tuple(told.left_out),
+        stop=saved.stop,
+        error=saved.error,
+        position=saved.position,
+        commit_lsn=_lsn(saved.commit_lsn),
+        commit_ts=_seconds(saved.commit_ts_us),
+        received_lsn=_lsn(saved.received_lsn),
+        confirmed_lsn=_lsn(saved.confirmed_lsn),
+        changes=saved.changes,
+        changes_per_s=saved.changes_per_s if alive else 0.0,
+        wire_bytes=saved.wire_bytes,
+        snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in saved.snapshot),
+        updated_at=saved.updated_at,
+        snapshot_paused=saved.snapshot_paused,
+        left_out=tuple(saved.left_out),
     )
 
 
-def _follower(parts: _Told, name: str, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> FollowerReport:
-    told = parts.followers[name]
-    if told is None:
-        told = status.FollowerStatus(name, store.kind, state="never started")
+def _follower(parts: _Statuses, name: str, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> FollowerReport:
+    saved = parts.followers[name]
+    if saved is None:
+        saved = status.FollowerStatus(name, store.kind, state="never started")
         lag = None
     else:
-        lag = lag_of(reader, head, Position(told.position), store.tables, now)
-    alive = _alive(told)
-    rows_per_s = told.rows_per_s if alive else 0.0
+        lag = lag_of(reader, head, Position(saved.position), store.tables, now)
+    alive = _alive(saved)
+    rows_per_s = saved.rows_per_s if alive else 0.0
     held = sum(topic.rows for topic in selected(reader, store.tables))
     return FollowerReport(
         store=name,
         kind=store.kind,
-        state=told.state,
+        state=saved.state,
         alive=alive,
-        stop=told.stop,
-        error=told.error,
-        position=told.position,
-        commit_lsn=_lsn(told.commit_lsn),
-        commit_ts=_seconds(told.commit_ts_us),
+        stop=saved.stop,
+        error=saved.error,
+        position=saved.position,
+        commit_lsn=_lsn(saved.commit_lsn),
+        commit_ts=_seconds(saved.commit_ts_us),
         lag=lag,
-        written=told.written,
-        stale=told.stale,
-        dead=told.dead,
-        batches=told.batches,
+        written=saved.written,
+        stale=saved.stale,
+        dead=saved.dead,
+        batches=saved.batches,
         rows_per_s=rows_per_s,
-        updated_at=told.updated_at,
+        updated_at=saved.updated_at,
         catch_up=catch_up_of(lag, held, status.unread_rows(parts.capture, store.tables), rows_per_s),
     )
 
@@ -237,9 +237,9 @@ def _walked(folder: Path) -> int:
     return total
 
 
-def _running(told: status.SupervisorStatus | None) -> status.SupervisorStatus:
+def _running(saved: status.SupervisorStatus | None) -> status.SupervisorStatus:
     """The supervisor, if it runs; else one without children."""
-    return told if told is not None and status.alive(told.pid) else status.SupervisorStatus()
+    return saved if saved is not None and status.alive(saved.pid) else status.SupervisorStatus()
 
 
 def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
@@ -249,9 +249,9 @@ def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
     )
 
 
-def _alive(told: status.CaptureStatus | status.FollowerStatus) -> bool:
+def _alive(saved: status.CaptureStatus | status.FollowerStatus) -> bool:
     """A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent."""
-    return status.alive(told.pid) and (told.state == "starting" or status.silent_s(told) < STALE_S * slowness())
+    return status.alive(saved.pid) and (saved.state == "starting" or status.silent_s(saved) < STALE_S * slowness())
 
 
 def _lsn(lsn: int | None) -> str | None:

@@ -16,7 +16,7 @@ from snapshots.progress import SnapshotProgress
 
 STATUS_S: Final = 0.5
 PROMPT_STATUS_S: Final = 0.02
-"""After the stream has moved past changes that are not ours: whoever waits for an LSN there has nothing but the status file to look at."""
+"""After the stream has moved past changes that are not ours: a wait for an LSN there can look at nothing but the status file."""
 
 _log = structlog.get_logger("capture")
 

@@ -201,7 +201,7 @@ class Preparation:
         if not self._begun:
             refuse_unreadable(connection, settings.publication, select_tables(tables, settings.tables, begun=True))
             for unknown in misnamed(tables, settings.tables):
-                _log.warning("a table that source.tables names is not captured", problem=str(unknown), mend=unknown.hint)
+                _log.warning("a table that source.tables names is not captured", problem=str(unknown), hint=unknown.hint)
         self._protection.begin(load_published(connection, settings.publication, settings.tables))
         crashpoint("capture.published")
 

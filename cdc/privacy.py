@@ -7,7 +7,7 @@ drop       the column does not exist in the log
 mask       ``MASKED`` instead of every value, as text; NULL stays NULL
 hmac       HMAC-SHA-256 of the value's canonical text as 64 hexadecimal digits: equal values stay equal, over all tables, so it can be a key
 encrypt    AES-SIV (RFC 5297) of the canonical text with ``schema.table.column`` as associated data, in base64: equal values of one
-           column stay equal, so updates and the audit can compare, and whoever has the key can read it (``reveal``)
+           column stay equal, so updates and the audit can compare, and the key's holder can read it (``reveal``)
 =========  =====================================================================================================================
 
 The policy of a column, with the key's id, stands in the logged table's ``Column.protected``. Both keys are derived from one secret

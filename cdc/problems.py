@@ -49,7 +49,7 @@ def _of_source(source: SourceReport, capture: CaptureReport | None) -> Iterator[
     elif source.slot is not None and not source.slot.exists:
         yield f"replication slot {source.slot.name!r} does not exist → cdc doctor"
     elif capture is not None and capture.alive and capture.error:
-        # It runs, and says itself why it does not read: to start it is no help.
+        # It runs, and says itself why it does not read: to start it does not help.
         yield from (line.replace("→ cdc run", "→ fix what capture reports") for line in source.alarms)
     else:
         yield from source.alarms

@@ -31,7 +31,7 @@ WHOLE: Final = frozenset(
         StopState.COLUMN_RESERVED,
     }
 )
-"""The slot begins anew, and every table is read again."""
+"""The slot starts over, and every table is read again."""
 TABLES: Final = frozenset({StopState.TABLE_UNPUBLISHED})
 """The slot goes on; only tables that were out of the publication are read again."""
 

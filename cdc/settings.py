@@ -70,7 +70,7 @@ class SecretFile(SecretStr):
         if problem not in (None, self._problem):
             hint = f"make it readable for this account again: {self._path}"
             _log.warning(
-                "a secret's file cannot be read, so the last secret counts", file=str(self._path), problem=problem, mend=hint
+                "a secret's file cannot be read, so the last secret counts", file=str(self._path), problem=problem, hint=hint
             )
         self._problem = problem
         return self._secret_value
@@ -140,7 +140,7 @@ class Http(Strict):
     def _is_an_address(cls, listen: str) -> str:
         host, colon, port = listen.rpartition(":")
         if not colon or not host.removeprefix("[").removesuffix("]") or not port.isdecimal() or int(port) > 65535:
-            raise ValueError("no address; write host:port, such as 127.0.0.1:8642")
+            raise ValueError("not an address; write host:port, such as 127.0.0.1:8642")
         return listen
 
 
@@ -184,7 +184,7 @@ class StoreTables(Strict):
     def _options_are_of_tables_that_are_held(self) -> Self:
         for pattern in self.options:
             if named((pattern,)) and not matches(self.select, pattern):
-                raise ValueError(f"{pattern} has options here, and is no table of this store; add it to tables.select")
+                raise ValueError(f"{pattern} has options here, but is not a table of this store; add it to tables.select")
         return self
 
     @property

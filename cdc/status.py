@@ -219,50 +219,50 @@ def read_capture(run_dir: Path) -> CaptureStatus | None:
     raw = _read(run_dir / "status" / "capture.json")
     if raw is None:
         return None
-    told = CaptureStatus()
+    status = CaptureStatus()
     tables, foreign = _entries(raw.pop("snapshot", None), "snapshot", TableProgress("", 0, 0))
-    told.foreign = [*told.take(raw), *foreign]
-    told.snapshot = tables
-    return told
+    status.foreign = [*status.take(raw), *foreign]
+    status.snapshot = tables
+    return status
 
 
 def read_supervisor(run_dir: Path) -> SupervisorStatus | None:
     raw = _read(run_dir / "status" / "supervisor.json")
     if raw is None:
         return None
-    told = SupervisorStatus()
+    status = SupervisorStatus()
     processes, foreign = _entries(raw.pop("processes", None), "processes", ProcessStatus(""))
-    told.foreign = [*told.take(raw), *foreign]
-    told.processes = processes
-    return told
+    status.foreign = [*status.take(raw), *foreign]
+    status.processes = processes
+    return status
 
 
 def read_followers(run_dir: Path) -> list[FollowerStatus]:
     folder = run_dir / "status"
     names = (path.stem.removeprefix("follow-") for path in sorted(folder.glob("follow-*.json")))
-    return [told for name in names if (told := read_follower(run_dir, name)) is not None]
+    return [status for name in names if (status := read_follower(run_dir, name)) is not None]
 
 
 def read_follower(run_dir: Path, store: str) -> FollowerStatus | None:
     raw = _read(run_dir / "status" / f"follow-{store}.json")
     if raw is None:
         return None
-    told = FollowerStatus(store)
-    told.foreign = told.take(raw)
-    return told
+    status = FollowerStatus(store)
+    status.foreign = status.take(raw)
+    return status
 
 
-def unread_rows(told: CaptureStatus | None, tables: Sequence[str]) -> int:
+def unread_rows(status: CaptureStatus | None, tables: Sequence[str]) -> int:
     """About how many rows of these tables (patterns) the snapshot has not read yet."""
-    reading = told.snapshot if told is not None else ()
+    reading = status.snapshot if status is not None else ()
     return sum(max(one.total - one.done, 0) for one in reading if not one.finished and matches(tables, one.table))
 
 
-def other_version(told: CaptureStatus | FollowerStatus | SupervisorStatus, what: str) -> str | None:
+def other_version(status: CaptureStatus | FollowerStatus | SupervisorStatus, what: str) -> str | None:
     """One line when another version wrote this, so that some of it is not known."""
-    if not told.foreign:
+    if not status.foreign:
         return None
-    return f"{what} runs another version of Headwater than this ({', '.join(told.foreign)}) → restart cdc run"
+    return f"{what} runs another version of Headwater than this ({', '.join(status.foreign)}) → restart cdc run"
 
 
 def alive(pid: int) -> bool:
@@ -291,7 +291,7 @@ def _entries(raw: object, name: str, empty: _Entry) -> tuple[list[_Entry], list[
 
 def _read(path: Path) -> dict[str, Any] | None:
     """A damaged file is one that its part has not written yet: they are not synced, so a power loss may leave them empty or torn, and a
-    part that runs writes its own anew within a second."""
+    part that runs rewrites its own within a second."""
     try:
         return jsonfile.decode(path.read_bytes())
     except (FileNotFoundError, ValueError):

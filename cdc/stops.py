@@ -114,6 +114,6 @@ def _read(path: Path) -> Stop | None:
     except (ValueError, KeyError, TypeError):
         part, _, state = path.stem.rpartition(".")
         if state not in StopState.__members__:
-            raise HeadwaterError(f"{path} is no record of a stop state", hint="remove it") from None
+            raise HeadwaterError(f"{path} is not a record of a stop state", hint="remove it") from None
         stopped = Stopped(StopState(state), f"what stopped {part} is not known any more: {path} is damaged")
         return Stop(stopped.state, part, str(stopped).removeprefix(f"{state}: "), stopped.hint or "", written_at)

@@ -287,9 +287,15 @@ def parts_of(settings: Settings) -> frozenset[str]:
 
 def refuse_second(run_dir: Path) -> None:
     """Raises ConfigError when another supervisor works in this folder."""
-    told = status.read_supervisor(run_dir)
-    if told is not None and told.state != "exited" and told.pid != os.getpid() and status.alive(told.pid) and _is_ours(told.pid):
-        raise ConfigError(f"another cdc run (pid {told.pid}) works in {run_dir}", hint="stop it first, or set another run_dir")
+    saved = status.read_supervisor(run_dir)
+    if (
+        saved is not None
+        and saved.state != "exited"
+        and saved.pid != os.getpid()
+        and status.alive(saved.pid)
+        and _is_ours(saved.pid)
+    ):
+        raise ConfigError(f"another cdc run (pid {saved.pid}) works in {run_dir}", hint="stop it first, or set another run_dir")
 
 
 def _is_ours(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""Names, values and messages as a terminal may show them: whoever can name a table must not be able to move the cursor or forge a line."""
+"""Names, values and messages as a terminal may show them: a table's name must not move the cursor or forge a line."""
 
 from __future__ import annotations
 

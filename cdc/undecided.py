@@ -45,7 +45,7 @@ class UndecidedColumns:
         self._lock = RLock()
         logged = tuple(known)
         self._begun = decisions is not None or bool(logged)
-        """Tables that come from here on are new: whoever wrote the policies has not seen them."""
+        """Tables that come from here on are new: the author of the policies has not seen them."""
         self._saved = decisions
         self._tables = dict(decisions.tables) if decisions else {}
         self._kin = dict(decisions.kin) if decisions else {}

@@ -1,6 +1,6 @@
 """Waiting until a store shows everything up to an LSN: behind `cdc wait`, `/v1/wait` and ``cdc.connect(config).wait(…)``.
 
-``judge`` is the pure core: it says, from what the parts last told, what is still awaited. ``wait`` is the shell that looks again whenever a part
+``judge`` is the pure core: it says, from the parts' latest status files, what is still awaited. ``wait`` is the shell that looks again whenever a part
 has written something.
 """
 
@@ -129,8 +129,8 @@ def _until_shown(
             target = target_of(reader, wanted, received, complete)
         else:
             received = wanted
-        told = status.read_follower(settings.run_dir, store)
-        awaited = judge(store, wanted, target, received, *_follower_says(told))
+        saved = status.read_follower(settings.run_dir, store)
+        awaited = judge(store, wanted, target, received, *_follower_says(saved))
         if awaited.done:
             assert target is not None
             return target
@@ -203,22 +203,22 @@ def parse_wanted(text: str) -> Lsn:
     try:
         return parse_lsn(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no LSN: {error}", hint="select pg_current_wal_insert_lsn() gives one") from None
+        raise ConfigError(f"{text!r} is not an LSN: {error}", hint="select pg_current_wal_insert_lsn() gives one") from None
 
 
 def _capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
-    told = status.read_capture(settings.run_dir)
-    if told is None:
+    saved = status.read_capture(settings.run_dir)
+    if saved is None:
         return head.commit_lsn, None
-    complete = told.complete_position
-    return Lsn(max(head.commit_lsn, told.received_lsn)), None if complete is None else Position(complete)
+    complete = saved.complete_position
+    return Lsn(max(head.commit_lsn, saved.received_lsn)), None if complete is None else Position(complete)
 
 
-def _follower_says(told: status.FollowerStatus | None) -> tuple[Position | None, str | None]:
+def _follower_says(saved: status.FollowerStatus | None) -> tuple[Position | None, str | None]:
     """What it has applied, and what it waits for."""
-    if told is None:
+    if saved is None:
         return None, None
-    return Position(told.position), (told.error or "it does not answer") if told.state == "waiting" else None
+    return Position(saved.position), (saved.error or "it does not answer") if saved.state == "waiting" else None
 
 
 def _refuse_stopped(settings: Settings, part: str) -> None:
@@ -228,13 +228,13 @@ def _refuse_stopped(settings: Settings, part: str) -> None:
 
 def _too_late(settings: Settings, store: str, wanted: Lsn, timeout_s: float, awaited: Awaited) -> WaitTimeout:
     part = "capture" if awaited.target is None else f"follower {store}"
-    told = status.read_capture(settings.run_dir) if awaited.target is None else status.read_follower(settings.run_dir, store)
+    saved = status.read_capture(settings.run_dir) if awaited.target is None else status.read_follower(settings.run_dir, store)
     why, hint = awaited.why, "cdc status"
-    if told is not None and told.foreign:
+    if saved is not None and saved.foreign:
         hint = f"restart cdc run: {part} runs another version of Headwater than this"
-    if told is None or not status.alive(told.pid):
+    if saved is None or not status.alive(saved.pid):
         hint = "cdc run"
-        why = f"{part} has never run" if told is None else f"{awaited.why}, and {part} does not run"
+        why = f"{part} has never run" if saved is None else f"{awaited.why}, and {part} does not run"
     return WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:.3g} s: {why}", hint=hint)
 
 

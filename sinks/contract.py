@@ -104,7 +104,7 @@ class Sink(Protocol):
         ...
 
     def erase(self) -> None:
-        """Removes everything that this store name ever put there, ledger included, whoever wrote it; nothing else. An opened or unopened sink
+        """Removes everything that this store name ever put there, ledger included, by any process; nothing else. An opened or unopened sink
         may be asked; afterwards it has to be opened again. Done twice, or interrupted and done again, it comes to the same."""
         ...
 
@@ -139,7 +139,7 @@ class Sink(Protocol):
 
     def applied(self) -> Cut:
         """The highest cut that every unit holds, read from the store itself now. Lower than what was committed last when something was lost:
-        whoever asks has to close the sink and open it again. Raises as ``open`` does."""
+        the caller has to close the sink and open it again. Raises as ``open`` does."""
         ...
 
     def make_visible(self) -> None:

@@ -43,7 +43,7 @@ def rekeyed(old: Table, new: Table) -> bool:
 def rewrites(old: Table, new: Table) -> bool:
     """Whether documents written under ``old`` are not what ``new`` would have written.
 
-    An added column is no reason: a document that lacks a column says NULL.
+    An added column is not a reason: a document that lacks a column says NULL.
     """
     for change in differences(old, new):
         if change.old is None:

@@ -116,6 +116,6 @@ def _check_condition(connection: psycopg.Connection, table: SourceTable, conditi
             result = connection.pgconn.prepare(b"", query.encode())
             if result.status != pq.ExecStatus.COMMAND_OK:
                 error = psycopg.errors.error_from_result(result, encoding="utf-8")
-                raise ConfigError(f"--where is no condition on table {table.name}: {reason(error)}")
+                raise ConfigError(f"--where is not a condition on table {table.name}: {reason(error)}")
     finally:
         connection.execute("ROLLBACK")

@@ -82,7 +82,7 @@ _DAY: Final = 86_400_000_000
 _DAYS_TO_2000: Final = 10_957
 _MICROS_TO_2000: Final = _DAYS_TO_2000 * _DAY
 _NAN: Final = b"\xc0\x00"
-"""A numeric's sign when it is no number."""
+"""A numeric's sign when it is not a number."""
 _FIRST_DAY: Final = -719_162
 _LAST_DAY: Final = 2_932_896
 """0001-01-01 and 9999-12-31: the days that the text formats of ``values`` know."""
@@ -133,7 +133,7 @@ def binary_columns(data: Bytes, skip: int, rows: int, table: Table, take: Take =
 
 
 def text_of(kind: int, raw: bytes) -> str:
-    """The server's text for a value that has no place in the Arrow type of its column. Raises ProtocolError for what is no value at all."""
+    """The server's text for a value that has no place in the Arrow type of its column. Raises ProtocolError for what is not a value at all."""
     number = int.from_bytes(raw, "big", signed=True)
     if kind == values.DECIMAL and len(raw) == 8 and raw[4:6] == _NAN:
         return "NaN"
@@ -211,7 +211,7 @@ _int64 = _swapped(64)
 
 @kernel
 def whole_binary_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
-    """As ``fields.whole_rows``; stops before the trailer, which is no row."""
+    """As ``fields.whole_rows``; stops before the trailer, which is not a row."""
     rows = 0
     while rows < most and end - at >= 7 and data[at] == 100:
         length = _int32(data, at + 1)

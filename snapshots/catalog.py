@@ -89,7 +89,7 @@ from unnest(%(oids)s::oid[]) c(oid)
 
 
 class Uncapturable(SourceError):
-    """The table's definition keeps it from being captured; whoever looks at the catalog passes it over (``cdc.source.watch``)."""
+    """The table's definition keeps it from being captured; looks at the catalog pass it over (``cdc.source.watch``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class SourceTable:
 def load_tables(connection: psycopg.Connection, patterns: Sequence[str], publication: str) -> list[SourceTable]:
     """The published tables that ``source.tables`` selects, by name. ``connection``: under the pinned settings.
 
-    Raises SourceError, naming the table and the SQL that mends it, when one cannot be read whole. One that cannot be captured as it is
+    Raises SourceError, naming the table and the SQL that repairs it, when one cannot be read whole. One that cannot be captured as it is
     defined now is among them: it may be another one when it is read.
     """
     found = _load(connection, publication, None)

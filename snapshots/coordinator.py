@@ -87,7 +87,7 @@ class _TableLoad:
 class SnapshotCoordinator:
     """Brings every selected table that is not finished into the stream; ``start`` once the slot and the publication exist.
 
-    Errors that waiting cannot mend reach ingest through the feed. A lost connection is made anew.
+    Errors that waiting does not end reach ingest through the feed. A lost connection is opened again.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ from snapshots.fields import split, whole_rows
 
 BLOCK_BYTES: Final = 2 * 2**20
 PAUSE_US: Final = 250
-"""The server sends some 8 kB at a time. Whoever wakes for each of them costs both sides more than the rows do; a pause before each read lets
+"""The server sends some 8 kB at a time. Waking for each of them costs both sides more than the rows do; a pause before each read lets
 them gather. Much longer, and a Unix socket's buffer (about 200 kB, at up to 250 MB/s) would be full and the server wait."""
 GATHER_BYTES: Final = 4096
 """A read that brings so much has more behind it."""

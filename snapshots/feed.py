@@ -27,7 +27,7 @@ from snapshots.holds import Holds
 from snapshots.progress import SnapshotProgress
 
 PREFIX: Final = "headwater"
-"""Of our logical messages; one whose content is no chunk's is passed over."""
+"""Of our logical messages; one whose content is not a chunk is passed over."""
 
 
 class State(Enum):
@@ -162,7 +162,7 @@ class SnapshotFeed:
             return table_oid in self._holds or table_oid in self._again or not self._progress.finished(table_oid)
 
     def reset(self) -> None:
-        """The stream begins anew after its last durable commit, and what was appended since is gone: open chunks are read again."""
+        """The stream starts over after its last durable commit, and what was appended since is gone: open chunks are read again."""
         with self._changed:
             for chunk in (*self._ready.values(), *self._entered):
                 chunk.state = State.REFUSED
@@ -297,7 +297,7 @@ class SnapshotFeed:
             return self._holds[table_oid].keys(limit) if table_oid in self._holds else None
 
     def forget(self, table_oid: int, run: int) -> None:
-        """The table is gone, or no longer published: nothing more is read of it, unless it has begun anew since ``run``. From any thread."""
+        """The table is gone, or no longer published: nothing more is read of it, unless it has started over since ``run``. From any thread."""
         with self._changed:
             if self._progress.run(table_oid) != run:
                 return
@@ -319,7 +319,7 @@ class SnapshotFeed:
             self._again.discard(table_oid)
 
     def finish(self, table_oid: int, run: int) -> bool:
-        """Marks the table's snapshot finished unless rows are held, or it has begun anew since ``run``; False then."""
+        """Marks the table's snapshot finished unless rows are held, or it has started over since ``run``; False then."""
         with self._changed:
             if table_oid in self._holds or table_oid in self._again:
                 return False

@@ -27,7 +27,7 @@ E = TypeVar("E")
 
 
 class Again(Exception):
-    """A part was refused at its watermark, or its table has changed: the job has to be made anew from what is durable."""
+    """A part was refused at its watermark, or its table has changed: the job has to be recreated from what is durable."""
 
 
 @dataclass(slots=True, eq=False)

@@ -136,7 +136,7 @@ class Board:
             self._changed.notify_all()
 
     def end(self, job: Job) -> None:
-        """The job is finished, or to be made anew as soon as every worker has left it."""
+        """The job is finished, or to be recreated as soon as every worker has left it."""
         with self._changed:
             job.over = True
             self._changed.notify_all()

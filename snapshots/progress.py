@@ -42,7 +42,7 @@ class Record:
     empties: bool = False
     """Before its first row comes, the log has to say that every earlier row is gone."""
 
-    def anew(self, *, empties: bool = False) -> Record:
+    def restarted(self, *, empties: bool = False) -> Record:
         """Nothing of it has been read. What has to happen before its first row still has to."""
         return Record(self.table, self.shape, self.files, joining=self.joining, empties=self.empties or empties)
 
@@ -77,7 +77,7 @@ class SnapshotProgress:
         self._runs: Counter[int] = Counter()
         self._parts: Counter[int] = Counter()
         """Rows that are durable but belong to ranges that are not finished; for showing only."""
-        self._records = {oid: record.anew() if record.waiting else record for oid, record in _read(self._path).items()}
+        self._records = {oid: record.restarted() if record.waiting else record for oid, record in _read(self._path).items()}
 
     def take_in(self, found: Iterable[tuple[SourceTable, str]], *, joined_later: bool) -> None:
         """Notes tables (each with its ``Look.files``) that are to be read, all in one write. ``joined_later``: those that are not known yet
@@ -93,7 +93,7 @@ class SnapshotProgress:
                 self._write()
 
     def begin(self, source: SourceTable, files: str) -> Run:
-        """What is done of the table. Other columns, key or files than before let an unfinished one begin anew."""
+        """What is done of the table. Other columns, key or files than before let an unfinished one start over."""
         oid = source.table.oid
         with self._lock:
             before, number = self._records.get(oid), self._runs[oid]
@@ -130,7 +130,7 @@ class SnapshotProgress:
                 self._parts[oid] += rows
 
     def advance(self, oid: int, run: int, pages: Interval, rows: int, *, waiting: bool) -> None:
-        """A range with so many rows (all of them shown before) is durable in the log. Passed over when the table has begun anew since."""
+        """A range with so many rows (all of them shown before) is durable in the log. Passed over when the table has started over since."""
         with self._lock:
             record = self._records.get(oid)
             if record is None or record.finished or self._runs[oid] != run:
@@ -154,7 +154,7 @@ class SnapshotProgress:
                 self._write()
 
     def run(self, oid: int) -> int:
-        """Another one whenever the table begins anew, see ``Run``."""
+        """Another one whenever the table starts over, see ``Run``."""
         with self._lock:
             return self._runs[oid]
 
@@ -170,7 +170,7 @@ class SnapshotProgress:
             return oid in self._records and self._records[oid].joining
 
     def joined(self, oid: int, run: int) -> None:
-        """Every transaction that was open when it joined is visible. Passed over when the table has begun anew since."""
+        """Every transaction that was open when it joined is visible. Passed over when the table has started over since."""
         with self._lock:
             if oid in self._records and self._runs[oid] == run:
                 self._records[oid] = replace(self._records[oid], joining=False)
@@ -188,7 +188,7 @@ class SnapshotProgress:
                 self._write()
 
     def finish(self, oid: int, run: int) -> bool:
-        """False when the table has begun anew since."""
+        """False when the table has started over since."""
         with self._lock:
             record = self._records.get(oid)
             if record is None or self._runs[oid] != run:
@@ -239,7 +239,7 @@ class SnapshotProgress:
     def _anew(self, oid: int, record: Record, *, empties: bool = False) -> Record:
         self._runs[oid] += 1
         self._parts.pop(oid, None)
-        return record.anew(empties=empties)
+        return record.restarted(empties=empties)
 
     def flush(self, *, when_due: bool = False) -> None:
         """What is not on disk is; ``when_due``: once ``interval_s`` has passed since the last write."""

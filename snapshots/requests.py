@@ -1,7 +1,7 @@
 """Snapshots that somebody asked for: small files in the log's folder, written by ``cdc snapshot`` and taken up by capture.
 
 ``NAME.json`` is a request, which stays until it is done, whatever is killed meanwhile; ``NAME.state`` says how far it has come. Requests may
-hold keys, so only the owner reads them, and a finished one is removed; what became of it stays for whoever waits, a day at most.
+hold keys, so only the owner reads them, and a finished one is removed; its outcome stays for a waiting command, a day at most.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from snapshots.plan import Key
 
 FOLDER: Final = "requests"
 OUTCOME_KEPT_S: Final = 24 * 3600.0
-"""Whoever waits looks several times a second; of a request that nobody waits for, somebody may still look at the file."""
+"""A waiting command looks several times a second; of a request that nobody waits for, somebody may still look at the file."""
 _FORMAT: Final = 1
 
 
@@ -77,7 +77,7 @@ class Requests:
             except FileNotFoundError:
                 continue
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise LogCorrupt(f"{path} is no request of ours; remove it") from None
+                raise LogCorrupt(f"{path} is not a snapshot request; remove it") from None
         return found
 
     def tell(self, name: str, outcome: Outcome) -> None:

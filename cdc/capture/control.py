@@ -93,7 +93,7 @@ Control = StreamStart | StreamStop | StreamAbort | StreamCommit | BeginPrepare |
 
 
 def parse_control(letter: str, body: bytes) -> Control:
-    """Raises ProtocolError when the message is too short, too long, a number in it is out of bounds, or its GID is no text."""
+    """Raises ProtocolError when the message is too short, too long, a number in it is out of bounds, or its GID is not text."""
     head = _HEADS[letter]
     if len(body) < head.size:
         raise ProtocolError(f"a message of kind {letter!r} is too short")

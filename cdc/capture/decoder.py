@@ -452,7 +452,7 @@ def _passed(commit: Commit, position: int) -> Group:
 
 
 def _rows_follow(block: Bytes, index: Index, begin: int, end: int, oid: int) -> bool:
-    """Whether a row of the table comes in messages [begin, end) before the table is described anew."""
+    """Whether a row of the table comes in messages [begin, end) before the table is described again."""
     rows = (index.relation[begin:end] == oid).nonzero()[0]
     if not len(rows):
         return False

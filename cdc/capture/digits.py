@@ -99,7 +99,7 @@ def month(word: Any) -> Any:
 
 @inlined
 def seconds(word: Any) -> Any:
-    """Seconds of ``HH:MM:SS``, or NOT_DIGITS when it is no time of day."""
+    """Seconds of ``HH:MM:SS``, or NOT_DIGITS when it is not a time of day."""
     word = word ^ _TIME
     found = np.int64(NOT_DIGITS)
     if (word & _COLONS) == 0 and _no_digits(word) == 0:

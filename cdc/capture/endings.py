@@ -98,7 +98,7 @@ def notice(fields: bytes) -> str:
 
 @dataclass(slots=True)
 class Poison:
-    """Counts failures to get past one place. ``TRIES`` of the same kind there, with nothing made durable in between, are no accident."""
+    """Counts failures to get past one place. ``TRIES`` of the same kind there, with nothing made durable in between, are not an accident."""
 
     _at: tuple[int, str] = (-1, "")
     _times: int = field(default=0)

@@ -47,7 +47,7 @@ class Grouping:
         """Whether the group has to end before message ``until`` (it then does). Rows before it have the definitions that are in force now."""
         room = FILL_BYTES - self._filled_bytes
         cut, filled = self._rows.weigh(self._block, self._index, self._weighed, until, room, some=self._filled_bytes == 0)
-        self._weighed = until + 1  # that message itself is no row, and has been taken in when this is asked again
+        self._weighed = until + 1  # that message itself is not a row, and has been taken in when this is asked again
         self._filled_bytes += filled
         if cut == until:
             return False
@@ -61,7 +61,7 @@ class Grouping:
         return end == self._last or bool(index.kind[end - 1] == _COMMIT)
 
     def flush(self, until: int) -> None:
-        """Takes in the rows before message ``until``, under the definitions that are in force now; that message itself is no row."""
+        """Takes in the rows before message ``until``, under the definitions that are in force now; that message itself is not a row."""
         for batch in self._rows.run(self._block, self._index, self._run, until, self._position, self._changed):
             self._batches.append(batch)
             self._position += len(batch)

@@ -54,7 +54,7 @@ def _days(year: Any, number: Any, day: Any) -> Any:
 
 @kernel
 def _clock(data: Bytes, at: int, end: int) -> Any:
-    """Microseconds of ``HH:MM:SS[.ffffff]`` up to ``end``, or -1 when it is no time of day (24:00:00 is none)."""
+    """Microseconds of ``HH:MM:SS[.ffffff]`` up to ``end``, or -1 when it is not a time of day (24:00:00 is none)."""
     if end - at < 8 or data[at + 2] != 58 or data[at + 5] != 58:
         return np.int64(-1)
     hour = _two(data, at)

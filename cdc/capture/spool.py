@@ -1,7 +1,7 @@
 """Transactions that the server sends before they have ended: their raw frames on disk, so that memory stays bounded.
 
 Every transaction has an anonymous file of its own, which vanishes with the connection or the process: the server sends a transaction
-anew, from its first change, to whoever connects again before its end is confirmed.
+again, from its first change, after every reconnect before its end is confirmed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Piece:
 class Spool:
     """One transaction's frames. ``prefixed``: every message in them carries the xid of its (sub)transaction behind its letter.
 
-    ``add`` raises OSError when the disk is full; the connection has to begin anew then, and nothing is lost.
+    ``add`` raises OSError when the disk is full; the connection has to start over then, and nothing is lost.
     """
 
     def __init__(self, folder: Path, xid: int, *, prefixed: bool = True) -> None:

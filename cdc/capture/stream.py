@@ -308,7 +308,7 @@ class Stream:
         self.received = 0
         """Bytes since the start."""
         self.batches = 0
-        """How many the last block became; whoever takes them says so."""
+        """How many the last block became; their taker says so."""
         self._receiver = threading.Thread(target=self._receive, name="receive", daemon=True)
         self._answerer = threading.Thread(target=self._answer, name="answer", daemon=True)
         self._receiver.start()

@@ -1,4 +1,4 @@
-"""A socket's bytes without the GIL: whoever receives need not wait for a thread that works, and what it wakes for is worth it. Linux's libc."""
+"""A socket's bytes without the GIL: the receiver need not wait for a thread that works, and what it wakes for is worth it. Linux's libc."""
 
 from __future__ import annotations
 

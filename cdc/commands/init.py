@@ -63,7 +63,7 @@ def init(
 def write_new(path: Path, text: str) -> None:
     """Raises ConfigError when the file exists or the folder cannot be written to."""
     try:
-        # Whoever writes a password into it later need not think of its mode.
+        # A password may be written into it later; nobody need think of its mode then.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

@@ -80,7 +80,7 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
 
 
 def _fix(connection: psycopg.Connection, settings: Settings, *, log_has_begun: bool) -> Iterator[Finding]:
-    """A slot that is missing although the log has begun is not made anew: that would hide lost changes."""
+    """A slot that is missing although the log has begun is not recreated: that would hide lost changes."""
     try:
         source = settings.source
         aside = withheld(find_aside(connection, source.publication, settings.log.dir))

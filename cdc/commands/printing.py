@@ -22,7 +22,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def console() -> Console:
-    """Standard output, without wrapping where it is no terminal."""
+    """Standard output, without wrapping where it is not a terminal."""
     plain = not sys.stdout.isatty()
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=plain, color_system=None if plain else "auto")
 

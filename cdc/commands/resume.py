@@ -50,7 +50,7 @@ def resume(
 
 
 def _check(stop: stops.Stop, skip: str | None) -> None:
-    """Raises ConfigError when a rebuild is no way out of this stop, or another LSN is to be skipped than it names."""
+    """Raises ConfigError when a rebuild is not a way out of this stop, or another LSN is to be skipped than it names."""
     if _store(stop) is not None:
         if skip is not None:
             raise ConfigError(f"{stop.name} names no LSN to skip", hint=f"deploy/runbook.md, {stop.state}")
@@ -73,7 +73,7 @@ def _lsn(text: str) -> Lsn:
     try:
         return parse_lsn(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no LSN: {error}", hint="cdc status shows the one that is meant") from None
+        raise ConfigError(f"{text!r} is not an LSN: {error}", hint="cdc status shows the one that is meant") from None
 
 
 def _store(stop: stops.Stop) -> str | None:

@@ -99,7 +99,7 @@ def read_keys(path: Path) -> dict[int, tuple[str, ...]]:
             fields = json.loads(line, parse_int=str, parse_float=str)
         except ValueError:
             hint = 'a key that itself begins with [ is written as an array of one, such as ["[1,5)"]'
-            raise ConfigError(f"{path}, line {number}: is no JSON array", hint=hint) from None
+            raise ConfigError(f"{path}, line {number}: is not a JSON array", hint=hint) from None
         if not fields or not all(isinstance(field, str) for field in fields):
             raise ConfigError(f"{path}, line {number}: a key's columns are texts or numbers")
         keys[number] = tuple(fields)

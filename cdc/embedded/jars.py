@@ -96,7 +96,7 @@ def fetch(name: str, report: Report = lambda _line: None) -> list[Path]:
 
 
 def _missing(jars: Iterable[Jar], home: Path) -> list[Jar]:
-    # Read each time (0.1 s of Spark's start): what is on a class path is not taken on the word of whoever could write there.
+    # Read each time (0.1 s of Spark's start): what is on a class path is not believed because of where it lies: others may write there.
     return [jar for jar in jars if _sha256(home / jar.path) != jar.sha256]
 
 

@@ -44,7 +44,7 @@ class OpenSearch(Server):
     def __init__(self, folder: Path, *, heap_mb: int = 256, preferred_port: int | None = None, production: bool = False) -> None:
         """``preferred_port``: taken when it is free (from 9201 to 9299; the runner knows no others).
 
-        ``production``: the JVM's flags are those of a node in production, with at least ``PRODUCTION_HEAP_MB``: for whoever measures.
+        ``production``: the JVM's flags are those of a node in production, with at least ``PRODUCTION_HEAP_MB``: for benchmarks.
         """
         super().__init__(folder)
         self._preferred_port = preferred_port

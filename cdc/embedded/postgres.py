@@ -102,7 +102,7 @@ def installation(version: int) -> Installation:
 class Postgres:
     """One server over one data folder. ``start`` initialises the folder when it is empty; superuser ``postgres``.
 
-    Over the socket, in a folder that only its owner can enter, whoever comes is trusted; over TCP nobody without a password
+    Over the socket, in a folder that only its owner can enter, every connection is trusted; over TCP nobody without a password
     (``cdc.embedded.passfile``).
     """
 

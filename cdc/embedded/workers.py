@@ -1,6 +1,6 @@
 """The Python of Spark's local workers: this one, without the zip of pyspark's sources that Spark puts first on its path.
 
-Nothing in that zip is compiled, so every worker, and a query starts two of them, would compile pyspark anew: 0.8 s of CPU in place of 0.3.
+Nothing in that zip is compiled, so every worker, and a query starts two of them, would compile pyspark again: 0.8 s of CPU in place of 0.3.
 Spark gives a worker 10 s to report, and on a machine with much else to do that makes the difference.
 """
 

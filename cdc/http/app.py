@@ -63,7 +63,7 @@ _PAGE: Final = {
 
 Take = Callable[[], Report]
 Wait = Callable[[str, Lsn | None, float, Event], Waited]
-"""(store, LSN, timeout in seconds, set when whoever asked has gone) → what the store shows."""
+"""(store, LSN, timeout in seconds, set when the client has gone) → what the store shows."""
 
 
 def make_app(

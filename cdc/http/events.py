@@ -1,4 +1,4 @@
-"""The report, taken at most once a second whoever asks, its recent past, and the stream of both to browsers."""
+"""The report, taken at most once a second however many ask, its recent past, and the stream of both to browsers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PERIOD_S: Final = 1.0
 HISTORY_SAMPLES: Final = 310
 """The page draws five minutes of averages over ten seconds."""
 MAX_READERS: Final = 64
-"""Each open page holds one connection; more than this are told to come again later."""
+"""Each open page holds one connection; more than this are asked to come again later."""
 
 
 @dataclass(frozen=True, slots=True)

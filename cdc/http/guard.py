@@ -58,7 +58,7 @@ def access_of(http: Http) -> Access:
     ]
     if missing:
         raise ConfigError(
-            f"http.listen: {host!r} is no loopback address, so others can reach it",
+            f"http.listen: {host!r} is not a loopback address, so others can reach it",
             hint=f"set {', '.join(missing)} in [http], or listen on 127.0.0.1",
         )
     return Access(None, token)
@@ -69,7 +69,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not colon or not bare or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"http.listen: {address!r} is no address", hint="write host:port, such as 127.0.0.1:8642")
+        raise ConfigError(f"http.listen: {address!r} is not an address", hint="write host:port, such as 127.0.0.1:8642")
     return bare, int(port)
 
 
@@ -147,7 +147,7 @@ def _place(origin: str) -> str | None:
 
 
 def _name(host: str) -> str | None:
-    """The name in a Host header, without the port; None for what is no host."""
+    """The name in a Host header, without the port; None for what is not a host."""
     if set(host) & set("@/?#\\"):
         return None
     try:

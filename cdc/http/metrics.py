@@ -17,7 +17,7 @@ from cdc.status import CAPTURE_STATES, FOLLOWER_STATES
 
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 MAX_TABLES: Final = 1000
-"""Whoever may create tables must not be able to create series without end: the largest tables have some, and all are counted."""
+"""Creating tables must not create series without end: the largest tables have some, and all are counted."""
 Samples = Iterable[tuple[tuple[str, ...], float | int | bool | None]]
 
 

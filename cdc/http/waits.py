@@ -1,4 +1,4 @@
-"""``/v1/wait``'s waiting: it ends with the connection of whoever asked, so that nobody can leave waits behind."""
+"""``/v1/wait``'s waiting: it ends with the client's connection, so that nobody can leave waits behind."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def decode_segment_header(data: bytes) -> tuple[SegmentHeader, int, int]:
     try:
         name = data[_SEGMENT.size : _SEGMENT.size + name_length].decode()
     except UnicodeDecodeError:
-        raise Damaged(_SEGMENT.size, "the topic's name is no text") from None
+        raise Damaged(_SEGMENT.size, "the topic's name is not text") from None
     return SegmentHeader(log_id, topic, name, first, previous, previous_last, previous_chain), length, crc
 
 
@@ -359,7 +359,7 @@ def _name_text(name: bytes, at: int) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:
-        raise Damaged(at, "a topic's name is no text") from None
+        raise Damaged(at, "a topic's name is not text") from None
 
 
 def name_piece(record: bytes) -> tuple[int, bytes, int]:

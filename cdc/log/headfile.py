@@ -36,7 +36,7 @@ class HeadFile:
                 return head
             if attempt:
                 time.sleep(_PAUSE_S)
-        raise LogCorrupt(f"{self.path} at byte 0: the head is damaged; starting capture writes it anew from the timeline")
+        raise LogCorrupt(f"{self.path} at byte 0: the head is damaged; starting capture writes it again from the timeline")
 
     def close(self) -> None:
         if self._fd >= 0:

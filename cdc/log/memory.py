@@ -93,7 +93,7 @@ class MemoryWriter:
 
 
 def _topic(batch: pa.RecordBatch) -> str:
-    """Raises ValueError for what is no batch of changes."""
+    """Raises ValueError for what is not a batch of changes."""
     try:
         return table_of(batch.schema).qualified
     except (KeyError, TypeError):

@@ -26,7 +26,7 @@ _SEALED: Final = re.compile(r"^(\d{20})-(\d{20})-(\d{1,12})-([0-9a-f]{8})\.parqu
 def folder_of(topic: str) -> str:
     """The topic's folder: its name percent-encoded, cut to a length every file system takes, and a hash of the whole name.
 
-    The hash keeps apart what the cut, or a file system that folds case or Unicode forms, would make equal. Tables are named by whoever may
+    The hash keeps apart what the cut, or a file system that folds case or Unicode forms, would make equal. Tables are named by anyone who may
     create one, so it is long enough that nobody finds two names with the same.
 
     >>> folder_of('public.Orders')

@@ -110,7 +110,7 @@ def _create(places: Places, disk: Disk) -> None:
 
 
 def publish_first(places: Places, disk: Disk, head: Head) -> None:
-    """Writes the head anew. It keeps its inode where it has one, because readers watch that."""
+    """Rewrites the head. It keeps its inode where it has one, because readers watch that."""
     if not places.head.exists():
         aside = places.root / f"{ASIDE}{places.head.name}"
         aside.unlink(missing_ok=True)
@@ -129,7 +129,7 @@ def publish_first(places: Places, disk: Disk, head: Head) -> None:
             disk.sync(fd)
         finally:
             disk.close(fd)
-    # Also of names that are there already: whoever made them may have ended because this was refused.
+    # Also of names that are there already: the process that made them may have ended because this was refused.
     disk.sync_folder(places.root)
 
 

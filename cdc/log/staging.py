@@ -16,7 +16,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def positions_of(batch: pa.RecordBatch) -> Positions:
-    """The batch's positions, without a copy. Raises ValueError when it is no batch of changes, or they do not rise."""
+    """The batch's positions, without a copy. Raises ValueError when it is not a batch of changes, or they do not rise."""
     schema = batch.schema
     if not schema.metadata or TABLE_METADATA not in schema.metadata or schema.names[0] != POSITION:
         raise ValueError("not a batch of changes: see cdc.model.batch")

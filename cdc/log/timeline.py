@@ -329,7 +329,7 @@ class Timeline:
                 try:
                     text = name.decode()
                 except UnicodeDecodeError:
-                    raise Damaged(int(at) * RECORD_BYTES, "a topic's name is no text") from None
+                    raise Damaged(int(at) * RECORD_BYTES, "a topic's name is not text") from None
                 if topic in self.topics or text in self.numbers:
                     raise Damaged(int(at) * RECORD_BYTES, "a topic is named twice")
                 self.topics[topic] = TopicIndex(topic, text)

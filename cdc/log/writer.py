@@ -64,7 +64,7 @@ class EmbeddedLogWriter:
 
     ``segment_bytes``: a segment that has grown to this is closed and (``seal``) becomes Parquet in the background.
     Opening recovers the log (see ``cdc.log.recover``). Raises HeadwaterError when another process writes here, LogCorrupt,
-    OSError. After a sync has failed nothing more is taken: what the disk holds is then unknown until the log is opened anew.
+    OSError. After a sync has failed nothing more is taken: what the disk holds is then unknown until the log is opened again.
     """
 
     def __init__(self, dir: Path, *, segment_bytes: int = 64 * 2**20, seal: bool = True, disk: Disk | None = None) -> None:
@@ -177,7 +177,7 @@ class EmbeddedLogWriter:
         return self.head
 
     def rollback(self) -> None:
-        """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened anew."""
+        """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened again."""
         self._check_usable()
         staged, self._staged = self._staged, Staged(Density(self._published.position))
         with self._fatal():

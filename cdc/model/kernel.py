@@ -34,4 +34,4 @@ def _compiled(function: Function, **options: Any) -> Function:
     try:
         return cast(Function, njit(cache=True, **options)(function))
     finally:
-        config.CACHE_LOCATOR_CLASSES = others  # whoever imports us may have kernels of their own
+        config.CACHE_LOCATOR_CLASSES = others  # the importing program may have kernels of its own

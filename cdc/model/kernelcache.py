@@ -50,7 +50,7 @@ class Chosen(_Stamped, UserProvidedCacheLocator):  # type: ignore[misc]
 
 
 class BesideSource(_Stamped, InTreeCacheLocator):  # type: ignore[misc]
-    """In ``__pycache__``, where that can be written to. Whoever else can do so needs no kernels: Python believes the modules there."""
+    """In ``__pycache__``, where that can be written to. Another account that can write there needs no kernels: Python believes the modules there."""
 
 
 class OfUser(_Stamped, UserWideCacheLocator):  # type: ignore[misc]

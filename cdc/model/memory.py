@@ -1,7 +1,7 @@
 """Large pieces of memory that are used again.
 
 A fresh page costs more than what is written to it: the kernel interrupts the writer and clears it, and a virtual machine's host may have to
-find it first. The C library gives large pieces back to the kernel as soon as they are free, so whoever needs one for each block of data
+find it first. The C library gives large pieces back to the kernel as soon as they are free, so code that needs one for each block of data
 pays for all of its pages with each block.
 """
 

@@ -1,8 +1,8 @@
 """How the source may ask who we are: so that nobody else who answers is given the password.
 
-libpq by itself sends the password to whoever asks for it, in clear text or as MD5. By default we let it prove that it knows the password
+libpq by itself sends the password to any server that asks for it, in clear text or as MD5. By default we let it prove that it knows the password
 (SCRAM) or show a ticket (GSS), and let a server be that asks for nothing (trust, peer, a client certificate). Over TLS the proof is bound to
-the connection (SCRAM-SHA-256-PLUS), so that it is worth nothing to whoever ended TLS in between.
+the connection (SCRAM-SHA-256-PLUS), so that it is worth nothing to a proxy that ended TLS in between.
 """
 
 from __future__ import annotations

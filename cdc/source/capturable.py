@@ -71,7 +71,7 @@ def refuse_twins(tables: Sequence[Table]) -> None:
 
 
 def reserved_problem(table: Table) -> tuple[str, str] | None:
-    """(what is wrong, the SQL that mends it) with the names of the table's columns, or None."""
+    """(what is wrong, the SQL that repairs it) with the names of the table's columns, or None."""
     column = reserved_column(table)
     if column is None:
         return None
@@ -90,7 +90,7 @@ def refuse_reserved(table: Table) -> None:
 
 
 def identity_problem(definition: Definition, *, computed: bool = False) -> tuple[str, str] | None:
-    """(what is wrong, the SQL that mends it) with the table's replica identity, or None.
+    """(what is wrong, the SQL that repairs it) with the table's replica identity, or None.
 
     computed: the publication publishes stored generated columns. Where this finds nothing, Postgres takes the table's updates and deletes
     with a publication that has the table, on every version (CheckCmdReplicaIdentity in execReplication.c; tests/integration/source).
@@ -99,7 +99,7 @@ def identity_problem(definition: Definition, *, computed: bool = False) -> tuple
     if table.identity in "df" and definition.deferrable_key:
         # Not FULL: while a transaction moves keys about, two rows have one, and no order of deletes and upserts is right.
         return (
-            "has a deferrable primary key, which is no replica identity",
+            "has a deferrable primary key, which cannot be a replica identity",
             f"add the key again without DEFERRABLE; or, with another unique index: {_other_index(table)}",
         )
     if not table.columns:

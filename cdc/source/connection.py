@@ -79,13 +79,13 @@ def _open(parts: Mapping[str, str], added: Mapping[str, str]) -> PatientConnecti
 
 def parse(dsn: str, given_as: str = CONFIGURED) -> dict[str, str]:
     """libpq's parameters; a server on another machine is verified (``sslmode=verify-full``) where neither the DSN nor a service file nor
-    the environment says otherwise: libpq's own default, ``prefer``, would also talk to whoever answers. libpq quotes pieces of a string that
+    the environment says otherwise: libpq's own default, ``prefer``, would also talk to any server that answers. libpq quotes pieces of a string that
     it cannot parse, so its own words are not passed on. ``cdc.source.authentication`` says what is added to authenticate.
 
     A URL in whose password a reserved character stands as it is can still parse, with parts of the password as port or database:
     those are refused here, as later messages show them.
     """
-    unusable = f"{given_as} is no connection string that libpq understands"
+    unusable = f"{given_as} is not a connection string that libpq understands"
     try:
         parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     except (psycopg.Error, UnicodeError):

@@ -142,7 +142,7 @@ def load_facts(folder: Path) -> dict[int, Facts]:
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise LogCorrupt(f"{path} is damaged; removing it lets capture look at the catalog anew") from None
+        raise LogCorrupt(f"{path} is damaged; removing it lets capture read the catalog again") from None
     return {facts.oid: facts for facts in tables}
 
 

@@ -45,7 +45,7 @@ def leaf_problems(
     connection: psycopg.Connection, roots: Sequence[int], *, listed: Sequence[int], computed: bool
 ) -> dict[int, tuple[str, str]]:
     """By the partitioned table's OID, of those among ``roots``: what is wrong with its first partition that cannot be captured, and the SQL
-    that mends it. ``listed``: those for which the publication has a column list. ``computed``: it publishes stored generated columns.
+    that repairs it. ``listed``: those for which the publication has a column list. ``computed``: it publishes stored generated columns.
 
     ``connection``: under the pinned settings, so that names are written in full.
     """

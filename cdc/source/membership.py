@@ -73,7 +73,7 @@ def check_membership(publication: str, known: Membership, found: Membership, wan
     if not found.publication:
         raise publication_lost(f"publication {publication!r} does not exist any more")
     if found.publication != known.publication:
-        raise publication_lost(f"publication {publication!r} was dropped and made anew")
+        raise publication_lost(f"publication {publication!r} was dropped and created again")
     interrupted = known.interrupted(found, wanted)
     out = [oid for oid in interrupted if oid not in found.tables]
     if interrupted:

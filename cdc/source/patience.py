@@ -30,7 +30,7 @@ RV = TypeVar("RV")
 
 
 class Patience:
-    """One connection's. Whoever waits for its bytes says when some came, and now and then that none do."""
+    """One connection's. Its reader says when bytes came, and now and then that none do."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
@@ -50,7 +50,7 @@ class Patience:
         works = _works(self._connection)
         self._unknown = self._unknown + 1 if works is None else 0
         idle = works is False or self._unknown >= UNKNOWN_MAX
-        # One answer may be an accident: what we sent had not arrived yet, or whoever asked met a fault of its own.
+        # One answer may be an accident: what we sent had not arrived yet, or the asking thread met a fault of its own.
         if idle and self._doubted and not self._has_bytes():
             self._connection.pgconn.finish()
             raise psycopg.OperationalError(f"the server has not answered for {SILENCE_S:g} s, and is not at work on it")
@@ -113,6 +113,6 @@ def _works(connection: psycopg.Connection[Any]) -> bool | None:
         with _Asking.connect(make_conninfo(**{**given, "connect_timeout": str(_ASK_TIMEOUT_S)}), autocommit=True) as asking:
             row = asking.execute(_WORKS, (info.backend_pid,)).fetchone()
     except psycopg.Error as error:
-        # Else whoever connects anew will say why.
+        # Else the next attempt to connect will say why.
         return None if any(words in str(error) for words in _CROWDED) else False
     return row is not None and bool(row[0])

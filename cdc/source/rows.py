@@ -105,7 +105,7 @@ class SourceRows:
             with self._connection.transaction():
                 return list(self._fetch(self._typed_match(keys)))
         except (psycopg.DataError, psycopg.IntegrityError):
-            # A store can hold a key that is no value of the key's type (or not of its domain); only text compares with it.
+            # A store can hold a key that is not a value of the key's type (or not of its domain); only text compares with it.
             return list(self._fetch(self._text_match(keys)))
 
     def _fetch(self, condition: sql.Composable) -> Iterator[pa.RecordBatch]:

@@ -145,7 +145,7 @@ def ensure_slot(
         if facts.confirmed_lsn is None and facts.active:
             raise SourceError(
                 f"replication slot {source.slot!r} is still being made, by pid {facts.active_pid}",
-                hint="try again when it has been",
+                hint="start again once that is done",
             )
     if facts.lost:
         raise Stopped(StopState.SLOT_LOST, lost_message(facts), hint=rebuild_hint(StopState.SLOT_LOST))
@@ -267,7 +267,7 @@ def refuse_foreign(connection: psycopg.Connection, facts: SlotFacts) -> None:
 
 
 def refuse_unclaimed(facts: SlotFacts, record: Path) -> None:
-    """Raises SourceError when the slot exists and, as far as the folder knows, we did not make it: whoever did would lose changes."""
+    """Raises SourceError when the slot exists and, as far as the folder knows, we did not make it: its maker would lose changes."""
     if _is_ours(facts, record, None):
         return
     raise SourceError(

@@ -227,7 +227,7 @@ class CatalogWatch:
         """Known to the snapshot before the stream hears of it, and forgotten before the stream hears that a table can be captured again."""
         for oid, refusal in refused.items():
             if self._passed_over.get(oid) != refusal:
-                _log.warning("a table is not captured", table=refusal.table, reason=refusal.problem, mend=refusal.hint)
+                _log.warning("a table is not captured", table=refusal.table, reason=refusal.problem, hint=refusal.hint)
         self._passed_over = refused
 
     def _removable(self, connection: psycopg.Connection, oids: Collection[int]) -> dict[int, bool]:
@@ -315,7 +315,7 @@ class CatalogWatch:
             if table.table.oid in new and (refusal := self._admitted(connection, table, everything, problems)) is not None:
                 barred[table.table.oid] = refusal
                 if refusal not in (self._barred.get(table.table.oid), self._passed_over.get(table.table.oid)):
-                    _log.warning("a new table is not captured", table=table.name, reason=refusal.problem, mend=refusal.hint)
+                    _log.warning("a new table is not captured", table=table.name, reason=refusal.problem, hint=refusal.hint)
         self._barred = barred
 
     def _admitted(

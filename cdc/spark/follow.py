@@ -278,7 +278,7 @@ class Query:
         return query
 
     def _explain(self) -> None:
-        """A query that ended by itself: a stop state if the log says so, else an accident that a new query mends."""
+        """A query that ended by itself: a stop state if the log says so, else an accident that a new query gets over."""
         if self._ending:
             return
         try:

@@ -95,7 +95,7 @@ class Opening:
         return self.sink.open(self._reader, self.epoch)
 
     def _go_above(self, seen: int) -> None:
-        """A store may have seen higher epochs than the log's folder knows of, which was restored. Once: whoever comes again is alive."""
+        """A store may have seen higher epochs than the log's folder knows of, which was restored. Once: one that is outdone again has a living rival."""
         assert self._lease is not None
         if not self._lease.ours:
             raise StoreError(f"store {self._store} was taken over, and the lease on it is another process's", retryable=True)
@@ -114,7 +114,7 @@ class Opening:
             return
         if held <= self._reader.written().position:
             raise StoreError(
-                f"it holds position {held}; the log has that, but has not been opened for writing since the power was lost",
+                f"store {self._store} holds position {held}; the log has that, but has not been opened for writing since the power was lost",
                 retryable=True,
                 hint="start capture, which recovers the log",
             )

@@ -143,7 +143,7 @@ def _number(options: Mapping[str, str], name: str, default: int) -> int:
     if text is None:
         return default
     if not text.isdecimal():
-        raise ConfigError(f"the option {name} is no whole number")
+        raise ConfigError(f"the option {name} is not a whole number")
     return int(text)
 
 

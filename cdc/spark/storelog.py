@@ -34,8 +34,7 @@ class StoreLog:
         if now - self._counted_at >= INTERVAL_S:
             self._counted_at = now
             self._missing = self._count()
-        told = self._follower.status
-        line = self._chronicle.look(told, self._missing, now)
+        line = self._chronicle.look(self._follower.status, self._missing, now)
         if line is not None:
             getattr(self._log, line.level)(line.words, facts=line.facts)
 

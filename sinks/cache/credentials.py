@@ -13,7 +13,7 @@ from cdc.settings import SecretFile
 
 
 def url_parts(url: SecretStr) -> dict[str, Any]:
-    """What the URL says, as ``redis.ConnectionPool`` takes it. Raises ValueError for one that is no Redis address."""
+    """What the URL says, as ``redis.ConnectionPool`` takes it. Raises ValueError for one that is not a Redis address."""
     parts: dict[str, Any] = parse_url(url.get_secret_value())  # type: ignore[no-untyped-call]
     return parts
 

@@ -137,7 +137,7 @@ def _check(template: str, table: Table, prefix: str, used: list[str], between: l
         if len(set(used)) < len(used):
             raise _refused(template, "it names a column twice")
     if any(not literal or literal[0].isalnum() for literal in between):
-        raise _refused(template, "between two columns it needs a separator that is no letter or digit")
+        raise _refused(template, "between two columns it needs a separator that is not a letter or digit")
 
 
 def _refused(template: str, why: str) -> ConfigError:

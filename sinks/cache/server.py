@@ -125,7 +125,7 @@ def _credentials(name: str, options: Options) -> Credentials:
     try:
         return Credentials(options.url, options.username, options.password)
     except ValueError:
-        raise ConfigError(f"stores.{name}.url is no Redis address", hint="for example redis://cache.internal:6379/0") from None
+        raise ConfigError(f"stores.{name}.url is not a Redis address", hint="for example redis://cache.internal:6379/0") from None
 
 
 _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (

@@ -134,7 +134,7 @@ def _json(text: str, doubles: bool) -> str:
 
 
 def check(text: str) -> None:
-    """Raises ValueError for what is no JSON, and for JSON that a reader would not get whole: a name twice in one object, nested too deep,
+    """Raises ValueError for what is not JSON, and for JSON that a reader would not get whole: a name twice in one object, nested too deep,
     a name that is too long or half a character."""
     if depth(text) > DEPTH_MAX:
         raise ValueError("nested too deep")

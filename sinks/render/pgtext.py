@@ -30,7 +30,7 @@ _QUOTED_OR_DOUBLED: Final = r'(?:"(?:[^"\\]|\\.|"")*")'
 
 
 def array_elements(text: str, delimiter: str = ",") -> Elements:
-    """Of an array whose dimensions begin at 1. One with other lower bounds is a ValueError, as it is no list."""
+    """Of an array whose dimensions begin at 1. One with other lower bounds is a ValueError, as it is not a list."""
     token = re.compile(rf"(\{{)|(\}})|({re.escape(delimiter)})|({_QUOTED})|([^{{}}\"\\{re.escape(delimiter)}]+)", re.DOTALL)
     open_lists: list[Elements] = [[]]
     at, expecting = 0, True

@@ -37,7 +37,7 @@ class Barriers:
         self._tables.settle(place)
         self._tables.say(place, position, floor=Position(max(place.floor, position)))
         crashpoint("search.truncate.floor_raised")
-        self.replace_writers([place])  # whoever wrote before the TRUNCATE has to read the floor before it writes again
+        self.replace_writers([place])  # a writer from before the TRUNCATE has to read the floor before it writes again
         crashpoint("search.truncate.before_purge")
         fence.purge(self._cluster, place.names, written_before=position)
         return Outcome(1)

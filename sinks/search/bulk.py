@@ -1,7 +1,7 @@
 """A batch as ``_bulk`` requests, built column by column as bytes, and the verdict on each of their items. Pure but for ``send``.
 
 Every row, deletes too, is an ``index`` action with its position as external version: of two rows of one key the later position wins,
-whoever sends it and however late. A deleted row is a document that says so, until the guard moves to the applied cut (``fence``).
+by any sender and however late. A deleted row is a document that says so, until the guard moves to the applied cut (``fence``).
 """
 
 from __future__ import annotations

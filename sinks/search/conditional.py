@@ -1,4 +1,4 @@
-"""Documents that this process changes only from the state in which it has read or written them last; whoever came in between is noticed.
+"""Documents that this process changes only from the state in which it has read or written them last; a write in between is noticed.
 
 They are written through an alias, so that a write never creates an index that was deleted. After a write whose answer was lost, the document
 itself says what became of it: each write carries a word that is never used twice.

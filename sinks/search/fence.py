@@ -3,7 +3,7 @@
 A document that says "deleted at p" beats every older write of its key, but it cannot stay for ever, and without it a late write by
 somebody who has slept would bring the row back (OpenSearch's own delete tombstones live 60 s, in memory). So documents are written
 through an alias whose name is never used twice, with ``require_alias``. Before deleted rows are purged, that alias is replaced by a new
-one: whoever still writes through the old name is turned away by the server, item by item, has to look up the new name, and reads the
+one: a process that still writes through the old name is turned away by the server, item by item, has to look up the new name, and reads the
 ledger on the way: rows that the applied cut or the table's last TRUNCATE covers are then stale.
 
 What had passed the alias before it was replaced may still be on its way inside the cluster; therefore the purge waits ``purge_after_s``,

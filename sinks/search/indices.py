@@ -97,7 +97,7 @@ class Indices:
         return [_said(one, tuple(copy_of(next(docs)) for _ in ids), ids) if ids else one for one, ids in asked]
 
     def _ask(self, found: Found, standings: bool) -> bool:
-        """Of an index without an owner it has to be asked whose it is: whoever changes a mapping by hand removes that."""
+        """Of an index without an owner it has to be asked whose it is: a mapping changed by hand loses that."""
         return found.places is not None and (found.owner is None or (standings and self.mine(found)))
 
     def _ids_of(self, found: Found) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class Indices:
     # -- making -------------------------------------------------------------------------------------------------------
 
     def create(self, places: Places, table: Table, settings: Mapping[str, Any], *, aliased: bool = True) -> None:
-        """Makes the index, by default behind its alias. Whoever comes second finds it there."""
+        """Makes the index, by default behind its alias. A second caller finds it there."""
         index = {
             "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
             "mapping": {"total_fields": {"limit": mapping.fields_limit(table)}},
@@ -186,7 +186,7 @@ class Indices:
         if mapping.fields_limit(table) > limit:
             raised = {"index.mapping.total_fields.limit": mapping.fields_limit(table)}
             self.cluster.ask("allowing more fields", "PUT", f"/{found.index}/_settings", raised)
-        # Whoever changes a mapping without naming its _meta removes that.
+        # A change of the mapping that does not name its _meta removes that.
         changed = {"_meta": self._meta(table), "properties": added}
         self.cluster.ask(f"adding columns of {table.qualified}", "PUT", f"/{found.index}/_mapping", changed)
 

@@ -90,7 +90,7 @@ def _typed(structure: Structure) -> dict[str, Any]:
 
 
 def _bound(structure: Structure) -> dict[str, Any]:
-    """A range over something that is no single value is kept, and searched by nothing."""
+    """A range over something that is not a single value is kept, and searched by nothing."""
     return _typed(structure) if isinstance(structure, Scalar) else {"type": "object", "enabled": False}
 
 

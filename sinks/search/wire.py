@@ -70,7 +70,7 @@ class Cluster:
         self.store = store
         parts = urlsplit(address.url.get_secret_value())
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"stores.{store}.url is no OpenSearch address", hint="for example https://search.internal:9200")
+            raise ConfigError(f"stores.{store}.url is not an OpenSearch address", hint="for example https://search.internal:9200")
         self.where = f"{parts.hostname}:{parts.port or 443 if parts.scheme == 'https' else parts.port or 80}"
         self._address = address
         self._host = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
@@ -111,7 +111,7 @@ class Cluster:
                 raise down(self.store, self.where, type(error).__name__) from None
             return Answer(error.status_code, error.info)
         except SerializationError:
-            raise down(self.store, self.where, "an answer that is no JSON") from None
+            raise down(self.store, self.where, "an answer that is not JSON") from None
         return Answer(200, found)
 
     def ask(self, doing: str, method: str, path: str, body: Any = None, **given: Any) -> Any:

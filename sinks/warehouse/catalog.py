@@ -262,7 +262,7 @@ class IcebergTable:
         delete = deletes.get(0)
         if deletes.size() > 1 or delete.contentOffset() is None:
             raise StoreError(
-                f"the warehouse's table {self.properties.get(SOURCE_KEY)} has delete files of another writer that are no deletion vectors",
+                f"the warehouse's table {self.properties.get(SOURCE_KEY)} has delete files of another writer that are not deletion vectors",
                 retryable=False,
                 hint="CALL system.rewrite_data_files(table => …, options => map('delete-file-threshold', '1')) in Spark",
             )

@@ -186,7 +186,7 @@ class Place:
         return True
 
     def _evolved(self, group: Group) -> tuple[Pending, frozenset[str]]:
-        """A commit with the columns that these rows need, and the source's columns that begin anew in it."""
+        """A commit with the columns that these rows need, and the source's columns that start over in it."""
         pending, known, replaced = self.iceberg.begin(), self.known(), frozenset[str]()
         for table in dict.fromkeys(table_of(batch.schema) for batch in group.batches):
             found = evolution(pending.fields, table, known)
@@ -198,7 +198,7 @@ class Place:
     def _written_again(self, table: Table, replaced: frozenset[str], pending: Pending) -> dict[str, datafiles.Written]:
         """Files whose rows the change of columns alone would not show rightly → the same rows under the new definition.
 
-        All of them where a column begins anew (its values move over), else those in which ``_cdc_exact`` names a column by a name that is
+        All of them where a column starts over (its values move over), else those in which ``_cdc_exact`` names a column by a name that is
         now another's or nobody's.
         """
         held = self.known()

@@ -19,7 +19,7 @@ _LOCK: Final = ".lock"
 class Scratch:
     """A folder of this object's own below ``home``, which it shares with others like it, in this process and in others.
 
-    Whoever holds the lock in its folder lives. Locks end with their process, so ``sweep`` tells the folders of the dead.
+    The holder of the lock in its folder lives. Locks end with their process, so ``sweep`` tells the folders of the dead.
     """
 
     def __init__(self, home: Path) -> None:

@@ -174,7 +174,7 @@ def test_a_dsn_that_leads_nowhere(shop: Shop, verb: tuple[str, ...], free_port: 
 def test_a_dsn_that_is_none(shop: Shop, verb: tuple[str, ...]) -> None:
     shop.configure(dsn=f"postgresql://u:{CANARY}:{CANARY}@h:x/d")
     done = shop.cdc(*verb)
-    assert "source.dsn is no connection string" in (failures(done) if verb == ("doctor",) else refused(done, 2))
+    assert "source.dsn is not a connection string" in (failures(done) if verb == ("doctor",) else refused(done, 2))
 
 
 @pytest.mark.parametrize("verb", [("run", "--only", "capture"), ("doctor",)])
@@ -337,7 +337,7 @@ def envelopes(shop: Shop) -> list[dict[str, Any]]:
 def test_wait_times_out_naming_who_lags(shop: Shop, valkey: Cache) -> None:
     shop.configure(more=f'[stores.cache]\nkind = "redis"\nurl = "{valkey.url}"')
     assert "capture has never run" in refused(shop.cdc("wait", "cache", "--timeout", "0.2"), 3)
-    assert "is no LSN" in refused(shop.cdc("wait", "cache", "--lsn", "soon"), 2)
+    assert "is not an LSN" in refused(shop.cdc("wait", "cache", "--lsn", "soon"), 2)
     assert "known stores: cache" in refused(shop.cdc("wait", "search"), 2)
 
 

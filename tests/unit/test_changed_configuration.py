@@ -80,7 +80,7 @@ def test_what_means_the_same_changes_nothing(file: Path) -> None:
     ("content", "problem"),
     [
         (text({"cache": {"kind": "nothing"}}), "stores.cache.kind: there is no store of kind 'nothing' → use one of"),
-        ("[source", "is no valid TOML"),
+        ("[source", "is not valid TOML"),
         ("", "source: is missing"),
         (text({"cache": {**CACHE, "uri": "x"}}), "stores.cache.uri: there is no such key → did you mean url?"),
         (
@@ -201,5 +201,5 @@ def test_relative_paths_stay_relative_to_the_file(file: Path, handout: Callable[
 
 def test_the_daemon_does_not_start_with_a_file_that_cannot_be_used(file: Path) -> None:
     file.write_text("broken = [")
-    with pytest.raises(ConfigError, match="no valid TOML"):
+    with pytest.raises(ConfigError, match="not valid TOML"):
         Configuration(file, options_model)

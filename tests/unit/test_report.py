@@ -324,13 +324,13 @@ def test_a_store_that_nobody_fills_gets_no_time_until_it_is_full(tmp_path: Path)
 
 
 def test_a_dsn_that_is_none_any_more_is_part_of_the_report(tmp_path: Path) -> None:
-    """Its file may hold anything once it is written anew."""
+    """Its file may hold anything once it is written again."""
     well(tmp_path)
     broken = SourceProbe(SecretStr(f"postgresql://cdc:{CANARY}@x@h/d"), "cdc")
     found = gather(settings(tmp_path), MemoryLog().reader(), broken)
     assert not found.source.reachable
     assert found.source.address == "source.dsn"
-    assert any("no connection string" in line for line in found.problems)
+    assert any("not a connection string" in line for line in found.problems)
     assert CANARY not in str(found)
 
 

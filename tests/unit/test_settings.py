@@ -269,7 +269,7 @@ def test_a_rotated_secret_counts_from_the_next_use_on(file: Path) -> None:
             assert [dsn.get_secret_value() for _ in range(3)] == [f"{DSN}?application_name=other"] * 3
         [line] = said
         assert line["event"] == "a secret's file cannot be read, so the last secret counts"
-        assert str(secret) in line["mend"]
+        assert str(secret) in line["hint"]
     secret.write_text(DSN)
     with capture_logs() as said:
         assert dsn.get_secret_value() == DSN
@@ -305,7 +305,7 @@ def test_only_secrets_come_from_files(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"[source", "no valid TOML"),
+        (b"[source", "not valid TOML"),
         (b"\xff\xfe", "not UTF-8"),
         (b"#" * (MAX_FILE_BYTES + 1), "longer than"),
     ],
@@ -350,7 +350,7 @@ def test_tables_of_a_store_with_options(file: Path) -> None:
         ('[stores.c.tables]\nselct = ["public.t"]', "selct is neither `select` nor a table"),
         (
             '[stores.c.tables]\nselect = ["public.u"]\n[stores.c.tables."public.t"]\nas = {}',
-            "public.t has options here, and is no table",
+            "public.t has options here, but is not a table",
         ),
         ("tables = []", "stores.c.tables: selects no table"),
     ],

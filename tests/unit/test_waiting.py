@@ -195,7 +195,7 @@ def test_an_unknown_store(tmp_path: Path) -> None:
 
 def test_lsns_as_users_write_them() -> None:
     assert parse_wanted("16/B374D848") == 0x16_B374D848
-    with pytest.raises(ConfigError, match="is no LSN"):
+    with pytest.raises(ConfigError, match="is not an LSN"):
         parse_wanted("yesterday")
 
 

@@ -31,7 +31,7 @@ STORES: Mapping[str, dict[str, Any]] = {
 
 
 class Stores:
-    """Followers over one log, each started anew for every step as processes are."""
+    """Followers over one log, each started again for every step as processes are."""
 
     def __init__(self, capture: Capture, name: str) -> None:
         self.capture = capture

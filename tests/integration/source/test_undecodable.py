@@ -146,7 +146,7 @@ def test_a_new_slot_that_was_made_during_a_rewrite_begins_anew(
         with monkeypatch.context() as patch:
             patch.setattr("cdc.ingest.Ingest._consume", refuse)
             failure = capture.start().failure()
-            assert "begin anew" in failure.line()
+            assert "creates it again" in failure.line()
             assert failure.exit_code == 1, "the supervisor starts it again soon"
             capture.stop()
         capture.until_released(sql)

@@ -65,7 +65,7 @@ def test_stores_come_change_and_go_while_the_process_runs(traffic: Traffic, tmp_
         followers.until(lambda: follows("second"), "the store to be resumed")
 
         followers.write("broken = [")
-        followers.until(lambda: "is no valid TOML" in followers.words("cdc.toml")[-1], "a word about the broken file")
+        followers.until(lambda: "is not valid TOML" in followers.words("cdc.toml")[-1], "a word about the broken file")
         traffic.transactions(2)
         followers.until(lambda: follows("cache") and follows("second"), "both to go on")
 

@@ -236,7 +236,7 @@ def test_a_store_that_goes_down_catches_up_when_it_is_back(traffic: Traffic, tmp
         following.until(lambda: following.status("cache").state == "waiting")
         valkey_server.start()
         following.until_at(traffic.writer.head)
-        # Flushed behind the follower's back, with no failing call: the store is built anew.
+        # Flushed behind the follower's back, with no failing call: the store is rebuilt.
         with redis.Redis.from_url(valkey_server.url) as client:
             client.flushall()
         following.until(lambda: _applied(stores["cache"], traffic) == traffic.writer.head)

@@ -69,7 +69,7 @@ def test_every_type_reaches_spark(spark: Any, traffic: Traffic) -> None:
         ({}, "needs the option table or tables"),
         ({"table": "public.orders", "log": "/nowhere"}, "there is no log in /nowhere"),
         ({"table": "public.orders", "as": "rows"}, "gives changes or slices"),
-        ({"table": "public.orders", "maxRows": "many"}, "the option maxRows is no whole number"),
+        ({"table": "public.orders", "maxRows": "many"}, "the option maxRows is not a whole number"),
     ],
 )
 def test_what_is_wrong_is_said(spark: Any, traffic: Traffic, given: dict[str, str], says: str) -> None:

@@ -386,7 +386,7 @@ def test_a_full_disk_is_said_clearly(connections: Connections, monkeypatch: pyte
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match=r"cannot spool a transaction in progress in .*: No space left on device"):
             run.feed(wire.stream(700, wire.relation(ORDERS), order(1)))
-    # The connection begins anew, and the server sends everything again.
+    # The connection starts over, and the server sends everything again.
     run = connections.run()
     run.feed(sample())
     assert run.rows == EXPECTED

@@ -133,7 +133,7 @@ def test_truncated_at_every_byte(log: Path, part: int) -> None:
             path.write_bytes(whole[path][:length])
             found = recovered(log)
             if path.name == "head":
-                assert found == rows, "the head is made anew from the timeline"
+                assert found == rows, "the head is recreated from the timeline"
             else:
                 assert found is None, f"{path.name} cut at {length}: the head says that more was durable"
             restore(log, whole)

@@ -1,4 +1,4 @@
-"""Credentials of a search index: asked for anew when the cluster refuses those that are held."""
+"""Credentials of a search index: asked for again when the cluster refuses those that are held."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_ignore_goes_on_in_the_former_shape(pipe: Pipe) -> None:
     pipe.commit(batch(NEW, [(Op.UPDATE, 8, {"id": "1", "b": "w", "c": "1"}), (Op.DELETE, 9, {"id": "2"})]))
     pipe.follow(schema="ignore")
     assert list(pipe.rows()) == [{"id": "1", "a": "w", "b": None}, *expected[2:]]
-    del STORES[pipe.name]  # built anew from the log
+    del STORES[pipe.name]  # rebuilt from the log
     pipe.follow(schema="ignore")
     assert sorted(map(str, pipe.rows())) == sorted(map(str, [{"id": "1", "a": "w", "b": None}, *expected[2:]]))
 
