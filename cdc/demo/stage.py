@@ -87,6 +87,7 @@ def set_up(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
     """Starts the servers. Raises EmbeddedError when one does not start, or when another demo runs in the folder."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # the servers' files are readable to all where the umask lets them
     lock = (folder / ".lock").open("w", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

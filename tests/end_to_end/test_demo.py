@@ -162,6 +162,7 @@ def _expected(table: pa.Table) -> list[tuple[Any, ...]]:
 def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, server_folder: Path) -> None:  # noqa: ARG001 (its worker)
     said: list[str] = []
     folder = server_folder / "demo"
+    folder.mkdir(mode=0o755)
     here = set_up(folder, fresh=False, say=said.append)
     try:
         with psycopg.connect(here.dsn, autocommit=True) as connection:
@@ -169,6 +170,7 @@ def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, 
         here.write_configuration()
         configuration = tomllib.loads(here.configuration.read_text())
         assert configuration["source"]["dsn"] == here.dsn
+        assert folder.stat().st_mode & 0o077 == 0, "what the servers hold is nobody else's to read"
         assert tuple(configuration["stores"]) == STORES
         with pytest.raises(Exception, match="another demo runs"):
             set_up(folder, fresh=False, say=said.append)
