@@ -118,6 +118,7 @@ def claim(folder: Path, *, fresh: bool, say: Callable[[str], None]) -> Stage:
     """Takes the folder and says where the page will be; nothing runs yet. Raises EmbeddedError when another demo runs in the folder."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # the servers' files are readable to all where the umask lets them
     first = not (folder / ".lock").exists()
     lock = (folder / ".lock").open("w", encoding="utf-8")
     try:

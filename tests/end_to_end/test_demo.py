@@ -177,6 +177,7 @@ def test_the_hot_loops_are_compiled_by_processes_of_their_own(tmp_path: Path, mo
 def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, server_folder: Path) -> None:  # noqa: ARG001 (its worker)
     said: list[str] = []
     folder = server_folder / "demo"
+    folder.mkdir(mode=0o755)
     here = set_up(folder, fresh=False, say=said.append)
     try:
         assert said[0].startswith(f"status page: {here.page}"), "what everybody waits for comes before anything is started"
@@ -186,6 +187,7 @@ def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, 
         here.write_configuration()
         configuration = tomllib.loads(here.configuration.read_text())
         assert configuration["source"]["dsn"] == here.dsn
+        assert folder.stat().st_mode & 0o077 == 0, "what the servers hold is nobody else's to read"
         assert tuple(configuration["stores"]) == STORES
         with pytest.raises(Exception, match="another demo runs"):
             set_up(folder, fresh=False, say=said.append)

@@ -121,6 +121,22 @@ def test_numbers_move_while_one_looks(page: chromium.Page, served: Serve) -> Non
         page.until("document.querySelector('#throughput .captured').getAttribute('d').includes('L')")
 
 
+def test_the_page_goes_on_when_the_daemons_clock_is_set_back(page: chromium.Page, served: Serve) -> None:
+    position, off_s = [1_000_000], [0.0]
+    rate = "parseFloat(document.querySelector('#source-rate').innerText)"
+
+    def take() -> Report:
+        position[0] += 0 if off_s[0] else 500
+        return replace(reports.healthy(position=position[0], at=time.time() + off_s[0]), problems=("it hurts → rest",))
+
+    with served(take) as url:
+        page.open(url)
+        page.until(READY)
+        page.until(f"{rate} > 100")
+        off_s[0] = -3 * 3600.0
+        page.until(f"!({rate} > 1)")
+
+
 def test_a_snapshot_shows_its_progress(page: chromium.Page, served: Serve) -> None:
     with served(reports.snapshotting) as url:
         page.open(url)

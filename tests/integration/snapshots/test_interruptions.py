@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from cdc.embedded.postgres import Postgres
+from cdc.errors import SourceError
 from cdc.source import connect
 from snapshots import catalog
 from snapshots.catalog import load_tables, reload_tables
@@ -187,6 +188,53 @@ def test_refusals(postgres_server: Postgres, prepare: str, says: str, hint: str)
     assert refused is not None
     assert says in str(refused)
     assert hint in (refused.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says", "hint"),
+    [
+        ("select 1", "role 'poor' may not read table public.t", 'GRANT SELECT ON "public"."t" TO "poor"'),
+        (
+            "revoke usage on schema public from public; grant select on t to poor",
+            "role 'poor' may not read table public.t",
+            "GRANT USAGE ON SCHEMA",
+        ),
+        (
+            "alter table t enable row level security; create policy p on t using (id > 1); grant select on t to poor",
+            "row-level security hides rows of table public.t from role 'poor'",
+            'ALTER ROLE "poor" BYPASSRLS',
+        ),
+        (
+            "alter table t enable row level security; grant select on t to poor",
+            "row-level security hides rows of table public.t from role 'poor'",
+            'ALTER ROLE "poor" BYPASSRLS',
+        ),
+    ],
+)
+def test_the_first_look_ends_at_a_selected_table_that_cannot_be_read_whole(
+    postgres_server: Postgres, prepare: str, says: str, hint: str
+) -> None:
+    with psycopg.connect(postgres_server.dsn(), autocommit=True) as sql:
+        sql.execute("create table t (id int primary key); create table u (id int primary key); create role poor login")
+        sql.execute("grant select on u to poor; create publication cdc for table t, u")
+        sql.execute(prepare)
+    with connect(postgres_server.dsn(user="poor")) as connection:
+        with pytest.raises(SourceError) as refused:
+            load_tables(connection, ("public.*",), "cdc")
+        assert says in str(refused.value)
+        assert hint in (refused.value.hint or "")
+        if "schema" not in prepare:
+            assert [one.name for one in load_tables(connection, ("public.*", "!public.t"), "cdc")] == ["public.u"], (
+                "it is not selected"
+            )
+
+
+def test_the_first_look_takes_a_table_in_that_cannot_be_captured_as_it_is(postgres: Database) -> None:
+    """It may be another one when it is read."""
+    sql = postgres.connect()
+    sql.execute("create table t (id int primary key); alter table t replica identity nothing; create publication cdc for table t")
+    with connect(postgres.dsn) as connection:
+        assert [one.name for one in load_tables(connection, ("public.*",), "cdc")] == ["public.t"]
 
 
 def test_a_table_that_is_dropped_while_it_is_looked_at_is_not_there(pg_versions: Database, monkeypatch: pytest.MonkeyPatch) -> None:
