@@ -153,6 +153,10 @@ class SupervisorStatus(_Told):
 _Entry = TypeVar("_Entry", TableProgress, ProcessStatus)
 
 
+BEAT_S: Final = 2.0
+"""A part of which nothing has changed writes its status this often, as a sign of life."""
+
+
 def write(run_dir: Path, name: str, status: CaptureStatus | FollowerStatus | SupervisorStatus) -> None:
     folder = run_dir / "status"
     jsonfile.make_folder(folder)
