@@ -36,7 +36,8 @@ IDLE_RECORD_S: Final = 10.0
 """How often the position of a database without changes of ours is recorded, so that it can be confirmed and its WAL freed."""
 IDLE_RECORD_BYTES: Final = 16 * 2**20
 """… or after this much WAL (one WAL file)."""
-TAKE_S: Final = 0.05
+TAKE_S: Final = 0.2
+"""How often an idle stream is looked after; whatever comes ends the wait at once."""
 SMALL_BYTES: Final = 16 * 2**10
 """What is taken at once while there is no backlog. Only then …"""
 PACE: Final = Pace(times=8.0, most_s=0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ class Meter:
         self._counted = (time.monotonic(), 0)
         self._chronicle = CaptureChronicle()
         self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
+        self._written: status.CaptureStatus | None = None
         self.loaded: Callable[[], bool] = lambda: False
         """Whether every selected table is in the log."""
         self.paused: Callable[[], str | None] = lambda: None
@@ -68,8 +70,11 @@ class Meter:
             self.status.state = "snapshot" if self.status.complete_position is None else "streaming"
         if (line := self._chronicle.look(self.status, now)) is not None:
             getattr(_log, line.level)(line.words, facts=line.facts)
+        if not force and status.silent_s(self.status) < status.BEAT_S and self.status == self._written:
+            return
         status.stamp(self.status)
         status.write(self._run_dir, "capture", self.status)
+        self._written = replace(self.status)
 
     def say(self, state: str, error: str | None = None) -> None:
         self.status.state, self.status.error = state, error

@@ -167,6 +167,10 @@ class SupervisorStatus(_Told):
 _Entry = TypeVar("_Entry", TableProgress, ProcessStatus)
 
 
+BEAT_S: Final = 2.0
+"""A part of which nothing has changed writes its status this often, as a sign of life."""
+
+
 def stamp(status: CaptureStatus | FollowerStatus) -> None:
     """Says that this is how it is now."""
     status.updated_at, status.said_at = time.time(), time.monotonic()

@@ -38,8 +38,8 @@ FOLLOWERS: Final = "followers"
 """The name of the child that follows all stores."""
 DRAIN_S: Final = 40.0
 """Longer than a child's own bound, so that a child ends by itself."""
-_TICK_S: Final = 0.1
-_STATUS_S: Final = 1.0
+_TICK_S: Final = 0.25
+_STATUS_S: Final = 2.0
 
 _log = structlog.get_logger("run")
 

@@ -24,6 +24,8 @@ from cdc.report import Report
 _log = structlog.get_logger("http")
 
 PERIOD_S: Final = 1.0
+UNSEEN_PERIOD_S: Final = 5.0
+"""While no page is open: for the charts, whose points are averages over ten seconds, and for the last day."""
 HISTORY_SAMPLES: Final = 310
 """The page draws five minutes of averages over ten seconds."""
 MAX_READERS: Final = 64
@@ -74,7 +76,7 @@ def sample_of(report: Report) -> Sample:
 
 
 class Feed:
-    """Takes the report once a second while ``run`` runs. Everything here lives on one event loop; ``take`` runs in a thread."""
+    """Takes the report once a second while ``run`` runs and somebody reads, less often while nobody does. Everything here lives on one event loop; ``take`` runs in a thread."""
 
     def __init__(self, take: Callable[[], Report], keep: Path | None = None) -> None:
         """``keep``: the folder in which the last day is kept over a restart."""
@@ -90,6 +92,8 @@ class Feed:
         self._taking = asyncio.Lock()
         self._history: deque[Sample] = deque(maxlen=HISTORY_SAMPLES)
         self._readers = 0
+        self._seen = asyncio.Event()
+        """There are readers."""
         self._ending = False
         self._event: tuple[Report | Failure, bytes] | None = None
         self._unforeseen: str | None = None
@@ -100,6 +104,8 @@ class Feed:
             started = time.monotonic()
             await self.latest(max_age_s=PERIOD_S / 2)
             await asyncio.sleep(max(0.05, PERIOD_S - (time.monotonic() - started)))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._seen.wait(), UNSEEN_PERIOD_S - PERIOD_S)
 
     async def latest(self, max_age_s: float = PERIOD_S) -> Report | Failure:
         """The report, not older than that. Many askers at once share one look."""
@@ -138,10 +144,13 @@ class Feed:
         if self._readers >= MAX_READERS:
             return False
         self._readers += 1
+        self._seen.set()
         return True
 
     def leave(self) -> None:
         self._readers -= 1
+        if not self._readers:
+            self._seen.clear()
 
     def end(self) -> None:
         """Ends every stream with the next report, so that the server can end. May be called from any thread."""

@@ -117,8 +117,9 @@ class Fleet:
         self._begin_missing()
 
     def report(self) -> None:
+        """To be called now and then."""
         for one in self._stores.values():
-            one.follower.report()
+            one.follower.report(when_due=True)
 
     def close(self) -> None:
         """Finishes the batches under way, and closes every store."""

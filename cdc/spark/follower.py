@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +75,7 @@ class Follower:
         """How far this follower has been asked to go: where a store that lost something is brought again."""
         self._rates = Rate(clock())
         self._status_lock = threading.Lock()
+        self._reported: FollowerStatus | None = None
 
     @property
     def _sink(self) -> Sink:
@@ -139,12 +141,15 @@ class Follower:
         with self._lock:
             yield
 
-    def report(self) -> None:
-        """Writes the status file."""
+    def report(self, *, when_due: bool = False) -> None:
+        """Writes the status file. when_due: only if something has changed, or nobody has heard of this store for a while."""
         with self._status_lock:
             self.status.rows_per_s = self._rates.per_s(self.status.written + self.status.stale, self._clock())
+            if when_due and status.silent_s(self.status) < status.BEAT_S and self.status == self._reported:
+                return
             status.stamp(self.status)
             status.write(self._run_dir, f"follow-{self.store}", self.status)
+            self._reported = replace(self.status)
 
     def fail(self, error: HeadwaterError) -> None:
         """Enters the stop state that the error names; it is recorded, and so survives a restart."""

@@ -101,7 +101,7 @@ def session(
         "spark.driver.memory": driver_memory,
         # The bare file system and Iceberg stand on the driver's own class path: local executors are the driver.
         "spark.driver.extraClassPath": os.pathsep.join(map(str, (jars.bare_naked, jars.iceberg))),
-        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
+        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
         "spark.local.dir": str(folder),
         "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),

@@ -151,6 +151,7 @@ def test_a_first_load_shows_how_far_it_has_come(page: chromium.Page, served: Ser
     with served(reports.loading) as url:
         page.open(url)
         page.until(READY)
+        assert page.text("#verdict") == "Healthy, loading search"
         assert page.text("#store-search .big") == "42 %"
         assert page.text("#store-search .under") == "loading: 64.7 k of 154 k, 8.2 k/s, about 11 s left".replace("64.7 k", "65 k")
         assert page.run("document.querySelector('#store-search progress').value") == 64_700
@@ -230,8 +231,8 @@ def test_names_and_messages_are_text_and_nothing_else(page: chromium.Page, serve
 @pytest.mark.parametrize("make", [reports.healthy, reports.snapshotting, reports.loading, reports.store_down, reports.stopped])
 def test_it_fits_every_width(page: chromium.Page, served: Serve, make: Callable[[], Report]) -> None:
     with served(make) as url:
-        for width in (320, 390, 820, 1280):
-            page.open(url, width=width, height=800, dark=width == 390)
+        for width in (320, 390, 820, 1280, 1400):
+            page.open(url, width=width, height=800, dark=width in (390, 1280))
             page.until(READY)
             assert page.run("document.documentElement.scrollWidth") <= width
             assert page.run(CUT_OFF) == []
@@ -243,10 +244,11 @@ CUT_OFF = """[...document.querySelectorAll('main *')]
   .map((e) => e.id || e.className || e.tagName)"""
 
 
+@pytest.mark.parametrize("make", [reports.healthy, reports.loading, reports.store_down, reports.stopped])
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_can_be_read(page: chromium.Page, served: Serve, dark: bool) -> None:
+def test_text_can_be_read(page: chromium.Page, served: Serve, dark: bool, make: Callable[[], Report]) -> None:
     """WCAG AA: 4.5 to 1 for every piece of text, in both themes."""
-    with served(reports.store_down) as url:
+    with served(make) as url:
         page.open(url, dark=dark)
         page.until(READY)
         found = page.run(CONTRAST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,22 @@ def test_an_lsn_that_only_the_status_shows_is_told_at_once_but_not_always_again(
     clock.now += STATUS_S
     meter.write()
     assert told(tmp_path) == 12
+
+
+def test_a_status_that_has_not_changed_is_written_as_a_sign_of_life_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(meters, "time", clock)
+    meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path))
+    written: list[float] = []
+    real = status.write
+    monkeypatch.setattr(status, "write", lambda *args: written.append(clock.now) or real(*args))
+    meter.say("streaming")
+    for _ in range(40):
+        clock.now += STATUS_S / 2
+        meter.write()
+    assert len(written) <= 1 + 10 / status.BEAT_S
+    assert max(after - before for before, after in pairwise(written)) <= status.BEAT_S + STATUS_S
+    meter.status.changes += 1
+    clock.now += STATUS_S
+    meter.write()
+    assert written[-1] == clock.now

@@ -80,12 +80,17 @@ const colour = (index) => `--series-${index % 6}`;
 
 // The parts of the page
 
+function loading() {
+  return status.followers.filter((follower) => follower.catch_up).map((follower) => follower.store);
+}
+
 function drawVerdict() {
   const stops = status.stops.length;
   const problems = status.problems.length;
   if (stops) mark("verdict", stops === 1 ? "Stopped: an operator has to decide" : `${stops} parts stopped: an operator has to decide`, "bad");
   else if (problems) mark("verdict", problems === 1 ? "1 problem" : `${problems} problems`, "warn");
   else if (status.capture?.state === "snapshot") mark("verdict", "Healthy, taking a snapshot", "good");
+  else if (loading().length) mark("verdict", `Healthy, loading ${loading().join(", ")}`, "good");
   else mark("verdict", "Healthy", "good");
   document.title = (stops ? "■ stopped" : problems ? "▲ " + problems : "●") + " · Headwater";
 }

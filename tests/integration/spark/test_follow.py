@@ -337,7 +337,6 @@ def test_an_accident_outside_a_batch_ends_the_query_and_not_the_follower(
     assert following.answer() == 0
 
 
-@pytest.mark.usefixtures("queries")
 def test_a_store_goes_on_without_queries_while_they_cannot_run(
     traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +360,7 @@ def test_a_store_goes_on_without_queries_while_they_cannot_run(
     assert_equal(opened(name, options, traffic), traffic.folder)
 
 
+@pytest.mark.usefixtures("queries")
 def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once where it reads the log, and once where it makes its checkpoint; the third time it may run."""
     monkeypatch.setattr(following_module, "ALONE_S", (0.0,))
@@ -384,7 +384,8 @@ def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, 
     monkeypatch.setattr(following_module.Query, "_started", start)
     monkeypatch.setattr(following_module.Query, "_explain", listen)
     name, options = in_memory()
-    traffic.transactions(10)
+    for _ in range(20):  # each attempt takes one before it asks for a query
+        traffic.transactions(2)
     with Following(traffic, tmp_path / "run", {name: options}) as following:
         following.until(lambda: len(told) >= 2)
         following.until_at(traffic.transactions(3))

@@ -187,3 +187,20 @@ def test_a_store_that_can_be_read_and_takes_nothing_is_waited_for_all_the_time(
     assert follower.applied == head
     assert [state for state, _ in groupby(told)] == [("following", None), ("waiting", "its disk is full"), ("following", None)]
     follower.close()
+
+
+def test_a_status_that_has_not_changed_is_written_as_a_sign_of_life_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    real = status.write
+    monkeypatch.setattr(status, "write", lambda *args: written.append(args[2].dead) or real(*args))
+    follower = Follower("still", Options(kind="memory"), tmp_path, MemoryLog().reader(), tmp_path, threading.Event())
+    follower.report()
+    for _ in range(20):
+        follower.report(when_due=True)
+    assert len(written) == 1
+    follower.status.dead = 7
+    follower.report(when_due=True)
+    assert written == [0, 7], "what has changed shows at once"
+    follower.status.updated_at -= status.BEAT_S
+    follower.report(when_due=True)
+    assert written == [0, 7, 7]

@@ -1,0 +1,116 @@
+"""The pages that a newcomer looks for (sizing, warehouse, backup, monitoring, service): what they name exists, and what they print works."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from prometheus_client import CollectorRegistry, generate_latest
+
+import sinks.warehouse as warehouse
+from cdc.commands.app import app
+from cdc.errors import StopState
+from cdc.http.metrics import ReportCollector
+from cdc.log.reader import EmbeddedLogReader
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import Op
+from cdc.model.position import Lsn
+from cdc.spark.follow import run_followers
+from tests.contract.rows import ORDERS, batch, order
+from tests.unit.http import reports
+
+ROOT = Path(__file__).parents[2]
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("sizing", "warehouse", "backup", "monitoring", "service"))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (page.parent / link).resolve().exists(), link
+    for name in re.findall(r"\b(?:make bench NAME)=([\w-]+)", text):
+        assert (ROOT / "bench" / f"{name.replace('-', '_')}.py").exists()
+    for state in re.findall(r"\b[A-Z]+_[A-Z_]+\b", text):
+        assert state in {*StopState, "HEADWATER_UMASK", "VERSION"} or state in (ROOT / "README.md").read_text(), state
+    root: Any = typer.main.get_command(app)
+    for said in re.findall(r"`cdc ((?:--config \S+ )?[a-z][^`]*)`", text):
+        words = re.sub(r"^--config \S+ ", "", said).split()
+        command: Any = root
+        while words and hasattr(command, "commands") and words[0] in command.commands:
+            command = command.commands[words.pop(0)]
+        assert command is not root, f"cdc {said}"
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word for word in words if word.startswith("--")} <= known, f"cdc {said}"
+
+
+def test_readme_and_the_pages_know_each_other() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for page in PAGES:
+        assert f"docs/{page.name}" in readme
+
+
+def test_every_metric_that_the_page_names_is_there() -> None:
+    named = set(re.findall(r"\bheadwater_\w+", (ROOT / "docs/monitoring.md").read_text()))
+    found = ""
+    for report in (reports.healthy(), reports.stopped()):
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(ReportCollector(report))
+        found += generate_latest(registry).decode()
+    assert named <= set(re.findall(r"^(headwater_\w+)", found, re.MULTILINE))
+    assert json.loads((ROOT / "deploy/grafana/headwater.json").read_text())["title"] == "Headwater"
+
+
+def test_a_backup_is_made_and_put_back_as_printed(tmp_path: Path) -> None:
+    log, away = tmp_path / "lib" / "log", tmp_path / "backup"
+    away.mkdir()
+    (tmp_path / "lib" / "run").mkdir(parents=True)
+    with closing(EmbeddedLogWriter(log)) as writer:
+        writer.append(batch(ORDERS, [(Op.INSERT, 1, order(1, "kept"))]))
+        kept = writer.commit(Lsn(1), 1)
+    make, restore = (
+        "set -e; systemctl() { :; }\n" + block.replace("/var/lib/headwater", str(log.parent)).replace("/backup", str(away))
+        for block in blocks("backup", "sh")
+    )
+    subprocess.run(["bash", "-c", make], check=True)
+    with closing(EmbeddedLogWriter(log)) as writer:
+        writer.append(batch(ORDERS, [(Op.INSERT, 2, order(2, "later"))]))
+        writer.commit(Lsn(2), 2)
+    subprocess.run(["bash", "-c", restore], check=True)
+    with closing(EmbeddedLogReader(log)) as reader, closing(EmbeddedLogReader(log.with_name("log.before"))) as before:
+        assert reader.head() == kept
+        assert before.head().position == 2
+
+
+@pytest.mark.spark
+def test_the_warehouse_is_read_as_printed(spark: Any, tmp_path: Path) -> None:
+    warehouse.use_session(lambda: spark)
+    with closing(EmbeddedLogWriter(tmp_path / "log")) as writer:
+        for number in (1, 2, 3):
+            writer.append(batch(ORDERS, [(Op.INSERT, number, order(number, "new"))]))
+            writer.commit(Lsn(number), number)
+        writer.append(batch(ORDERS, [(Op.DELETE, 4, order(3, "new"))]))
+        writer.commit(Lsn(4), 4)
+    options = warehouse.Options(kind="iceberg", path=tmp_path / "var" / "warehouse")
+    run_followers(tmp_path / "log", tmp_path / "run", {"warehouse": options}, until_caught_up=True, stop=threading.Event())
+    with_spark, with_python = blocks("warehouse", "python")
+    done = subprocess.run([sys.executable, "-c", with_spark], cwd=tmp_path, capture_output=True, text=True, check=True)
+    counted, snapshots = done.stdout.split("+\n\n")[:2]
+    assert re.search(r"\|\s+2\|", counted), done.stdout
+    assert "snapshot_id" in snapshots
+    ast.parse(with_python)
+    pytest.importorskip("duckdb")
+    pytest.importorskip("pyiceberg")
+    subprocess.run([sys.executable, "-c", with_python + "\nassert rows.num_rows == 1"], cwd=tmp_path, check=True)
