@@ -34,6 +34,7 @@ from cdc.source.connection import connect, reason
 from cdc.source.facts import load_facts, read_facts
 from cdc.source.rehearsal import rehearse
 from cdc.spark.rules import Rules
+from cdc.terminal import counted
 from sinks import make_sink
 from sinks.contract import Sink
 from sinks.policy import Action, described
@@ -113,7 +114,7 @@ def plan_catalog(settings: Settings) -> Plan:
         now = _facts(connection, settings, known)
         now |= _joining(connection, settings, now)
         revealed = tuple(_revealed(settings, reader, now.values()))
-        remarks = (*revealed, *_keyless(settings, now.values()), *_remarks(settings, reader))
+        remarks = (*revealed, *_keyless(settings, now.values()), *_remarks(settings, reader, connection))
         if any(remark.stops for remark in revealed):
             return Plan((), remarks)
         gone = sorted(known.facts.keys() - now.keys())
@@ -361,7 +362,7 @@ def _keyless(settings: Settings, tables: Iterable[Facts]) -> Iterator[Remark]:
 # --- the configuration -----------------------------------------------------------------------------------------------
 
 
-def _remarks(settings: Settings, reader: LogReader) -> Iterator[Remark]:
+def _remarks(settings: Settings, reader: LogReader, connection: psycopg.Connection) -> Iterator[Remark]:
     for store, options in settings.stores.items():
         if isinstance(getattr(options, "path", None), Path):
             # Opening it takes a Spark session, and belongs to its one writer.
@@ -370,6 +371,7 @@ def _remarks(settings: Settings, reader: LogReader) -> Iterator[Remark]:
         sink = make_sink(store, options)
         try:
             yield from _of_store(store, options, sink, reader)
+            yield from _written_again(store, sink, reader, connection)
         except ConfigError as error:
             yield Remark(store, error.line(), stops=True)
         except HeadwaterError as error:
@@ -393,3 +395,13 @@ def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) 
             yield Remark(store, f"{name} was taken out: its rows stay as they are, and get no older or newer")
         elif wanted and shape is not None and (check := getattr(sink, "check", None)) is not None:
             check(shape.table)
+
+
+def _written_again(store: str, sink: Sink, reader: LogReader, connection: psycopg.Connection) -> Iterator[Remark]:
+    """Of a store whose rows stand there otherwise than the configuration now says."""
+    projected = getattr(sink, "projected", None)
+    if projected is None or (what := projected()) is None:
+        return
+    held = {topic.table.oid for topic in reader.topics() if sink.shape(topic.name) is not None}
+    rows = sum(max(found.rows_estimate, 0) for found in find_tables(connection) if found.table.oid in held)
+    yield Remark(store, f"{what}: about {counted(rows, 'row')}")

@@ -210,6 +210,20 @@ class CacheSink:
             if after.prefix.startswith(keys.prefix):
                 raise could_be_the_same(self.name, keys.table.qualified, after.table.qualified)
 
+    def projected(self) -> str | None:
+        """What the next writer does to every row, as the configuration says otherwise by now; None: nothing. Raises ConfigError where it cannot."""
+        held, wanted = self._known.projection, self._projection
+        if held == wanted:
+            return None
+        later = Standing(self.name, wanted)
+        for topic in self._known.prefixes:
+            later.prefixes[topic] = later.check(self._known.shapes[topic].table).prefix
+        if held.key != wanted.key:
+            return f'every key is written again under key = "{wanted.key}", and deleted under "{held.key}"'
+        if held.value != wanted.value:
+            return f"every value is written again as {wanted.value}, until now {held.value}"
+        return "every value is written again, as its columns are shown otherwise"
+
     def shape(self, topic: str) -> Shape | None:
         if self._epoch is not None:
             return self._known.shapes.get(topic)

@@ -26,6 +26,8 @@ from sinks.jsonrows import Texts
 
 LIMITS: Final = Limits(rows=500, bytes=1 << 19)
 """Of one transaction. More at once are not written faster, and all other clients of the server wait meanwhile: here for a millisecond."""
+HASH_ROWS: Final = 200
+"""The server keeps each row's command until EXEC, in as many pieces as it has items; many of them at once cost it more."""
 SLICE_ROWS: Final = 8192
 SLICE_BYTES: Final = 4 << 20
 """So much of a batch is made ready at once: what that costs beside the rows themselves is shared by many, and memory stays small."""
@@ -140,7 +142,8 @@ class Rowwriter:
         letters = tuple(DeadLetter(topic, Position(int(positions[row])), reason) for row, reason in sorted(reasons.items()))
         clear = np.ones(len(batch), np.uint8) if making.over and written.items is not None else written.partial
         rows = Rows(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items, clear)
-        return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS, making.after or 0)], letters
+        limits = LIMITS if written.items is None else replace(LIMITS, rows=min(LIMITS.rows, HASH_ROWS))
+        return [*self._lettered(topic, letters), *parts_of(frame, rows, limits, making.after or 0)], letters
 
     def _lettered(self, topic: str, letters: Letters) -> list[Part]:
         if not letters:

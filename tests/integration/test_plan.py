@@ -327,7 +327,21 @@ def test_a_changed_configuration(shop: Settings, valkey: Cache) -> None:
     [out] = [remark for remark in plan_catalog(cache(tables=("public.others",))).remarks if "items" in remark.what]
     assert "taken out" in out.what
     # Under another template the rows are written again under their new names, from the log.
-    assert plan_catalog(cache(tables=("public.items",), key="item:{id}")).ok
+    again = plan_catalog(cache(tables=("public.items",), key="item:{id}"))
+    assert again.ok
+    [keys] = again.remarks
+    assert (
+        keys.what
+        == 'every key is written again under key = "item:{id}", and deleted under "{schema}.{table}:{key}": about 500 rows'
+    )
+    [values] = plan_catalog(cache(tables=("public.items",), value="hash")).remarks
+    assert values.what == "every value is written again as hash, until now json: about 500 rows"
+    [looks] = plan_catalog(cache(tables={"select": ("public.items",), "public.items": {"as": {"note": "text"}}})).remarks
+    assert looks.what == "every value is written again, as its columns are shown otherwise: about 500 rows"
+    # One that cannot name the rows stops the store, and nothing is written again.
+    [refused] = plan_catalog(cache(tables=("public.items",), key="item:{price}")).remarks
+    assert refused.stops
+    assert "price is not part of the key of public.items" in refused.what
 
 
 @pytest.mark.parametrize(
