@@ -92,7 +92,7 @@ class TableUnit(Unit):
     floor: int = 0
     shape: Shape | None = None
     reach: Position = START
-    """Nothing beyond this position was ever written here. Where calls are sequenced, everything up to it was."""
+    """Nobody who knew this unit's mark wrote anything beyond this position. Where calls are sequenced, everything up to it was written."""
     calls: dict[str, int] = field(default_factory=dict)
     """Writer → the number up to which all of its calls were taken: a copy from before one of them shows by it."""
 
@@ -116,10 +116,11 @@ class TableUnit(Unit):
         return Answer.DONE if self.reach == call.after else Answer.GAP
 
     def take(self, call: Call) -> Outcome:
-        if not call.covers:
-            # Said before any row is written, as a store has to that cannot do both at once.
-            self.mark = call.now if self.mark == call.mark else self.mark
-        self.reach = max(self.reach, call.upto)
+        if self.mark == call.mark:
+            # Said before any row is written, as a store has to that cannot do both at once. A late call, for a unit that has long been
+            # set back, changes nothing of what the unit says of itself: its rows guard themselves.
+            self.reach = max(self.reach, call.upto)
+            self.mark = self.mark if call.covers else call.now
         if self.calls.get(call.writer, 0) == call.number - 1:
             self.calls[call.writer] = call.number
         outcome = sum((self.write(batch) for batch in call.batches), Outcome(0))
@@ -352,6 +353,8 @@ class MemorySink:
         for topic, last in self._changed(cut):
             if last > (self._known[topic].mark.cut.position if topic in self._known else 0):
                 self._cover(topic, mark)
+        if (ledger := self._refuse_others()).mark != self._ledger:
+            raise self._lost()
         ledger.mark = self._ledger = mark
         self._applied = cut
 

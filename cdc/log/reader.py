@@ -7,6 +7,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -65,16 +67,21 @@ class EmbeddedLogReader:
         return timeline.head if timeline else ZERO_CUT
 
     def written(self) -> Cut:
+        timeline = self._written()
+        return ZERO_CUT if timeline is None else timeline.head
+
+    def _written(self) -> Timeline | None:
+        """The timeline as the disk has it, whatever the head says; None without one."""
         path = self._places.timeline
         try:
             data = path.read_bytes()
             timeline = Timeline(*decode_timeline_header(data))
             timeline.extend(data[RECORD_BYTES:])
         except FileNotFoundError:
-            return ZERO_CUT
+            return None
         except Damaged as damage:
             raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
-        return timeline.head
+        return timeline
 
     def wait(self, after: Position, timeout_s: float) -> Cut:
         deadline = time.monotonic() + timeout_s
@@ -263,10 +270,17 @@ class EmbeddedLogReader:
         # The sealed files hold all of the segment, so also what was committed to it since this reader last looked.
         self._refreshed()
         run = next(run for run in index.segments() if run.segment == first)
-        try:
-            return SealedSegment(path.parent, run, place)
-        except FileNotFoundError:
-            raise LogCorrupt(f"{path}: missing, and no sealed files hold its positions {first} to {run.last}") from None
+        # The power loss that set the head back spares what was sealed since: the files may hold more of the segment than the head knows of.
+        for known in chain((run,), self._runs_written(index.name, first)):
+            with suppress(FileNotFoundError):
+                return SealedSegment(path.parent, known, place)
+        raise LogCorrupt(f"{path}: missing, and no sealed files hold its positions {first} to {run.last}")
+
+    def _runs_written(self, topic: str, first: int) -> Iterator[Run]:
+        """All that was ever committed to the segment, whatever the head says."""
+        timeline = self._written()
+        if timeline is not None and topic in timeline.numbers:
+            yield from (run for run in timeline.topics[timeline.numbers[topic]].segments() if run.segment == first)
 
     def _table(self, index: TopicIndex) -> Table:
         known = self._tables.get(index.name)

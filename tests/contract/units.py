@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from sinks.memory import STORES, Store
+
+PUT_BACK_WITHIN_S: Final = 60.0
 
 
 class Units(Protocol):
@@ -62,6 +66,17 @@ class MemoryUnits:
         STORES.pop(self._name, None)
 
 
+_DUMP_ALL = """
+local found = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  found[#found + 1] = key
+  found[#found + 1] = redis.call('DUMP', key)
+end
+return found
+"""
+"""Of one moment, as the server's own copies are."""
+
+
 class RedisUnits:
     """A server is one unit: ledger and rows live and die together."""
 
@@ -79,13 +94,16 @@ class RedisUnits:
             self._client.flushdb()
 
     def copy(self) -> Any:
-        return {key: self._client.dump(key) for key in self._client.scan_iter(count=1000)}
+        found = self._client.eval(_DUMP_ALL, 0)
+        return dict(zip(found[::2], found[1::2], strict=True))
 
     def restore(self, copy: Any, *names: str) -> None:
         if names:
-            self._client.flushdb()
-            for key, value in copy.items():
-                self._client.restore(key, 0, value)
+            with self._client.pipeline(transaction=True) as at_once:
+                at_once.flushdb()
+                for key, value in copy.items():
+                    at_once.restore(key, 0, value)
+                at_once.execute()
 
     def close(self) -> None:
         self._client.close()
@@ -115,7 +133,8 @@ class OpenSearchUnits:
 
     def lose(self, *names: str) -> None:
         for name in set(names) & set(self.there()):
-            self._server.request("DELETE", f"/{name}")
+            with suppress(ValueError):  # its owner has just removed it
+                self._server.request("DELETE", f"/{name}")
 
     def copy(self) -> Any:
         if not self._made:
@@ -129,10 +148,18 @@ class OpenSearchUnits:
 
     def restore(self, copy: Any, *names: str) -> None:
         shot, held = copy
-        self.lose(*names)
-        if back := sorted(set(names) & set(held)):
-            body = {"indices": ",".join(back), "include_global_state": False}
-            self._server.request("POST", f"/_snapshot/{self._repository}/{shot}/_restore?wait_for_completion=true", body)
+        back = sorted(set(names) & set(held))
+        body = {"indices": ",".join(back), "include_global_state": False}
+        until = time.monotonic() + PUT_BACK_WITHIN_S
+        while True:
+            self.lose(*names)
+            try:
+                if back:
+                    self._server.request("POST", f"/_snapshot/{self._repository}/{shot}/_restore?wait_for_completion=true", body)
+                return
+            except ValueError:  # a follower that lives has just made one of them again
+                if time.monotonic() > until:
+                    raise
 
     def close(self) -> None:
         if self._made:
@@ -155,7 +182,10 @@ class WarehouseUnits:
 
     def lose(self, *names: str) -> None:
         for name in names:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+            if (self._folder / name).exists():  # at once: somebody may be writing there
+                self._copies.mkdir(parents=True, exist_ok=True)
+                (self._folder / name).rename(gone := self._copies / uuid.uuid4().hex)
+                shutil.rmtree(gone)
 
     def copy(self) -> Any:
         copy = self._copies / uuid.uuid4().hex
@@ -164,10 +194,14 @@ class WarehouseUnits:
         return copy
 
     def restore(self, copy: Any, *names: str) -> None:
-        self.lose(*names)
         for name in names:
+            back = self._copies / uuid.uuid4().hex
             if (copy / name).exists():
-                shutil.copytree(copy / name, self._folder / name)
+                shutil.copytree(copy / name, back)
+            self.lose(name)
+            if back.exists():
+                (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
+                back.rename(self._folder / name)
 
     def close(self) -> None:
         shutil.rmtree(self._copies, ignore_errors=True)

@@ -28,14 +28,16 @@ def settings_of(postgres: Database, folder: Path, stores: Mapping[str, Mapping[s
 
 
 @contextmanager
-def service(settings: Settings) -> Iterator[None]:
-    """Capture and one follower for each store, in threads."""
+def service(settings: Settings) -> Iterator[Mapping[str, Follower]]:
+    """Capture and one follower for each store, in threads. Gives the followers that have begun."""
     warm()  # compiling may take a minute, and no deadline shall count it
     stop = threading.Event()
+    followers: dict[str, Follower] = {}
 
     def follow(store: str) -> None:
         with closing(open_reader(settings.log.dir)) as reader:
             follower = Follower(store, settings.stores[store], settings.log.dir, reader, settings.run_dir, stop)
+            followers[store] = follower
             follower.start()
             while not stop.is_set():
                 head = reader.wait(follower.applied.position, 0.05)
@@ -55,7 +57,7 @@ def service(settings: Settings) -> Iterator[None]:
         while threads[0].is_alive() and status.read_capture(settings.run_dir) is None:
             assert time.monotonic() < deadline, "capture does not begin"
             time.sleep(0.01)
-        yield
+        yield followers
     finally:
         stop.set()
         for thread in threads:

@@ -12,6 +12,8 @@
 (h)   only what is on the disk is confirmed
 (i)   after the faults have stopped, everything becomes equal within a bounded number of steps
 (j)   whatever befell a store, nobody is told that it holds what it does not
+(k)   a store that another log, or another past of this one, has marked is taken for nobody else's; and this log's own is not refused
+(l)   where a store takes its calls in order, whoever was replaced writes nothing more
 ====  ==================================================================================================================
 """
 

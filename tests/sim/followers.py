@@ -36,6 +36,11 @@ class Followers:
         """Each with its name."""
         return [(follow.site.name, follow.site.store) for follow in self._follows]
 
+    @property
+    def hurt(self) -> bool:
+        """One of them lost rows, was set back, or was taken over."""
+        return any(follow.site.hurt for follow in self._follows)
+
     def calm(self) -> None:
         """From now on nothing befalls them."""
         for follow in self._follows:
@@ -94,7 +99,7 @@ class Followers:
             if chance.random() < 0.3:
                 del follow.lives[number:]
             return
-        if self._live(follow, 0) == "applied" and chance.random() < site.moods.sleeps:
+        if self._live(follow, 0) in ("applied", "committed") and chance.random() < site.moods.sleeps:
             self._course.fault("follower sleeps, another begins")
             follow.lives.insert(0, site.follow(self._log))
 

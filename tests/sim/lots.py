@@ -27,6 +27,8 @@ class Dangers:
     disk_full: float
     disk_fails: float
     memory_lost: float
+    new_history: float
+    """Of the starts of a process, how many begin a history of the log: everything is as it was, and stores have marks of the one before."""
     standby_slow: float
     unsafe_commits: float
     favourite: str
@@ -35,8 +37,8 @@ class Dangers:
 
 
 def deal_dangers(chance: Random) -> Dangers:
-    def maybe(least: float, most: float) -> float:
-        return chance.uniform(least, most) if chance.random() < 0.4 else 0.0
+    def maybe(least: float, most: float, in_runs: float = 0.4) -> float:
+        return chance.uniform(least, most) if chance.random() < in_runs else 0.0
 
     return Dangers(
         process_dies=maybe(0.001, 0.006),
@@ -47,6 +49,7 @@ def deal_dangers(chance: Random) -> Dangers:
         disk_full=maybe(0.02, 0.1),
         disk_fails=maybe(0.005, 0.04),
         memory_lost=chance.choice((0.0, 0.5)),
+        new_history=maybe(0.1, 0.7, 0.2),
         standby_slow=maybe(0.1, 0.7),
         unsafe_commits=maybe(0.1, 0.6),
         favourite=chance.choice(FAVOURITES) if chance.random() < 0.7 else "",
@@ -55,12 +58,14 @@ def deal_dangers(chance: Random) -> Dangers:
             partly=maybe(0.01, 0.2),
             answer_lost=maybe(0.01, 0.1),
             late=maybe(0.2, 0.8),
+            dropped=maybe(0.02, 0.2, 0.25),
             dies=maybe(0.05, 0.4),
             sleeps=maybe(0.02, 0.2),
-            lost=maybe(0.003, 0.03),
-            set_back=maybe(0.01, 0.05),
+            lost=maybe(0.004, 0.03),
+            set_back=maybe(0.015, 0.06, 0.5),
             intruded=maybe(0.01, 0.05),
-            stolen=maybe(0.001, 0.01),
+            stolen=maybe(0.002, 0.012),
+            swapped=maybe(0.002, 0.012),
         ),
     )
 

@@ -91,6 +91,9 @@ class Process:
             self.capture.writer.commit(Lsn(slot.confirmed), 0)
         elif slot.confirmed > head.commit_lsn:
             raise Violation("a", f"the slot stands at {slot.confirmed:X}, ahead of the log at {head}")
+        if self._course.faulty and self._course.chance.random() < self._course.dangers.new_history:
+            self._course.met("histories begun")
+            self.capture.writer.begin_history()
         self._checker.reread(self._log)
 
     def _take(self, capture: Capture) -> None:

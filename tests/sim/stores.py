@@ -3,18 +3,18 @@
 A store is ``sinks.memory``'s twin. What can go wrong: a request is refused, taken in part, or taken while its answer is lost; the
 follower dies between any two requests and begins again from what the store says; one that was thought dead (a zombie) wakes up later
 and goes on with its older view; a request that was under way arrives long after everybody has forgotten it. And at any moment, also between
-two requests of one commit: parts of the store or all of it are gone, or are as they once were; another service tries to use it, or has.
+two requests of one commit, and between a request and its answer: parts of the store or all of it are gone, or are as they once were, or
+come from a copy of this installation that went on by itself; another service tries to use it, or has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
 import pyarrow as pa
-import pytest
 
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.log.memory import MemoryLog
@@ -24,12 +24,15 @@ from cdc.spark.apply import Prepared, apply_range
 from cdc.spark.rules import Rules
 from cdc.spark.survey import survey
 from sinks.contract import EpochPassed, Outcome
-from sinks.memory import STORES, Answer, Call, MemorySink, Options, Store
+from sinks.memory import STORES, Answer, Call, MemorySink, Options, Store, TableUnit, Unit
 from tests.contract.rows import ORDERS, order, upserts
+from tests.sim.violation import Violation
 
 Meet = Callable[[str], None]
 """Called with the name of what has gone wrong."""
 COPIES: Final = 4
+ANOTHER_PAST: Final = "c" * 32
+"""The history of an installation that was copied from this one, log and all, and went on by itself."""
 
 
 @dataclass(slots=True)
@@ -40,12 +43,20 @@ class Moods:
     partly: float = 0.0
     answer_lost: float = 0.0
     late: float = 0.0
+    dropped: float = 0.0
     dies: float = 0.0
     sleeps: float = 0.0
     lost: float = 0.0
     set_back: float = 0.0
     intruded: float = 0.0
     stolen: float = 0.0
+    swapped: float = 0.0
+
+    strikes: float = field(init=False)
+    """How often anything at all befalls the store itself; a copy of it is made as often as one is put back."""
+
+    def __post_init__(self) -> None:
+        self.strikes = self.lost + 2 * self.set_back + self.intruded + self.stolen + self.swapped
 
 
 class Died(BaseException):
@@ -62,7 +73,14 @@ class _Sink(MemorySink):
     def send(self, call: Call) -> tuple[Answer, Outcome]:
         if self._site.chance.random() < self._site.moods.late:
             self._site.late.append(call)
-        return super().send(call)
+        if not call.covers and self._site.chance.random() < self._site.moods.dropped:
+            # Calls are sent without waiting for the answer to the one before: this one's is heard when the next are under way.
+            self._site.met("store drops one of several requests")
+            return Answer.DONE, Outcome(0)
+        answered = super().send(call)
+        self._site.taken(call, answered[0])
+        self._site.befall()
+        return answered
 
     def between(self) -> None:
         self._site.befall()
@@ -98,7 +116,11 @@ class FlakySink:
         struck = self._site.strikes
         self._sink.commit(cut)
         # What was struck behind its own mark, before the last one, is found by whoever looks next.
-        self._site.written(cut if struck == self._site.strikes else None)
+        if struck == self._site.strikes:
+            self._site.refuse_strangers("commits")
+            self._site.written(cut)
+        else:
+            self._site.struck()
         self._site.accident("answer_lost", "commit")
 
 
@@ -121,8 +143,12 @@ class Site:
         """Called when the store is not what it was."""
         self.epoch = 0
         self.theirs = False
-        """Another service has made the store its own."""
+        """Something is in the store that this log never had: another service's, or of another past."""
         self.strikes = 0
+        self.hurt = False
+        """Rows that a follower had brought were lost, set back or taken over."""
+        self._opened = 0
+        """The highest epoch under which the store was opened since the last strike."""
         self._batch_rows = batch_rows
         self._copies: list[Store] = []
         self._others: set[str] = set()
@@ -145,37 +171,69 @@ class Site:
 
     def befall(self) -> None:
         """Now or never: the store loses something, is set back, or somebody else comes."""
-        chance, moods = self.chance, self.moods
-        if chance.random() < moods.set_back and len(self._copies) < COPIES and not self.theirs:
+        roll, moods = self.chance.random(), self.moods
+        if roll >= moods.strikes:
+            return  # nearly always, and it is asked at every step
+        for likely, strike in (
+            (moods.set_back, self._copy), (moods.lost, self._lose), (moods.set_back, self._put_back), (moods.intruded, self._intrude),
+            (moods.stolen, self._steal), (moods.swapped, self._swap),
+        ):  # fmt: skip
+            if roll < likely:
+                strike()
+                return
+            roll -= likely
+
+    def _copy(self) -> None:
+        if len(self._copies) < COPIES and not self.theirs:
             self._copies.append(self.store.copy())
-        elif chance.random() < moods.lost:
-            self._strike("lost", self.store.lose)
-        elif chance.random() < moods.set_back and self._copies:
-            number = chance.randrange(len(self._copies))
-            copy = self._copies[number] if chance.random() < 0.5 else self._copies.pop(number)
+
+    def _lose(self) -> None:
+        self._strike("lost", self.store.lose)
+
+    def _put_back(self) -> None:
+        if self._copies:
+            number = self.chance.randrange(len(self._copies))
+            copy = self._copies[number] if self.chance.random() < 0.5 else self._copies.pop(number)
             self._strike("set back", lambda *units: self.store.restore(copy, *units), copy)
-        elif chance.random() < moods.intruded:
-            self._intrude()
-        elif chance.random() < moods.stolen:
-            self._steal()
 
     def _strike(self, what: str, strike: Callable[..., None], copy: Store | None = None) -> None:
         units = sorted({*self.store.units, *(copy.units if copy else ())}, key=str)
         whole = self.chance.random() < 0.4
         if units:
             self.met(f"store {what}" if whole else f"part of a store {what}")
+            self._is_hurt()
             strike(*(units if whole else self.chance.sample(units, self.chance.randint(1, len(units)))))
             self.theirs = self._is_theirs()
             self._is_struck()
 
+    def _is_hurt(self) -> None:
+        self.hurt = self.hurt or any(unit.rows for unit in self.store.tables.values())
+
     def _is_struck(self) -> None:
         self.strikes += 1
+        self._opened = 0
         self.struck()
 
+    def _units(self) -> list[Unit]:
+        return [*([self.store.ledger] if self.store.ledger is not None else []), *self.store.tables.values()]
+
     def _is_theirs(self) -> bool:
-        """A unit is left that another log marked."""
-        units = [*([self.store.ledger] if self.store.ledger is not None else []), *self.store.tables.values()]
-        return any(unit.mark.log in self._others for unit in units)
+        return bool(self._strange())
+
+    def _strange(self) -> set[StopState]:
+        """What whoever opens the store may be told of units that are none of this log's."""
+        marks = [unit.mark for unit in self._units()]
+        others = {StopState.OTHER_LOG} if any(mark.log in self._others for mark in marks) else set()
+        return others | ({StopState.DIVERGED} if any(mark.history == ANOTHER_PAST for mark in marks) else set())
+
+    def refuse_strangers(self, what: str) -> None:
+        if self.theirs:
+            raise Violation("k", f"{self.name}: a follower {what} though the store holds what its log never had")
+
+    def taken(self, call: Call, answer: Answer) -> None:
+        in_order = self.options.sequenced or self.options.staged
+        if in_order and answer is Answer.DONE and call.epoch < self._opened:
+            raise Violation("l", f"{self.name} took a call of epoch {call.epoch}, though it was opened under {self._opened}")
 
     def _intrude(self) -> None:
         """A service with another log comes upon the store; it goes as it came."""
@@ -183,13 +241,20 @@ class Site:
             return
         self.met("another service comes upon a store")
         before = {topic: (unit.mark, dict(unit.rows)) for topic, unit in self.store.tables.items()}
-        with pytest.raises(Stopped, match=StopState.OTHER_LOG):
+        try:
             MemorySink(self.name, self.options).open(_foreign().reader(), self.epoch + self.chance.randrange(3))
-        assert {topic: (unit.mark, dict(unit.rows)) for topic, unit in self.store.tables.items()} == before
+        except Stopped as stopped:
+            if stopped.state is not StopState.OTHER_LOG:
+                raise Violation("k", f"another service was told {stopped.state}") from None
+        else:
+            raise Violation("k", f"another service opened {self.name}, which holds this log's rows")
+        if {topic: (unit.mark, dict(unit.rows)) for topic, unit in self.store.tables.items()} != before:
+            raise Violation("k", f"another service changed {self.name}")
 
     def _steal(self) -> None:
         """… and its operator says that the store is to be its own."""
         self.met("store taken over by another service")
+        self._is_hurt()
         thief, log = MemorySink(self.name, self.options), _foreign()
         thief.erase()
         thief.open(log.reader(), self.epoch + self.chance.randrange(3))
@@ -202,12 +267,29 @@ class Site:
         self.theirs = True
         self._is_struck()
 
+    def _swap(self) -> None:
+        """Some of its units come from a copy of this installation that went on by itself: the same log's id, and other changes."""
+        if self.theirs:
+            return
+        found = [unit for unit in self._units() if unit.mark.cut.position]
+        if not found:
+            return
+        self.met("part of a store of another past")
+        self._is_hurt()
+        for unit in self.chance.sample(found, self.chance.randint(1, len(found))):
+            unit.mark = replace(unit.mark, history=ANOTHER_PAST)
+            if isinstance(unit, TableUnit):
+                gone = self.chance.sample(sorted(unit.rows), (len(unit.rows) + 1) // 2)
+                unit.rows = {key: kept for key, kept in unit.rows.items() if key not in gone}
+        self.theirs = True
+        self._is_struck()
+
     def deliver_late(self) -> None:
         number = self.chance.randrange(len(self.late))
         call = self.late[number] if self.chance.random() < 0.5 else self.late.pop(number)
         if not self.theirs:  # where a store's rows guard themselves alone, nothing else could refuse it there
             self.met("late request")
-            self.store.take(call)
+            self.taken(call, self.store.take(call)[0])
             self.written()
 
     # -- its followers ------------------------------------------------------------------------------------------------------
@@ -230,6 +312,8 @@ class Site:
                 self._rebuild(sink, stopped)
                 yield "rebuilt"
                 continue
+            self.refuse_strangers("opens it")
+            self._opened = max(self._opened, epoch)
             held = max([applied.position, *(sink.held(topic) for topic in _topics(reader))])
             if held > reader.head().position:
                 if held > reader.written().position:
@@ -248,6 +332,7 @@ class Site:
         while True:
             if self.chance.random() < 0.5 or reader.head().position == applied.position:
                 found = sink.applied()
+                self.refuse_strangers("is content with it")
                 if (found.position, found.commit_lsn) != (applied.position, applied.commit_lsn):
                     yield "looked"
                     return
@@ -279,8 +364,8 @@ class Site:
 
     def _rebuild(self, sink: FlakySink, stopped: Stopped) -> None:
         """What an operator asks for, once the other service is gone."""
-        assert stopped.state is StopState.OTHER_LOG, stopped
-        assert self.theirs, f"{self.name} is taken for another log's: {stopped}"
+        if stopped.state not in self._strange():
+            raise Violation("k", f"{self.name} is this log's own and was refused: {stopped}")
         self.met("store built again")
         self._copies.clear()
         sink.erase()

@@ -24,13 +24,17 @@ from cdc.errors import HeadwaterError
 from cdc.ingest import Ingest
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
-from sinks.memory import MemorySink, TableUnit
+from cdc.model.lineage import Lineage, Mark, believed
+from cdc.model.position import ZERO_CUT
+from sinks import memory
+from sinks.memory import Answer, Call, MemorySink, TableUnit
 from snapshots.feed import SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
 from tests.sim import world
 from tests.sim.checker import Violation
 from tests.sim.disk import ModelDisk
+from tests.sim.stores import Moods
 from tests.sim.tables import keyless
 from tests.sim.world import simulate
 
@@ -272,6 +276,139 @@ def prepared_transactions_are_kept_in_memory_only(patch: Patch) -> None:
     _sharpen(patch, work={"prepares": 0.5})
 
 
+def a_set_back_unit_is_marked(patch: Patch) -> None:
+    """A commit looks at the units before it marks the first, and not again."""
+
+    def cover(self: MemorySink, topic: str, mark: Mark) -> None:
+        unit = self._unit(topic)
+        unit.cover(mark)
+        self._known[topic] = self._seen(unit)
+        self.between()
+
+    patch.setattr(MemorySink, "_cover", cover)
+    _sharpen(patch, dangers={"store": Moods(set_back=0.1)})
+
+
+def commits_look_at_the_ledger_only(patch: Patch) -> None:
+    patch.setattr(MemorySink, "_differs", lambda *_: False)
+
+
+def what_is_there_passes_for_what_was_written(patch: Patch) -> None:
+    original = MemorySink._send
+
+    def send(self: MemorySink, topic: str, *rest: Any) -> Any:
+        outcome = original(self, topic, *rest)
+        if topic in self._store.tables:
+            self._known[topic] = self._seen(self._store.tables[topic])
+        return outcome
+
+    patch.setattr(MemorySink, "_send", send)
+
+
+def the_ledger_alone_is_believed(patch: Patch) -> None:
+    def applied(self: MemorySink) -> Any:
+        ledger = self._store.ledger
+        return ZERO_CUT if ledger is None else believed(ledger.mark, self._lineage(), "the store")
+
+    patch.setattr(MemorySink, "applied", applied)
+
+
+def a_new_unit_has_the_ledgers_mark(patch: Patch) -> None:
+    original = MemorySink._unit
+
+    def unit(self: MemorySink, topic: str) -> TableUnit:
+        new = topic not in self._store.tables
+        made = original(self, topic)
+        if new and self._store.ledger is not None:
+            made.mark = self._store.ledger.mark
+            self._known[topic] = self._seen(made)
+        return made
+
+    patch.setattr(MemorySink, "_unit", unit)
+
+
+def a_topic_without_a_unit_is_whole(patch: Patch) -> None:
+    original = MemorySink._changed
+
+    def changed(self: MemorySink, upto: Any) -> Iterator[Any]:
+        yield from (found for found in original(self, upto) if found[0] in self._store.tables)
+
+    patch.setattr(MemorySink, "_changed", changed)
+
+
+def marks_of_another_past_are_believed(patch: Patch) -> None:
+    def believing(mark: Mark, lineage: Lineage, where: str) -> Any:
+        return believed(replace(mark, history=lineage.history), lineage, where)
+
+    patch.setattr(memory, "believed", believing)
+
+
+def marks_of_another_log_are_believed(patch: Patch) -> None:
+    def believing(mark: Mark, lineage: Lineage, where: str) -> Any:
+        return mark.cut if mark.log != lineage.log else believed(mark, lineage, where)
+
+    patch.setattr(memory, "believed", believing)
+
+
+def marks_of_the_former_history_are_refused(patch: Patch) -> None:
+    def believing(mark: Mark, lineage: Lineage, where: str) -> Any:
+        return believed(mark, replace(lineage, histories=lineage.histories[-1:]), where)
+
+    patch.setattr(memory, "believed", believing)
+
+
+def new_rows_stand_under_the_former_history(patch: Patch) -> None:
+    """… until a commit says otherwise."""
+    original = TableUnit.take
+
+    def take(self: TableUnit, call: Call) -> Any:
+        return original(self, call if call.covers else replace(call, now=call.mark))
+
+    patch.setattr(TableUnit, "take", take)
+    _sharpen(patch, dangers={"new_history": 0.7, "process_dies": 0.006})
+
+
+def versioned_stores_hold_all_that_they_reach(patch: Patch) -> None:
+    def held(self: MemorySink, topic: str) -> int:
+        known = self._known.get(topic)
+        return max(self._applied.position, *((known.mark.cut.position, known.reach) if known is not None else (0,)))
+
+    patch.setattr(MemorySink, "held", held)
+
+
+def no_writer_is_too_old(patch: Patch) -> None:
+    original = TableUnit.answer
+    patch.setattr(TableUnit, "answer", lambda self, call: original(self, replace(call, epoch=self.epoch)))
+
+
+def opening_fences_the_ledger_only(patch: Patch) -> None:
+    original = MemorySink.open
+
+    def opened(self: MemorySink, log: Any, epoch: int | None = None) -> Any:
+        before = {topic: unit.epoch for topic, unit in self._store.tables.items()}
+        applied = original(self, log, epoch)
+        for topic, seen in before.items():
+            self._store.tables[topic].epoch = seen
+        return applied
+
+    patch.setattr(MemorySink, "open", opened)
+
+
+def gaps_are_taken(patch: Patch) -> None:
+    original = TableUnit.answer
+
+    def answer(self: TableUnit, call: Call) -> Answer:
+        found = original(self, call)
+        return Answer.DONE if found is Answer.GAP else found
+
+    patch.setattr(TableUnit, "answer", answer)
+    _sharpen(patch, dangers={"store": Moods(dropped=0.3)})
+
+
+def erasing_spares_the_tables(patch: Patch) -> None:
+    patch.setattr(MemorySink, "erase", lambda self: self._store.lose(None))
+
+
 def _sharpen(patch: Patch, *, work: dict[str, Any] | None = None, dangers: dict[str, Any] | None = None) -> None:
     """Runs in which what the bug needs happens more often than in others."""
     for name, given in (("deal_work", work), ("deal_dangers", dangers)):
@@ -310,6 +447,21 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (rows_without_a_key_pass_the_fence, "f"),
     (prepared_transactions_go_when_they_end, "ai"),
     (prepared_transactions_are_kept_in_memory_only, "ai"),
+    (a_set_back_unit_is_marked, "fgijk"),
+    (commits_look_at_the_ledger_only, "fgij"),
+    (what_is_there_passes_for_what_was_written, "fgij"),
+    (the_ledger_alone_is_believed, "fgijk"),
+    (a_new_unit_has_the_ledgers_mark, "fgij"),
+    (a_topic_without_a_unit_is_whole, "fij"),
+    (marks_of_another_past_are_believed, "k"),
+    (marks_of_another_log_are_believed, "k"),
+    (marks_of_the_former_history_are_refused, "k"),
+    (new_rows_stand_under_the_former_history, "ik"),
+    (versioned_stores_hold_all_that_they_reach, "fij"),
+    (no_writer_is_too_old, "l"),
+    (opening_fences_the_ledger_only, "l"),
+    (gaps_are_taken, "fij"),
+    (erasing_spares_the_tables, "ik"),
 ]
 
 

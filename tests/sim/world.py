@@ -121,6 +121,7 @@ class World:
             raise Violation("i", f"{most} steps after the last fault: {'; '.join(left)}")
         self.process.look()
         self.checker.reread(self._log)
+        self._course.counts["runs in which a store was hurt"] += self._followers.hurt
         self._course.counts["steps"] += self._course.steps
         self._course.counts["transactions"] += len(self.source.commits)
         self._course.counts["changes"] += len(self.checker.entries)
