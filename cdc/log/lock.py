@@ -16,7 +16,11 @@ _NO_PLACE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOE
 
 
 def hold(places: Places, disk: Disk) -> int:
-    """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind."""
+    """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind.
+
+    Makes the log's folder where it is missing. Raises HeadwaterError when another process holds the lock, ConfigError when this account cannot
+    write there, OSError of the disk.
+    """
     try:
         disk.make_folder(places.root)
         own(places.root, "log.dir")

@@ -58,6 +58,7 @@ class Change:
         return self.document.stand is not None and self.document.stand.nonce == self.nonce
 
     def lines(self) -> bytes:
+        """The two lines of a bulk request (NDJSON): created where no document is known, else written over the known state only."""
         one = self.document
         where: dict[str, Any] = {"_index": one.alias, "_id": one.id, "require_alias": True}
         if one.stand is not None:
