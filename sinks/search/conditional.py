@@ -93,7 +93,8 @@ def send(cluster: Cluster, doing: str, changes: Sequence[Change], *, sleep: Call
         answer = cluster.send("POST", "/_bulk", lines, params={"filter_path": PARTS}, ndjson=True)
         if answer.status != 429 or bulk_fate(429, answer.error_type) is not Fate.AGAIN:
             break
-        sleep(backoff_s(attempt, chance))
+        if attempt + 1 < ATTEMPTS_MAX:
+            sleep(backoff_s(attempt, chance))
     if answer.status >= 400:
         raise cluster.error(doing, answer)
     take(cluster, doing, changes, answer.body["items"])
