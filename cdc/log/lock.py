@@ -38,7 +38,8 @@ def hold(places: Places, disk: Disk) -> int:
         pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
         os.close(fd)
         raise HeadwaterError(
-            f"process {pid or '?'} already writes to the log in {places.root}", hint=f"stop it first: kill {pid}"
+            f"process {pid or '?'} already writes to the log in {places.root}",
+            hint=f"stop it first: kill {pid}" if pid else "stop it first",
         ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
