@@ -44,6 +44,7 @@ class Change:
     removed: tuple[str, ...] = ()
 
     def words(self) -> str:
+        """One line for the log."""
         named = [("added", self.added), ("changed", self.changed), ("removed", self.removed)]
         parts = [f"{what} {', '.join(stores)}" for what, stores in named if stores]
         return f"stores: {'; '.join(parts)}" if parts else "no store is affected"
@@ -118,6 +119,7 @@ class Handout:
         self.write()
 
     def write(self) -> None:
+        """Puts what is in force now in its place. A child that reads meanwhile finds that the checksum differs, and reads again."""
         content = self._configuration.encoded()
         os.pwrite(self.descriptor, content, 0)
         os.ftruncate(self.descriptor, len(content))

@@ -42,7 +42,10 @@ def own(folder: Path, setting: str) -> None:
 
 
 def own_code(folder: Path, setting: str) -> None:
-    """Makes sure that nobody but us and root has put, or can put, anything into a folder whose content is run. It need not be secret."""
+    """Makes sure that nobody but us and root has put, or can put, anything into a folder whose content is run. It need not be secret.
+
+    Makes it where it is missing. Raises ConfigError, naming what is wrong and the command that helps, and OSError of ``mkdir``.
+    """
     folder = folder.absolute()
     _refuse_led_astray(folder, setting)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

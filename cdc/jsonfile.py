@@ -20,7 +20,8 @@ _BEGINNING_BYTES: Final = len('{"crc32c": "00000000", ')
 
 
 def encode(content: Mapping[str, Any]) -> str:
-    """``content`` (not empty, keys are text) as one JSON object, whose first entry is the CRC-32C of all that follows it."""
+    """``content`` (not empty, keys are text) as one JSON object, whose first entry is the CRC-32C of all that follows it. Raises ValueError when it
+    is empty."""
     if not content:
         raise ValueError("an empty object says nothing")
     rest = json.dumps(content)[1:]
@@ -41,6 +42,7 @@ def write(path: Path, content: Mapping[str, Any], *, aside: Path | None = None) 
     """Puts what ``encode`` makes of the content in the file's place: durable on return, and whole or not there at all at any time.
 
     aside: where it is written first, in the same folder; to be a name of the writer's own where several may write at once.
+    Raises OSError, which names the file.
     """
     aside = aside or path.with_suffix(".aside")
     try:

@@ -120,6 +120,8 @@ class LogReport:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
+    """What a store lacks; see ``lag`` in the module's text."""
+
     changes: int
     bytes: int
     seconds: float

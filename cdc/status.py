@@ -220,6 +220,7 @@ def remove(run_dir: Path, name: str) -> None:
 
 
 def read_capture(run_dir: Path) -> CaptureStatus | None:
+    """None before its first start, or when the file is damaged."""
     raw = _read(run_dir / "status" / "capture.json")
     if raw is None:
         return None
@@ -231,6 +232,7 @@ def read_capture(run_dir: Path) -> CaptureStatus | None:
 
 
 def read_supervisor(run_dir: Path) -> SupervisorStatus | None:
+    """As ``read_capture``."""
     raw = _read(run_dir / "status" / "supervisor.json")
     if raw is None:
         return None
@@ -242,12 +244,14 @@ def read_supervisor(run_dir: Path) -> SupervisorStatus | None:
 
 
 def read_followers(run_dir: Path) -> list[FollowerStatus]:
+    """Of every store that has a status file, by name."""
     folder = run_dir / "status"
     names = (path.stem.removeprefix("follow-") for path in sorted(folder.glob("follow-*.json")))
     return [status for name in names if (status := read_follower(run_dir, name)) is not None]
 
 
 def read_follower(run_dir: Path, store: str) -> FollowerStatus | None:
+    """As ``read_capture``."""
     raw = _read(run_dir / "status" / f"follow-{store}.json")
     if raw is None:
         return None

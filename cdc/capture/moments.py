@@ -81,7 +81,11 @@ def _clock(data: Bytes, at: int, end: int) -> Any:
 def timestamps(
     data: Bytes, offsets: Offsets, lengths: Lengths, zoned: bool, out: Offsets, valid: Bytes, misfit: Flags
 ) -> tuple[int, int]:
-    """Microseconds since 1970-01-01. Zoned text ends in ``+00`` because the connection's TimeZone is UTC."""
+    """Microseconds since 1970-01-01. Zoned text ends in ``+00`` because the connection's TimeZone is UTC.
+
+    Text in, per row: ``lengths[i]`` bytes at ``offsets[i]``, NULL where the length is negative. Out: ``out``, its validity bits in Arrow's order
+    (``valid``), and ``misfit`` for what is left to others. Returns (NULLs and misfits, misfits).
+    """
     none = np.int64(-9223372036854775808)
     nulls = 0
     misfits = 0
@@ -130,6 +134,7 @@ def timestamps(
 def dates(
     data: Bytes, offsets: Offsets, lengths: Lengths, out: npt.NDArray[np.int32], valid: Bytes, misfit: Flags
 ) -> tuple[int, int]:
+    """Days since 1970-01-01; otherwise as ``timestamps``."""
     none = np.int64(-9223372036854775808)
     nulls = 0
     misfits = 0
@@ -151,6 +156,7 @@ def dates(
 
 @kernel
 def times(data: Bytes, offsets: Offsets, lengths: Lengths, out: Offsets, valid: Bytes, misfit: Flags) -> tuple[int, int]:
+    """Microseconds of the day; otherwise as ``timestamps``."""
     nulls = 0
     misfits = 0
     for i in range(lengths.shape[0]):

@@ -41,6 +41,7 @@ class Guest:
         self._deadline = asyncio.get_running_loop().call_later(REQUEST_S, self.send_away)
 
     def works(self) -> None:
+        """A whole request has come: no time limit until ``waits``."""
         self._rest()
 
     def send_away(self) -> None:
@@ -50,6 +51,7 @@ class Guest:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def left(self) -> None:
+        """The connection is closed; called twice it does nothing."""
         self._rest()
         self._door.forget(self, self._connection.fileno())
 
@@ -70,6 +72,7 @@ class Door:
         """By file descriptor."""
 
     def admit(self, connection: socket.socket, address: Any) -> Guest | None:
+        """None when there is no room: every connection that counts is at work on a request."""
         peer = _peer(address)
         mine = [guest for guest in self._guests.values() if guest.peer == peer]
         if len(mine) >= MAX_PER_PEER and not self._make_room(lambda guest: guest.peer == peer):

@@ -19,7 +19,7 @@ LOOK_S: Final = 0.5
 
 
 def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn | None, timeout_s: float, gone: Event) -> Waited:
-    """As ``cdc.waiting.wait``, but until ``gone`` is set at most."""
+    """As ``cdc.waiting.wait``, but until ``gone`` is set at most: it then raises WaitTimeout."""
     began = time.monotonic()
     dsn = settings.source.dsn.get_secret_value()
     wanted = waiting.current_lsn(dsn) if lsn is None else lsn

@@ -44,7 +44,7 @@ def padding(length: int, alignment: int = 8) -> int:
 
 
 def check_version(found: int, what: str) -> None:
-    """An older reader refuses a newer log with words, not with a checksum error."""
+    """Raises HeadwaterError for another version: a reader refuses such a log with a message, not with a checksum error."""
     if found != VERSION:
         raise HeadwaterError(
             f"{what} is written in log format {found}; this Headwater reads format {VERSION}",
@@ -77,7 +77,8 @@ class SegmentHeader:
     previous_chain: int = 0
 
     def encode(self) -> tuple[bytes, int]:
-        """The header's bytes (padded to 8) and its checksum, with which the segment's chain begins."""
+        """The header's bytes (padded to 8) and its checksum, with which the segment's chain begins. Raises ValueError when the topic's name
+        is too long."""
         name = self.name.encode()
         if len(name) > MAX_NAME_BYTES:
             raise ValueError("a topic's name is at most 1024 bytes long")
@@ -156,7 +157,8 @@ class Frame:
 def encode_frame(
     kind: FrameKind, body: Bytes, *, offset: int, schema_at: int, topic: int, first: int = 0, last: int = 0, rows: int = 0
 ) -> tuple[bytes, int]:
-    """(header bytes, checksum). The body is written right behind the header, as it is: it is never copied."""
+    """(header bytes, checksum). The body is written right behind the header, as it is: it is never copied. Raises ValueError when
+    the body is not a multiple of 8 bytes, or too long."""
     length = len(body)
     if length % 8 or length > MAX_BODY_BYTES:
         raise ValueError("a frame's body is a multiple of 8 bytes and at most 2 GiB")
@@ -278,7 +280,8 @@ def encode_timeline_header(log_id: int) -> tuple[bytes, int]:
 
 
 def decode_timeline_header(data: bytes) -> tuple[int, int]:
-    """(log id, checksum) of a timeline's first record. Its layout never changes, so that any version can refuse any other."""
+    """(log id, checksum) of a timeline's first record. Its layout never changes, so that any version can refuse any other.
+    Raises Damaged, and HeadwaterError for another version."""
     if len(data) < RECORD_BYTES:
         raise Damaged(0, "the timeline's header is cut short")
     kind, version, magic, log_id, crc = _HEADER.unpack_from(data)

@@ -16,7 +16,11 @@ _NO_PLACE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOE
 
 
 def hold(places: Places, disk: Disk) -> int:
-    """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind."""
+    """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind.
+
+    Makes the log's folder where it is missing. Raises HeadwaterError when another process holds the lock, ConfigError when this account cannot
+    write there, OSError of the disk.
+    """
     try:
         disk.make_folder(places.root)
         own(places.root, "log.dir")
@@ -34,7 +38,8 @@ def hold(places: Places, disk: Disk) -> int:
         pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
         os.close(fd)
         raise HeadwaterError(
-            f"process {pid or '?'} already writes to the log in {places.root}", hint=f"stop it first: kill {pid}"
+            f"process {pid or '?'} already writes to the log in {places.root}",
+            hint=f"stop it first: kill {pid}" if pid else "stop it first",
         ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -44,22 +44,30 @@ class Hstore:
 
 @dataclass(frozen=True, slots=True)
 class ArrayOf:
+    """An array of any number of dimensions. ``delimiter``: between its elements (pg_type.typdelim)."""
+
     element: Structure
     delimiter: str = ","
 
 
 @dataclass(frozen=True, slots=True)
 class Composite:
+    """A row type: its attributes' names and structures, in order."""
+
     attributes: tuple[tuple[str, Structure], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RangeOf:
+    """A range between two bounds."""
+
     bound: Structure
 
 
 @dataclass(frozen=True, slots=True)
 class MultirangeOf:
+    """A set of ranges."""
+
     bound: Structure
 
 

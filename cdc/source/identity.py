@@ -70,7 +70,7 @@ def recorded(folder: Path) -> Identity | None:
 def record(folder: Path, identity: Identity) -> None:
     """Durable when it returns."""
     aside = folder / f".{FILE}.{os.getpid()}"
-    with open(aside, "w", encoding="utf-8") as file:
+    with open(jsonfile.create(aside), "w", encoding="utf-8") as file:
         file.write(jsonfile.encode({"format": _FORMAT, **asdict(identity)}))
         file.flush()
         crashpoint("identity.before_fsync")

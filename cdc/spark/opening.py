@@ -34,6 +34,7 @@ class Opening:
 
     @property
     def epoch(self) -> int:
+        """The lease's, which must have been taken."""
         assert self._lease is not None
         return self._lease.epoch
 

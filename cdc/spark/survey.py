@@ -50,6 +50,8 @@ class TopicRange:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
+    """What a batch of work consists of, by topic."""
+
     topics: tuple[TopicRange, ...]
 
     @property

@@ -143,6 +143,7 @@ def _room(source: Any, offsets: Any) -> Any:
 
 @kernel
 def scalar_lines(source: Any, offsets: Any, how: int, doubles: bool) -> Any:
+    """Numbers, booleans or moments (``how``), one for each row."""
     count = len(offsets) - 1
     data = np.empty(_room(source, offsets), np.uint8)
     ends = np.empty(count + 1, np.int64)

@@ -142,6 +142,7 @@ def check(text: str) -> None:
 
 
 def depth(text: str) -> int:
+    """How many arrays and objects stand inside each other at most; brackets in strings do not count."""
     found = deepest = 0
     for bracket in re.sub(r'"(?:[^"\\]|\\.)*"|[^\[\]{}]', "", text, flags=re.DOTALL):
         found += 1 if bracket in "[{" else -1

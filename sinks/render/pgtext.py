@@ -136,6 +136,7 @@ _PAIR: Final = re.compile(rf"({_QUOTED})=>(NULL|{_QUOTED})(, |$)", re.DOTALL)
 
 
 def hstore_pairs(text: str) -> Iterator[tuple[str, str | None]]:
+    """(key, value) in the text's order; a value is None where it is NULL."""
     at = 0
     while at < len(text):
         found = _PAIR.match(text, at)
@@ -153,6 +154,7 @@ _POINT: Final = re.compile(r"\(([^(),]+),([^(),]+)\)")
 
 
 def point_coordinates(text: str) -> tuple[str, str]:
+    """x and y, as Postgres wrote them."""
     found = _POINT.fullmatch(text)
     if found is None:
         raise ValueError("not a point")

@@ -55,5 +55,6 @@ def binary_view(values: pa.Array) -> tuple[Bytes, Offsets]:
 
 
 def readonly(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same array, which nobody can write to any more."""
     array.flags.writeable = False
     return array

@@ -105,6 +105,7 @@ def note_doubt(doubts: Any, found: int, row: int, start: Any, end: Any) -> int:
 
 @kernel
 def is_word(source: Any, at: int, end: int, word: Any) -> bool:
+    """Whether ``word`` stands at ``at``; what follows it is not looked at."""
     if end - at < len(word):
         return False
     for k in range(len(word)):  # noqa: SIM110 (a kernel has no generators)

@@ -25,12 +25,15 @@ from sinks.search.wire import Cluster
 
 
 class Barriers:
+    """Applies them to one store. Each may be done again after a failure at any point."""
+
     def __init__(self, cluster: Cluster, tables: Tables, rows: Rows) -> None:
         self._cluster = cluster
         self._tables = tables
         self._rows = rows
 
     def truncate(self, table: Table, position: int) -> Outcome:
+        """Raises the floor, turns away writers that do not know it, and deletes every document from before ``position``."""
         if position <= self._tables.held_of(table.qualified):
             return Outcome(0, stale=1)
         place = self._tables.place(table)

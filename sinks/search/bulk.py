@@ -44,6 +44,7 @@ class Verdicts:
     """Row → reason."""
 
     def of(self, fate: Fate) -> Rows:
+        """The rows of this fate."""
         found: Rows = self.rows[self.fates == fate]
         return found
 
@@ -51,15 +52,18 @@ class Verdicts:
         return int(np.count_nonzero(self.fates == fate))
 
     def without(self, fate: Fate) -> Verdicts:
+        """Those of every other fate."""
         kept = self.fates != fate
         return Verdicts(self.rows[kept], self.fates[kept], self.reasons)
 
 
 def all_of(rows: Rows, fate: Fate, reason: str = "") -> Verdicts:
+    """The same verdict on every row."""
     return Verdicts(rows, np.full(len(rows), fate, np.int8), dict.fromkeys(rows.tolist(), reason) if reason else {})
 
 
 def together(parts: Sequence[Verdicts]) -> Verdicts:
+    """The verdicts of several requests; no row may be in two of them."""
     reasons = {row: reason for part in parts for row, reason in part.reasons.items()}
     none = all_of(np.empty(0, np.int64), Fate.WRITTEN)
     return Verdicts(np.concatenate([p.rows for p in (none, *parts)]), np.concatenate([p.fates for p in (none, *parts)]), reasons)
@@ -174,6 +178,7 @@ _PARAMS: Final = {"require_alias": "true", "filter_path": _ANSWER_PARTS}
 
 
 def payload(body: Texts, rows: Rows) -> bytes:
+    """The body's bytes for these rows, which are not empty and rise."""
     if rows[-1] - rows[0] + 1 == len(rows):
         return body.data[body.offsets[rows[0]] : body.offsets[rows[-1] + 1]].tobytes()
     return b"".join(body.data[body.offsets[row] : body.offsets[row + 1]].tobytes() for row in rows)

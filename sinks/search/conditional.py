@@ -58,6 +58,7 @@ class Change:
         return self.document.stand is not None and self.document.stand.nonce == self.nonce
 
     def lines(self) -> bytes:
+        """The two lines of a bulk request (NDJSON): created where no document is known, else written over the known state only."""
         one = self.document
         where: dict[str, Any] = {"_index": one.alias, "_id": one.id, "require_alias": True}
         if one.stand is not None:
@@ -92,7 +93,8 @@ def send(cluster: Cluster, doing: str, changes: Sequence[Change], *, sleep: Call
         answer = cluster.send("POST", "/_bulk", lines, params={"filter_path": PARTS}, ndjson=True)
         if answer.status != 429 or bulk_fate(429, answer.error_type) is not Fate.AGAIN:
             break
-        sleep(backoff_s(attempt, chance))
+        if attempt + 1 < ATTEMPTS_MAX:
+            sleep(backoff_s(attempt, chance))
     if answer.status >= 400:
         raise cluster.error(doing, answer)
     take(cluster, doing, changes, answer.body["items"])

@@ -51,6 +51,7 @@ class Field(Enum):
 
 
 def field_of(kind: Kind) -> Field:
+    """Arrays are indexed as their elements: OpenSearch has no type of its own for them."""
     while isinstance(kind, List):
         kind = kind.element
     if kind in JSON_KINDS:

@@ -59,6 +59,7 @@ class Found:
 
     @property
     def aliases(self) -> Mapping[str, Any]:
+        """Alias → its options, as `GET INDEX` gives them."""
         found: Mapping[str, Any] = self.held.get("aliases", {})
         return found
 

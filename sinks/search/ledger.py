@@ -34,6 +34,8 @@ class Entry:
 
 
 class Ledger:
+    """One store's. Changes are made only from the state that ``read`` saw last (``conditional``)."""
+
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         # No store's name becomes one with an @.
@@ -72,6 +74,7 @@ class Ledger:
         return self.document.attempt is not None and settle(self._cluster, _READING, [self.document], _nonce)[0]
 
     def change(self, entry: Entry) -> Change:
+        """The write that makes ``entry`` what the ledger says; ``conditional.send`` sends it."""
         cut = entry.mark.cut
         said = {
             "log": entry.mark.log,
@@ -84,7 +87,7 @@ class Ledger:
         return Change(self.document, lambda nonce: {**said, "nonce": nonce}, word())
 
     def bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Records dead letters; returns once they are durable."""
+        """Records dead letters; returns once they are durable. Raises StoreError (retryable) when the cluster does not take them."""
         lines = [text for letter in letters for text in (json.dumps({"index": {"_id": letter_id(letter)}}), letter_json(letter))]
         body = ("\n".join(lines) + "\n").encode()
         doing, params = "recording dead letters", {"require_alias": "true"}

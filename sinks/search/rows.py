@@ -51,7 +51,8 @@ class Rows:
 
     def write(self, table: Table, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
         """A final verdict on every row. Rows that met a fence, or a state of the index that this process did not know, are sent again once it
-        has been looked at, unless they are stale by now."""
+        has been looked at, unless they are stale by now. Raises StoreError (retryable) when the cluster does not answer, or other processes
+        replace the write alias all the time."""
         rows = np.arange(len(positions))
         final: list[bulk.Verdicts] = []
         for _ in range(LOOKUPS_MAX):

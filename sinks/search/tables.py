@@ -71,6 +71,11 @@ class Written:
 
 
 class Tables:
+    """The tables of one store and their indices. One thread only.
+
+    After a StoreError the store is opened again; nothing that ``known`` says counts until then.
+    """
+
     def __init__(
         self,
         cluster: Cluster,
@@ -96,6 +101,7 @@ class Tables:
         self._lineage: Lineage | None = None
 
     def open(self, log: LogReader, lineage: Lineage, *, writing: bool) -> None:
+        """Forgets what was known of the store. ``writing``: a log that has begun another history since is refused (``lineage``)."""
         self._log, self._lineage, self._writing = log, lineage, writing
         self.indices.log = lineage.log
         self.known.clear()
@@ -107,6 +113,7 @@ class Tables:
 
     @property
     def log(self) -> LogReader:
+        """Raises StoreError (retryable) before ``open``."""
         if self._log is None:
             raise StoreError(f"store {self._cluster.store} is not open", retryable=True)
         return self._log
@@ -160,15 +167,18 @@ class Tables:
         return holding(self.log, self.lineage(), self._cluster.store, claimed, topics, said)
 
     def shape(self, topic: str) -> Shape | None:
+        """The definition that the table's documents have, and since when; None for a table that the store does not hold."""
         standing = self.known[topic].standing if topic in self.known else self._seen.get(topic)
         return None if standing is None else standing.shape
 
     def held_of(self, topic: str) -> Position:
+        """The position up to which the store holds the table."""
         return max(self.held.get(topic, Position(0)), self.applied.position)
 
     # -- places -------------------------------------------------------------------------------------------------------
 
     def place(self, table: Table) -> Place:
+        """As known, else as ``prepare`` finds or makes it; raises what that does."""
         return self.known.get(table.qualified) or self.prepare(table)
 
     def find(self, table: Table) -> Found | None:
@@ -177,7 +187,7 @@ class Tables:
         return self.indices.live(alias, self.indices.of(alias), table.qualified)
 
     def prepare(self, table: Table) -> Place:
-        """Makes the index, or looks at it again and gives it the fields that it lacks."""
+        """Makes the index, or looks at it again and gives it the fields that it lacks. Raises StoreError (retryable) when somebody keeps deleting it."""
         names, topic = places(self._template, table), table.qualified
         for _ in range(2):
             found = self.indices.of(names.alias)
@@ -251,6 +261,7 @@ class Tables:
         return place
 
     def built(self, old: Place, fresh: Place) -> None:
+        """The alias of the table's documents leads to ``fresh`` from now on, and ``old`` is gone."""
         self.indices.swap(old.names, fresh.names, fresh.table.qualified)
         topic, standing = fresh.table.qualified, fresh.standing
         self.known[topic] = fresh
@@ -267,6 +278,7 @@ class Tables:
         return replace(self._written(place, place.standing.begun(lineage, reach)), begins=True)
 
     def end(self, place: Place, cut: Cut) -> Written:
+        """The stretch ends at this cut: to be sent once its rows have been taken."""
         return self._written(place, place.standing.ended(self.lineage(), cut))
 
     def say(self, place: Place, reach: int, **changed: Any) -> None:
@@ -276,6 +288,7 @@ class Tables:
         self._tell(replace(written, begins=begun.begins))
 
     def begin_alone(self, place: Place, reach: int) -> None:
+        """Sends what ``begin`` says, and returns once it was taken."""
         self._tell(self.begin(place, reach))
 
     def finish(self, written: Written) -> None:
@@ -293,7 +306,7 @@ class Tables:
             place.terms = None
 
     def settle(self, place: Place) -> None:
-        """Finds out what became of a write whose answer was lost."""
+        """Finds out what became of a write whose answer was lost. Raises Conflict when only some of its documents were taken."""
         if place.sent is None or all(one.attempt is None for one in place.documents):
             place.sent = None
             return

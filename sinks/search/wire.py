@@ -43,12 +43,15 @@ class Address(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """The cluster's answer to one request. ``status``: of HTTP."""
+
     status: int
     body: Any
     """Parsed JSON; numbers with a fraction are text. For a status of 400 and more the cluster's error, which may quote rows."""
 
     @property
     def error_type(self) -> str:
+        """Such as ``version_conflict_engine_exception``; empty where there is none."""
         error = self.body.get("error") if isinstance(self.body, dict) else None
         return str(error.get("type", "")) if isinstance(error, dict) else ""
 

@@ -47,6 +47,8 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Add:
+    """A new column. ``kind``: Iceberg's type; ``doc``: Postgres's."""
+
     name: str
     kind: str
     doc: str
@@ -54,6 +56,8 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Widen:
+    """A column takes a wider type, in a way that Iceberg allows."""
+
     name: str
     kind: str
 

@@ -27,6 +27,8 @@ Convert = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class Written:
+    """One data file that ``write`` has written and synced."""
+
     path: Path
     first: int
     """The first of the written rows (counted over all files of the call) that lies in this file."""

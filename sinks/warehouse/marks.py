@@ -37,12 +37,14 @@ class Signed:
 
 
 def mark_properties(mark: Mark) -> dict[str, str]:
+    """The mark as Iceberg's properties; ``mark_of`` reads them."""
     cut = mark.cut
     said = {POSITION_KEY: str(cut.position), LSN_KEY: str(cut.commit_lsn), TS_KEY: str(cut.commit_ts_us)}
     return {LOG_KEY: mark.log, HISTORY_KEY: mark.history, **said}
 
 
 def mark_of(properties: Mapping[str, str]) -> Mark | None:
+    """None where the properties hold no mark. Raises KeyError or ValueError for one that is damaged."""
     if LOG_KEY not in properties:
         return None
     cut = Cut(Position(int(properties[POSITION_KEY])), Lsn(int(properties[LSN_KEY])), int(properties[TS_KEY]))

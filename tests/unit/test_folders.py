@@ -17,6 +17,7 @@ from cdc.errors import ConfigError, Stopped, StopState
 from cdc.folders import own, own_code
 from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.position import Position
+from cdc.source.identity import Identity, record
 from snapshots.requests import Request, Requests
 
 STRANGER = 65534
@@ -133,6 +134,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     f"rebuild/.cache.json.{os.getpid()}": lambda folder: rebuilds.request(folder, "cache", StopState.DIVERGED),
     f".reload.json.{os.getpid()}": lambda folder: reloading.request(folder, StopState.DIVERGED),
     "file.aside": lambda folder: jsonfile.write(folder / "file.json", {"a": 1}),
+    f".source.json.{os.getpid()}": lambda folder: record(folder, Identity("73", 1, "shop", "cdc", "cdc", 5, 0)),
     f".whole.{os.getpid()}": lambda folder: write_whole(folder / "whole", b"x"),
 }
 
