@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     given = {**os.environ, **ASCII, "TZ": "America/St_Johns"}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=given, capture_output=True, encoding="utf-8", timeout=120, check=False
+        [sys.executable, *arguments], cwd=folder, env=given, capture_output=True, encoding="utf-8", timeout=300, check=False
     )
 
 
@@ -55,7 +55,7 @@ def test_json_is_json(folder: Path) -> None:
 
 def test_a_secret_is_the_same(folder: Path) -> None:
     read = (
-        "from pathlib import Path; from cdc.settings import load; from sinks import options_model; "
+        "from pathlib import Path; from cdc.configfile import load; from sinks import options_model; "
         "print(ascii(load(Path('cdc.toml'), options_model).source.dsn.get_secret_value()))"
     )
     said = run(folder, "-c", read)

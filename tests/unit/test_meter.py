@@ -62,6 +62,7 @@ def test_an_lsn_that_only_the_status_shows_is_told_at_once_but_not_always_again(
 def test_a_status_that_has_not_changed_is_written_as_a_sign_of_life_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(meters, "time", clock)
+    monkeypatch.setattr(status, "time", clock)
     meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path))
     written: list[float] = []
     real = status.write

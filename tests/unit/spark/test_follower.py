@@ -201,6 +201,6 @@ def test_a_status_that_has_not_changed_is_written_as_a_sign_of_life_only(tmp_pat
     follower.status.dead = 7
     follower.report(when_due=True)
     assert written == [0, 7], "what has changed shows at once"
-    follower.status.updated_at -= status.BEAT_S
+    follower.status.said_at -= status.BEAT_S
     follower.report(when_due=True)
     assert written == [0, 7, 7]
