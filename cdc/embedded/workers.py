@@ -2,6 +2,9 @@
 
 Nothing in that zip is compiled, so every worker, and a query starts two of them, would compile pyspark again: 0.8 s of CPU in place of 0.3.
 Spark gives a worker 10 s to report, and on a machine with much else to do that makes the difference.
+
+The process that reads a stream's offsets is always ended by closing its socket, and then writes a page of traces. What goes wrong in it reaches
+Spark as an exception besides, so its standard error has nothing to add.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ _WRAPPER = """#!/bin/sh
 set -f; IFS=: rest=
 for part in $PYTHONPATH; do case $part in */pyspark.zip) ;; *) rest=$rest${{rest:+:}}$part ;; esac; done
 unset IFS
+case "$*" in *pyspark.sql.streaming.python_streaming_source_runner*) exec 2>/dev/null ;; esac
 PYTHONPATH=$rest exec {python} "$@"
 """
 

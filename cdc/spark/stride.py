@@ -14,8 +14,10 @@ COMMIT_TIMES: Final = 25.0
 START_ROWS: Final = 2_000
 """Something shows at once, also in a store whose pace nobody knows yet."""
 LEAST_ROWS: Final = 100
-GROWTH: Final = 4.0
-"""The first rows tell little of the pace: tables are made, code is loaded. So a step is never longer than so many times the one before."""
+GROWTH: Final = 64.0
+"""A step is never longer than so many times the one before …"""
+DOUBT: Final = 4.0
+"""… nor than so many times what the last step's own pace allows: what a step costs however small it is, is guessed from two measurements."""
 
 
 class Stride:
@@ -23,15 +25,28 @@ class Stride:
 
     def __init__(self, most_rows: int) -> None:
         self._most = most_rows
+        self._before: tuple[int, float] | None = None
         self.rows = min(START_ROWS, most_rows)
 
     def took(self, rows: int, apply_s: float, commit_s: float) -> None:
         """So many rows were written and committed. What is far from a full step, as live changes are, says nothing of one."""
-        if 2 * rows < self.rows:
+        if 2 * rows < min(self.rows, START_ROWS):
             return
-        goal_s = max(GOAL_S, COMMIT_TIMES * commit_s)
-        wanted = rows * (goal_s - commit_s) / max(apply_s, 1e-3)
+        left_s = max(GOAL_S, COMMIT_TIMES * commit_s) - commit_s
+        even = rows * left_s / max(apply_s, 1e-3)
+        wanted = max(even, min(self._without_fixed(rows, apply_s, left_s), DOUBT * even))
+        self._before = rows, apply_s
+        if 2 * rows < self.rows and wanted < self.rows:
+            return
         self.rows = min(self._most, max(LEAST_ROWS, int(min(wanted, self.rows * GROWTH))))
+
+    def _without_fixed(self, rows: int, apply_s: float, left_s: float) -> float:
+        """How many rows fit when only what each of them adds grows with their number; 0 where nothing is known of that."""
+        before, before_s = self._before or (rows, apply_s)
+        if rows < 2 * before or apply_s > left_s:
+            return 0.0
+        each_s = (apply_s - before_s) / (rows - before)
+        return rows + (left_s - apply_s) / each_s if each_s > 0 else DOUBT * rows * left_s / max(apply_s, 1e-3)
 
     def failed(self) -> None:
         """A step did not succeed. A store that is too slow for it within its own limit on time gets a smaller one, until it can."""

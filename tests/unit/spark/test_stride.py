@@ -50,6 +50,20 @@ def test_a_store_whose_commits_are_slow_gets_longer_steps_and_loses_a_twentieth_
     assert max(seconds for _, seconds in done) <= 12.6
 
 
+def test_a_store_whose_steps_cost_much_however_small_they_are_soon_gets_large_ones() -> None:
+    """As a warehouse: half a second for a file and its commit, a million rows in one more."""
+    done = steps(Stride(1_000_000), 3_000_000, 1_000_000, fixed_s=0.4, commit_s=0.1)
+    assert len(done) <= 7
+    assert sum(rows for rows, _ in done[:3]) > 400_000
+    assert max(seconds for _, seconds in done) <= GOAL_S
+
+
+def test_after_a_first_little_backlog_the_next_is_taken_as_a_whole() -> None:
+    stride = Stride(1_000_000)
+    steps(stride, 30_000, 1_500_000, fixed_s=0.1, commit_s=0.05)
+    assert stride.rows == 1_000_000
+
+
 def test_a_step_never_exceeds_the_limit_nor_grows_by_more_than_its_bound(seed: int) -> None:
     random_ = random.Random(seed)
     for _ in range(200):
