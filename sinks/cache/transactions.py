@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from cdc.crashpoint import crashpoint
@@ -168,10 +169,8 @@ class Transactions:
             chain.upto = max(chain.upto, seen.confirmed)
 
     def _expected(self, chain: Chain) -> bytes:
-        writer = self.writer
-        known = (writer.log, writer.history, writer.epoch, self.position)
-        table = (bulk(str(one).encode()) if one is not None else b"$-1\r\n" for one in (chain.at, chain.sure))
-        return b"*6\r\n" + command(*known).removeprefix(b"*4\r\n") + b"".join(table)
+        at, sure = (bulk(b"%d" % one) if one is not None else b"$-1\r\n" for one in (chain.at, chain.sure))
+        return _ledger_answer(self.writer, self.position) + at + sure
 
     def _finish(self, wire: Wire, chain: Chain, part: Part, closing: bytes) -> None:
         """Reads what is left of a part's answers. Raises Refused, StoreError when it was not carried out."""
@@ -221,6 +220,12 @@ class Transactions:
         raise lost(self._store)
 
 
+@lru_cache(maxsize=16)
+def _ledger_answer(writer: Writer, position: int) -> bytes:
+    """How the answer to a look begins, where the ledger is as this writer left it."""
+    return b"*6\r\n" + command(writer.log, writer.history, writer.epoch, position).removeprefix(b"*4\r\n")
+
+
 def lost(store: str) -> StoreError:
     return StoreError(
         f"store {store}: the server's ledger is gone, or is not where this writer left it: it was flushed, restored or replaced",
@@ -243,4 +248,6 @@ def _strings(reply: Reply) -> Answers:
 
 def _first_error(lines: bytes) -> Refused | None:
     """Of answers of one line each."""
+    if not lines.startswith(b"-") and b"\n-" not in lines:
+        return None
     return next((Refused(line) for line in lines.split(b"\r\n") if line.startswith(b"-")), None)

@@ -46,14 +46,16 @@ class Wire:
 
     def lines(self, count: int) -> bytes:
         """The next ``count`` answers, each of which is one line: a status, a number or an error."""
-        end = -1
-        for _ in range(count):
-            start = end + 1
-            while (end := self._unread.find(b"\n", start)) < 0:
-                self._read()
-        found = bytes(self._unread[: end + 1])
-        del self._unread[: end + 1]
-        return found
+        at, left = 0, count
+        while (found := self._unread.count(b"\n", at)) < left:
+            at, left = len(self._unread), left - found
+            self._read()
+        # What comes behind the last of them belongs to the next answers.
+        rest = self._unread[at:].split(b"\n", left)[-1] if left else self._unread
+        end = len(self._unread) - len(rest)
+        lines = bytes(self._unread[:end])
+        del self._unread[:end]
+        return lines
 
     def reply(self) -> Reply:
         """One answer, whatever its kind. Raises Refused when it is an error."""

@@ -41,6 +41,19 @@ def test_answers_of_every_kind_in_pieces_of_any_size(seed: int) -> None:
             wire.reply()
 
 
+def test_lines_leave_what_comes_behind_them(seed: int) -> None:
+    chance = random.Random(seed)
+    answers = [b"+QUEUED\r\n", b":%d\r\n" % chance.randint(0, 999), b"-OOM no\r\n"]
+    for pieces in (chance, None):
+        said = chance.choices(answers, k=60)
+        wire = wire_of(b"".join(said) + b"+OK\r\n", pieces)
+        while said:
+            count = chance.randint(0, len(said))
+            assert wire.lines(count) == b"".join(said[:count])
+            del said[:count]
+        assert wire.reply() == b"OK"
+
+
 def test_what_is_expected_is_taken_and_what_is_not_is_left(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(20):
