@@ -441,7 +441,7 @@ def test_a_cluster_is_refused_by_name(site: Site, tmp_path: Path) -> None:
     port = free_port()
     argv: list[str | Path] = [server_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", tmp_path, "--save", ""]
     log = tmp_path / "log"
-    process = spawn([*argv, "--cluster-enabled", "yes"], log=log)
+    process = spawn([*argv, "--cluster-enabled", "yes", "--cluster-port", str(free_port())], log=log)
 
     def answers() -> bool:
         try:
