@@ -225,6 +225,8 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{path} is not valid TOML: nested too deep, or a number of too many digits") from None
 
 
 def _resolved(instance: _Model, folder: Path) -> _Model:

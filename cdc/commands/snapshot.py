@@ -82,7 +82,7 @@ def read_keys(path: Path) -> dict[int, tuple[str, ...]]:
     """The keys that the file lists, by line number: a line is a key, or a JSON array of its columns. Raises ConfigError naming the line."""
     try:
         lines = (
-            path.read_bytes().decode().split("\n")
+            path.read_bytes().decode("utf-8-sig").split("\n")
         )  # splitlines also cuts at what keys may hold: form feeds, Unicode's separators
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {(error.strerror or type(error).__name__).lower()}") from None
@@ -97,11 +97,13 @@ def read_keys(path: Path) -> dict[int, tuple[str, ...]]:
             continue
         try:
             fields = json.loads(line, parse_int=str, parse_float=str)
-        except ValueError:
+        except (ValueError, RecursionError):
             hint = 'a key that itself begins with [ is written as an array of one, such as ["[1,5)"]'
             raise ConfigError(f"{path}, line {number}: is not a JSON array", hint=hint) from None
         if not fields or not all(isinstance(field, str) for field in fields):
             raise ConfigError(f"{path}, line {number}: a key's columns are texts or numbers")
+        if any("\ud800" <= letter <= "\udfff" for field in fields for letter in field):
+            raise ConfigError(f"{path}, line {number}: half of a surrogate pair stands in no database")
         keys[number] = tuple(fields)
     if not keys:
         raise ConfigError(f"{path} lists no key")

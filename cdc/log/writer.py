@@ -38,7 +38,7 @@ from cdc.log.format import (
     encode_group,
     padding,
 )
-from cdc.log.lock import hold
+from cdc.log.lock import hold, is_held
 from cdc.log.names import Places, folder_of
 from cdc.log.recover import head_of, recover
 from cdc.log.seal import Sealer
@@ -172,6 +172,7 @@ class EmbeddedLogWriter:
             topic.durable = topic.tip
         # From here on nothing of it may be taken back, whatever else goes wrong.
         self._staged = Staged(Density(self._published.position))
+        self._refuse_another_place()
         crashpoint("log.commit.published")
         self._close_full(staged)
         return self.head
@@ -420,6 +421,14 @@ class EmbeddedLogWriter:
 
     def _fatal(self) -> _Fatal:
         return _Fatal(self)
+
+    def _refuse_another_place(self) -> None:
+        if not is_held(self._places, self._lock_fd):
+            self._broken = "its folder was moved, deleted or replaced"
+            raise HeadwaterError(
+                f"the log's folder {self._places.root} was moved, deleted or replaced while it was being written; what came since is not confirmed",
+                hint="stop cdc run, put the folder back in place of what stands there now, or point log.dir at it, and start again",
+            )
 
     def _check_usable(self) -> None:
         if self._broken is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from cdc import rebuilds
@@ -20,17 +21,21 @@ class Opening:
     """One store's sink, opened under this follower's lease. Not thread-safe."""
 
     def __init__(self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path) -> None:
-        self.sink: Sink = make_sink(store, options)
         self.number = 0
         """Rises each time that the store is opened: what others knew of it before no longer counts."""
         self._store = store
-        self._tables = options.tables
+        self._options = options
         self._log_dir = log_dir
         self._reader = reader
         self._run_dir = run_dir
         self._lease: Lease | None = None
         self._outdone = False
         """A later writer was met under this lease."""
+
+    @cached_property
+    def sink(self) -> Sink:
+        """Made when it is opened: options that no store can be made with, such as an address that is none, are this store's concern alone."""
+        return make_sink(self._store, self._options)
 
     @property
     def epoch(self) -> int:
@@ -57,7 +62,7 @@ class Opening:
             raise StoreError(f"the log's folder {self._log_dir} was replaced", retryable=True)
 
     def open(self) -> Cut:
-        """Returns from where the store is to be brought on. Raises StoreError, Stopped."""
+        """Returns from where the store is to be brought on. Raises StoreError, Stopped, ConfigError."""
         try:
             self.take_lease()
         except LeaseHeld as error:
@@ -80,7 +85,8 @@ class Opening:
         return applied
 
     def close(self) -> None:
-        self.sink.close()
+        if "sink" in vars(self):
+            self.sink.close()
 
     def release(self) -> None:
         if self._lease is not None:
@@ -126,4 +132,4 @@ class Opening:
         )
 
     def _topics(self) -> Iterable[str]:
-        return [topic.name for topic in selected(self._reader, self._tables)]
+        return [topic.name for topic in selected(self._reader, self._options.tables)]

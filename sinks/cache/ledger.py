@@ -120,6 +120,11 @@ class Ledger:
         """Beyond the applied cut lies what no commit has covered yet."""
         return Cut(Position(max([self.cut.position, *self.at.values()])), self.cut.commit_lsn, self.cut.commit_ts_us)
 
+    @property
+    def left(self) -> list[str]:
+        """Tables that were taken out of the store's selection: their rows still stand there."""
+        return sorted(self.shapes.keys() - self.at.keys() - self.prefixes.keys() - self.aside.keys())
+
     def whole(self, first_changes: Mapping[str, int]) -> Cut:
         """What is applied, given each selected topic's first change: nothing, when one has changes before the cut and no progress of its own."""
         lacks = any(0 < first <= self.cut.position and topic not in self.at for topic, first in first_changes.items())

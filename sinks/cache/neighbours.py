@@ -32,15 +32,18 @@ class Claim:
     log: str
     projection: Projection
     keys: TableKeys
+    left: bool = False
+    """The table is no longer followed there: its rows stay as they were."""
 
     def meets(self, other: Claim) -> bool:
         """Whether a row of one may have the key of a row of the other."""
         return self.keys.prefix == other.keys.prefix and _literals(self.keys) == _literals(other.keys)
 
-    def same(self, other: Claim) -> bool:
-        """Whether both write the same under the same keys."""
-        mine, theirs = ((one.log, one.projection, one.keys.table.qualified) for one in (self, other))
-        return mine == theirs
+    def may_join(self, other: Claim) -> bool:
+        """Whether nothing goes wrong when both write the same keys: both write the same there, or the other one has left the table to us."""
+        if (self.log, self.keys.table.qualified) != (other.log, other.keys.table.qualified):
+            return False
+        return other.left or self.projection == other.projection
 
 
 def register(server: Server, store: str) -> None:
@@ -57,7 +60,7 @@ def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
         return
     for other, theirs in _others(server, store):
         for claim in claims:
-            if claim.meets(theirs) and not claim.same(theirs):
+            if claim.meets(theirs) and not claim.may_join(theirs):
                 raise StoreError(
                     f"store {store}: the keys of {claim.keys.table.qualified} are those of {theirs.keys.table.qualified} in store {other}",
                     retryable=True,
@@ -92,10 +95,10 @@ def _claims(server: Server, store: str) -> Iterator[Claim]:
     if not held.log:
         return  # it is being erased
     for projection in dict.fromkeys((held.projection, *held.former)):
-        for topic in held.prefixes:
+        for topic in (*held.prefixes, *held.left):
             for shapes in (held.shapes, held.coming):
                 with suppress(ConfigError, KeyError):
-                    yield Claim(held.log, projection, bind(projection.key, shapes[topic].table))
+                    yield Claim(held.log, projection, bind(projection.key, shapes[topic].table), topic in held.left)
 
 
 def _forget(client: redis.Redis, name: str, fields: tuple[str, ...]) -> None:

@@ -26,6 +26,8 @@ class Standing:
     prefixes: dict[str, str] = field(default_factory=dict)
     bases: dict[str, Base] = field(default_factory=dict)
     aside: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    """What the keys of tables begin with that are no longer selected, and whose rows still stand there."""
     touched: set[str] = field(default_factory=set)
     """Tables that were written since the last commit."""
     _bound: dict[tuple[Projection, Table], TableKeys] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class Standing:
             dict(held.prefixes),
             dict(held.bases),
             dict(held.aside),
+            {topic: prefix for topic in held.left if (prefix := _prefix(held, topic)) is not None},
         )
 
     def chain(self, topic: str) -> Chain:
@@ -66,10 +69,17 @@ class Standing:
     def check(self, table: Table, prefixes: dict[str, str] | None = None) -> TableKeys:
         """The table's keys. Raises ConfigError when there are none, or when one of them could be another table's."""
         keys = self.keys(table)
-        for other, prefix in (self.prefixes if prefixes is None else prefixes).items():
+        for other, prefix in ({**self.left, **self.prefixes} if prefixes is None else prefixes).items():
             if other != table.qualified and (prefix.startswith(keys.prefix) or keys.prefix.startswith(prefix)):
                 raise could_be_the_same(self.store, table.qualified, other)
         return keys
+
+
+def _prefix(held: Ledger, topic: str) -> str | None:
+    try:
+        return bind(held.projection.key, held.shapes[topic].table).prefix
+    except ConfigError:
+        return None
 
 
 def could_be_the_same(store: str, one: str, other: str) -> ConfigError:

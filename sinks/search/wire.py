@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from opensearchpy import JSONSerializer, OpenSearch
 from opensearchpy.exceptions import (
@@ -66,14 +67,20 @@ class _ExactJson(JSONSerializer):  # type: ignore[misc]
             raise SerializationError("not JSON", type(error).__name__) from None
 
 
+def _split(store: str, url: str) -> SplitResult:
+    with suppress(ValueError):  # its words may quote what stands in the URL, which may hold a password
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise ConfigError(f"stores.{store}.url is not an OpenSearch address", hint="for example https://search.internal:9200")
+
+
 class Cluster:
     """Thread-safe."""
 
     def __init__(self, store: str, address: Address) -> None:
         self.store = store
-        parts = urlsplit(address.url.get_secret_value())
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"stores.{store}.url is not an OpenSearch address", hint="for example https://search.internal:9200")
+        parts = _split(store, address.url.get_secret_value())
         self.where = f"{parts.hostname}:{parts.port or 443 if parts.scheme == 'https' else parts.port or 80}"
         self._address = address
         self._host = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -121,6 +121,16 @@ def test_a_table_that_moves_to_another_store_is_not_that_stores_loss(server: Ser
     assert (again.applied(), server.orders()) == (end, ROWS)
 
 
+def test_what_a_table_has_left_behind_is_not_mixed_with_another_tables_rows(server: Server) -> None:
+    """Its rows stay where they are when it is taken out of the configuration; under them nobody would tell whose a key is."""
+    server.fill(server.opened("cache", NUMBERED, key="x:{key}"))
+    server.opened("cache", PAIRS, key="x:{key}").prepare(PAIRS)
+    assert "could be the same" in server.client.hget("cdc:{cache}:ledger", "aside:public.pairs")
+    again = server.opened("again", PAIRS, key="x:{key}")
+    with pytest.raises(StoreError, match=r"the keys of public\.pairs are those of public\.orders in store cache"):
+        again.prepare(PAIRS)
+
+
 def test_a_template_that_changes_takes_no_other_stores_rows_along(server: Server) -> None:
     first, second = server.opened("cache", NUMBERED), server.opened("again", NUMBERED)
     end = server.fill(first, second)

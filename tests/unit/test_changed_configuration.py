@@ -81,6 +81,8 @@ def test_what_means_the_same_changes_nothing(file: Path) -> None:
     [
         (text({"cache": {"kind": "nothing"}}), "stores.cache.kind: there is no store of kind 'nothing' → use one of"),
         ("[source", "is not valid TOML"),
+        ("x = " + "[" * 5000 + "]" * 5000, "is not valid TOML: nested too deep"),
+        ("x = " + "9" * 5000, "is not valid TOML: nested too deep, or a number of too many digits"),
         ("", "source: is missing"),
         (text({"cache": {**CACHE, "uri": "x"}}), "stores.cache.uri: there is no such key → did you mean url?"),
         (

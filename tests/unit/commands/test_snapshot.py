@@ -31,6 +31,20 @@ def test_a_range_has_to_stand_in_an_array(tmp_path: Path) -> None:
     assert "[1,5)" in str(raised.value.hint)
 
 
+def test_a_mark_that_an_editor_puts_before_the_text_is_none_of_the_first_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbfabc\r\nd\r\n")
+    assert read_keys(file) == {1: ("abc",), 2: ("d",)}
+
+
+@pytest.mark.parametrize("line", ['["\\ud800"]', "[" * 100_000])
+def test_what_can_be_no_key_is_named_by_its_line(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"1\n{line}\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        read_keys(file)
+
+
 def test_waiting_ends_when_capture_stops(tmp_path: Path) -> None:
     settings = Settings(source={"dsn": "host=/nowhere"}, log={"dir": tmp_path / "log"}, run_dir=tmp_path / "run")  # type: ignore[arg-type]
     requests = Requests(settings.log.dir)

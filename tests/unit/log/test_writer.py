@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -235,6 +236,30 @@ def test_a_zombies_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     heir.commit(Lsn(3), 0)
     heir.close()
     assert positions_in(EmbeddedLogReader(tmp_path / "log").read("public.orders", Position(0), Position(9))) == [1]
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "replaced by a copy", "moved with its parent"])
+def test_a_log_that_was_moved_while_it_is_written_confirms_nothing(tmp_path: Path, how: str) -> None:
+    """Written by descriptor, changes would go on to where nobody looks for them."""
+    folder = tmp_path / "var" / "log"
+    writer = EmbeddedLogWriter(folder, seal=False)
+    writer.append(changes(ORDERS, [1, 2]))
+    writer.commit(Lsn(1), 0)
+    if how == "deleted":
+        shutil.rmtree(folder)
+    elif how == "moved with its parent":
+        folder.parent.rename(tmp_path / "elsewhere")
+    else:
+        folder.rename(tmp_path / "elsewhere")
+        if how == "replaced by a copy":
+            shutil.copytree(tmp_path / "elsewhere", folder)
+    writer.append(changes(ORDERS, [3]))
+    with pytest.raises(HeadwaterError, match="was moved, deleted or replaced while it was being written") as failure:
+        writer.commit(Lsn(2), 0)
+    assert failure.value.hint
+    with pytest.raises(HeadwaterError, match="its folder was moved, deleted or replaced"):
+        writer.append(changes(ORDERS, [4]))
+    writer.close()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc import status
+from cdc import status, stops
 from cdc.errors import StopState, StoreError
 from cdc.log.memory import MemoryLog
 from cdc.log.names import Places
@@ -50,6 +50,30 @@ def test_until_the_store_is_opened_it_is_where_it_was_last_seen(tmp_path: Path, 
     assert told is not None
     assert told.dead == 0, "an empty store has set nothing aside"
     follower.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        ("redis", "redis://user:canary@cache:99999999/0"),
+        ("redis", "cache:6379"),
+        ("redis", "redis://[::1"),
+        ("opensearch", "http://user:canary@search:99999999"),
+        ("opensearch", "http://search:canary"),
+        ("opensearch", "http://[::1"),
+        ("opensearch", "search:9200"),
+    ],
+)
+def test_an_address_that_is_none_stops_this_store_alone(tmp_path: Path, kind: str, url: str) -> None:
+    """It may be typed into cdc.toml while the process follows other stores, too, which must not end for it."""
+    options = options_model(kind).model_validate({"kind": kind, "url": url})
+    log = MemoryLog()
+    log.writer()
+    follower = Follower("typo", options, tmp_path, log.reader(), tmp_path, threading.Event())
+    assert not follower.start()
+    follower.close()
+    (stop,) = stops.held(tmp_path)
+    assert (stop.name, "typo.url is no" in stop.message, "canary" in str(stop)) == ("STORE_REFUSES:follow-typo", True, False)
 
 
 class _Frame:
