@@ -319,7 +319,6 @@ class Follower:
         self.status.batches += 1
         if not self.stopped:
             self.status.state, self.status.error = "following", None  # what an accident left there is over
-        self._looked_at = time.monotonic()
         self._show(cut)
         self.report()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
 from sinks.cache import ledger, neighbours, reading
 from sinks.cache.keytemplate import TableKeys, bind
@@ -43,6 +44,7 @@ def erase(store: str, server: Server, transactions: Transactions) -> None:
         transactions.change(["log"], decide)
 
     if transactions.change_whole(ours):
+        crashpoint("erasing.ledger_nobodys")
         for held in before:
             for keys, form in _ways(held):
                 neighbours.tell_lost(server, store, keys)
@@ -51,6 +53,7 @@ def erase(store: str, server: Server, transactions: Transactions) -> None:
                     mine, _ = reading.rows_of(names, found, keys, form)
                     if mine:
                         only_while_nobody_s(command("DEL", *mine))
+                        crashpoint("erasing.keys")
                 neighbours.tell_lost(server, store, keys)
         neighbours.leave(server, store)
         only_while_nobody_s(command("DEL", key, letters))

@@ -140,7 +140,9 @@ class SearchSink:
     def erase(self) -> None:
         indices = self._tables.indices
         made = [one.index for one in indices.all(standings=False) if indices.mine(one) and not one.renamed]
-        indices.delete([*made, *self._ledger.indices])
+        indices.delete(made)
+        crashpoint("erasing.indices")
+        indices.delete(self._ledger.indices)
         self._tables.known.clear()
 
     def prepare(self, table: Table) -> None:

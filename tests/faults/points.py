@@ -16,6 +16,7 @@ ROOMS: Final = {
     "search": ("search",),
     "warehouse": ("warehouse",),
     "rebuild": ("rebuild",),
+    "erasing": ("erasing",),
     "stops": ("stops",),
     "supervise": ("supervise",),
 }  # fmt: skip

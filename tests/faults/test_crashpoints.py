@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import pytest
 
-from cdc import reloading, stops
+from cdc import rebuilds, reloading, stops
 from cdc.crashpoint import KILLED, Armed, Kind
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
@@ -181,10 +181,16 @@ def fall(one: Lab, kind: Kind) -> None:
 # Stores
 
 
-def follow_through_a_fault(point: str, kind: Kind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any]) -> None:
-    """The store's follower meets the fault and is started again; then the store holds what the log holds, and says so itself."""
-    folder.mkdir()
-    (folder / "log").symlink_to(written.folder / "log")
+def follow_through_a_fault(
+    point: str, kind: Kind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any], *, begun: bool = False
+) -> None:
+    """The store's follower meets the fault and is started again; then the store holds what the log holds, and says so itself.
+
+    ``begun``: the folder has been followed in already.
+    """
+    if not begun:
+        folder.mkdir()
+        (folder / "log").symlink_to(written.folder / "log")
     mark = folder / "reached"
     job = {"run": "follow", "folder": str(folder), "source": {"dsn": "postgresql://"}, "stores": {"store": store}}
     first = nursery.start({**job, "crash": f"{point}={kind}@{mark}"}, folder / "first.log")
@@ -223,6 +229,49 @@ def test_search(point: str, kind: Kind, written: Written, nursery: Nursery, open
     table = "public.accounts" if point == "search.schema.rewritten" else table
     store = {"kind": "opensearch", "url": opensearch.url, "batch_rows": 400, "tables": [table]}
     follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
+
+
+REBUILT: Final = {
+    "redis": ["erasing.ledger_nobodys", "erasing.keys", "rebuild.erased", "rebuild.opened", "rebuild.done"],
+    "opensearch": ["erasing.indices", "rebuild.erased", "rebuild.opened", "rebuild.done"],
+}
+"""What `cdc resume STATE:follow-NAME --rebuild` passes in each kind of store, beside the warehouse's (``test_spark_crashpoints``)."""
+QUICK: Final = {"redis": REBUILT["redis"], "opensearch": ["erasing.indices"]}
+
+
+def test_no_point_of_a_rebuild_is_forgotten() -> None:
+    assert {point for reached in REBUILT.values() for point in reached} >= {*points.of("erasing")}
+
+
+def killed_while_built_again(
+    point: str, kind: Kind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any]
+) -> None:
+    """The store is whole, an operator asks for it to be built again, and that ends in the middle. Asked of nobody again, it is done."""
+    folder.mkdir()
+    (folder / "log").symlink_to(written.folder / "log")
+    job = {"run": "follow", "folder": str(folder), "source": {"dsn": "postgresql://"}, "stores": {"store": store}}
+    assert nursery.start(job, folder / "before.log").wait(DEADLINE_S) == 0
+    rebuilds.request(folder / "run", "store", StopState.DIVERGED)
+    follow_through_a_fault(point, kind, written, nursery, folder, store, begun=True)
+    assert rebuilds.requested(folder / "run", "store") is None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", list(Kind) if EVERYTHING else [Kind.KILL])
+@pytest.mark.parametrize("point", REBUILT["redis"] if EVERYTHING else QUICK["redis"])
+def test_a_cache_built_again(point: str, kind: Kind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path) -> None:
+    store = {"kind": "redis", "url": valkey.url, "batch_rows": 400}
+    killed_while_built_again(point, kind, written, nursery, tmp_path / "follower", store)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", list(Kind) if EVERYTHING else [Kind.KILL])
+@pytest.mark.parametrize("point", REBUILT["opensearch"] if EVERYTHING else QUICK["opensearch"])
+def test_a_search_index_built_again(
+    point: str, kind: Kind, written: Written, nursery: Nursery, opensearch: OpenSearch, tmp_path: Path
+) -> None:
+    store = {"kind": "opensearch", "url": opensearch.url, "batch_rows": 400}
+    killed_while_built_again(point, kind, written, nursery, tmp_path / "follower", store)
 
 
 # The parts around them

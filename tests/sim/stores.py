@@ -19,6 +19,7 @@ import pyarrow as pa
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.log.memory import MemoryLog
 from cdc.log.reader import EmbeddedLogReader
+from cdc.model.batch import ALONE, OP
 from cdc.model.position import Cut, Lsn, Position
 from cdc.spark.apply import Prepared, apply_range
 from cdc.spark.rules import Rules
@@ -69,13 +70,18 @@ class _Sink(MemorySink):
     def __init__(self, site: Site, options: Options) -> None:
         super().__init__(site.name, options)
         self._site = site
+        self._unheard = False
 
     def send(self, call: Call) -> tuple[Answer, Outcome]:
         if self._site.chance.random() < self._site.moods.late:
             self._site.late.append(call)
-        if not call.covers and self._site.chance.random() < self._site.moods.dropped:
-            # Calls are sent without waiting for the answer to the one before: this one's is heard when the next are under way.
+        alone = any(batch.column(OP)[0].as_py() in ALONE for batch in call.batches)
+        if alone and self._unheard:
+            raise StoreError("what came before was dropped, as is heard before a table changes as a whole", retryable=True)
+        if not (call.covers or alone) and self._site.chance.random() < self._site.moods.dropped:
+            # Rows are sent without waiting for the answer to those before: this one's is heard when the next are under way.
             self._site.met("store drops one of several requests")
+            self._unheard = True
             return Answer.DONE, Outcome(0)
         answered = super().send(call)
         self._site.taken(call, answered[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -395,3 +396,25 @@ def test_the_hint_of_a_stop_state_names_this_store_alone(pipe: Pipe) -> None:
         stop = pipe.stop()
         assert stop is not None
         assert stop.hint == expected
+
+
+def test_it_looks_at_the_store_however_steadily_it_commits(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit looks at what it has written. A part that has no traffic may be lost meanwhile."""
+    monkeypatch.setattr(followers, "_LOOK_AT_THE_STORE_S", 0.2)
+    looks: list[float] = []
+    original = MemorySink.applied
+
+    def applied(self: MemorySink) -> Any:
+        looks.append(time.monotonic())
+        return original(self)
+
+    follower = pipe.follower()
+    pipe.write()
+    pipe.follow(follower)
+    monkeypatch.setattr(MemorySink, "applied", applied)
+    began = time.monotonic()
+    while time.monotonic() - began < 1.0:
+        pipe.write()
+        pipe.follow(follower)
+        time.sleep(0.02)
+    assert looks
