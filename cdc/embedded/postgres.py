@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
 
+import psycopg
+from psycopg import sql
+
 from cdc.embedded import EmbeddedError, passfile
 from cdc.embedded.accounts import Account, popen_options, reachable_for, service_account, take_stand_in
 from cdc.embedded.cache import cache_folder, locked
@@ -122,6 +125,7 @@ class Postgres:
         self._port_is_ours_to_choose = port is None
         self._installed = _reachable(installation(version), self._account)
         self._process: subprocess.Popen[bytes] | None = None
+        self._knows_password = False
         self._short_socket_folder: Path | None = None
 
     @property
@@ -179,7 +183,8 @@ class Postgres:
                     raise
                 self.port = free_port()
             else:
-                return
+                break
+        self._take_password()
 
     def stop(self, mode: StopMode = "fast", timeout_s: float = 60) -> None:
         """Ends the server; ``fast`` waits until every walsender has sent everything, and after ``timeout_s`` kills."""
@@ -244,6 +249,7 @@ class Postgres:
         )
         try:
             self.run("initdb", "-D", str(self.data), *options)
+            self._knows_password = True
         except subprocess.CalledProcessError as failed:
             last = (failed.stderr.strip().splitlines() or ["no word"])[-1]
             raise EmbeddedError(
@@ -251,6 +257,19 @@ class Postgres:
             ) from None
         finally:
             given.unlink()
+
+    def _take_password(self) -> None:
+        """The data may be of an earlier process, whose password went with it."""
+        if self._knows_password or not self.options.get("listen_addresses", "any"):
+            return
+        ours = passfile.password()
+        self._knows_password = True
+        try:
+            psycopg.connect(self.dsn()).close()
+        except psycopg.OperationalError:
+            statement = sql.SQL("alter role {} password {}").format(sql.Identifier(SUPERUSER), sql.Literal(ours))
+            with psycopg.connect(self.unix_dsn(), autocommit=True) as connection:
+                connection.execute(statement)
 
     def _password_file(self) -> Path:
         """For initdb alone."""

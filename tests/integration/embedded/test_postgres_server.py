@@ -122,6 +122,23 @@ def test_restart_and_options(server_folder: Path) -> None:
     assert not server.running
 
 
+def test_a_later_process_gets_in_over_tcp_too(server_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The password goes with the process that made it; the data stays."""
+    first = Postgres(server_folder / "later")
+    first.start()
+    first.stop()
+    monkeypatch.delenv(passfile.VARIABLE)
+    later = Postgres(server_folder / "later")
+    later.start()
+    try:
+        with psycopg.connect(later.dsn()) as connection:
+            assert connection.execute("select 1").fetchone() == (1,)
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(make_conninfo(later.dsn(), password="another"))
+    finally:
+        later.stop("immediate")
+
+
 def test_a_refused_option_is_named_with_the_log(server_folder: Path) -> None:
     server = Postgres(server_folder / "refused", options={"no_such_option": "1"})
     with pytest.raises(EmbeddedError) as raised:
