@@ -62,7 +62,8 @@ class Stage:
         text = toml(
             {
                 "": {"run_dir": "run"},
-                "source": {"dsn": self.dsn, "tables": ["public.*"]},
+                # Small chunks, as each is one step of a store's load.
+                "source": {"dsn": self.dsn, "tables": ["public.*"], "snapshot_chunk_rows": 5_000},
                 "log": {"dir": "log"},
                 "stores.search": {
                     "kind": "opensearch",
