@@ -150,7 +150,7 @@ def test_redis(postgres: Database, valkey_server: Valkey, tmp_path: Path, seed: 
         store = {"kind": "redis", "url": f"redis://127.0.0.1:{proxy.port}/0", "batch_rows": 100}
         settings = settings_of(postgres, tmp_path, {STORE: store})
         with opened(Shop(settings, RedisUnits(client), RawRedis(client), seed)) as shop:
-            Cycles(shop, seed, valkey_server, proxy).run(cycles(4))
+            Cycles(shop, seed, valkey_server, proxy).run(cycles(3))
 
 
 def test_opensearch(postgres: Database, opensearch: OpenSearch, tmp_path: Path, seed: int) -> None:
@@ -160,7 +160,7 @@ def test_opensearch(postgres: Database, opensearch: OpenSearch, tmp_path: Path, 
         settings = settings_of(postgres, tmp_path, {STORE: store})
         with opened(Shop(settings, OpenSearchUnits(opensearch, STORE), RawOpenSearch(opensearch), seed)) as shop:
             # Its start takes longer than everything else here.
-            Cycles(shop, seed, opensearch if EVERYTHING else None, proxy).run(cycles(2))
+            Cycles(shop, seed, opensearch if EVERYTHING else None, proxy).run(cycles(1))
 
 
 def test_iceberg(postgres: Database, spark: Any, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_iceberg(postgres: Database, spark: Any, tmp_path: Path, seed: int, monk
     folder = tmp_path / "warehouse"
     settings = settings_of(postgres, tmp_path, {STORE: {"kind": "iceberg", "path": folder, "batch_rows": 400}})
     with opened(Shop(settings, WarehouseUnits(folder, STORE), RawIceberg(spark, folder), seed)) as shop:
-        Cycles(shop, seed).run(cycles(2))
+        Cycles(shop, seed).run(cycles(1))
 
 
 def test_a_part_without_traffic_is_missed_however_busy_the_others_are(

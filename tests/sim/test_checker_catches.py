@@ -429,7 +429,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (admit_every_snapshot, "f"),
     (no_barrier_after_a_restart, "f"),
     (truncates_do_not_empty_a_window, "f"),
-    (held_rows_outlive_newer_ones, "f"),
+    (held_rows_outlive_newer_ones, "fi"),
     (held_rows_are_forgotten, "fi"),
     (keep_what_a_broken_stream_staged, "bdgh"),
     (go_on_after_a_failed_sync, "acdh"),
