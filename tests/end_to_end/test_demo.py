@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import threading
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from cdc.demo.daemon import Daemon
 from cdc.demo.flights import Airport, Flights, Kind, load
 from cdc.demo.stage import STORES, set_up
 from cdc.errors import WaitTimeout
+from cdc.status import read_follower
 from tests.conftest import Database
 
 
@@ -210,6 +214,60 @@ def test_the_stage_starts_in_a_second_and_keeps_what_it_had(opensearch: object, 
             assert connection.execute("select to_regclass('kept') is not null").fetchone() == (False,)
     finally:
         fresh.stop()
+
+
+class Onlooker(threading.Thread):
+    """Follows the stores' status files: how many rows each has written, moment by moment."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__()
+        self._run_dir = run_dir
+        self._halt = threading.Event()
+        self.moments: set[tuple[int, ...]] = set()
+
+    def run(self) -> None:
+        while not self._halt.wait(0.01):
+            told = [read_follower(self._run_dir, store) for store in STORES]
+            self.moments.add(tuple(0 if one is None else one.written for one in told))
+
+    def end(self) -> None:
+        self._halt.set()
+        self.join()
+
+
+@pytest.mark.timeout(1200)
+def test_the_whole_demo_shows_its_page_first_and_every_stores_rows_while_it_loads(
+    data: Airport,
+    opensearch: object,  # noqa: ARG001 (its worker)
+    server_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At toy size: every fourth flight, and a second of traffic."""
+    flights = data.flights
+    thin = Flights(**{name: getattr(flights, name)[::4] for name in Flights.__dataclass_fields__})
+    monkeypatch.setattr("cdc.demo.flights.load", lambda: replace(data, flights=thin))
+    folder = server_folder / "whole-demo"
+    onlooker = Onlooker(folder / "run")
+    before = signal.getsignal(signal.SIGTERM)
+    onlooker.start()
+    try:
+        exit_code = main(["--seconds", "1", "--rate", "20", "--json", "--folder", str(folder)])
+    finally:
+        onlooker.end()
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr()
+    assert exit_code == 0, said.err
+    lines = [line.partition(" s  ")[2] for line in said.err.splitlines() if " s  " in line]
+    assert lines[0].startswith("status page: http://127.0.0.1:")
+    order = ["status page: ", "Postgres ", "loaded ", "cdc run captures", "traffic stopped", "every store has everything"]
+    at = [next(number for number, line in enumerate(lines) if line.startswith(begin)) for begin in order]
+    assert at == sorted(at)
+    result = json.loads(said.out.splitlines()[-1])
+    rows = [sum(table["store_rows"] for table in result["stores"][store]["tables"].values()) for store in STORES]
+    for number, store in enumerate(STORES):
+        early = [m for m in onlooker.moments if m[number] > 0 and any(w < 0.9 * r for w, r in zip(m, rows, strict=True))]
+        assert early, (store, rows, sorted(onlooker.moments))
 
 
 def _audited(store: str, equal: bool) -> dict[str, Any]:
