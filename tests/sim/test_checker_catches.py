@@ -422,7 +422,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (sync_no_segments, "h"),
     (sync_no_folders, "h"),
     (repeat_the_last_commit, "bd"),
-    (skip_one_commit_too_many, "ad"),
+    (skip_one_commit_too_many, "adf"),
     (forget_the_toast_fill, "bd"),
     (never_catch_the_memory_up, "df"),
     (drop_the_fence, "f"),
