@@ -292,7 +292,7 @@ class IcebergTable:
 
     def data_file(self, path: Path) -> DataFile:
         """A Parquet file that was just written, with its column bounds, ready to be committed."""
-        with errors("describe a data file"):
+        with errors("describe a data file", just_written=True):
             metrics = self._use.parquet_util.fileMetrics(
                 self._java.io().newInputFile(str(path)), self._use.metrics_config.forTable(self._java)
             )
@@ -301,7 +301,7 @@ class IcebergTable:
 
     def vector(self, puffin: Path, size: int, of: DataFile, blob: Blob) -> Vector:
         """A deletion vector that was just written."""
-        with errors("describe a deletion vector"):
+        with errors("describe a deletion vector", just_written=True):
             builder = self._use.file_metadata.deleteFileBuilder(self._java.spec()).ofPositionDeletes()
             builder = builder.withFormat("puffin").withPath(str(puffin)).withFileSizeInBytes(size).withRecordCount(blob.cardinality)
             builder = builder.withReferencedDataFile(of.java.location()).withContentOffset(blob.offset)
@@ -464,13 +464,17 @@ def _local(location: str) -> str:
 
 
 @contextmanager
-def errors(doing: str) -> Iterator[None]:
-    """Java's exceptions as StoreError: the class only, for messages may show values."""
+def errors(doing: str, *, just_written: bool = False) -> Iterator[None]:
+    """Java's exceptions as StoreError: the class only, for messages may show values.
+
+    ``just_written``: what is missing was there a moment ago, so the table was lost or put back meanwhile, and is looked at again.
+    """
     try:
         yield
     except Py4JJavaError as error:
         name = error.java_exception.getClass().getSimpleName()
-        raise StoreError(f"the warehouse could not {doing}: {name}", retryable=name in _PASSING) from error
+        gone = just_written and name == "NotFoundException"
+        raise StoreError(f"the warehouse could not {doing}: {name}", retryable=gone or name in _PASSING) from error
     except (Py4JError, OSError) as error:
         raise StoreError(f"the warehouse could not {doing}: {type(error).__name__}", retryable=True) from error
 
