@@ -270,7 +270,7 @@ class IcebergTable:
 
     def data_file(self, path: Path) -> DataFile:
         """A Parquet file that was just written, with its column bounds, ready to be committed."""
-        with errors("describe a data file"):
+        with errors("describe a data file", just_written=True):
             metrics = self._use.parquet_util.fileMetrics(
                 self._java.io().newInputFile(str(path)), self._use.metrics_config.forTable(self._java)
             )
@@ -279,7 +279,7 @@ class IcebergTable:
 
     def vector(self, puffin: Path, size: int, of: DataFile, blob: Blob) -> Vector:
         """A deletion vector that was just written."""
-        with errors("describe a deletion vector"):
+        with errors("describe a deletion vector", just_written=True):
             builder = self._use.file_metadata.deleteFileBuilder(self._java.spec()).ofPositionDeletes()
             builder = builder.withFormat("puffin").withPath(str(puffin)).withFileSizeInBytes(size).withRecordCount(blob.cardinality)
             builder = builder.withReferencedDataFile(of.java.location()).withContentOffset(blob.offset)

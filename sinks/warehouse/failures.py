@@ -21,13 +21,17 @@ class CommitUnknown(Exception):
 
 
 @contextmanager
-def errors(doing: str) -> Iterator[None]:
-    """Java's exceptions as StoreError: the class only, for messages may show values."""
+def errors(doing: str, *, just_written: bool = False) -> Iterator[None]:
+    """Java's exceptions as StoreError: the class only, for messages may show values.
+
+    ``just_written``: what is missing was there a moment ago, so the table was lost or put back meanwhile, and is looked at again.
+    """
     try:
         yield
     except Py4JJavaError as error:
         name = error.java_exception.getClass().getSimpleName()
-        raise StoreError(f"the warehouse could not {doing}: {name}", retryable=name in _PASSING) from error
+        gone = just_written and name == "NotFoundException"
+        raise StoreError(f"the warehouse could not {doing}: {name}", retryable=gone or name in _PASSING) from error
     except CapturedException as error:
         raise _converted(doing, error) from None
     except (Py4JError, OSError) as error:

@@ -589,6 +589,29 @@ def test_a_snapshot_says_which_log_and_history_its_rows_are_of(shop: Shop) -> No
     assert shop.sink().applied() == cut(3)
 
 
+def test_a_table_that_is_lost_before_its_new_files_are_committed_is_looked_at_again(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no reason to stop for an operator."""
+    sink = filled(shop, 2)
+    original = catalogs.IcebergTable.data_file
+
+    def data_file(self: Any, path: Path) -> Any:
+        (shop.folder / "public" / "orders").rename(tmp_path / "gone")
+        return original(self, path)
+
+    monkeypatch.setattr(catalogs.IcebergTable, "data_file", data_file)
+    shop.log.put(upserts(ORDERS, 3, [order(3)]))
+    sink.apply(upserts(ORDERS, 3, [order(3)]))
+    with pytest.raises(StoreError, match="describe a data file") as lost:
+        sink.commit(cut(3))
+    assert lost.value.retryable
+    monkeypatch.undo()
+    again = shop.sink()
+    brought(shop, again)
+    assert_whole(shop)
+
+
 @pytest.mark.parametrize("what", ["public/orders", "_headwater", ""])
 @pytest.mark.parametrize("how", ["gone", "older"])
 def test_folders_that_are_lost_or_put_back_from_a_copy_are_noticed_at_once_and_filled_again(
