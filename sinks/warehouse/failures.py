@@ -53,7 +53,9 @@ def commit_errors() -> Iterator[None]:
             raise CommitUnknown from error
         if name in ("CommitFailedException", "ValidationException"):
             raise CommitConflict from error
-        raise StoreError(f"the warehouse could not commit: {name}", retryable=name in _PASSING) from error
+        # What it was to build on is gone: the table was lost meanwhile. Opened again, it says what is so.
+        gone = name == "NotFoundException"
+        raise StoreError(f"the warehouse could not commit: {name}", retryable=gone or name in _PASSING) from error
     except CapturedException as error:
         raise _converted("commit", error) from None
     except Py4JError as error:

@@ -143,7 +143,8 @@ class Shop:
         """The next line of the quiet row, and where the store has it."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute("update quiet set line = %s", [str(self.quiet_line + 1)])
-        self.until(lambda: self._quiet_is(self.quiet_line + 1), "the quiet row")
+        self.until(lambda: self._quiet_is(self.quiet_line + 1) or self.held_stops(), "the quiet row")
+        assert not self.held_stops(), self.held_stops()
         with closing(EmbeddedLogReader(self.settings.log.dir)) as reader:
             at = int(reader.last_change("public.quiet", reader.head().position))
         self.quiet_at, self.quiet_line = at, self.quiet_line + 1
