@@ -101,7 +101,7 @@ def _watch(fleet: Fleet, wanted: Callable[[], Mapping[str, StoreOptions]], targe
 
 
 class Engine:
-    """Spark, started when it is first needed: stores that are nearly caught up do without for as long as they stay so."""
+    """Spark, started when it is first needed: for a large range that its workers apply, or by a store that commits through its JVM."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -202,7 +202,7 @@ class Query:
         pace = Pace(REST, REST_S_MAX, getattr(follower.options, "commit_interval_ms", 0) / 1e3)
         while not self._ending and self._accident is None:
             head = self._reader.wait(follower.applied.position, _IDLE_S)
-            if head.position - follower.applied.position >= LARGE_ROWS:
+            if follower.by_query and head.position - follower.applied.position >= LARGE_ROWS:
                 spark = self._begin()
                 if self._behind() and not self._ending:
                     self._accidents += 1
@@ -216,13 +216,13 @@ class Query:
             follower.idle()
 
     def _begin(self) -> Future[SparkSession]:
-        """Applies step by step until Spark has started, so that something shows at once, or can be relied on. Nothing of what Spark's workers
-        should do, unless they failed to."""
+        """Applies step by step until Spark has started, so that something shows at once, or can be relied on. Nothing large, which is for Spark's
+        workers, unless they failed to."""
         follower, spark = self._follower, self._engine.starting()
         until = time.monotonic() + ALONE_S[min(self._accidents, len(ALONE_S) - 1)]
         while True:
             step = follower.next_step()
-            if follower.on_workers and not self._accidents and step.position - follower.applied.position >= LARGE_ROWS:
+            if not self._accidents and step.position - follower.applied.position >= LARGE_ROWS:
                 return spark
             follower.follow_to(step)
             if (spark.done() and time.monotonic() >= until) or self._ending or not self._behind():

@@ -34,7 +34,7 @@ from sinks.contract import Outcome, Shape, Sink
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 15.0
 LARGE_ROWS: Final = 20_000
-"""A range of so many rows is work for a Spark query, in micro-batches with their limits on rows and bytes."""
+"""A range of so many rows is work for a Spark query, in micro-batches with their limits on rows and bytes, where Spark's workers apply it."""
 _LOOK_AT_THE_STORE_S: Final = 1.0
 _RESULT_DDL: Final = "written long, stale long, dead string, error string, hint string, retryable boolean"
 
@@ -90,6 +90,11 @@ class Follower:
     def on_workers(self) -> bool:
         """Large ranges are for Spark's workers."""
         return self._sink.parallel and self.options.workers_from_rows > 0
+
+    @property
+    def by_query(self) -> bool:
+        """Large ranges come through a Spark query. Where no workers share them it would only say how far to go, and cost more than the rest."""
+        return self.on_workers
 
     def next_step(self) -> Cut:
         """How far to go now so that the next commit comes in a few seconds."""

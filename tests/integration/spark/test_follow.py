@@ -49,7 +49,13 @@ def traffic(tmp_path: Path, spark: Any, seed: int) -> Iterator[Traffic]:
 
 
 @pytest.fixture
-def queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stores of this process have no workers that could write to them, and get queries all the same."""
+    monkeypatch.setattr(followers.Follower, "by_query", True)
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch, by_query: None) -> None:  # noqa: ARG001
     """Every range is large enough for a Spark query."""
     monkeypatch.setattr(following_module, "LARGE_ROWS", 1)
     for bound in ("START_ROWS", "LEAST_ROWS", "GROWTH"):  # whatever comes first takes one transaction
@@ -150,6 +156,22 @@ def test_a_lost_or_damaged_checkpoint_does_not_matter(traffic: Traffic, tmp_path
     assert_equal(opened(name, options, traffic), traffic.folder)
 
 
+def test_a_store_that_no_workers_write_to_needs_no_spark_however_much_is_there(
+    traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following_module, "LARGE_ROWS", 1)
+    monkeypatch.setattr(following_module.Engine, "queries", lambda _: pytest.fail("Spark was asked for"))
+    name, options = in_memory(batch_rows=100)
+    for _ in range(5):
+        traffic.bulk(400)
+    cut = traffic.transactions(20)
+    with Following(traffic, tmp_path / "run", {name: options}) as following:
+        following.until_at(cut)
+    assert following.answer() == 0
+    assert_equal(opened(name, options, traffic), traffic.folder)
+
+
+@pytest.mark.usefixtures("by_query")
 def test_what_is_large_goes_through_a_query_and_what_is_small_does_not(
     traffic: Traffic, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +359,7 @@ def test_an_accident_outside_a_batch_ends_the_query_and_not_the_follower(
     assert following.answer() == 0
 
 
+@pytest.mark.usefixtures("by_query")
 def test_a_store_goes_on_without_queries_while_they_cannot_run(
     traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
