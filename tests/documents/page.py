@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
+import redis
 
+from cdc.embedded.valkey import Valkey
 from cdc.model.batch import last_position
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.table import Table
@@ -85,6 +87,11 @@ def table_of(
 # --- the stores --------------------------------------------------------------------------------------------------------------
 
 
+def _hashes(server: Valkey) -> str:
+    """Where the hashes are: a database of their own."""
+    return f"redis://127.0.0.1:{server.port}/1"
+
+
 class Stores:
     """One of each kind, filled with a table's rows and read as their users read them."""
 
@@ -98,7 +105,8 @@ class Stores:
 
     def fill(self, name: str, table: Table, rows: Sequence[Row]) -> Sink:
         lab = self._labs[name]
-        sink = lab.opened()
+        # The two caches have the same keys, so each has a database of its own.
+        sink = lab.opened(url=_hashes(lab.server)) if name == "redis-hash" else lab.opened()
         sink.prepare(table)
         changes = upserts(table, lab.log.head.position + 1, rows)
         lab.log.put(changes)
@@ -131,7 +139,7 @@ class Stores:
 
     def hash(self, table: Table, rows: Sequence[Row]) -> list[Values]:
         self.fill("redis-hash", table, rows)
-        with self._fixture("valkey").client(decode_responses=True) as client:
+        with redis.Redis.from_url(_hashes(self._fixture("valkey").server), decode_responses=True) as client:
             return [client.hgetall(f"{table.qualified}:{row['id']}") for row in rows]
 
     def warehouse(self, table: Table, rows: Sequence[Row]) -> Values:

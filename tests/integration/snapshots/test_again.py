@@ -131,7 +131,9 @@ def test_only_dead_rows(postgres: Any, tmp_path: Path) -> None:
         with running(postgres.unix_dsn, tmp_path) as pipeline:
             pipeline.wait_finished()
             assert fold(tmp_path, "public.t") == {}
-            assert pipeline.feed.entered == 0
+            assert pipeline.feed.entered > 0, (
+                "what is seen to be empty may come back in a crash of the server, until a watermark is behind it"
+            )
 
 
 def test_rows_per_second(postgres: Any, tmp_path: Path) -> None:
