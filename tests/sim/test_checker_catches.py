@@ -432,7 +432,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
     (held_rows_outlive_newer_ones, "fi"),
     (held_rows_are_forgotten, "fi"),
     (keep_what_a_broken_stream_staged, "bdgh"),
-    (go_on_after_a_failed_sync, "acdh"),
+    (go_on_after_a_failed_sync, "acdhk"),
     (no_truncates, "ad"),
     (deletes_are_lost, "ad"),
     (drop_the_stores_guard, "efg"),

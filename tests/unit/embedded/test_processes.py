@@ -20,7 +20,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def child(log: Path) -> Iterator[processes.subprocess.Popen[bytes]]:
-    process = spawn([sys.executable, "-c", "input()"], log=log, death_signal=signal.SIGKILL)
+    process = spawn([sys.executable, "-c", "import time; time.sleep(3600)"], log=log, death_signal=signal.SIGKILL)
     yield process
     kill_group(process)
 
