@@ -42,6 +42,18 @@ class _Loading:
         return Line(words, facts={"changes": rows, "seconds": round(seconds, 1), "per_s": round(per_s)})
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a store lacked when it was last counted: by then it may have written some of it."""
+
+    missing: int
+    """Changes that it had yet to take, those of its tables that the snapshot had yet to read among them."""
+    rows: int
+    """Written until then, or passed over."""
+    empty: bool
+    """It held nothing."""
+
+
 class StoreChronicle:
     """One store's lines. ``look`` it at each turn; time is monotonic, in seconds."""
 
@@ -53,23 +65,22 @@ class StoreChronicle:
         self._trouble_since: float | None = None
         self._loading: _Loading | None = None
 
-    def look(self, status: FollowerStatus, missing: int, now: float) -> Line | None:
-        """``missing``: changes that the store has yet to take, those of its tables that the snapshot has yet to read among them."""
+    def look(self, status: FollowerStatus, counted: Counted, now: float) -> Line | None:
         if now - self._said_at < INTERVAL_S and status.state not in ("stopped", "exited"):
             return None
-        line = self._line(status, missing, now)
+        line = self._line(status, counted, now)
         if line is not None:
             self._said_at = now
             line = Line(line.words, line.level, {"store": self._store, "state": status.state, **line.facts})
         return line
 
-    def _line(self, status: FollowerStatus, missing: int, now: float) -> Line | None:
+    def _line(self, status: FollowerStatus, counted: Counted, now: float) -> Line | None:
         key = (status.state, without_figures(status.error or ""))
         if key == self._said:
-            return self._progress(status, missing, now) if status.state == "following" and status.error is None else None
+            return self._progress(status, counted, now) if status.state == "following" and status.error is None else None
         self._said = key
         if status.state == "following" and status.error is None:
-            return self._following(status, missing, now)
+            return self._following(status, counted, now)
         if status.state == "exited":
             return Line("closed", facts={"position": status.position})
         if status.state == "starting" and status.error is None:
@@ -88,35 +99,36 @@ class StoreChronicle:
             return Line(f"waits: {why if ' → ' in why else f'{why} → {_STORE_HELP}'}", "warning", {"why": why})
         return Line(why, "warning", {"why": why})
 
-    def _following(self, status: FollowerStatus, missing: int, now: float) -> Line:
+    def _following(self, status: FollowerStatus, counted: Counted, now: float) -> Line:
         since, self._trouble_since = self._trouble_since, None
         if not self._opened:
             self._opened = True
             late = "" if since is None else f" after {_span(now - since)}"
-            words, facts = self._begin(status, missing, now)
+            words, facts = self._begin(status, counted, now)
             return Line(f"opened{late}; {words}", facts=facts)
-        left = f", {_rows(missing, 'change')} left" if self._loading is not None else ""
+        left = f", {_rows(counted.missing, 'change')} left" if self._loading is not None else ""
         if since is None:
             return Line(f"follows again{left}")
         return Line(f"follows again after {_span(now - since)}{left}", facts={"after_s": round(now - since, 1)})
 
-    def _progress(self, status: FollowerStatus, missing: int, now: float) -> Line | None:
+    def _progress(self, status: FollowerStatus, counted: Counted, now: float) -> Line | None:
         """Of a store that follows as it did when it was last looked at."""
         if self._loading is None:
-            if missing < LOADING_ROWS:
+            if counted.missing < LOADING_ROWS:
                 return None
-            words, facts = self._begin(status, missing, now)
+            words, facts = self._begin(status, counted, now)
             return Line(words, facts=facts)
-        if missing >= LOADING_ROWS:
+        if counted.missing >= LOADING_ROWS:
             return None
         loading, self._loading = self._loading, None
         return loading.line(status, now)
 
-    def _begin(self, status: FollowerStatus, missing: int, now: float) -> tuple[str, Mapping[str, object]]:
+    def _begin(self, status: FollowerStatus, counted: Counted, now: float) -> tuple[str, Mapping[str, object]]:
+        missing = counted.missing
         if missing < LOADING_ROWS:
             return "follows", {"position": status.position}
-        self._loading = _Loading(now, status.written + status.stale, status.position == 0)
-        return f"{'loads' if status.position == 0 else 'catches up'}: {_rows(missing, 'change')} to write", {"changes": missing}
+        self._loading = _Loading(now, counted.rows, counted.empty)
+        return f"{'loads' if counted.empty else 'catches up'}: {_rows(missing, 'change')} to write", {"changes": missing}
 
 
 class CaptureChronicle:

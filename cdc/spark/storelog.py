@@ -9,8 +9,9 @@ from typing import Any, Final
 import structlog
 
 from cdc import status
-from cdc.chronicle import INTERVAL_S, LOADING_ROWS, StoreChronicle
+from cdc.chronicle import INTERVAL_S, LOADING_ROWS, Counted, StoreChronicle
 from cdc.log.contract import LogReader, selected
+from cdc.model.position import Position
 from cdc.spark.follower import Follower
 
 _ALL: Final = 2**62
@@ -24,7 +25,7 @@ class StoreLog:
         self._reader = reader
         self._run_dir = run_dir
         self._chronicle = StoreChronicle(follower.store)
-        self._missing = 0
+        self._counted = Counted(0, 0, True)
         self._counted_at = float("-inf")
         self._log: Any = structlog.get_logger(f"store {follower.store}")
 
@@ -33,15 +34,19 @@ class StoreLog:
         now = time.monotonic()
         if now - self._counted_at >= INTERVAL_S:
             self._counted_at = now
-            self._missing = self._count()
-        line = self._chronicle.look(self._follower.status, self._missing, now)
+            self._counted = self._count()
+        line = self._chronicle.look(self._follower.status, self._counted, now)
         if line is not None:
             getattr(self._log, line.level)(line.words, facts=line.facts)
 
-    def _count(self) -> int:
-        """Changes of the store's tables that it lacks, and rows of them that are still to be read."""
-        tables = self._follower.options.tables
+    def _count(self) -> Counted:
+        # In this order: what is written in between counts as missing, and so as written afterwards.
+        rows = self._follower.status.written + self._follower.status.stale
         after, head = self._follower.applied.position, self._reader.head().position
+        return Counted(self._missing(after, head), rows, after == 0)
+
+    def _missing(self, after: Position, head: Position) -> int:
+        tables = self._follower.options.tables
         unread = status.unread_rows(status.read_capture(self._run_dir), tables)
         if head - after + unread < LOADING_ROWS:
             return head - after + unread

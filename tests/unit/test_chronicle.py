@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.chronicle import CaptureChronicle, Line, StoreChronicle
+from cdc.chronicle import CaptureChronicle, Counted, Line, StoreChronicle
 from cdc.status import CaptureStatus, FollowerStatus, TableProgress
 
 START = FollowerStatus("cache", "redis")
@@ -22,7 +22,7 @@ class History:
 
     def at(self, told: FollowerStatus, missing: int = 0, after_s: float = 5.0) -> Line | None:
         self.now += after_s
-        return self.chronicle.look(told, missing, self.now)
+        return self.chronicle.look(told, Counted(missing, told.written + told.stale, told.position == 0), self.now)
 
     def words(self, told: FollowerStatus, missing: int = 0, after_s: float = 5.0) -> str | None:
         line = self.at(told, missing, after_s)
