@@ -110,7 +110,11 @@ class Ledger:
         # A copy that somebody made of the ledger has its alias, too.
         actions: list[dict[str, Any]] = [{"remove": {"index": other, "alias": alias}} for other in sorted(holders - {index})]
         actions.append({"add": {"index": index, "alias": alias, "is_hidden": True}})
-        self._cluster.ask("pointing the ledger's alias to it", "POST", "/_aliases", {"actions": actions})
+        answer = self._cluster.send("POST", "/_aliases", {"actions": actions})
+        if answer.error_type == "index_not_found_exception":
+            raise StoreError(f"store {self._cluster.store} lost its ledger while it was made", retryable=True)
+        if answer.status >= 400:
+            raise self._cluster.error("pointing the ledger's alias to it", answer)
 
 
 def _writers(index: str) -> str:
