@@ -1,9 +1,10 @@
-"""The Spark process: per store one thread, which applies what comes little by little, and a Structured Streaming query for all that is large.
+"""The followers' process: one thread for each store. Where Spark's workers write to a store, a Structured Streaming query hands them large ranges.
 
-A micro-batch costs Spark some 15 ms of CPU and its data source three Python processes, however little there is in it. So small ranges are applied
-by the thread itself, straight from the log, and a query runs only while the store is far behind: at the first load, after an outage. Each
-query has a fresh checkpoint that starts where the store stands. It only says how far to go (its micro-batch's end offset); how far the
-store is, the store says. So a lost, stale or damaged checkpoint cannot matter, and a store that is down holds up nobody else.
+A micro-batch costs Spark some 15 ms of CPU and its data source three Python processes, however little there is in it. So the thread itself applies
+all ranges of a store without workers, and small ranges of every store, straight from the log. A query runs only while a store with workers is far
+behind: at the first load, after an outage. Each query has a fresh checkpoint that starts where the store stands. It only says how far to go (its
+micro-batch's end offset); how far the store is, the store says. So a lost, stale or damaged checkpoint cannot matter, and a store that is down
+holds up nobody else.
 """
 
 from __future__ import annotations

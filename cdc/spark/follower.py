@@ -40,7 +40,7 @@ _RESULT_DDL: Final = "written long, stale long, dead string, error string, hint 
 
 
 class Follower:
-    """Thread-safe. ``follow_to`` is called by the store's Spark query, ``idle`` now and then by its thread."""
+    """Thread-safe. ``follow_to`` is called by the store's thread or its Spark query, ``idle`` now and then by its thread."""
 
     def __init__(
         self,
