@@ -89,6 +89,21 @@ class Lab:
         told = status.read_capture(self.folder / "run")
         return told is not None and self.process is not None and told.pid == self.process.pid and told.state in STREAMING
 
+    def wal_end(self) -> int:
+        row = self.connection.execute("select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::int8").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def heard_of(self, lsn: int) -> Callable[[], bool]:
+        """Whether this very process has received everything before ``lsn``, by its own status."""
+        process = self.process
+
+        def heard() -> bool:
+            told = status.read_capture(self.folder / "run")
+            return told is not None and process is not None and told.pid == process.pid and told.received_lsn >= lsn
+
+        return heard
+
     @property
     def told(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-2500:] for path in sorted(self.folder.glob("process-*.log"))[-3:])

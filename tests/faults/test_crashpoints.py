@@ -147,6 +147,10 @@ def reach(one: Lab, work: Workload, done: Callable[[], bool]) -> bool:
         if arrives(one, done):
             return True
     one.connection.execute("select pg_logical_emit_message(true, 'nobody', 'an empty transaction for us')")
+    heard = one.heard_of(one.wal_end())
+    deadline = time.monotonic() + DEADLINE_S
+    while not (done() or heard() or one.ended) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     one.process.signal(signal.SIGTERM)
     while not done() and one.process.wait(POLL_S) is None:
         pass

@@ -124,8 +124,8 @@ class Cycles:
         self.shop.units.lose(*([] if self.chance.random() < 0.7 else self._some()))
         self.shop.resume(StopState.OTHER_LOG)
         self.shop.start()
+        # The next is made of what has converged. One made now might still carry the other service's marks.
         self._copies.clear()
-        self._copies.append(self.shop.copy())
 
 
 @contextmanager

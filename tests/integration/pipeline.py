@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final
 
 from cdc import status
 from cdc.capture.warm import warm
 from cdc.capturing import run_capture
+from cdc.log.contract import LogReader
 from cdc.log.reader import open_reader
 from cdc.settings import Settings
+from cdc.spark.causes import place_of
 from cdc.spark.follower import Follower
 from sinks import options_model
+from tests import counters
 from tests.conftest import Database
+
+AFTER_AN_ACCIDENT_S: Final = 0.2
 
 
 def settings_of(postgres: Database, folder: Path, stores: Mapping[str, Mapping[str, object]]) -> Settings:
@@ -38,14 +46,23 @@ def service(settings: Settings) -> Iterator[Mapping[str, Follower]]:
         with closing(open_reader(settings.log.dir)) as reader:
             follower = Follower(store, settings.stores[store], settings.log.dir, reader, settings.run_dir, stop)
             followers[store] = follower
-            follower.start()
             while not stop.is_set():
-                head = reader.wait(follower.applied.position, 0.05)
-                if head.position > follower.applied.position:
-                    follower.follow_to(head)
-                follower.idle()
-                follower.report()
+                try:
+                    follower.start()
+                    keep_up(follower, reader)
+                except Exception as error:  # as in the product: an accident is told, and the store goes on
+                    counters.add("accidents of followers", place_of(error))
+                    traceback.print_exc(file=sys.stdout)
+                    stop.wait(AFTER_AN_ACCIDENT_S)
             follower.close()
+
+    def keep_up(follower: Follower, reader: LogReader) -> None:
+        while not stop.is_set():
+            head = reader.wait(follower.applied.position, 0.05)
+            if head.position > follower.applied.position:
+                follower.follow_to(head)
+            follower.idle()
+            follower.report()
 
     threads = [threading.Thread(target=run_capture, args=(settings, stop))]
     threads += [threading.Thread(target=follow, args=(store,)) for store in settings.stores]
