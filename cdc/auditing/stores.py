@@ -130,12 +130,10 @@ def _opened(settings: Settings, name: str, reader: LogReader) -> Iterator[Sink]:
 @contextmanager
 def _spark(settings: Settings) -> Iterator[None]:
     """A session for stores that are read through Spark; ended here when it was made here."""
-    from pyspark.sql import SparkSession
-
     import sinks.warehouse
     from cdc.spark import session
 
-    ours = SparkSession.getActiveSession() is None
+    ours = session.running() is None  # not "active", which each thread has its own answer to
     scratch = settings.run_dir / "spark" / "audit"
     sinks.warehouse.use_session(lambda: session.session(app="headwater-audit", scratch=scratch))
     try:

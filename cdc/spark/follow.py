@@ -113,12 +113,15 @@ class Engine:
         self._starting: Future[SparkSession] | None = None
 
     def starting(self) -> Future[SparkSession]:
-        """``queries``, begun beside: whoever asks goes on meanwhile. It holds what a start has failed with; the next one tries again."""
+        """``queries``, begun beside: whoever asks goes on meanwhile. It holds what a start has failed with; the next one tries again,
+        as it does where the JVM has ended since."""
+        running = sessions.running() is not None
         with self._lock:
-            if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
-                self._starting = self._starter.submit(self.queries)
-            started = self._starting
-        if sessions.running() is not None:
+            begun = self._starting
+            if begun is None or (begun.done() and (not running or begun.exception() is not None)):
+                self._starting = begun = self._starter.submit(self.queries)
+            started = begun
+        if running:
             wait([started])  # that takes no time worth using
         return started
 
@@ -131,7 +134,7 @@ class Engine:
         """The session that the stores' queries share."""
         spark = self.session()
         with self._lock:
-            if self._queries is None:
+            if self._queries is None or self._queries.sparkContext is not spark.sparkContext:
                 self._queries = spark.newSession()
                 self._queries.dataSource.register(CdcSource)
                 # Micro-batches compute nothing in Spark, so generating code for them is work for nothing.

@@ -119,9 +119,24 @@ def session(
 
 
 def running() -> SparkSession | None:
-    """The process's session, whichever thread made it; None when there is none."""
+    """The process's session, whichever thread made it; None when there is none, or its JVM has ended (as when memory ran out)."""
     made: SparkSession | None = SparkSession._instantiatedSession
-    return None if made is None or made.sparkContext._jsc is None else made
+    if made is None or made.sparkContext._jsc is None:
+        return None
+    gateway: Any = made.sparkContext._gateway
+    if gateway.proc.poll() is not None:
+        _forget(made)
+        return None
+    return made
+
+
+def _forget(lost: SparkSession) -> None:
+    """PySpark keeps what belongs to a JVM in its classes, and would hand out the one that has ended."""
+    from pyspark import SparkContext
+
+    lost.sparkContext._jsc = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
 
 
 def stop() -> None:

@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -169,11 +169,9 @@ def test_opensearch(postgres: Database, opensearch: OpenSearch, tmp_path: Path, 
 
 
 @at_random
-def test_iceberg(postgres: Database, spark: Any, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iceberg(postgres: Database, spark: Any, tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     use_session(lambda: spark)
-    # An audit is a process of its own elsewhere, and ends its session with itself.
-    monkeypatch.setattr("cdc.auditing.stores._spark", lambda _: nullcontext())
     folder = tmp_path / "warehouse"
     settings = settings_of(postgres, tmp_path, {STORE: {"kind": "iceberg", "path": folder, "batch_rows": 400}})
     with opened(Shop(settings, WarehouseUnits(folder, STORE), RawIceberg(spark, folder), seed)) as shop:

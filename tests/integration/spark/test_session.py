@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+
+from cdc.auditing.stores import _spark
+from cdc.settings import Settings
+from cdc.spark import session
 
 pytestmark = pytest.mark.spark
 ENDPOINTS = ("BlockManagerMaster", "MapOutputTracker", "LocalSchedulerBackendEndpoint")
@@ -44,3 +51,41 @@ def test_no_setting_holds_the_secret(spark: SparkSession) -> None:
     assert not [name for name in settings if "secret" in name.lower()]
     assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
     assert settings["spark.ui.enabled"] == "false"
+
+
+def test_an_audit_does_not_end_a_session_that_others_use(spark: SparkSession, tmp_path: Path) -> None:
+    """A session may run without being the active one of this thread."""
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.clearActiveSession()
+    assert SparkSession.getActiveSession() is None
+    settings = Settings(source={"dsn": "postgresql://"}, log={"dir": tmp_path / "log"}, run_dir=tmp_path / "run")  # type: ignore[arg-type]
+    with _spark(settings):
+        assert session.running() is not None
+    running = session.running()
+    assert running is not None
+    assert running.range(3).count() == 3
+
+
+ANOTHER_JVM = """
+import sys
+from pathlib import Path
+from cdc.spark import session
+
+scratch = Path(sys.argv[1])
+first = session.session(scratch=scratch)
+assert first.range(3).count() == 3
+process = first.sparkContext._gateway.proc
+process.kill()
+process.wait()
+assert session.running() is None
+second = session.session(scratch=scratch)
+assert second.range(4).count() == 4
+session.stop()
+assert session.running() is None
+"""
+
+
+def test_a_session_whose_jvm_was_killed_is_replaced_by_another(tmp_path: Path) -> None:
+    """As the kernel does when memory runs out. In a process of its own, because the tests share one session."""
+    ended = subprocess.run([sys.executable, "-c", ANOTHER_JVM, str(tmp_path)], capture_output=True, text=True, encoding="utf-8")
+    assert ended.returncode == 0, ended.stderr[-3000:]
