@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240.0
 _LIBRARIES = (
-    "hypothesis", "numba", "numpy", "pandas", "psutil", "psycopg", "pyarrow.compute", "pyarrow.parquet", "pydantic", "pydantic_settings",
+    "hypothesis", "numba", "numpy", "pandas", "psutil", "psycopg", "pyarrow.compute", "pyarrow.parquet", "pydantic",
     "pytest", "redis", "rich.console", "rich.progress", "structlog", "typer",
 )  # fmt: skip
 

