@@ -50,8 +50,6 @@ MAX_DECIMAL_PRECISION = 38
 FEW_ROWS: Final = 32
 """So many values are made text faster one by one than by Arrow's functions, which cost the same for one as for hundreds."""
 
-_TRUE, _FALSE = pa.scalar("t", pa.utf8()), pa.scalar("f", pa.utf8())
-
 _SIMPLE: Final[dict[int, pa.DataType]] = {
     BOOL: pa.bool_(),
     INT2: pa.int16(),
@@ -98,7 +96,8 @@ def canonical_text(values: pa.Array) -> pa.Array:
             return values.cast(pa.utf8())
         return pa.array([None if v is None else str(v) for v in values.to_pylist()], pa.utf8())
     if pa.types.is_boolean(kind):
-        return pc.if_else(values, _TRUE, _FALSE)
+        # Not made when this module is loaded: Arrow's first value loads pandas, for which a verb like `cdc wait` would wait.
+        return pc.if_else(values, pa.scalar("t", pa.utf8()), pa.scalar("f", pa.utf8()))
     if pa.types.is_float32(kind):
         return pa.array([None if v is None else _float_text(v, 4) for v in values.to_pylist()], pa.utf8())
     if pa.types.is_float64(kind):

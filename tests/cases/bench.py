@@ -124,8 +124,9 @@ def _observe(cases: Sequence[Case], owner: psycopg.Connection, dsn: str, folder:
     again = Capture(dsn, folder / "again", tables=("*",), slot="again")
     with again.running():
         again.until_snapshot_done(deadline_s=SNAPSHOT_S)
+    topics = again.topics()
     for case in cases:
-        results[case.id].again = stored(case, batches(case, again))
+        results[case.id].again = stored(case, batches(case, again, topics))
     again.reader.close()
 
 
@@ -137,9 +138,10 @@ def _settle(cases: Sequence[Case], owner: psycopg.Connection, capture: Capture, 
         covered = published(owner)
         awaited = [row[0] for row in owner.execute(_UNPUBLISHED).fetchall()]
         unequal = []
+        topics = capture.topics()
         for case in left:
             found = results[case.id]
-            found.batches = batches(case, capture)
+            found.batches = batches(case, capture, topics)
             found.source = content(owner, case, covered)
             found.store = stored(case, found.batches)
             joining = {case.table_of(name) for name in awaited} & found.store.keys()
@@ -259,10 +261,9 @@ def drop(server: Postgres, name: str) -> None:
 # --- the log and a store ----------------------------------------------------------------------------------------------------
 
 
-def batches(case: Case, capture: Capture) -> list[pa.RecordBatch]:
-    found = [
-        batch for topic in capture.reader.topics() if case.table_of(topic.name) is not None for batch in capture.batches(topic.name)
-    ]
+def batches(case: Case, capture: Capture, topics: Sequence[str]) -> list[pa.RecordBatch]:
+    """``topics``: all of the log's, of which those of the case are read."""
+    found = [batch for topic in topics if case.table_of(topic) is not None for batch in capture.batches(topic)]
     return sorted(found, key=lambda batch: batch.column(POSITION)[0].as_py())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from cdc.embedded.postgres import NEWEST
@@ -67,7 +68,7 @@ class Case:
 
     @property
     def schema(self) -> str:
-        return re.sub(r"[^a-z0-9]+", "_", self.id.lower())
+        return _schema(self.id)
 
     def sql(self, text: str) -> str:
         return text.replace("$S", self.schema)
@@ -79,6 +80,12 @@ class Case:
             return name
         head, found, further = schema.partition(f"{self.schema}__")
         return f"{further}.{name}" if found and not head else None
+
+
+@cache
+def _schema(case: str) -> str:
+    """Asked for each case and each of hundreds of topics."""
+    return re.sub(r"[^a-z0-9]+", "_", case.lower())
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,12 +115,12 @@ def test_alone(case: Case, server_version: int, benches: Benches) -> None:
 
         def done() -> bool:
             source = content(owner, case, published(owner, capture.settings.source.publication))
-            return agree(source, stored(case, batches(case, capture)))
+            return agree(source, stored(case, batches(case, capture, capture.topics())))
 
         equal = case.rig.name != "alone-unequal"
         if equal:
             capture.until(done, "for the store to equal the source")
-        found = batches(case, capture)
+        found = batches(case, capture, capture.topics())
         capture.stop()
         assert capture.error is None
         streamed = [one for one in records(case, found) if one.position > begun]

@@ -40,8 +40,10 @@ RECOVERED_S = 60.0
 """… and another one streams at most this much later: the noticing, the pause before connecting, and what it costs on a busy machine."""
 STEPS = 6
 WINDOWS = 10
-PATIENT_S = 20
+PATIENT_S = 8
 """What the application waits for a lock in these tests."""
+SILENT_S = 10
+"""… and the silence after which a client gives its connection up by itself: longer, so that it is not what lets the application go on."""
 ALIVE = f"tcp_user_timeout={int(NOTICED_S * 1000)}&keepalives_idle=1&keepalives_interval=1&keepalives_count=1"
 
 
@@ -363,12 +365,13 @@ def test_a_look_that_goes_no_further_does_not_hold_up_the_application(
     monkeypatch.setattr(watch, "INTERVAL_S", 0.2)
     monkeypatch.setattr(watch, "_RETRY_S", 0.1)
     monkeypatch.setattr(watch, "_HELD_S", 1)
+    monkeypatch.setattr(patience, "SILENCE_S", SILENT_S)
+    monkeypatch.setattr(patience, "GRACE_S", NOTICED_S / 10)
     # So that the watch connects under the settings of this test, and has something to tell.
     bench.proxy.reset()
     bench.connection.execute("create table if not exists another (id int primary key)")
     bench.connection.execute("alter table another add column if not exists more text")
     bench.until(held.is_set, "for a look")
-    # Less than the silence after which a client gives its connection up by itself.
     bench.connection.execute(f"set statement_timeout = '{PATIENT_S}s'")
     with bench.connection.transaction():
         bench.connection.execute("lock table accounts, items, events, another in access exclusive mode")

@@ -84,11 +84,15 @@ class Capture:
 
     def until(self, condition: Callable[[], bool], what: str = "", *, deadline_s: float = DEADLINE_S) -> None:
         deadline = time.monotonic() + deadline_s
-        while not condition():
+        while True:
+            asked = time.monotonic()
+            if condition():
+                return
             if self.error is not None:
                 raise self.error
             assert time.monotonic() < deadline, f"waited in vain {what}: {status.read_capture(self.settings.run_dir)}"
-            time.sleep(0.01)
+            # Capture runs in this very process: a condition that takes long (a status of hundreds of tables) is asked less often.
+            time.sleep(max(0.01, 2 * (time.monotonic() - asked)))
 
     def until_snapshot_done(self, *, deadline_s: float = DEADLINE_S) -> None:
         def done() -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -62,3 +64,10 @@ def test_a_file_of_another_account(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr("cdc.commands.app.app", closed)
     assert main(["status"]) == 1
     assert "capture.json: permission denied → run this as the account of cdc run" in capsys.readouterr().err
+
+
+def test_what_every_verb_loads_does_not_hold_it_up() -> None:
+    """Arrow loads pandas when it makes its first value, which may as well be when a verb needs one."""
+    loaded = "import sys, cdc.commands.app, cdc.gathering, cdc.waiting; print({'pandas', 'numba', 'pyspark'} & sys.modules.keys())"
+    said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout
+    assert said == "set()\n"
