@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sinks.warehouse.catalog import sync
 from sinks.warehouse.columns import FIELD_ID, Field, arrow_schema
+from sinks.warehouse.disk import sync
 from sinks.warehouse.keys import Int64s, Mask
 
 _ROW_GROUP_ROWS: Final = 256 * 1024

@@ -21,7 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import StopState, StoreError
+from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
 from cdc.model.batch import EXACT, POSITION, table_of
 from cdc.model.lineage import Lineage, Mark, believed
@@ -30,6 +30,7 @@ from cdc.model.table import Table
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, audit_schema
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema, labels, to_text
+from sinks.warehouse.disk import lacking
 from sinks.warehouse.erasing import erase
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import encode, key_plan
@@ -418,14 +419,6 @@ def _disk_errors(done: str, look: Callable[[], None] = lambda: None) -> Iterator
         raise StoreError(f"the warehouse could not be {done}: a file was missing", retryable=True) from error
     except OSError as error:
         raise StoreError(f"the warehouse could not be {done}: {error.strerror or type(error).__name__}", retryable=True) from error
-
-
-def lacking(table: str, name: str) -> StoreError:
-    return StoreError(
-        f"the warehouse's table {table} lacks a file that it needs: {name}",
-        retryable=False,
-        hint=f"put it back, or build the store again: cdc resume {StopState.STORE_REFUSES} --rebuild",
-    )
 
 
 def _session() -> Any:
