@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
+
+import pyarrow as pa
 
 from cdc.errors import StopState, StoreError
 from sinks.warehouse.failures import Vanished, errors
 
 _STANDS_STILL_S: Final = 0.5
 """A folder whose files come or go changes again within this time."""
+
+_PUT_BACK: Final = f"put it back, or build the store again: cdc resume {StopState.STORE_REFUSES} --rebuild"
 
 Seen = TypeVar("Seen")
 
@@ -57,9 +63,23 @@ def looked_at(table: str, folder: Path, look: Callable[[], Seen]) -> Seen:
     raise lacking(table, "a part of its metadata") from missing
 
 
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Raises StoreError where the file holds something else than was written. What the disk itself fails with passes as it is."""
+    try:
+        yield
+    except (pa.ArrowInvalid, struct.error, ValueError) as error:  # their words may show values
+        raise _damaged(path) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _damaged(path) from error  # Arrow's word for bytes that it cannot unpack
+
+
 def lacking(table: str, name: str) -> StoreError:
-    return StoreError(
-        f"the warehouse's table {table} lacks a file that it needs: {name}",
-        retryable=False,
-        hint=f"put it back, or build the store again: cdc resume {StopState.STORE_REFUSES} --rebuild",
-    )
+    return StoreError(f"the warehouse's table {table} lacks a file that it needs: {name}", retryable=False, hint=_PUT_BACK)
+
+
+def _damaged(path: str) -> StoreError:
+    where = "/".join(Path(path).parts[-3:])
+    return StoreError(f"a file of the warehouse is damaged: {where}", retryable=False, hint=_PUT_BACK)

@@ -34,7 +34,7 @@ from sinks.warehouse.columns import (
     to_rows,
     to_text,
 )
-from sinks.warehouse.disk import sync
+from sinks.warehouse.disk import reading, sync
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
 from sinks.warehouse.marks import TABLE_KEY, Signed
@@ -365,7 +365,7 @@ class Place:
             return live.gone
         if live.vector is None:
             return _NONE_GONE
-        with Path(live.vector.path).open("rb") as file:
+        with reading(live.vector.path), Path(live.vector.path).open("rb") as file:
             file.seek(live.vector.offset)
             gone = decode(file.read(live.vector.length))
         self._live[live.file.path] = Live(live.file, live.vector, gone)

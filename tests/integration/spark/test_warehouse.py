@@ -854,6 +854,31 @@ def test_a_file_that_was_deleted_by_hand_is_named(shop: Shop, kind: str) -> None
     assert {row["id"] for row in held(again, ORDERS)} == {"1", "11"}
 
 
+@pytest.mark.parametrize("kind", ["parquet", "puffin"])
+@pytest.mark.parametrize("how", ["cut off", "overwritten"])
+def test_a_damaged_file_is_named(shop: Shop, kind: str, how: str) -> None:
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(number) for number in range(200)]))
+    sink.commit(cut(200))
+    sink.apply(batch(ORDERS, [(Op.DELETE, 201, order(9))]))
+    sink.commit(cut(201))
+    (victim,) = (shop.folder / "public" / "orders" / "data").glob(f"*.{kind}")
+    content = victim.read_bytes()
+    middle = len(content) // 2
+    victim.write_bytes(content[:middle] if how == "cut off" else bytes(middle) + content[middle:])
+    again = shop.sink()
+    again.apply(batch(ORDERS, [(Op.DELETE, 202, order(1))]))
+    with pytest.raises(StoreError, match=f"is damaged: orders/data/{victim.name}") as refused:
+        again.commit(cut(202))
+    assert not refused.value.retryable
+    assert "--rebuild" in (refused.value.hint or "")
+    victim.write_bytes(content)
+    healed = shop.sink()
+    healed.apply(batch(ORDERS, [(Op.DELETE, 202, order(1))]))
+    healed.commit(cut(202))
+    assert len(held(healed, ORDERS)) == 198
+
+
 def _commit_one_more(sink: Warehouse) -> None:
     sink.apply(batch(ORDERS, [(Op.UPDATE, 9, order(1, "x")), (Op.UPDATE, 10, order(9, "x")), (Op.UPDATE, 11, order(11, "x"))]))
     sink.commit(cut(11))
