@@ -133,6 +133,8 @@ def _search_verdict(status: int, error_type: str, *, rotating: bool) -> tuple[bo
         return True, "somebody has blocked the index or the cluster: remove its settings index.blocks.* or cluster.blocks.*"
     if error_type == "index_closed_exception":
         return True, "somebody closed the index: POST /INDEX/_open"
+    if error_type == "index_not_found_exception":
+        return True, "the index was deleted meanwhile: it is looked for again, and built again from the log where it is missing"
     if status in (429, 502, 503, 504) or status == 500:
         return True, "the cluster is busy or has no leader: see GET _cluster/health"
     if status == 401 and rotating:

@@ -119,12 +119,18 @@ def read(cluster: Cluster, doing: str, wanted: Iterable[tuple[str, str]]) -> lis
     docs = [{"_index": index, "_id": identity} for index, identity in wanted]
     found: list[Mapping[str, Any]] = []
     for start in range(0, len(docs), _READ_AT_ONCE):
-        answer = cluster.ask(doing, "POST", "/_mget", {"docs": docs[start : start + _READ_AT_ONCE]})
-        found += answer["docs"]
+        found += documents(cluster, doing, "/_mget", {"docs": docs[start : start + _READ_AT_ONCE]})
+    return found
+
+
+def documents(
+    cluster: Cluster, doing: str, path: str, wanted: Mapping[str, Any], params: Mapping[str, Any] | None = None
+) -> list[Mapping[str, Any]]:
+    """What ``_mget`` finds. Raises StoreError when an index cannot be read: its documents are then not known to be missing."""
+    found: list[Mapping[str, Any]] = cluster.ask(doing, "POST", path, wanted, params=params)["docs"]
     for doc in found:
-        error = doc.get("error")
-        if error is not None and error.get("type") != "index_not_found_exception":
-            raise cluster.error(doing, Answer(503 if error.get("type") == "no_shard_available_action_exception" else 400, doc))
+        if (error := doc.get("error")) is not None:
+            raise cluster.error(doing, Answer(503 if error.get("type") == "no_shard_available_action_exception" else 404, doc))
     return found
 
 

@@ -17,7 +17,7 @@ from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Lsn, Position
 from sinks.contract import DeadLetter
 from sinks.deadletters import letter_id, letter_json
-from sinks.search.conditional import Change, Guarded, Stand, read, settle, word
+from sinks.search.conditional import Change, Guarded, Stand, settle, word
 from sinks.search.naming import Owner, index_name
 from sinks.search.wire import Cluster
 
@@ -56,7 +56,7 @@ class Ledger:
 
     def read(self) -> Entry | None:
         """What it says now; None when there is none, or it was damaged. Later changes are made from this state."""
-        (found,) = read(self._cluster, _READING, [(self._index, _ID)])
+        found = self._found()
         entry = _entry(found)
         self.document.attempt = None
         self.document.stand = None
@@ -66,8 +66,17 @@ class Ledger:
 
     def peek(self) -> Entry | None:
         """What it says now; what later changes are made from stays as it is."""
-        (found,) = read(self._cluster, _READING, [(self._index, _ID)])
-        return _entry(found)
+        return _entry(self._found())
+
+    def _found(self) -> Mapping[str, Any]:
+        """The document as it is now, refreshed or not; empty when there is none, be it that there is no index."""
+        answer = self._cluster.send("GET", f"/{self._index}/_doc/{_ID}")
+        if answer.status == 404:
+            return {}
+        if answer.status >= 400:
+            raise self._cluster.error(_READING, answer)
+        found: Mapping[str, Any] = answer.body
+        return found
 
     def settle(self) -> bool:
         """Whether a change of which the answer was lost was taken."""
@@ -110,11 +119,7 @@ class Ledger:
         # A copy that somebody made of the ledger has its alias, too.
         actions: list[dict[str, Any]] = [{"remove": {"index": other, "alias": alias}} for other in sorted(holders - {index})]
         actions.append({"add": {"index": index, "alias": alias, "is_hidden": True}})
-        answer = self._cluster.send("POST", "/_aliases", {"actions": actions})
-        if answer.error_type == "index_not_found_exception":
-            raise StoreError(f"store {self._cluster.store} lost its ledger while it was made", retryable=True)
-        if answer.status >= 400:
-            raise self._cluster.error("pointing the ledger's alias to it", answer)
+        self._cluster.ask("pointing the ledger's alias to it", "POST", "/_aliases", {"actions": actions})
 
 
 def _writers(index: str) -> str:

@@ -255,10 +255,8 @@ class SearchSink:
         for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
             assert index is not None
             params = {"stored_fields": DELETED, "_source": "true"}
-            answer = self._cluster.send("POST", f"/{index.index}/_mget", {"ids": ids[start : start + PAGE_ROWS]}, params=params)
-            if answer.status >= 400 and answer.error_type != "index_not_found_exception":
-                raise self._cluster.error(f"reading {table.qualified}", answer)
-            docs = answer.body.get("docs", ())
+            wanted = {"ids": ids[start : start + PAGE_ROWS]}
+            docs = conditional.documents(self._cluster, f"reading {table.qualified}", f"/{index.index}/_mget", wanted, params)
             found += [doc["_source"] for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
         return self._texts(found, table)
 
@@ -298,12 +296,7 @@ class SearchSink:
         """The hits of every living document, as they are now, by pages."""
         body = {"size": PAGE_ROWS, "query": LIVING, "sort": ["_doc"]}
         params = {"scroll": SCROLL_KEEP_ALIVE, "allow_partial_search_results": "false"}
-        answer = self._cluster.send("POST", f"/{index}/_search", body, params=params)
-        if answer.status == 404:
-            return
-        if answer.status >= 400:
-            raise self._cluster.error(f"reading {table.qualified}", answer)
-        page = answer.body
+        page = self._cluster.ask(f"reading {table.qualified}", "POST", f"/{index}/_search", body, params=params)
         try:
             while hits := page["hits"]["hits"]:
                 yield hits

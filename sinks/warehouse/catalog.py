@@ -22,7 +22,8 @@ from cdc.errors import StoreError
 from cdc.model.lineage import Mark
 from cdc.model.position import ZERO_CUT
 from sinks.warehouse.columns import Add, Change, Field, Rename, Widen, parse_schema
-from sinks.warehouse.failures import commit_errors, errors
+from sinks.warehouse.disk import looked_at, stamp, sync
+from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed, mark_of
 from sinks.warehouse.vectors import Blob
 
@@ -68,6 +69,8 @@ class DataFile:
     """One live data file. ``first_row_id`` and ``sequence`` are its rows' lineage (format v3); None until committed."""
 
     path: str
+    location: str
+    """The path as Iceberg writes it."""
     rows: int
     bytes: int
     java: Any
@@ -134,16 +137,25 @@ class Catalog:
             self._java = jvm.org.apache.iceberg.hadoop.HadoopCatalog(hadoop_configuration, str(path))
 
     def load(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
+        folder = self._path.joinpath(*namespace, name)
+        try:
+            return looked_at(".".join((*namespace, name)), folder, partial(self._found, namespace, name))
+        except Vanished:
+            if stamp(folder) is not None:
+                raise
+            return None
+
+    def _found(self, namespace: Sequence[str], name: str) -> IcebergTable | None:
         with errors("look for a table"):
             identifier = self._identifier(namespace, name)
             there = self._java.tableExists(identifier)
             return IcebergTable(self._use, partial(self._java.loadTable, identifier)) if there else None
 
     def create(self, namespace: Sequence[str], name: str, schema: str, properties: Mapping[str, str]) -> IcebergTable:
-        given = self._use.hash_map()
-        for key, value in {**_TABLE_PROPERTIES, **properties}.items():
-            given.put(key, value)
         with errors("create a table"):
+            given = self._use.hash_map()
+            for key, value in {**_TABLE_PROPERTIES, **properties}.items():
+                given.put(key, value)
             parsed = self._use.schema_parser.fromJson(schema)
             identifier = self._identifier(namespace, name)
             self._java.createTable(identifier, parsed, self._use.unpartitioned, given)
@@ -207,22 +219,28 @@ class IcebergTable:
         try:
             self._java.refresh()
         except Py4JJavaError as error:
-            if error.java_exception.getClass().getSimpleName() != "ValidationException":
+            if java_name(error) != "ValidationException":
                 raise
             return False
         return True
 
     def _stamped(self) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
         """The folder of the table's metadata and the version that was read last, as they stand now."""
-        return _stamp(self.location / "metadata"), _stamp(Path(_local(self.version)))
+        with errors("look at a table's metadata"):
+            return stamp(self.location / "metadata"), stamp(Path(_local(self.version)))
 
     def _load_again(self) -> Any:
         try:
             return self._load()
         except Py4JJavaError as error:
-            if error.java_exception.getClass().getSimpleName() != "NoSuchTableException":
+            if java_name(error) != "NoSuchTableException":
                 raise
-            raise Gone(self.properties.get(SOURCE_KEY, self.location.name)) from error
+            raise Gone(self.name) from error
+
+    @property
+    def name(self) -> str:
+        """The table of the source, or of ours where it is none of those."""
+        return self.properties.get(SOURCE_KEY, self.location.name)
 
     @property
     def epoch(self) -> int:
@@ -245,6 +263,9 @@ class IcebergTable:
 
     def files(self) -> list[tuple[DataFile, Vector | None]]:
         """Every live data file and its deletion vector."""
+        return looked_at(self.name, self.location, self._files)
+
+    def _files(self) -> list[tuple[DataFile, Vector | None]]:
         found = []
         with errors("list a table's files"):
             tasks = self._java.newScan().planFiles()
@@ -262,7 +283,7 @@ class IcebergTable:
         delete = deletes.get(0)
         if deletes.size() > 1 or delete.contentOffset() is None:
             raise StoreError(
-                f"the warehouse's table {self.properties.get(SOURCE_KEY)} has delete files of another writer that are not deletion vectors",
+                f"the warehouse's table {self.name} has delete files of another writer that are not deletion vectors",
                 retryable=False,
                 hint="CALL system.rewrite_data_files(table => …, options => map('delete-file-threshold', '1')) in Spark",
             )
@@ -270,7 +291,7 @@ class IcebergTable:
 
     def data_file(self, path: Path) -> DataFile:
         """A Parquet file that was just written, with its column bounds, ready to be committed."""
-        with errors("describe a data file", just_written=True):
+        with errors("describe a data file"):
             metrics = self._use.parquet_util.fileMetrics(
                 self._java.io().newInputFile(str(path)), self._use.metrics_config.forTable(self._java)
             )
@@ -279,10 +300,10 @@ class IcebergTable:
 
     def vector(self, puffin: Path, size: int, of: DataFile, blob: Blob) -> Vector:
         """A deletion vector that was just written."""
-        with errors("describe a deletion vector", just_written=True):
+        with errors("describe a deletion vector"):
             builder = self._use.file_metadata.deleteFileBuilder(self._java.spec()).ofPositionDeletes()
             builder = builder.withFormat("puffin").withPath(str(puffin)).withFileSizeInBytes(size).withRecordCount(blob.cardinality)
-            builder = builder.withReferencedDataFile(of.java.location()).withContentOffset(blob.offset)
+            builder = builder.withReferencedDataFile(of.location).withContentOffset(blob.offset)
             return Vector(str(puffin), blob.offset, blob.length, builder.withContentSizeInBytes(blob.length).build())
 
     def begin(self) -> Pending:
@@ -322,8 +343,14 @@ class IcebergTable:
                 set_properties.set(key, value)
             set_properties.commit()
             pending.java.commitTransaction()
-        self.renew()
-        self._sync()
+        self._committed()
+
+    def _committed(self) -> None:
+        """A commit of ours was taken, which a table that is opened again says, too: whatever fails from here on is tried again."""
+        with errors("read what it has committed"):
+            self.renew()
+        with errors("sync what it has committed"):
+            self._sync()
         self._stamp = self._stamped()
 
     def _update(self, transaction: Any, changes: Changes) -> Any:
@@ -364,9 +391,8 @@ class IcebergTable:
         ahead_s = self._updated_ms / 1e3 - time.time()
         if ahead_s > _CLOCKS_DIFFER_S:
             by = f"{ahead_s / 3600:.0f} h" if ahead_s >= 7200 else f"{ahead_s / 60:.0f} min"
-            table = self.properties.get(SOURCE_KEY, self.location.name)
             raise StoreError(
-                f"this machine's clock is {by} before the last commit of the warehouse's table {table}, and Iceberg commits in order of time",
+                f"this machine's clock is {by} before the last commit of the warehouse's table {self.name}, and Iceberg commits in order of time",
                 retryable=True,
                 hint="set the clock right; the store goes on by itself when that time has come again",
             )
@@ -378,15 +404,14 @@ class IcebergTable:
             for key, value in properties.items():
                 update.set(key, value)
             update.commit()
-        self.renew()
-        self._sync()
-        self._stamp = self._stamped()
+        self._committed()
 
     def expire(self, older_than_ms: int) -> None:
         """Forgets snapshots older than that, and deletes the files that only they needed."""
         with commit_errors():
             self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2).cleanExpiredFiles(True).commit()
-        self.renew()
+        with errors("read a table's metadata"):
+            self.renew()
         self._stamp = self._stamped()
 
     def sync_all(self, warehouse: Path) -> None:
@@ -420,30 +445,10 @@ class IcebergTable:
         return [Path(entry.path) for entry in os.scandir(self.location / "metadata") if not entry.name.startswith(".")]
 
 
-def sync(path: Path) -> None:
-    """fsync of a file or a folder. A file that upkeep has already replaced needs none."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Which file or folder it is, and when it was last changed; None when it is gone."""
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_ino, found.st_mtime_ns
-
-
 def _data_file(java: Any) -> DataFile:
+    location: str = java.location()
     return DataFile(
-        _local(java.location()), java.recordCount(), java.fileSizeInBytes(), java, java.firstRowId(), java.dataSequenceNumber()
+        _local(location), location, java.recordCount(), java.fileSizeInBytes(), java, java.firstRowId(), java.dataSequenceNumber()
     )
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sinks.warehouse.catalog import sync
 from sinks.warehouse.columns import FIELD_ID, Field, arrow_schema
+from sinks.warehouse.disk import reading, sync
 from sinks.warehouse.keys import Int64s, Mask
 
 _ROW_GROUP_ROWS: Final = 256 * 1024
@@ -100,6 +100,11 @@ def _selected(
 
 def read(path: str, fields: Sequence[Field], lineage: Sequence[pa.Field] = ()) -> pa.Table:
     """The file's rows with these columns, found by field id; a column that the file does not have is NULL."""
+    with reading(path):
+        return _read(path, fields, lineage)
+
+
+def _read(path: str, fields: Sequence[Field], lineage: Sequence[pa.Field]) -> pa.Table:
     file = pq.ParquetFile(path, memory_map=True)
     names = {field.metadata[FIELD_ID]: field.name for field in file.schema_arrow if field.metadata and FIELD_ID in field.metadata}
     wanted = [*arrow_schema(fields), *lineage]
@@ -119,7 +124,8 @@ def read(path: str, fields: Sequence[Field], lineage: Sequence[pa.Field] = ()) -
 
 def bounds(path: str, field_id: int) -> tuple[Any, Any] | None:
     """The column's least and greatest value by the file's own statistics; None when it has none."""
-    file = pq.ParquetFile(path)
+    with reading(path):
+        file = pq.ParquetFile(path)
     index = next(
         (i for i, f in enumerate(file.schema_arrow) if f.metadata and f.metadata.get(FIELD_ID) == str(field_id).encode()), None
     )

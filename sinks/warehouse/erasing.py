@@ -9,7 +9,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from cdc.crashpoint import crashpoint
-from sinks.warehouse.catalog import Catalog, sync
+from sinks.warehouse.catalog import Catalog
+from sinks.warehouse.disk import sync
 from sinks.warehouse.marks import STORE_KEY
 from sinks.warehouse.names import STAGING
 

@@ -20,27 +20,50 @@ class CommitUnknown(Exception):
     """The commit may or may not have happened: look for it before anything else."""
 
 
-@contextmanager
-def errors(doing: str, *, just_written: bool = False) -> Iterator[None]:
-    """Java's exceptions as StoreError: the class only, for messages may show values.
+class Vanished(StoreError):
+    """A table or one of its files was there a moment ago and is not now: it was lost or put back meanwhile, and is looked at again."""
 
-    ``just_written``: what is missing was there a moment ago, so the table was lost or put back meanwhile, and is looked at again.
-    """
-    try:
-        yield
-    except Py4JJavaError as error:
-        name = error.java_exception.getClass().getSimpleName()
-        gone = just_written and name == "NotFoundException"
-        raise StoreError(f"the warehouse could not {doing}: {name}", retryable=gone or name in _PASSING) from error
-    except CapturedException as error:
-        raise _converted(doing, error) from None
-    except (Py4JError, OSError) as error:
-        raise StoreError(f"the warehouse could not {doing}: {type(error).__name__}", retryable=True) from error
+    def __init__(self, doing: str, name: str) -> None:
+        super().__init__(f"the warehouse could not {doing}: {name}", retryable=True)
 
 
 _PASSING: Final = frozenset(
-    {"RuntimeIOException", "UncheckedIOException", "IOException", "CommitFailedException", "CommitStateUnknownException"}
+    {
+        "RuntimeIOException",
+        "UncheckedIOException",
+        "IOException",
+        "CommitFailedException",
+        "CommitStateUnknownException",
+        "AlreadyExistsException",
+        "OutOfMemoryError",
+    }
 )
+_MISSING: Final = frozenset({"NotFoundException", "NoSuchTableException"})
+_METADATA_MISSING: Final = "Metadata file for version"
+"""So begins what Iceberg says where a table's newest metadata went away; the class is the one of every other contradiction."""
+
+
+def java_name(error: Py4JJavaError) -> str:
+    """The class of what Java raised, without its package."""
+    try:
+        return str(error.java_exception.getClass().getSimpleName())
+    except Py4JError:  # the JVM has gone meanwhile
+        return type(error).__name__
+
+
+@contextmanager
+def errors(doing: str) -> Iterator[None]:
+    """Java's exceptions, the bridge's and the disk's as StoreError. Raises Vanished where something was there a moment ago."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise _of_java(doing, error) from error
+    except CapturedException as error:
+        raise _converted(doing, error) from None
+    except Py4JError as error:
+        raise StoreError(f"the warehouse could not {doing}: {type(error).__name__}", retryable=True) from error
+    except OSError as error:
+        raise StoreError(f"the warehouse could not {doing}: {error.strerror or type(error).__name__}", retryable=True) from error
 
 
 @contextmanager
@@ -48,18 +71,30 @@ def commit_errors() -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:
-        name = error.java_exception.getClass().getSimpleName()
+        name = java_name(error)
         if name == "CommitStateUnknownException":
             raise CommitUnknown from error
         if name in ("CommitFailedException", "ValidationException"):
             raise CommitConflict from error
-        # What it was to build on is gone: the table was lost meanwhile. Opened again, it says what is so.
-        gone = name == "NotFoundException"
-        raise StoreError(f"the warehouse could not commit: {name}", retryable=gone or name in _PASSING) from error
+        raise _of_java("commit", error) from error
     except CapturedException as error:
         raise _converted("commit", error) from None
-    except Py4JError as error:
+    except (Py4JError, OSError) as error:
         raise CommitUnknown from error
+
+
+def _of_java(doing: str, error: Py4JJavaError) -> StoreError:
+    name = java_name(error)
+    if name in _MISSING or (name == "ValidationException" and _says(error).startswith(_METADATA_MISSING)):
+        return Vanished(doing, name)
+    return StoreError(f"the warehouse could not {doing}: {name}", retryable=name in _PASSING)
+
+
+def _says(error: Py4JJavaError) -> str:
+    try:
+        return str(error.java_exception.getMessage())
+    except Py4JError:
+        return ""
 
 
 def _converted(doing: str, error: CapturedException) -> StoreError:

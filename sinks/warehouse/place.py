@@ -22,7 +22,7 @@ from cdc.model.table import Table
 from sinks.contract import EpochPassed
 from sinks.reshape import reshaped
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import Changes, DataFile, IcebergTable, Pending, Vector, sync
+from sinks.warehouse.catalog import Changes, DataFile, IcebergTable, Pending, Vector
 from sinks.warehouse.columns import (
     Field,
     arrow_schema,
@@ -34,9 +34,10 @@ from sinks.warehouse.columns import (
     to_rows,
     to_text,
 )
+from sinks.warehouse.disk import reading, sync
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
-from sinks.warehouse.marks import SOURCE_KEY, TABLE_KEY, Signed
+from sinks.warehouse.marks import TABLE_KEY, Signed
 from sinks.warehouse.options import Options
 from sinks.warehouse.upserts import Final as LastChanges
 from sinks.warehouse.upserts import Group, final, groups
@@ -109,7 +110,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        return self.iceberg.properties.get(SOURCE_KEY, self.iceberg.location.name)
+        return self.iceberg.name
 
     def check(self) -> None:
         """Raises StoreError when the table is gone, or was set back, replaced or brought further by another since."""
@@ -341,7 +342,7 @@ class Place:
         if not grown:
             return emptied, {}
         target = self.iceberg.location / "data" / f"{uuid4().hex}.puffin"
-        content, blobs = puffin({self._live[path].file.java.location(): gone for path, gone in grown.items()})
+        content, blobs = puffin({self._live[path].file.location: gone for path, gone in grown.items()})
         target.write_bytes(content)
         sync(target)
         sync(target.parent)
@@ -349,7 +350,7 @@ class Place:
         vectors = {}
         for path, gone in grown.items():
             file = self._live[path].file
-            vectors[path] = Live(file, self.iceberg.vector(target, len(content), file, blobs[file.java.location()]), gone)
+            vectors[path] = Live(file, self.iceberg.vector(target, len(content), file, blobs[file.location]), gone)
         return emptied, vectors
 
     def live(self) -> Mapping[str, Live]:
@@ -364,7 +365,7 @@ class Place:
             return live.gone
         if live.vector is None:
             return _NONE_GONE
-        with Path(live.vector.path).open("rb") as file:
+        with reading(live.vector.path), Path(live.vector.path).open("rb") as file:
             file.seek(live.vector.offset)
             gone = decode(file.read(live.vector.length))
         self._live[live.file.path] = Live(live.file, live.vector, gone)
@@ -420,7 +421,7 @@ class Place:
 def _marked(table: IcebergTable) -> Mark:
     """Raises Stopped for a table that carries no mark: nobody can say which log its rows are of."""
     if table.mark is None:
-        raise unmarked(f"the table {table.properties.get(SOURCE_KEY, table.location.name)} of the warehouse")
+        raise unmarked(f"the table {table.name} of the warehouse")
     return table.mark
 
 

@@ -21,7 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import StopState, StoreError
+from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
 from cdc.model.batch import EXACT, POSITION, table_of
 from cdc.model.lineage import Lineage, Mark, believed
@@ -30,6 +30,7 @@ from cdc.model.table import Table
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, audit_schema
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema, labels, to_text
+from sinks.warehouse.disk import lacking
 from sinks.warehouse.erasing import erase
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import encode, key_plan
@@ -116,7 +117,8 @@ class Warehouse:
                 table.refresh()
             self._load_places()
             self._holds = self._whole()
-        self._look_for_files()
+        with _disk_errors("read"):
+            self._look_for_files()
         return self._holds
 
     def held(self, topic: str) -> Position:
@@ -253,19 +255,23 @@ class Warehouse:
         if positions[0] <= held:
             fresh = changes.slice(int(np.searchsorted(positions, held, side="right")))
         if fresh.num_rows:
-            self._staging.add(table.qualified, fresh)
+            with _disk_errors("written"):
+                self._staging.add(table.qualified, fresh)
         return Outcome(fresh.num_rows, stale=changes.num_rows - fresh.num_rows)
 
     def commit(self, cut: Cut) -> None:
         if (cut.position, cut.commit_lsn) <= (self._applied.position, self._applied.commit_lsn):
             return
+        with _disk_errors("written", self._look_for_files):
+            self._commit(cut)
+
+    def _commit(self, cut: Cut) -> None:
         self._refuse_others()
         signed = self._signed(cut)
         staged = self._staging.tables
         for name in staged:
             crashpoint("warehouse.before_table")
-            with _disk_errors("written", self._look_for_files):
-                self._places[name].write(self._staging.batches(name), signed)
+            self._places[name].write(self._staging.batches(name), signed)
             self._staging.drop(name)
         self._staging.clear()
         self._record(signed, self._mark_the_others(signed))
@@ -412,20 +418,13 @@ def _empty(table: Table) -> pa.RecordBatch:
 def _disk_errors(done: str, look: Callable[[], None] = lambda: None) -> Iterator[None]:
     """What a disk refuses may be possible later. ``look``: raises what a missing file is called."""
     try:
-        yield
-    except FileNotFoundError as error:
-        look()
-        raise StoreError(f"the warehouse could not be {done}: a file was missing", retryable=True) from error
+        try:
+            yield
+        except FileNotFoundError as error:
+            look()
+            raise StoreError(f"the warehouse could not be {done}: a file was missing", retryable=True) from error
     except OSError as error:
         raise StoreError(f"the warehouse could not be {done}: {error.strerror or type(error).__name__}", retryable=True) from error
-
-
-def lacking(table: str, name: str) -> StoreError:
-    return StoreError(
-        f"the warehouse's table {table} lacks a file that it needs: {name}",
-        retryable=False,
-        hint=f"put it back, or build the store again: cdc resume {StopState.STORE_REFUSES} --rebuild",
-    )
 
 
 def _session() -> Any:

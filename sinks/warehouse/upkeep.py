@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sinks.warehouse import datafiles
-from sinks.warehouse.catalog import sync
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
+from sinks.warehouse.disk import sync
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.marks import Signed
 from sinks.warehouse.options import MB, Options

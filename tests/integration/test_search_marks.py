@@ -8,21 +8,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc.embedded.opensearch import OpenSearch
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
+from cdc.model.pgtypes import TEXT
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
-from cdc.model.table import Table
+from cdc.model.table import Column, Table
 from sinks.contract import EpochPassed
 from sinks.search.sink import Options, SearchSink
+from sinks.search.wire import Answer, Cluster
 from tests.contract.lossy_proxy import LossyProxy
 from tests.contract.rows import ORDERS, Row, batch, order
 
@@ -272,6 +276,89 @@ def test_an_index_deleted_between_rows_and_commit_is_not_taken_for_whole(feed: F
     opensearch.request("DELETE", "/public.orders@1")
     feed.refuse_commit(reported=0)
     feed.open_again()
+
+
+class Vanishing:
+    """An index or a ledger that is deleted right before a request of one kind: it was there a moment ago."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, server: OpenSearch, index: str, method: str, path: str) -> None:
+        self.times = 0
+        real = Cluster.send
+
+        def send(cluster: Cluster, asked: str, at: str, *given: Any, **named: Any) -> Answer:
+            if not self.times and asked == method and re.fullmatch(path, at):
+                self.times += 1
+                server.request("DELETE", f"/{index}")
+            return real(cluster, asked, at, *given, **named)
+
+        monkeypatch.setattr(Cluster, "send", send)
+
+
+WIDER = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", TEXT, -1, "text")))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/public.orders@1/_refresh"),
+        ("POST", "/public.orders@1/_delete_by_query"),
+        ("POST", "/_aliases"),
+        ("POST", "/_mget"),
+    ],
+)
+def test_an_index_deleted_before_any_request_is_filled_again(
+    feed: Feed, opensearch: OpenSearch, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    feed.insert(ORDERS, 1, 2)
+    feed.follow()
+    if path == "/_aliases":
+        opensearch.request("POST", "/_aliases", {"actions": [{"remove": {"index": "public.orders@1", "alias": "public.orders"}}]})
+    vanishing = Vanishing(monkeypatch, opensearch, "public.orders@1", method, path)
+    feed.add(ORDERS, (Op.TRUNCATE, {}))
+    feed.insert(ORDERS, 3)
+    if path.startswith("/_"):
+        feed.applied = None  # opened again
+    feed.follow()
+    assert vanishing.times == 1
+    feed.holds()
+
+
+def test_an_index_deleted_before_it_takes_a_column_is_looked_for_again(
+    feed: Feed, opensearch: OpenSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed.insert(ORDERS, 1, 2)
+    feed.follow()
+    vanishing = Vanishing(monkeypatch, opensearch, "public.orders@1", "PUT", "/public.orders@1/_mapping")
+    with pytest.raises(StoreError, match="index_not_found_exception") as failure:
+        feed.sink.prepare(WIDER)
+    assert vanishing.times == 1
+    assert failure.value.retryable
+    feed.open_again()
+
+
+@pytest.mark.parametrize("path", [r"/public.orders@1/_search", r"/public.orders@1/_mget"])
+def test_an_index_deleted_while_it_is_read_is_not_taken_for_an_empty_one(
+    feed: Feed, opensearch: OpenSearch, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """An audit would name every row as missing."""
+    feed.insert(ORDERS, 1, 2)
+    feed.follow()
+    vanishing = Vanishing(monkeypatch, opensearch, "public.orders@1", "POST", path)
+    keys = pa.RecordBatch.from_pydict({"id": pa.array(["1", "2"])})
+    with pytest.raises(StoreError, match="index_not_found_exception") as failure:
+        list(feed.sink.scan(ORDERS)) if path.endswith("_search") else feed.sink.fetch(ORDERS, keys)
+    assert vanishing.times == 1
+    assert failure.value.retryable
+
+
+def test_a_ledger_deleted_while_it_is_made_is_made_again(
+    feed: Feed, opensearch: OpenSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vanishing = Vanishing(monkeypatch, opensearch, LEDGER, "POST", "/_aliases")
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    assert vanishing.times == 1
+    feed.holds()
 
 
 @pytest.mark.parametrize("close", [True, False])

@@ -612,6 +612,63 @@ def test_a_table_that_is_lost_before_its_new_files_are_committed_is_looked_at_ag
     assert_whole(shop)
 
 
+@pytest.mark.parametrize("step", ["files", "begin"])
+def test_a_table_that_is_lost_in_any_step_of_a_commit_is_looked_at_again(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    filled(shop, 2)
+    sink = shop.sink()
+    original = getattr(catalogs.IcebergTable, step)
+
+    def lost_before(self: Any, *given: Any) -> Any:
+        if self.location.name == "orders" and self.location.exists():
+            self.location.rename(tmp_path / "gone")
+        return original(self, *given)
+
+    shop.log.put(upserts(ORDERS, 3, [order(3)]))
+    sink.apply(upserts(ORDERS, 3, [order(3)]))
+    monkeypatch.setattr(catalogs.IcebergTable, step, lost_before)
+    with pytest.raises(StoreError) as lost:
+        sink.commit(cut(3))
+    assert lost.value.retryable, lost.value
+    monkeypatch.undo()
+    again = shop.sink()
+    brought(shop, again)
+    assert_whole(shop)
+
+
+def test_a_table_that_is_lost_while_it_is_looked_for_is_not_there(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = filled(shop, 2)
+    original = catalogs.IcebergTable.__init__
+
+    def lost_before(self: Any, *given: Any) -> None:
+        if (shop.folder / "public" / "orders").exists():
+            (shop.folder / "public" / "orders").rename(tmp_path / "gone")
+        original(self, *given)
+
+    monkeypatch.setattr(catalogs.IcebergTable, "__init__", lost_before)
+    assert list(sink.scan(ORDERS)) == []
+
+
+def test_a_file_of_a_tables_metadata_that_stays_away_is_named(shop: Shop) -> None:
+    """What is missing while nothing else changes was deleted by hand, and no waiting brings it back."""
+    filled(shop, 2)
+    sink = shop.sink()
+    victims = list((shop.folder / "public" / "orders" / "metadata").glob("snap-*.avro"))
+    content = {path: path.read_bytes() for path in victims}
+    for path in victims:
+        path.unlink()
+    with pytest.raises(StoreError, match=r"public\.orders lacks a file that it needs: a part of its metadata") as refused:
+        sink.applied()
+    assert not refused.value.retryable
+    assert "--rebuild" in (refused.value.hint or "")
+    for path, bytes_ in content.items():
+        path.write_bytes(bytes_)
+    assert sink.applied() == cut(2)
+
+
 @pytest.mark.parametrize("what", ["public/orders", "_headwater", ""])
 @pytest.mark.parametrize("how", ["gone", "older"])
 def test_folders_that_are_lost_or_put_back_from_a_copy_are_noticed_at_once_and_filled_again(
@@ -795,6 +852,31 @@ def test_a_file_that_was_deleted_by_hand_is_named(shop: Shop, kind: str) -> None
     again = shop.sink()
     assert again.applied() == cut(8)
     assert {row["id"] for row in held(again, ORDERS)} == {"1", "11"}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "puffin"])
+@pytest.mark.parametrize("how", ["cut off", "overwritten"])
+def test_a_damaged_file_is_named(shop: Shop, kind: str, how: str) -> None:
+    sink = shop.sink()
+    sink.apply(upserts(ORDERS, 1, [order(number) for number in range(200)]))
+    sink.commit(cut(200))
+    sink.apply(batch(ORDERS, [(Op.DELETE, 201, order(9))]))
+    sink.commit(cut(201))
+    (victim,) = (shop.folder / "public" / "orders" / "data").glob(f"*.{kind}")
+    content = victim.read_bytes()
+    middle = len(content) // 2
+    victim.write_bytes(content[:middle] if how == "cut off" else bytes(middle) + content[middle:])
+    again = shop.sink()
+    again.apply(batch(ORDERS, [(Op.DELETE, 202, order(1))]))
+    with pytest.raises(StoreError, match=f"is damaged: orders/data/{victim.name}") as refused:
+        again.commit(cut(202))
+    assert not refused.value.retryable
+    assert "--rebuild" in (refused.value.hint or "")
+    victim.write_bytes(content)
+    healed = shop.sink()
+    healed.apply(batch(ORDERS, [(Op.DELETE, 202, order(1))]))
+    healed.commit(cut(202))
+    assert len(held(healed, ORDERS)) == 198
 
 
 def _commit_one_more(sink: Warehouse) -> None:

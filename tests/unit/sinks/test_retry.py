@@ -50,6 +50,8 @@ def test_a_full_disk_is_waited_for_and_missing_rights_are_not() -> None:
         assert blocked.retryable
         assert what in str(blocked.hint)
     assert search_error("s", "x", 400, "index_closed_exception").retryable
+    assert search_error("s", "x", 404, "index_not_found_exception").retryable
+    assert not search_error("s", "x", 404, "aliases_not_found_exception").retryable
     assert search_error("s", "x", 503, "").retryable
     assert not search_error("s", "x", 403, "security_exception").retryable
     assert not search_error("s", "x", 401, "").retryable

@@ -204,7 +204,7 @@ def test_a_numeric_without_bounds_is_text() -> None:
 
 
 def _live(*sizes: int) -> dict[str, Live]:
-    return {str(n): Live(DataFile(str(n), 100, size, None)) for n, size in enumerate(sizes)}
+    return {str(n): Live(DataFile(str(n), str(n), 100, size, None)) for n, size in enumerate(sizes)}
 
 
 def test_files_of_one_size_are_merged_when_there_are_enough() -> None:
@@ -213,5 +213,5 @@ def test_files_of_one_size_are_merged_when_there_are_enough() -> None:
     assert len(choose(_live(*[1000] * 5, 20 * MB), options)) == 5
     assert len(choose(_live(*[3 * MB] * 4, 1000), options)) == 4
     assert sum(one.file.bytes for one in choose(_live(*[60 * MB] * 9), options)) <= 128 * MB
-    mostly_gone = {"a": Live(DataFile("a", 100, 9 * MB, None), None, np.arange(60))}
+    mostly_gone = {"a": Live(DataFile("a", "a", 100, 9 * MB, None), None, np.arange(60))}
     assert [one.file.path for one in choose(mostly_gone, options)] == ["a"]
