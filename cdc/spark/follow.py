@@ -42,7 +42,7 @@ REST: Final = 3.0
 REST_S_MAX: Final = 0.03
 INTERVAL_S: Final = 0.04
 """… and two small ranges of a store never begin closer together than this, or than its own interval of commits."""
-_POLL_S: Final = 0.2
+_POLL_S: Final = 0.5
 _QUERY_POLL_S: Final = 0.1
 _IDLE_S: Final = 0.5
 _REPORT_S: Final = 0.5
@@ -216,6 +216,7 @@ class Query:
                 began = time.monotonic()
                 follower.follow_to(head)
                 self._rest(pace.rest_s(time.monotonic() - began))
+                follower.settled()
             follower.idle()
 
     def _rest(self, rest_s: float) -> None:

@@ -57,6 +57,8 @@ class Steady:
     def idle(self) -> None:
         self.looked.append(self.clock.now_s)
 
+    def settled(self) -> None: ...
+
     def wait(self, after: Position, timeout_s: float) -> Cut:  # noqa: ARG002
         return _cut(after + 1)
 
