@@ -40,7 +40,7 @@ TAKE_S: Final = 0.2
 """How often an idle stream is looked after; whatever comes ends the wait at once."""
 SMALL_BYTES: Final = 16 * 2**10
 """What is taken at once while there is no backlog. Only then …"""
-PACE: Final = Pace(times=8.0, most_s=0.01)
+PACE: Final = Pace(times=8.0, most_s=0.02)
 """… does the next group wait a little, so that small steady traffic costs an eighth of a core at most."""
 
 _log = structlog.get_logger("capture")

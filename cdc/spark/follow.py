@@ -39,8 +39,10 @@ from cdc.spark.source import CdcSource, cut_at
 
 REST: Final = 3.0
 """After a small range that took t a store's thread rests for 3 t, so that steady traffic takes a quarter of a core at most."""
-REST_S_MAX: Final = 0.02
-_POLL_S: Final = 0.2
+REST_S_MAX: Final = 0.03
+INTERVAL_S: Final = 0.04
+"""… and two small ranges of a store never begin closer together than this, or than its own interval of commits."""
+_POLL_S: Final = 0.5
 _QUERY_POLL_S: Final = 0.1
 _IDLE_S: Final = 0.5
 _REPORT_S: Final = 0.5
@@ -203,7 +205,7 @@ class Query:
     def _follow(self) -> None:
         """Returns when a query has ended by an accident, or when there is nothing more to do."""
         follower = self._follower
-        pace = Pace(REST, REST_S_MAX, getattr(follower.options, "commit_interval_ms", 0) / 1e3)
+        pace = Pace(REST, REST_S_MAX, _interval_s(follower.options) or INTERVAL_S)
         while not self._ending and self._accident is None:
             head = self._reader.wait(follower.applied.position, _IDLE_S)
             if follower.by_query and head.position - follower.applied.position >= LARGE_ROWS:
@@ -216,8 +218,16 @@ class Query:
             elif head.position > follower.applied.position:
                 began = time.monotonic()
                 follower.follow_to(head)
-                self._stop.wait(pace.rest_s(time.monotonic() - began))
+                self._rest(pace.rest_s(time.monotonic() - began))
+                follower.settled()
             follower.idle()
+
+    def _rest(self, rest_s: float) -> None:
+        """However long: the store is looked at meanwhile as often as ever."""
+        until = time.monotonic() + rest_s
+        while (left := until - time.monotonic()) > 0 and not self._ending:
+            self._stop.wait(min(left, _IDLE_S))
+            self._follower.idle()
 
     def _begin(self) -> Future[SparkSession]:
         """Applies step by step until Spark has started, so that something shows at once, or can be relied on. Nothing large, which is for Spark's
@@ -261,7 +271,7 @@ class Query:
         start = self._follower.applied.position
         frame = frame.option("tables", json.dumps(list(options.tables))).option("startPosition", str(start))
         frame = frame.option("maxRows", str(options.batch_rows)).option("maxBytes", str(options.batch_bytes)).load()
-        pace = Pace(0.0, 0.0, getattr(options, "commit_interval_ms", 0) / 1e3)
+        pace = Pace(0.0, 0.0, _interval_s(options))
 
         def on_batch(frame: Any, number: int) -> None:
             if not self._stop.is_set():
@@ -309,3 +319,9 @@ def end_of(checkpoint: Path, number: int) -> Cut:
     """The cut that micro-batch ``number`` reaches: foreachBatch is not told, but Spark has written it down before."""
     lines = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     return cut_at(json.loads(lines[2]))
+
+
+def _interval_s(options: StoreOptions) -> float:
+    """Of the store's commits, where it has one of its own."""
+    interval_ms: int = getattr(options, "commit_interval_ms", 0)
+    return interval_ms / 1e3

@@ -36,6 +36,8 @@ LONGEST_RETRY_S: Final = 15.0
 LARGE_ROWS: Final = 20_000
 """A range of so many rows is work for a Spark query, in micro-batches with their limits on rows and bytes, where Spark's workers apply it."""
 _LOOK_AT_THE_STORE_S: Final = 1.0
+_TOLD_S: Final = 0.1
+"""Of commits that follow each other closely the status tells so often. The last one is told once nothing follows it."""
 _RESULT_DDL: Final = "written long, stale long, dead string, error string, hint string, retryable boolean"
 
 
@@ -76,6 +78,8 @@ class Follower:
         self._rates = Rate(clock())
         self._status_lock = threading.Lock()
         self._reported: FollowerStatus | None = None
+        self._told_at = float("-inf")
+        """When a commit was last told."""
 
     @property
     def _sink(self) -> Sink:
@@ -134,6 +138,11 @@ class Follower:
             self._patiently(self._keep_up, patience=False)
         finally:
             self._lock.release()
+
+    def settled(self) -> None:
+        """Tells of the last commit, unless the log holds more already, or it was told."""
+        if self._reader.head().position <= self.applied.position:
+            self.report(when_due=True)
 
     def probe(self) -> None:
         """Asks the log for what comes next. Raises Stopped (PositionGone, LogCorrupt) when there is no way on."""
@@ -322,10 +331,13 @@ class Follower:
         self.status.stale += outcome.stale
         self.status.dead += len(outcome.dead)
         self.status.batches += 1
+        news = (self.status.state, self.status.error) != ("following", None)
         if not self.stopped:
             self.status.state, self.status.error = "following", None  # what an accident left there is over
         self._show(cut)
-        self.report()
+        if news or self._clock() - self._told_at >= _TOLD_S:
+            self._told_at = self._clock()
+            self.report()
 
     def _show(self, cut: Cut) -> None:
         self.status.position, self.status.commit_lsn, self.status.commit_ts_us = cut.position, cut.commit_lsn, cut.commit_ts_us

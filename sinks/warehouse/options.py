@@ -20,7 +20,7 @@ class Options(StoreOptions):
     """Tables are ``schema.table``, or ``namespace.schema.table`` when this is set."""
     history: tuple[str, ...] = ()
     """Tables that also keep every former version of a row. Not built yet: only empty is accepted."""
-    commit_interval_ms: int = Field(1000, ge=0)
+    commit_interval_ms: int = Field(3000, ge=0)
     """A table format likes few commits: changes are gathered for this long."""
     batch_rows: int = Field(1_000_000, ge=1)
     batch_bytes: int = Field(256 * MB, ge=1)

@@ -228,3 +228,40 @@ def test_a_status_that_has_not_changed_is_written_as_a_sign_of_life_only(tmp_pat
     follower.status.said_at -= status.BEAT_S
     follower.report(when_due=True)
     assert written == [0, 7, 7]
+
+
+def test_commits_that_follow_each_other_closely_are_told_together_and_the_last_one_always(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A status is a file: writing one for each of some tens of commits a second costs as much as a commit."""
+    log, now_s = MemoryLog(), [100.0]
+    writer = log.writer()
+    follower = Follower(
+        f"often-{tmp_path.name}",
+        Options(kind="memory"),
+        tmp_path,
+        log.reader(),
+        tmp_path,
+        threading.Event(),
+        clock=lambda: now_s[0],
+    )
+    written: list[int] = []
+    real = status.write
+    monkeypatch.setattr(status, "write", lambda *args: written.append(args[2].position) or real(*args))
+
+    def commit(position: int) -> Cut:
+        writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
+        return writer.commit(Lsn(position), position)
+
+    for position in range(1, 11):
+        follower.follow_to(commit(position))
+        commit_is_told = position in written
+        assert commit_is_told == (position in (1, 6)), "at once where none was told for a while"
+        now_s[0] += 0.021
+    follower.settled()
+    assert written[-1] == 10, "somebody may wait for the last one"
+    commit(11)
+    follower.follow_to(commit(12))
+    follower.settled()
+    assert written[-1] == 12
+    follower.close()
