@@ -10,13 +10,15 @@ the ledger                            progress                       answer
 is missing, or is another log's                                      LOST
 has seen a higher epoch                                              FENCED
 is of another history                                                LOST
+has not seen this writer's epoch                                     LOST
 is ours                               = after                        DONE
 is ours                               ≥ upto                         ALREADY
 is ours                               anything else                  GAP
 ====================================  =============================  ==========
 
-An epoch below the writer's is one of an older copy of the server (a failover, a restored file): what counts is the progress of that
-copy, which is as old. The write raises the epoch with it. A write that moves nothing (one piece of a sweep) has ``after`` = ``upto``.
+An epoch below the writer's is one of an older copy of the server (a failover, a restored file), from before this writer took the store over. It may
+be as far and still have been another configuration's: its keys named otherwise, or with progress of a table that nobody has followed since. So it has
+to be taken over first. A write that moves nothing (one piece of a sweep) has ``after`` = ``upto``.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def answer(seen: Seen | None, writer: Writer, after: int, upto: int) -> Answer:
         return Answer.LOST
     if seen.epoch > writer.epoch:
         return Answer.FENCED
-    if seen.history != writer.history:
+    if seen.epoch < writer.epoch or seen.history != writer.history:
         return Answer.LOST
     if seen.progress == after:
         return Answer.DONE

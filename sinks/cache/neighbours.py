@@ -1,7 +1,7 @@
 """Other stores on the same server, ours or another service's: which keys they write, by their ledgers, which one hash names.
 
-Two stores may write the same key only where both write the same there: one table of one log in one form, as when a store got another name in the
-configuration. And a store that takes keys away which another one writes, too, says so in that one's ledger: the table's progress goes, before and after, so
+No two stores write the same key, not even the same row of one log in one form: the one that is behind, as it is paused or still being filled, would take the
+other's rows back in time. Only what a table has left behind in one store may be taken over by another. And a store that takes keys away which another one writes, too, says so in that one's ledger: the table's progress goes, before and after, so
 that whatever the other writes meanwhile counts as lost as well, and is written again.
 """
 
@@ -18,7 +18,7 @@ import redis
 from cdc.errors import ConfigError, StoreError
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys, bind
-from sinks.cache.ledger import Ledger, Projection
+from sinks.cache.ledger import Ledger
 from sinks.cache.server import Server
 
 STORES: Final = "cdc:stores"
@@ -30,7 +30,6 @@ class Claim:
     """A table's keys, as a store of this log writes them."""
 
     log: str
-    projection: Projection
     keys: TableKeys
     left: bool = False
     """The table is no longer followed there: its rows stay as they were."""
@@ -39,11 +38,9 @@ class Claim:
         """Whether a row of one may have the key of a row of the other."""
         return self.keys.prefix == other.keys.prefix and _literals(self.keys) == _literals(other.keys)
 
-    def may_join(self, other: Claim) -> bool:
-        """Whether nothing goes wrong when both write the same keys: both write the same there, or the other one has left the table to us."""
-        if (self.log, self.keys.table.qualified) != (other.log, other.keys.table.qualified):
-            return False
-        return other.left or self.projection == other.projection
+    def may_take(self, other: Claim) -> bool:
+        """Whether the other one has left these keys to us."""
+        return other.left and (self.log, self.keys.table.qualified) == (other.log, other.keys.table.qualified)
 
 
 def register(server: Server, store: str) -> None:
@@ -60,7 +57,7 @@ def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
         return
     for other, theirs in _others(server, store):
         for claim in claims:
-            if claim.meets(theirs) and not claim.may_join(theirs):
+            if claim.meets(theirs) and not claim.may_take(theirs):
                 raise StoreError(
                     f"store {store}: the keys of {claim.keys.table.qualified} are those of {theirs.keys.table.qualified} in store {other}",
                     retryable=True,
@@ -71,7 +68,7 @@ def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
 
 def tell_lost(server: Server, store: str, keys: TableKeys) -> None:
     """Keys of this form are taken away, or have just been: every other store that writes them has lost its table's rows."""
-    gone = Claim("", Projection("", ""), keys)
+    gone = Claim("", keys)
     for other, theirs in _others(server, store):
         if gone.meets(theirs):
             topic = theirs.keys.table.qualified
@@ -98,7 +95,7 @@ def _claims(server: Server, store: str) -> Iterator[Claim]:
         for topic in (*held.prefixes, *held.left):
             for shapes in (held.shapes, held.coming):
                 with suppress(ConfigError, KeyError):
-                    yield Claim(held.log, projection, bind(projection.key, shapes[topic].table), topic in held.left)
+                    yield Claim(held.log, bind(projection.key, shapes[topic].table), topic in held.left)
 
 
 def _forget(client: redis.Redis, name: str, fields: tuple[str, ...]) -> None:

@@ -86,6 +86,8 @@ class CacheSink:
             return ZERO_CUT
         if self._epoch is not None and held.epoch > self._epoch:
             raise EpochPassed(self.name, held.epoch)
+        if self._epoch is not None and held.epoch < self._epoch:
+            raise lost(self.name)  # a copy from before it was taken over
         return self._whole(held)
 
     def held(self, topic: str) -> Position:
@@ -197,7 +199,7 @@ class CacheSink:
         log, claims = self._lineage().log, []
         for table in tables:
             with suppress(ConfigError):  # it has no keys, which is for others to say
-                claims.append(neighbours.Claim(log, self._projection, self._known.keys(table, self._projection)))
+                claims.append(neighbours.Claim(log, self._known.keys(table, self._projection)))
         neighbours.refuse_shared(self._server, self.name, claims)
 
     def foresee(self, tables: Sequence[Table]) -> None:

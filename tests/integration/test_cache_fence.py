@@ -155,11 +155,69 @@ def test_a_later_writer_s_epoch_refuses_it(call: Call, site: Site) -> None:
     assert later.applied() == cut(10)
 
 
-def test_an_older_epoch_over_the_same_rows_is_an_older_copy_that_lost_nothing(call: Call, site: Site) -> None:
+def test_an_older_epoch_is_an_older_copy_which_may_be_another_configurations(call: Call, site: Site) -> None:
+    """However far it has come: its keys may be named otherwise, and it may count on tables that nobody has followed since."""
     sink = begun(site)
     site.client.hset(LEDGER, "epoch", 3)
+    before = site.everything()
+    error = made(call, site, sink)
+    assert error is not None
+    assert error.retryable
+    assert site.everything() == before
+    with pytest.raises(StoreError, match="flushed, restored or replaced"):
+        sink.applied()
+    assert sink.open(site.log.reader(), site.epoch) == cut(10)
     assert made(call, site, sink) is None
     assert site.client.hget(LEDGER, "epoch") == str(site.epoch), "or a writer of then could go on"
+
+
+def test_a_copy_from_before_another_template_is_named_anew(site: Site) -> None:
+    """Nothing has come meanwhile, so that copy and store are equally far."""
+    begun(site)
+    copy = _copied(site)
+    sink = site.opened(key="x:{key}")
+    after = site.rows()
+    _put_back(site, copy)
+    with pytest.raises(StoreError, match="flushed, restored or replaced"):
+        sink.applied()
+    assert sink.open(site.log.reader(), site.epoch) == cut(10)
+    assert site.rows() == after
+    assert sink.applied() == cut(10)
+
+
+def test_a_copy_from_before_a_table_was_taken_out_vouches_for_nothing_that_came_to_it_since(site: Site) -> None:
+    begun(site)
+    copy = _copied(site)
+    without = site.opened(tables=["public.pairs"])
+    _put_back(site, copy)
+    pair = upserts(PAIRS, 12, [{"a": "x", "b": "y", "v": "z"}])
+    for changes in (upserts(NUMBERED, 11, [order(1, "changed")]), pair):
+        site.log.put(changes)
+    site.log.reach(cut(12))
+
+    def bring() -> None:
+        without.apply(pair)
+        without.commit(cut(12))
+
+    try:
+        bring()
+    except StoreError:
+        without.open(site.log.reader(), site.epoch)
+        bring()
+    assert without.applied() == cut(12)
+    assert site.opened().applied() == ZERO_CUT, "the orders have changed while nobody followed them"
+
+
+def _copied(site: Site) -> dict[bytes, Any]:
+    with redis.Redis.from_url(site.url) as client:
+        return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def _put_back(site: Site, copy: dict[bytes, Any]) -> None:
+    with redis.Redis.from_url(site.url) as client:
+        client.flushall()
+        for key, content in copy.items():
+            client.restore(key, 0, content)
 
 
 @pytest.mark.parametrize(

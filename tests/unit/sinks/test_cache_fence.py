@@ -29,9 +29,13 @@ AFTER, UPTO = 10, 20
         (0, 99, Answer.ALREADY),
     ],
 )
-@pytest.mark.parametrize("epoch", [1, 5])
-def test_progress_decides_for_whom_no_later_writer_has_come(position: int, at: int | None, expected: Answer, epoch: int) -> None:
-    assert answer(Seen("log", "history", epoch, position, at), WRITER, AFTER, UPTO) is expected
+def test_progress_decides_in_the_ledger_that_this_writer_took_over(position: int, at: int | None, expected: Answer) -> None:
+    assert answer(Seen("log", "history", 5, position, at), WRITER, AFTER, UPTO) is expected
+
+
+def test_an_older_copy_takes_nothing_however_far_it_is() -> None:
+    for position in (0, 10, 99):
+        assert answer(Seen("log", "history", 4, position), WRITER, AFTER, UPTO) is Answer.LOST
 
 
 @pytest.mark.parametrize(("at", "expected"), [(9, Answer.GAP), (10, Answer.DONE), (11, Answer.ALREADY)])
