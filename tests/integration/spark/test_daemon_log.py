@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cdc.embedded.valkey import Valkey
@@ -51,3 +52,17 @@ def test_a_store_that_goes_down_and_comes_back_is_followed_in_the_log(
     assert followers.words("store cache")[-1] == "closed"
     assert all("\x1b" not in words for words in followers.words("store cache"))
     assert len(followers.words("store cache")) <= 8
+
+
+def test_a_jvm_that_was_killed_is_replaced_and_the_store_that_needs_it_goes_on(traffic: Traffic, tmp_path: Path) -> None:
+    """As the kernel does when memory runs out: no process of ours ends, and nobody has to do anything."""
+    traffic.transactions(20)
+    with FollowersProcess(tmp_path, {"lake": {"kind": "iceberg", "path": "lake"}}) as followers:
+        followers.until(lambda: followers.status("lake").position >= traffic.writer.head.position, "the first commit")
+        for _ in range(2):
+            (java,) = (child for child in psutil.Process(followers.process.pid).children(recursive=True) if child.name() == "java")
+            java.kill()
+            traffic.transactions(20)
+            followers.until(lambda: followers.status("lake").position >= traffic.writer.head.position, "another JVM")
+            assert followers.status("lake").state == "following"
+    assert followers.process.returncode == 0
