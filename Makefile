@@ -8,6 +8,7 @@ NAME ?= capture
 SEEDS ?= 2000
 HEADWATER_FAULTS ?= 500
 START ?= 0
+WORKERS ?= 2
 
 .PHONY: reliability docs roles demo test lint fmt bench faults sim clean distclean lock setup
 
@@ -26,11 +27,11 @@ demo: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/python -m cdc.embedded fetch
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 faults: $(STAMP)
 	$(BIN)/python -m cdc.embedded fetch
-	HEADWATER_FAULTS=$(HEADWATER_FAULTS) $(BIN)/python -m pytest -m faults -n 2 --dist loadgroup $(ARGS)
+	HEADWATER_FAULTS=$(HEADWATER_FAULTS) $(BIN)/python -m pytest -m faults -n $(WORKERS) --dist loadgroup $(ARGS)
 
 sim: $(STAMP)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --start $(START) $(ARGS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -258,10 +259,21 @@ def pg_versions(request: pytest.FixtureRequest, postgres_servers: PostgresServer
     yield from _database(postgres_servers.of(request.param))
 
 
+@pytest.fixture(scope="session")
+def _fresh_data(server_folder: Path) -> Path:
+    """The data folder of a server that nobody has used: a copy of it takes a tenth of what initdb takes."""
+    server = Postgres(server_folder / "fresh", options=VOLATILE)
+    server.start()
+    server.stop()
+    return server.data
+
+
 @pytest.fixture
-def postgres_server(server_folder: Path) -> Iterator[Postgres]:
-    """A private server that the test may crash, stop and restart."""
+def postgres_server(server_folder: Path, _fresh_data: Path) -> Iterator[Postgres]:
+    """A private server that the test may crash, stop and restart. All of them have the same system identifier."""
     server = Postgres(server_folder / f"private-{uuid.uuid4().hex[:8]}", options=VOLATILE)
+    server.folder.mkdir()
+    subprocess.run(["cp", "-a", _fresh_data, server.data], check=True)
     server.start()
     yield server
     server.stop("immediate")

@@ -25,9 +25,9 @@ TOYS: Final = {
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }
 STORES: Final = {
-    "backlog": ("--changes 120000 --runs 1 --stores redis,warehouse", {"redis", "redis_apply", "warehouse"}),
-    "latency": ("--rate 20 --seconds 2 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
-    "live-cost": ("--reference none --runs 1 --seconds 2 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
+    "backlog": ("--changes 60000 --runs 1 --stores redis,warehouse --settle-s 0", {"redis", "redis_apply", "warehouse"}),
+    "latency": ("--rate 20 --seconds 1 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
+    "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
 }
 """These start OpenSearch and Spark by themselves, one after the other."""
 

@@ -141,10 +141,6 @@ def opened(shop: Shop) -> Iterator[Shop]:
         shop.units.close()
 
 
-at_random = pytest.mark.skipif(not EVERYTHING, reason="strikes at random moments of real servers: make faults")
-
-
-@at_random
 def test_redis(postgres: Database, valkey_server: Valkey, tmp_path: Path, seed: int) -> None:
     import redis
 
@@ -157,7 +153,6 @@ def test_redis(postgres: Database, valkey_server: Valkey, tmp_path: Path, seed: 
             Cycles(shop, seed, valkey_server, proxy).run(cycles(3))
 
 
-@at_random
 def test_opensearch(postgres: Database, opensearch: OpenSearch, tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     with closing(LossyProxy(opensearch.port)) as proxy:
@@ -168,7 +163,6 @@ def test_opensearch(postgres: Database, opensearch: OpenSearch, tmp_path: Path, 
             Cycles(shop, seed, opensearch if EVERYTHING else None, proxy).run(cycles(1))
 
 
-@at_random
 def test_iceberg(postgres: Database, spark: Any, tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     use_session(lambda: spark)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -416,56 +416,57 @@ def _sharpen(patch: Patch, *, work: dict[str, Any] | None = None, dangers: dict[
         patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
 
 
-BUGS: Sequence[tuple[Callable[[Patch], None], str]] = [
-    (confirm_before_sync, "h"),
-    (sync_nothing, "h"),
-    (sync_no_segments, "h"),
-    (sync_no_folders, "h"),
-    (repeat_the_last_commit, "bd"),
-    (skip_one_commit_too_many, "adf"),
-    (forget_the_toast_fill, "bd"),
-    (never_catch_the_memory_up, "df"),
-    (drop_the_fence, "f"),
-    (admit_every_snapshot, "f"),
-    (no_barrier_after_a_restart, "f"),
-    (truncates_do_not_empty_a_window, "f"),
-    (held_rows_outlive_newer_ones, "fi"),
-    (held_rows_are_forgotten, "fi"),
-    (keep_what_a_broken_stream_staged, "bdgh"),
-    (go_on_after_a_failed_sync, "acdhk"),
-    (no_truncates, "ad"),
-    (deletes_are_lost, "ad"),
-    (drop_the_stores_guard, "efg"),
-    (no_floor_under_a_truncate, "efi"),
-    (tombstones_go_at_once, "ef"),
-    (commits_go_back, "efgi"),
-    (confirm_what_a_keepalive_says, "h"),
-    (keep_toast_of_a_broken_stream, "bdf"),
-    (go_on_with_open_chunks_after_a_break, "fi"),
-    (rolled_back_savepoints_of_streamed_transactions_stay, "bd"),
-    (transactions_end_in_the_order_of_their_first_blocks, "abd"),
-    (rows_without_a_key_pass_the_fence, "f"),
-    (prepared_transactions_go_when_they_end, "ai"),
-    (prepared_transactions_are_kept_in_memory_only, "ai"),
-    (a_set_back_unit_is_marked, "fgijk"),
-    (commits_look_at_the_ledger_only, "fgij"),
-    (what_is_there_passes_for_what_was_written, "fgij"),
-    (the_ledger_alone_is_believed, "fgijk"),
-    (a_new_unit_has_the_ledgers_mark, "fgij"),
-    (a_topic_without_a_unit_is_whole, "fij"),
-    (marks_of_another_past_are_believed, "k"),
-    (marks_of_another_log_are_believed, "k"),
-    (marks_of_the_former_history_are_refused, "k"),
-    (new_rows_stand_under_the_former_history, "ik"),
-    (versioned_stores_hold_all_that_they_reach, "fij"),
-    (no_writer_is_too_old, "l"),
-    (opening_fences_the_ledger_only, "l"),
-    (gaps_are_taken, "fij"),
-    (erasing_spares_the_tables, "ik"),
+BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
+    (confirm_before_sync, "h", 0),
+    (sync_nothing, "h", 0),
+    (sync_no_segments, "h", 0),
+    (sync_no_folders, "h", 0),
+    (repeat_the_last_commit, "bd", 0),
+    (skip_one_commit_too_many, "adf", 13),
+    (forget_the_toast_fill, "bd", 2),
+    (never_catch_the_memory_up, "df", 9),
+    (drop_the_fence, "f", 1),
+    (admit_every_snapshot, "f", 21),
+    (no_barrier_after_a_restart, "f", 54),
+    (truncates_do_not_empty_a_window, "f", 1),
+    (held_rows_outlive_newer_ones, "fi", 43),
+    (held_rows_are_forgotten, "fi", 36),
+    (keep_what_a_broken_stream_staged, "bdgh", 3),
+    (go_on_after_a_failed_sync, "acdhk", 7),
+    (no_truncates, "ad", 0),
+    (deletes_are_lost, "ad", 1),
+    (drop_the_stores_guard, "efg", 5),
+    (no_floor_under_a_truncate, "efi", 44),
+    (tombstones_go_at_once, "ef", 15),
+    (commits_go_back, "efgi", 3),
+    (confirm_what_a_keepalive_says, "h", 0),
+    (keep_toast_of_a_broken_stream, "bdf", 1),
+    (go_on_with_open_chunks_after_a_break, "fi", 20),
+    (rolled_back_savepoints_of_streamed_transactions_stay, "bd", 60),
+    (transactions_end_in_the_order_of_their_first_blocks, "abd", 6),
+    (rows_without_a_key_pass_the_fence, "f", 74),
+    (prepared_transactions_go_when_they_end, "ai", 42),
+    (prepared_transactions_are_kept_in_memory_only, "ai", 21),
+    (a_set_back_unit_is_marked, "fgijk", 69),
+    (commits_look_at_the_ledger_only, "fgij", 8),
+    (what_is_there_passes_for_what_was_written, "fgij", 32),
+    (the_ledger_alone_is_believed, "fgijk", 3),
+    (a_new_unit_has_the_ledgers_mark, "fgij", 3),
+    (a_topic_without_a_unit_is_whole, "fij", 3),
+    (marks_of_another_past_are_believed, "k", 20),
+    (marks_of_another_log_are_believed, "k", 5),
+    (marks_of_the_former_history_are_refused, "k", 7),
+    (new_rows_stand_under_the_former_history, "ik", 2),
+    (versioned_stores_hold_all_that_they_reach, "fij", 32),
+    (no_writer_is_too_old, "l", 57),
+    (opening_fences_the_ledger_only, "l", 57),
+    (gaps_are_taken, "fij", 23),
+    (erasing_spares_the_tables, "ik", 20),
 ]
+"""What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 
 
-def first_failure(seeds: range) -> tuple[int, BaseException] | None:
+def first_failure(seeds: Iterable[int]) -> tuple[int, BaseException] | None:
     for seed in seeds:
         try:
             simulate(seed)
@@ -474,10 +475,10 @@ def first_failure(seeds: range) -> tuple[int, BaseException] | None:
     return None
 
 
-@pytest.mark.parametrize(("bug", "rules"), BUGS, ids=[bug.__name__ for bug, _ in BUGS])
-def test_the_bug_is_caught(bug: Callable[[Patch], None], rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bug", "rules", "likely"), BUGS, ids=[bug.__name__ for bug, *_ in BUGS])
+def test_the_bug_is_caught(bug: Callable[[Patch], None], rules: str, likely: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    found = first_failure(range(SEEDS))
+    found = first_failure((likely, *range(SEEDS)))
     assert found is not None, f"{bug.__name__} went unnoticed in {SEEDS} seeds"
     seed, failure = found
     print(f"{bug.__name__}: seed {seed}: {failure}")

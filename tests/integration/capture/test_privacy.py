@@ -12,12 +12,19 @@ from cdc.errors import ConfigError, Stopped, StopState
 from cdc.planning import plan_catalog
 from cdc.privacy import MASKED, Keys
 from cdc.settings import Privacy
+from cdc.source import watch
 from cdc.source.facts import read_facts, save_facts
 from tests.integration.capture.running import Capture
 
 SECRET = "k" * 32
 POLICIES = {"public.users": {"email": "hmac", "note": "drop", "pay": "encrypt", "phone": "mask", "bio": "mask"}}
 CREATE = "create table users (id int primary key, email text, note text, pay numeric, phone text, bio text, plain text)"
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a look at the catalog need not wait for seconds."""
+    monkeypatch.setattr(watch, "INTERVAL_S", 0.5)
 
 
 def protected(dsn: str, folder: Path, policies: Any = POLICIES, *, strict: bool = False, **source: Any) -> Capture:
