@@ -47,7 +47,7 @@ class PageRange:
         if self.condition is not None:
             # On lines of its own, so that a comment at its end comments nothing else out.
             conditions.append(f"(\n{self.condition}\n)")
-        return _copy(source, conditions) + (" (FORMAT binary)" if binary else "")
+        return _copy(source, conditions, binary=binary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,10 @@ class KeyList:
 
     keys: Sequence[Key]
 
-    def query(self, source: SourceTable) -> str:
+    def query(self, source: SourceTable, *, binary: bool = False) -> str:
+        """``binary``: as for a ``PageRange``. In text format the server writes no bytea of more than 500 MB."""
         index = ", ".join(map(quoted, source.index))
-        return _copy(source, [f"({index}) IN ({', '.join(map(_tuple, self.keys))})"])
+        return _copy(source, [f"({index}) IN ({', '.join(map(_tuple, self.keys))})"], binary=binary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,11 @@ def quoted(name: str) -> str:
     return sql.Identifier(name).as_string()
 
 
-def _copy(source: SourceTable, conditions: Sequence[str]) -> str:
+def _copy(source: SourceTable, conditions: Sequence[str], *, binary: bool) -> str:
     # The row filter is pg_get_expr's own words from the catalog.
     every = [*conditions, *([] if source.row_filter is None else [f"({source.row_filter})"])]
     selected = ", ".join(map(quoted, source.table.names))
-    return f"COPY (SELECT {selected} FROM {relation(source)} WHERE {' AND '.join(every)}) TO STDOUT"
+    return f"COPY (SELECT {selected} FROM {relation(source)} WHERE {' AND '.join(every)}) TO STDOUT{' (FORMAT binary)' if binary else ''}"
 
 
 def _text(columns: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ from snapshots.feed import PREFIX, Chunk, SnapshotFeed, State
 from snapshots.fence import Snapshot, Window
 from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
 from snapshots.jobs import Board, Job, Task
-from snapshots.plan import PageRange, lock
+from snapshots.plan import MissingKeys, lock
 from snapshots.session import Unreachable
 from snapshots.throttle import Throttle
 
@@ -196,8 +196,8 @@ class Reader:
             reading = Reading(task, window)
             for part, op in task.reads:
                 take = self._memory.take
-                binary = isinstance(part, PageRange) and readable(source.table)
-                query = part.query(source, binary=binary) if isinstance(part, PageRange) else part.query(source)
+                binary = not isinstance(part, MissingKeys) and readable(source.table)
+                query = part.query(source) if isinstance(part, MissingKeys) else part.query(source, binary=binary)
                 blocks = copy_blocks(self._connection, query, self._stop, self._chunk_rows, take, binary=binary)
                 self._send(reading, blocks, partial(read_rows, table=source.table, kind=op, take=take))
             if not reading.rows:

@@ -1,4 +1,4 @@
-"""`cdc doctor`: what would fail, and the command that mends it."""
+"""`cdc doctor`: what would fail, and the command that helps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def doctor(
     fix: Annotated[bool, typer.Option("--fix", help="Make the publication and the slot first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Preflight: one line for each check, with the command that mends it. Exit 1 if something would fail."""
+    """Preflight: one line for each check, with the command that helps. Exit 1 if something would fail."""
     from cdc.commands.preflight import examine
 
     out = console()
@@ -39,6 +39,6 @@ def doctor(
 
 
 def _show(out: Console, finding: Finding) -> None:
-    mend = f" → {finding.mend}" if finding.mend else ""
+    hint = f" → {finding.hint}" if finding.hint else ""
     out.print(line(f"{finding.level:4}", _STYLES[finding.level]), end=" ")
-    out.print(line(f"{finding.check}: {finding.message}{mend}"))
+    out.print(line(f"{finding.check}: {finding.message}{hint}"))

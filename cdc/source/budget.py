@@ -72,5 +72,5 @@ def alarms(facts: SlotFacts, wal_bytes_per_s: float | None, pins: Sequence[Pin])
             " (idle_replication_slot_timeout) → cdc run"
         )
     if not has_plenty(facts, wal_bytes_per_s):
-        found += [f"an open transaction keeps WAL from being freed: {pin} → {pin.mend}" for pin in pins]
+        found += [f"an open transaction keeps WAL from being freed: {pin} → {pin.hint}" for pin in pins]
     return found

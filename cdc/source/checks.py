@@ -48,12 +48,12 @@ from pg_roles where rolname = current_user
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``mend``: the command or the setting that helps; None where nothing has to be done."""
+    """``hint``: the command or the setting that helps; None where nothing has to be done."""
 
     level: Level
     check: str
     message: str
-    mend: str | None = None
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def check_source(
         yield from _refusal("reading", lambda: refuse_unreadable(connection, source.publication, tables))
     yield from check_slot(slot, log_has_begun=log_has_begun, refuse=lambda: _refuse_slot(connection, slot, log_has_begun, record))
     for pin in read_pins(connection):
-        yield Finding("warn", "open transaction", f"{pin} keeps WAL from being freed, and a new slot from being made", pin.mend)
+        yield Finding("warn", "open transaction", f"{pin} keeps WAL from being freed, and a new slot from being made", pin.hint)
     return found
 
 
@@ -138,8 +138,8 @@ def check_server(facts: ServerFacts, *, slot_exists: bool) -> Iterator[Finding]:
     if facts.wal_level == "logical":
         yield Finding("ok", "wal_level", "logical")
     else:
-        mend = "ALTER SYSTEM SET wal_level = logical; then restart Postgres"
-        yield Finding("fail", "wal_level", f"is {facts.wal_level}, must be logical", mend)
+        hint = "ALTER SYSTEM SET wal_level = logical; then restart Postgres"
+        yield Finding("fail", "wal_level", f"is {facts.wal_level}, must be logical", hint)
     yield _headroom("max_replication_slots", facts.max_slots, facts.used_slots, needed=0 if slot_exists else 1)
     yield _headroom("max_wal_senders", facts.max_senders, facts.used_senders, needed=0 if slot_exists else 1)
     if facts.standby:
@@ -234,19 +234,19 @@ def check_publication(
     except HeadwaterError as error:
         yield Finding("fail", "publication", str(error), error.hint)
     if "truncate" not in publication.publishes:
-        mend = f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate')"
-        yield Finding("warn", "publication", f"{name} does not publish truncate: stores would keep truncated rows", mend)
+        hint = f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate')"
+        yield Finding("warn", "publication", f"{name} does not publish truncate: stores would keep truncated rows", hint)
     if missing and able:
         yield Finding("warn", "publication", f"{name} lacks {_names(missing)}; the next start adds them", "cdc doctor --fix")
     elif missing:
-        mend = f"let the owner run: ALTER PUBLICATION {quoted} ADD TABLE {listed}"
-        yield Finding("fail", "publication", f"{name} lacks {_names(missing)}, and {role.name} may not add them", mend)
+        hint = f"let the owner run: ALTER PUBLICATION {quoted} ADD TABLE {listed}"
+        yield Finding("fail", "publication", f"{name} lacks {_names(missing)}, and {role.name} may not add them", hint)
     filtered = sorted(publication.filtered & {table.name for table in tables})
     if filtered:
         yield Finding("warn", "publication", f"{name} has row filters on {', '.join(filtered)}: stores hold the filtered rows only")
     if not publication.via_root and any(table.kind == "p" for table in tables):
-        mend = f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true)"
-        yield Finding("fail", "publication", f"{name} publishes partitions under their own names", mend)
+        hint = f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true)"
+        yield Finding("fail", "publication", f"{name} publishes partitions under their own names", hint)
     if not missing:
         yield Finding("ok", "publication", f"{name} covers {counted(len(tables), 'table')}")
 
@@ -351,15 +351,15 @@ def check_budget(slot: SlotFacts, wal_bytes_per_s: float | None) -> Finding | No
         lasts = "more than a month" if minutes > MONTH_MIN else f"{minutes:.0f} min"
         eta = f"{lasts} at the present {wal_bytes_per_s / 1e6:.1f} MB/s"
     level: Level = "warn" if is_short(slot) else "ok"
-    mend = "let capture catch up (cdc status), or raise max_slot_wal_keep_size" if level == "warn" else None
-    return Finding(level, "wal budget", f"{left} left: {eta}", mend)
+    hint = "let capture catch up (cdc status), or raise max_slot_wal_keep_size" if level == "warn" else None
+    return Finding(level, "wal budget", f"{left} left: {eta}", hint)
 
 
 def _keep_size(slot: SlotFacts) -> Finding:
     if slot.max_keep_bytes is None:
         message = "max_slot_wal_keep_size is not set: while capture is down, WAL grows until the server's disk is full"
-        mend = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB' (what the disk bears); SELECT pg_reload_conf()"
-        return Finding("warn", "wal limit", message, mend)
+        hint = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB' (what the disk bears); SELECT pg_reload_conf()"
+        return Finding("warn", "wal limit", message, hint)
     return Finding("ok", "wal limit", f"max_slot_wal_keep_size is {slot.max_keep_bytes / 1e6:.0f} MB")
 
 

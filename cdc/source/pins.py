@@ -49,7 +49,7 @@ class Pin:
         return f"{what}, xid {self.xid}{age}{f', {self.application!r}' if self.application else ''}"
 
     @property
-    def mend(self) -> str:
+    def hint(self) -> str:
         """What ends it."""
         if self.gid is not None:
             return "COMMIT PREPARED or ROLLBACK PREPARED it"

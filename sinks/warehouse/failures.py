@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
@@ -43,11 +43,11 @@ _METADATA_MISSING: Final = "Metadata file for version"
 """So begins what Iceberg says where a table's newest metadata went away; the class is the one of every other contradiction."""
 
 
-def java_name(error: Py4JJavaError) -> str:
-    """The class of what Java raised, without its package."""
+def java_name(error: Any) -> str:
+    """The class of what Java raised (``Py4JJavaError``, or what PySpark made of it), without its package."""
     try:
         return str(error.java_exception.getClass().getSimpleName())
-    except Py4JError:  # the JVM has gone meanwhile
+    except (Py4JError, OSError):  # the JVM has gone meanwhile
         return type(error).__name__
 
 
@@ -93,7 +93,7 @@ def _of_java(doing: str, error: Py4JJavaError) -> StoreError:
 def _says(error: Py4JJavaError) -> str:
     try:
         return str(error.java_exception.getMessage())
-    except Py4JError:
+    except (Py4JError, OSError):
         return ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 from uuid import uuid4
@@ -32,7 +32,7 @@ from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema, labels, to_text
 from sinks.warehouse.disk import lacking
 from sinks.warehouse.erasing import erase
-from sinks.warehouse.failures import CommitConflict, CommitUnknown
+from sinks.warehouse.failures import CommitConflict, CommitUnknown, java_name
 from sinks.warehouse.keys import encode, key_plan
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed, mark_properties
 from sinks.warehouse.names import LEDGERS, STAGING, place_of, safe
@@ -337,6 +337,22 @@ class Warehouse:
         place = self._place(table)
         if place is None:
             return
+        wanted = [field.name for field in place.iceberg.fields if field.name in {*labels(table).values(), EXACT}]
+        folder = self._scratch.folder() / f"scan-{uuid4().hex}"
+        try:
+            try:
+                self._frame(table, wanted).write.parquet(str(folder))
+            except (Py4JError, PySparkException, OSError) as error:
+                raise self._unreadable(place, error) from error
+            for path in sorted(folder.glob("*.parquet")):
+                for batch in pq.ParquetFile(path).iter_batches():
+                    rows = pa.Table.from_batches([batch]).rename_columns(wanted)
+                    yield from to_text(rows, table).to_batches()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _frame(self, table: Table, wanted: Sequence[str]) -> Any:
+        """These columns of the table, as a DataFrame."""
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         # Spark remembers a catalog, and so the folder, by its name as long as the session lives.
         catalog = f"headwater_{safe(self.name)}_{hashlib.sha256(str(self._path).encode()).hexdigest()[:16]}"
@@ -347,24 +363,11 @@ class Warehouse:
             ".cache-enabled": "false",
         }.items():
             self._spark.conf.set(f"spark.sql.catalog.{catalog}{key}", str(value))
-        wanted = [field.name for field in place.iceberg.fields if field.name in {*labels(table).values(), EXACT}]
         namespace, name = place_of(table, self.options.namespace)
         frame = self._spark.table(".".join(f"`{part}`" for part in (catalog, *namespace, name)))
         # Numbered, because Spark's own reading of names knows dots and backquotes.
         numbered = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
-        frame = numbered.select(*(f"c{frame.columns.index(name)}" for name in wanted))
-        folder = self._scratch.folder() / f"scan-{uuid4().hex}"
-        try:
-            try:
-                frame.write.parquet(str(folder))
-            except (Py4JError, PySparkException) as error:
-                raise self._unreadable(place, error) from error
-            for path in sorted(folder.glob("*.parquet")):
-                for batch in pq.ParquetFile(path).iter_batches():
-                    rows = pa.Table.from_batches([batch]).rename_columns(wanted)
-                    yield from to_text(rows, table).to_batches()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        return numbered.select(*(f"c{frame.columns.index(name)}" for name in wanted))
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
         place = self._place(table)
@@ -385,12 +388,24 @@ class Warehouse:
 
     def _unreadable(self, place: Place, error: Exception) -> StoreError:
         """Spark's own words may show rows."""
+        if not self._jvm_lives():
+            return StoreError(
+                f"Spark's JVM ended while it read the warehouse's table {place.name}",
+                retryable=True,
+                hint="it has 1 GB of memory, too little for values of hundreds of megabytes: leave such a table out with --table",
+            )
         place.look_again()
         if (name := place.missing()) is not None:
             return lacking(place.name, name)
-        java = getattr(error, "java_exception", None)
-        kind = type(error).__name__ if java is None else java.getClass().getSimpleName()
+        kind = type(error).__name__ if getattr(error, "java_exception", None) is None else java_name(error)
         return StoreError(f"Spark cannot read the warehouse's table {place.name}: {kind}", retryable=True)
+
+    def _jvm_lives(self) -> bool:
+        try:
+            self._spark._jvm.java.lang.System.nanoTime()
+        except (Py4JError, OSError):
+            return False
+        return True
 
     def _opened(self) -> Catalog:
         if self._catalog is None:

@@ -64,7 +64,7 @@ class Case:
     refusal: tuple[str, ...] = ()
     """For cases with a capture of their own: what the error line says with which capture ends."""
     wrong: str = ""
-    """Why the case fails today; strict, so that the entry turns red once it is mended."""
+    """Why the case fails today; strict, so that the entry turns red once it is fixed."""
 
     @property
     def schema(self) -> str:

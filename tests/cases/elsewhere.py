@@ -20,7 +20,7 @@ ELSEWHERE: Final[tuple[tuple[str, str, str], ...]] = (
         "failover, promotion, copies of the cluster; a standby is refused",
         "tests/integration/source/test_histories.py",
     ),
-    ("B81", "alarms while a slot may still be saved: extended, unreserved, the budget's end", "tests/unit/source/test_budget.py"),
+    ("B81", "alarms while a slot can still be saved: extended, unreserved, the budget used up", "tests/unit/source/test_budget.py"),
     (
         "B83",
         "the server stopped in every way and killed, walsenders terminated, capture killed and stopped, under traffic",
@@ -55,8 +55,8 @@ ELSEWHERE: Final[tuple[tuple[str, str, str], ...]] = (
 NOT_BUILT: Final[tuple[tuple[str, str], ...]] = (
     ("B90", "an upgrade of the source's cluster has not been tried"),
     ("B94", "no case: capture reads one publication, in which a table has one column list"),
-    ("B108", "retention does not exist yet, so no clock is asked for it; clock jumps have not been tried"),
+    ("B108", "retention does not exist yet, so it reads no clock; clock jumps have not been tried"),
     ("B109", "compaction does not exist yet"),
-    ("B110", "nothing is retired from the log yet, so POSITION_GONE cannot come"),
+    ("B110", "nothing is removed from the log yet, so POSITION_GONE cannot happen"),
 )
 """(lines, why no test is named)"""

@@ -160,6 +160,15 @@ def test_an_unknown_key(shop: Shop) -> None:
     assert refused(shop.cdc("run"), 2).endswith("lok: there is no such key → did you mean log?")
 
 
+def test_the_doctors_findings_as_json_say_what_helps(shop: Shop, free_port: Callable[[], int]) -> None:
+    shop.configure(dsn=f"host=127.0.0.1 port={free_port()} dbname=shop user=nobody")
+    done = shop.cdc("doctor", "--json")
+    assert done.returncode == 1
+    findings = json.loads(done.stdout)["findings"]
+    assert all(set(finding) == {"level", "check", "message", "hint"} for finding in findings)
+    assert all(finding["hint"] for finding in findings if finding["level"] == "fail")
+
+
 @pytest.mark.parametrize("verb", [("run", "--only", "capture"), ("doctor",)])
 def test_a_dsn_that_leads_nowhere(shop: Shop, verb: tuple[str, ...], free_port: Callable[[], int]) -> None:
     port = free_port()

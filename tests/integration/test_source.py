@@ -204,8 +204,8 @@ def test_a_role_that_may_not_publish_is_told_what_the_owner_runs(sql: Connection
     assert caught.value.hint is not None
     found = worst(findings(postgres, source(postgres), dsn=dsn), "publication")
     assert found.level == "fail"
-    assert found.mend is not None
-    sql.execute(found.mend.removeprefix("let the owner run: ").encode())
+    assert found.hint is not None
+    sql.execute(found.hint.removeprefix("let the owner run: ").encode())
     assert worst(findings(postgres, source(postgres), dsn=dsn), "publication").level == "ok"
     sql.execute(f"drop owned by {role}; drop role {role}")
 
@@ -292,7 +292,7 @@ def test_a_healthy_source_has_no_failure(sql: Connection, postgres: Database) ->
     settings = source(postgres)
     before = findings(postgres, settings)
     assert not [finding for finding in before if finding.level == "fail"]
-    assert worst(before, "publication").mend == worst(before, "slot").mend == "cdc doctor --fix"
+    assert worst(before, "publication").hint == worst(before, "slot").hint == "cdc doctor --fix"
     ensure_publication(sql, settings, find_tables(sql))
     ensure_slot(sql, settings, create=True)
     after = findings(postgres, settings)
@@ -313,8 +313,8 @@ def test_a_role_without_rights(sql: Connection, postgres: Database) -> None:
     for check in ("role", "table public.t", "table public.hidden"):
         finding = worst(found, check)
         assert finding.level == "fail", check
-        assert finding.mend is not None
-        sql.execute(finding.mend.encode())
+        assert finding.hint is not None
+        sql.execute(finding.hint.encode())
     mended = findings(postgres, source(postgres), dsn=dsn)
     assert {worst(mended, check).level for check in ("role", "table public.t", "table public.hidden")} == {"ok"}
     sql.execute(f"drop owned by {role}; drop role {role}")

@@ -51,10 +51,10 @@ REFUSALS: Final[tuple[Case, ...]] = (
         "unlogged",
         tables=("$S.u",),
     ),
-    _refused("B31-absent", "a table that is not there", _TABLE, "$S.nothing", "does not exist", tables=("$S.t", "$S.nothing")),
+    _refused("B31-absent", "a table that does not exist", _TABLE, "$S.nothing", "does not exist", tables=("$S.t", "$S.nothing")),
     _refused(
         "B38-deferrable-key",
-        "a deferrable primary key is no identity",
+        "a deferrable primary key is not an identity",
         "create table t (id int primary key deferrable)",
         "$S.t",
         "deferrable",
@@ -76,7 +76,7 @@ REFUSALS: Final[tuple[Case, ...]] = (
     ),
     _refused(
         "B39-no-columns",
-        "a table without columns has nothing that tells its rows apart",
+        "a table without columns has nothing that distinguishes its rows",
         f"{_TABLE}; create table u (); alter table u replica identity full",
         "$S.u",
         "has no columns",
@@ -184,7 +184,7 @@ LEAVES: Final[tuple[Case, ...]] = (
     ),
     _leaves(
         "B31-unlogged-leaf-later",
-        "an unlogged partition that is made while capture runs",
+        "an unlogged partition that is created while capture runs",
         LIST,
         "1: create unlogged table t_u partition of t for values in ('u')",
         "$S.t_u",
@@ -345,7 +345,7 @@ RESTARTS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B70-rewritten-behind-a-savepoint",
-        "a large transaction that rewrites a table after a savepoint with DDL was taken back: servers cannot decode it before it has ended",
+        "a large transaction that rewrites a table after a savepoint with DDL was rolled back: servers cannot decode it before it has ended",
         _TABLE,
         """
         1: begin
@@ -419,7 +419,7 @@ RESTARTS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B60-table-added-while-stopped",
-        "a table that was made while capture was stopped comes with its rows",
+        "a table that was created while capture was stopped comes with its rows",
         _TABLE,
         """
         capture: stop
@@ -472,7 +472,7 @@ OTHERS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B116-timeouts",
-        "timeouts and settings of the database that would break capture are overridden in its sessions",
+        "timeouts and settings of the database that would break capture are overridden in capture's sessions",
         f"{_TABLE}; insert into t select g, repeat('x', 200) from generate_series(2, 20000) g; "
         "do $$ declare name text; begin foreach name in array array['statement_timeout = ''15ms''', 'lock_timeout = ''1ms''', "
         "'idle_in_transaction_session_timeout = ''5ms''', 'datestyle = ''SQL, DMY''', 'timezone = ''Asia/Kathmandu''', "
@@ -487,7 +487,7 @@ OTHERS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B118-odd-tables",
-        "tables of no row, of one row, of dead rows only, without columns worth the name",
+        "tables without rows, with one row, with dead rows only, and without columns",
         "create table none (id int primary key); create table one (id int primary key); insert into one values (1); "
         "create table dead (id int primary key); insert into dead select generate_series(1, 500); delete from dead; "
         "create table nokey (v int); alter table nokey replica identity full; insert into nokey select generate_series(1, 300)",

@@ -27,7 +27,7 @@ def _case(id: str, title: str, setup: str, *steps: str, rows: dict[str, str], ve
 BETWEEN_LOOKS: Final[tuple[Case, ...]] = (
     _case(
         "B49-leaf-made-filled-dropped",
-        "a partition is made, filled and dropped",
+        "a partition is created, filled and dropped",
         LIST,
         "create table t_c partition of t for values in ('c')",
         "insert into t values (7, 'c', 7)",
@@ -82,7 +82,7 @@ BETWEEN_LOOKS: Final[tuple[Case, ...]] = (
     ),
     _case(
         "B49-leaf-made-again",
-        "a partition is dropped and another made in its place",
+        "a partition is dropped and another created in its place",
         LIST,
         "drop table t_a",
         "create table t_a partition of t for values in ('a')",
@@ -91,7 +91,7 @@ BETWEEN_LOOKS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B49-leaf-made-filled-truncated",
-        "a partition is made, filled, truncated and filled again",
+        "a partition is created, filled, truncated and filled again",
         LIST,
         """
         1: create table t_c partition of t for values in ('c')
@@ -105,7 +105,7 @@ BETWEEN_LOOKS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B50-partitions-under-all-tables",
-        "under FOR ALL TABLES a table is a partition and a table of its own by turns",
+        "under FOR ALL TABLES a table is a partition and a table of its own in turn",
         LIST,
         """
         1: begin
@@ -138,7 +138,7 @@ BETWEEN_LOOKS: Final[tuple[Case, ...]] = (
     ),
     _case(
         "B20-enum-label-of-key-there-and-back",
-        "the same in a key",
+        "a label of the key is renamed, used, and renamed back",
         f"{_MOOD}; create table t (id mood primary key, v int); insert into t values ('sad', 1)",
         "alter type mood rename value 'sad' to 'blue'",
         "update t set v = 2",
@@ -213,7 +213,7 @@ BETWEEN_LOOKS: Final[tuple[Case, ...]] = (
     ),
     _case(
         "B57-dropped-and-made-in-a-large-transaction",
-        "a table is dropped and made anew inside a transaction that streams while it is open, rows on both sides",
+        "a table is dropped and created again inside a transaction that streams while it is open, rows on both sides",
         _TABLE,
         "insert into t select g, repeat('p', 200) from generate_series(100, 1500) g",
         "drop table t",

@@ -367,7 +367,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
         ),
         (
             "B63-type-recreated",
-            "a type is dropped and made again under its name",
+            "a type is dropped and created again under its name",
             "create type mood as enum ('a', 'b'); create table t (id int primary key, v mood); insert into t values (1, 'a')",
             """
             1: alter table t drop v
@@ -431,7 +431,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
         ),
         (
             "B20-enum-rename-value-inside",
-            "a label that stands in arrays, domains, composites and ranges is renamed",
+            "a label that is used in arrays, domains, composites and ranges is renamed",
             "create type mood as enum ('sad', 'ok'); create domain dm as mood; create type c as (m mood, n int); create type mr as range (subtype = mood); "
             "create table t (id int primary key, a mood[], b dm, c c[], d mr); insert into t values (1, '{sad,ok}', 'sad', '{\"(sad,1)\"}', '[sad,ok]')",
             "1: alter type mood rename value 'sad' to 'blue'",
@@ -499,7 +499,7 @@ EVOLUTION: Final[tuple[Case, ...]] = tuple(
         ),
         (
             "B58-definition-rolled-back",
-            "a definition that a savepoint took back, with rows under it, and another in its place",
+            "a definition that a savepoint rolled back, with rows under it, and another in its place",
             _TABLE,
             """
             1: begin

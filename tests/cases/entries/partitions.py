@@ -41,7 +41,7 @@ TRUNCATES: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B44-truncate-restart-identity",
-        "RESTART IDENTITY: the keys begin again behind the truncation",
+        "RESTART IDENTITY: the keys begin again after the truncation",
         "create table t (id serial primary key, v text); insert into t (v) values ('old'), ('old')",
         """
         1: truncate t restart identity
@@ -72,7 +72,7 @@ TRUNCATES: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B44-truncate-rolled-back",
-        "a TRUNCATE that is taken back by a savepoint, and one by its transaction",
+        "a TRUNCATE that is rolled back by a savepoint, and one by its transaction",
         "create table t (id int primary key, v text); insert into t values (1, 'kept')",
         """
         1: begin
@@ -228,7 +228,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B51-new-partition",
-        "a partition made later holds rows of the root from its first on",
+        "a partition that is created later holds rows of the root from its first row on",
         LIST,
         """
         1: create table t_c partition of t for values in ('c')
@@ -250,7 +250,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B49-detach",
-        "DETACH PARTITION: the rows have left the root without a delete",
+        "DETACH PARTITION: the rows leave the root without a delete",
         LIST,
         "1: alter table t detach partition t_a",
         rows={"t": "2 | b | 0"},
@@ -289,7 +289,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B97-new-table-under-all-tables",
-        "a table made later under FOR ALL TABLES is there from its first row",
+        "a table created later under FOR ALL TABLES is captured from its first row",
         "create table t (id int primary key)",
         """
         1: create table fresh (id int primary key, v text)
@@ -301,7 +301,7 @@ PARTITIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B97-new-table-in-one-transaction",
-        "a table made and filled in one transaction under FOR ALL TABLES",
+        "a table created and filled in one transaction under FOR ALL TABLES",
         "create table t (id int primary key)",
         """
         1: begin

@@ -73,7 +73,7 @@ TOAST: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B32-toast-null-between",
-        "NULL is a value: nothing old is filled in behind it",
+        "NULL is a value: no older value replaces it",
         f"{_WIDE}; insert into t values (1, repeat('x', 3000), 0), (2, null, 0)",
         """
         1: update t set body = null where id = 1
@@ -192,7 +192,7 @@ TOAST: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B32-toast-key-moves-in-one-transaction",
-        "the key moves on and on, one long value changes, another stays, a savepoint is taken back",
+        "the key changes again and again, one long value changes, another stays, a savepoint is rolled back",
         f"{_WIDE}; alter table t add b text; alter table t alter b set storage external; "
         "insert into t values (1, repeat('x', 3000), 0, repeat('y', 3000))",
         """
@@ -522,7 +522,7 @@ KEYS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B37-key-with-included-columns",
-        "INCLUDE columns are stored in the key's index and are no part of the key",
+        "INCLUDE columns are stored in the key's index and are not part of the key",
         "create table t (id int, b text not null, n int, primary key (id) include (b)); insert into t values (1, 'a', 1); "
         "create table f (id int, b text not null, n int, primary key (id) include (b)); alter table f replica identity full; insert into f values (1, 'a', 1)",
         """
@@ -552,7 +552,7 @@ KEYS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B18-long-names",
-        "names of 63 bytes of two and three each",
+        "names of 63 bytes, in characters of two and three bytes",
         f'create table "{"é" * 31}" (id int primary key, "{"漢" * 21}" int); insert into "{"é" * 31}" values (1, 1)',
         f"""
         1: update "{"é" * 31}" set "{"漢" * 21}" = 2
@@ -648,7 +648,7 @@ KEYS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B29-generated-virtual",
-        "a virtual generated column never",
+        "a virtual generated column is in neither stream nor snapshot",
         "create table t (id int primary key, a int, twice int generated always as (a * 2)); insert into t values (1, 2)",
         "1: insert into t (id, a) values (2, 3)",
         log="c t 2 | 3",
@@ -656,14 +656,14 @@ KEYS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B29-generated-as-key",
-        "a generated column that is part of nothing, beside a dropped one",
+        "a generated column that nothing depends on, beside a dropped one",
         "create table t (gone int, id int primary key, g int generated always as (id + 1) stored, v text); alter table t drop gone; insert into t (id, v) values (1, 'x')",
         "1: update t set v = 'y'",
         log="u t 1 | y",
     ),
     Case(
         "B30-identity",
-        "identity and serial columns carry their values; the sequence is no table",
+        "identity and serial columns carry their values; a sequence is not a table",
         "create table t (id bigint generated always as identity primary key, s serial, v text); insert into t (v) values ('a')",
         """
         1: select nextval('t_s_seq')
@@ -702,7 +702,7 @@ KEYS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B18-names-like-ours",
-        "columns that are called almost as ours are",
+        "columns whose names are almost ours",
         "create table t (\"_cdc_x\" int primary key, \"_cdc_\" text, key text, value text, position int, op text); insert into t values (1, 'a', 'b', 'c', 2, 'd')",
         """
         1: update t set _cdc_ = 'e', op = 'u'
@@ -728,7 +728,7 @@ KEYS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B18-only-a-key",
-        "a table that is nothing but its key",
+        "a table that has only key columns",
         "create table t (id int primary key); insert into t values (1)",
         """
         1: insert into t values (2)

@@ -266,7 +266,7 @@ TEXTS: Final[tuple[Case, ...]] = (
     values("B19-trailing-space-key", "'abc' and 'abc ' are two keys", "text", "abc", "abc ", " abc", "abc  "),
     values("B19-internal-char", '"char", one byte', '"char"', "a", ("=''::\"char\"", ""), "~", versions=ALL),
     values("B19-name", "name, cut to 63 bytes", "name", "n", ("x" * 70, "x" * 63), ""),
-    values("B14-bytea", "bytes, none, and many", "bytea", r"\x00ff", r"\x", "\\x" + "00deadbeef" * 600, versions=ALL),
+    values("B14-bytea", "no bytes, some, and many", "bytea", r"\x00ff", r"\x", "\\x" + "00deadbeef" * 600, versions=ALL),
     values(
         "B26-uuid",
         "uuid in lower case",

@@ -87,7 +87,7 @@ _PAIR: Final = "create type pair as (a int, b text, c text)"
 OWN: Final[tuple[Case, ...]] = (
     values(
         "B20-enum",
-        "an enum is its label, however odd",
+        "an enum is its label, however unusual",
         "mood",
         "sad",
         'it\'s, "fine"',
@@ -244,7 +244,7 @@ RANGES: Final[tuple[Case, ...]] = (
     values("B23-range-array", "an array of ranges", "int4range[]", '{"[1,3)",empty,NULL}'),
     values(
         "B23-int4multirange",
-        "multirange, also of nothing",
+        "multirange, also an empty one",
         "int4multirange",
         "{[1,3),[7,9)}",
         "{}",

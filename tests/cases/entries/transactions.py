@@ -32,7 +32,7 @@ TRANSACTIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B64-one-key-two-sessions",
-        "the last commit of a key wins, whoever began first",
+        "the last commit of a key wins, whichever transaction began first",
         f"{_TABLE}; insert into t values (1, 'old')",
         """
         1: begin
@@ -82,7 +82,7 @@ TRANSACTIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B66-savepoint",
-        "what a savepoint took back is gone, the rest is in order",
+        "what a savepoint rolled back is gone, the rest is in order",
         _TABLE,
         """
         1: begin
@@ -256,7 +256,7 @@ TRANSACTIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B68-empty",
-        "transactions without changes of ours leave nothing",
+        "transactions without changes to captured tables leave nothing",
         f"{_TABLE}; create temporary table w (id int)",
         """
         1: begin
@@ -318,7 +318,7 @@ TRANSACTIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B70-large-with-savepoint",
-        "a large subtransaction is taken back, what stands around it stays",
+        "a large subtransaction is rolled back, what is around it stays",
         _TABLE,
         """
         1: begin
@@ -367,7 +367,7 @@ TRANSACTIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B72-two-large-at-once",
-        "two large transactions write one table in turns",
+        "two large transactions write one table in turn",
         _TABLE,
         """
         1: begin
@@ -441,7 +441,7 @@ TRANSACTIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B74-many-savepoints",
-        "5,000 subtransactions, every second one taken back",
+        "5,000 subtransactions, every second one rolled back",
         _TABLE,
         """
         1: do $$ begin
@@ -601,7 +601,7 @@ TRANSACTIONS: Final[tuple[Case, ...]] = (
     ),
     Case(
         "B77-select-for-update",
-        "locks are no changes",
+        "locks are not changes",
         f"{_TABLE}; insert into t values (1, 'x')",
         """
         1: select * from t for update

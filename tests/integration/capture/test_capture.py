@@ -501,7 +501,7 @@ def test_a_dropped_publication_is_a_stop_state(
         assert error.state is StopState.PUBLICATION_LOST
 
 
-def test_a_table_without_identity_is_refused_with_the_sql_that_mends_it(postgres: Any, tmp_path: Path) -> None:
+def test_a_table_without_identity_is_refused_with_the_sql_that_helps(postgres: Any, tmp_path: Path) -> None:
     with postgres.connect() as connection:
         connection.execute("create table a (id int)")
     error = Capture(postgres.dsn, tmp_path).start().failure()

@@ -864,7 +864,7 @@ def test_a_damaged_file_is_named(shop: Shop, kind: str, how: str) -> None:
     sink.commit(cut(201))
     (victim,) = (shop.folder / "public" / "orders" / "data").glob(f"*.{kind}")
     content = victim.read_bytes()
-    middle = len(content) // 2
+    middle = len(content) // 2 if kind == "parquet" else 20  # inside of the vector
     victim.write_bytes(content[:middle] if how == "cut off" else bytes(middle) + content[middle:])
     again = shop.sink()
     again.apply(batch(ORDERS, [(Op.DELETE, 202, order(1))]))

@@ -36,6 +36,7 @@ def test_row_filter_partitions_and_a_condition() -> None:
 def test_keys() -> None:
     keys = [("it's \\", "1"), ("y", "2")]
     assert KeyList(keys).query(source()) == FROM + """("b", "a") IN ((E'it''s \\\\', '1'), ('y', '2'))) TO STDOUT"""
+    assert KeyList(keys).query(source(), binary=True) == KeyList(keys).query(source()) + " (FORMAT binary)"
     missing = MissingKeys(keys, ("text", "bigint")).query(source(row_filter="v > ''"))
     assert '"a", "b", NULL FROM' in missing
     assert 'given."b"::text AS "b", given."a"::bigint AS "a"' in missing

@@ -16,16 +16,16 @@ def test_a_server_that_can_be_captured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "mend"),
+    ("facts", "hint"),
     [
         (replace(FINE, wal_level="replica"), "wal_level = logical"),
         (replace(FINE, used_slots=4), "max_replication_slots = 8"),
         (replace(FINE, used_senders=4), "max_wal_senders = 8"),
     ],
 )
-def test_a_setting_that_is_too_small_is_named_with_what_mends_it(facts: ServerFacts, mend: str) -> None:
+def test_a_setting_that_is_too_small_is_named_with_what_helps(facts: ServerFacts, hint: str) -> None:
     (finding,) = [finding for finding in check_server(facts, slot_exists=False) if finding.level == "fail"]
-    assert f"ALTER SYSTEM SET {mend}; then restart Postgres" == finding.mend
+    assert f"ALTER SYSTEM SET {hint}; then restart Postgres" == finding.hint
 
 
 def test_who_has_a_slot_needs_no_other() -> None:
