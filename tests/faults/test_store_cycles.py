@@ -175,7 +175,9 @@ def test_iceberg(postgres: Database, spark: Any, tmp_path: Path, seed: int, monk
     # An audit is a process of its own elsewhere, and ends its session with itself.
     monkeypatch.setattr("cdc.auditing.stores._spark", lambda _: nullcontext())
     folder = tmp_path / "warehouse"
-    settings = settings_of(postgres, tmp_path, {STORE: {"kind": "iceberg", "path": folder, "batch_rows": 400}})
+    settings = settings_of(
+        postgres, tmp_path, {STORE: {"kind": "iceberg", "path": folder, "batch_rows": 400, "commit_interval_ms": 1000}}
+    )
     with opened(Shop(settings, WarehouseUnits(folder, STORE), RawIceberg(spark, folder), seed)) as shop:
         Cycles(shop, seed).run(cycles(1))
 
