@@ -167,7 +167,9 @@ def test_iceberg(postgres: Database, spark: Any, tmp_path: Path, seed: int) -> N
     print(f"seed {seed}")
     use_session(lambda: spark)
     folder = tmp_path / "warehouse"
-    settings = settings_of(postgres, tmp_path, {STORE: {"kind": "iceberg", "path": folder, "batch_rows": 400}})
+    settings = settings_of(
+        postgres, tmp_path, {STORE: {"kind": "iceberg", "path": folder, "batch_rows": 400, "commit_interval_ms": 1000}}
+    )
     with opened(Shop(settings, WarehouseUnits(folder, STORE), RawIceberg(spark, folder), seed)) as shop:
         Cycles(shop, seed).run(cycles(1))
 
