@@ -169,16 +169,16 @@ json_build_object(
     where x.indrelid = c.oid and x.indisvalid and k.place <= x.indnkeyatts
       and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end),
   'leaves', (
+    with recursive below(oid, links, made) as (
+      select c.oid, '{}'::oid[], '{}'::text[]
+      union all
+      select i.inhrelid, b.links || i.inhrelid, b.made || i.xmin::text
+      from below b join pg_inherits i on i.inhparent = b.oid where c.relkind = 'p' and not i.inhdetachpending)
     select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
         (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a
          where a.attrelid = l.oid and a.attnum in (-1, 1)),
-        (select coalesce(string_agg(i.xmin::text, ' ' order by i.inhrelid), '')
-         from pg_partition_ancestors(l.oid) way join pg_inherits i on i.inhrelid = way.relid
-         where i.inhrelid not in (select relid from pg_partition_ancestors(c.oid))))), '{}')
-    from pg_class l
-    where l.oid in (select c.oid where c.relkind = 'r'
-                    union all
-                    select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf)),
+        (select coalesce(string_agg(way.made, ' ' order by way.link), '') from unnest(b.links, b.made) way(link, made)))), '{}')
+    from below b join pg_class l on l.oid = b.oid where l.relkind <> 'p'),
   'types', (
     with recursive reached(oid) as (
       select a.atttypid from pg_attribute a
@@ -220,9 +220,11 @@ select exists (
   cross join pg_class c
   left join pg_publication_rel entry on entry.prpubid = p.oid and entry.prrelid = c.oid
   cross join lateral (
-    select c.oid where c.relkind = 'r'
-    union all
-    select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf) leaf(oid)
+    with recursive below(oid) as (
+      select c.oid
+      union all
+      select i.inhrelid from below b join pg_inherits i on i.inhparent = b.oid where c.relkind = 'p' and not i.inhdetachpending)
+    select below.oid from below) leaf(oid)
   join pg_class l on l.oid = leaf.oid and l.relkind = 'r' and l.relpersistence = 'p'
   left join pg_index x on x.indrelid = l.oid and x.indisvalid and x.indislive and x.indisunique and x.indimmediate and x.indpred is null
     and case l.relreplident when 'd' then x.indisprimary when 'i' then x.indisreplident else false end
@@ -240,6 +242,18 @@ select exists (
   where p.oid = publication and c.oid = relation and (p.pubupdate or p.pubdelete)
     and (identity.unsent or l.relreplident <> 'f' and x.indexrelid is null))
 $breaks$;
+
+-- Tables, and everything that is a partition of them. pg_partition_tree would lock all of that until the end of the transaction, which is the application's:
+-- it would wait for whoever has locked one of them, and others would wait for it.
+create or replace function headwater.ddl_with_partitions(tables oid[]) returns oid[]
+language sql stable set search_path = pg_catalog, pg_temp as $with$
+with recursive tree(oid) as (
+  select unnest(tables)
+  union
+  select i.inhrelid from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
+  join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
+select coalesce(array_agg(tree.oid), '{}') from tree
+$with$;
 
 -- An ALTER PUBLICATION that does not wait long: it needs a lock on the publication, which another transaction keeps to its end, and that one may
 -- come to wait for ours.
@@ -364,8 +378,7 @@ begin
     if look then
       perform headwater.ddl_back();
     end if;
-    perform headwater.ddl_settle(array(
-      select r.oid from unnest(roots) r(oid) union select tree.relid::oid from unnest(roots) r(oid), pg_partition_tree(r.oid) tree));
+    perform headwater.ddl_settle(headwater.ddl_with_partitions(roots));
   exception when others then
     raise warning 'headwater: a table without identity may still be in the publication: %', sqlerrm;
   end;
@@ -415,8 +428,7 @@ begin
       delete from headwater.set_aside where relation = any (gone);
     end if;
     altered := array(select unnest(altered) union select unnest(bare));
-    perform headwater.ddl_settle(array(
-      select r.oid from unnest(altered) r(oid) union select tree.relid::oid from unnest(altered) r(oid), pg_partition_tree(r.oid) tree));
+    perform headwater.ddl_settle(headwater.ddl_with_partitions(altered));
   exception when others then
     raise warning 'headwater: a table without identity may still be in the publication: %', sqlerrm;
   end;
@@ -437,6 +449,7 @@ $drop$;
 alter function headwater.ddl_facts(oid) owner to current_user;
 alter function headwater.ddl_breaks(oid, oid) owner to current_user;
 alter function headwater.ddl_try(text) owner to current_user;
+alter function headwater.ddl_with_partitions(oid[]) owner to current_user;
 alter function headwater.ddl_settle(oid[]) owner to current_user;
 alter function headwater.ddl_back() owner to current_user;
 alter function headwater.ddl_aside(oid[]) owner to current_user;

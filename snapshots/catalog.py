@@ -59,8 +59,12 @@ cross join lateral (
          max(pg_relation_size(leaf.oid)) / current_setting('block_size')::int8 as pages
   from (select c.oid where c.relkind = 'r'
         union all
-        select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf) one
-  join pg_class leaf on leaf.oid = one.oid) s
+        select tree.oid from (with recursive tree(oid) as (
+            select c.oid where c.relkind = 'p'
+            union all
+            select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
+          select oid from tree) tree) one
+  join pg_class leaf on leaf.oid = one.oid and leaf.relkind <> 'p') s
 where p.pubname = %(publication)s and (%(oids)s::oid[] is null or c.oid = any (%(oids)s::oid[]))
 order by n.nspname, c.relname
 """
@@ -68,7 +72,6 @@ order by n.nspname, c.relname
 
 
 # Cheap enough for every range: no sizes, no types, only what a change of the above goes with; and the files that hold the rows.
-# (pg_partition_tree has no row at all for a table that is neither partitioned nor a partition.)
 _LOOK: Final = (
     """
 select c.oid::int8, pg_current_snapshot()::text, md5(row(
@@ -82,7 +85,12 @@ select c.oid::int8, pg_current_snapshot()::text, md5(row(
     + _OWN_TYPES
     + """) made))::text),
   md5((select array_agg(row(leaf.oid, pg_relation_filenode(leaf.oid)) order by leaf.oid)
-     from (select c.oid union select tree.relid::oid from pg_partition_tree(c.oid) tree where tree.isleaf) leaf (oid))::text)
+     from (with recursive tree(oid) as (
+             select c.oid
+             union
+             select i.inhrelid from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
+             join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
+           select t.oid from tree t join pg_class k on k.oid = t.oid where t.oid = c.oid or k.relkind <> 'p') leaf (oid))::text)
 from unnest(%(oids)s::oid[]) c(oid)
 """
 )

@@ -44,6 +44,9 @@ HELD_KEYS: Final = 5_000
 """Held rows that are read back at once."""
 LOCKED_S: Final = 5.0
 """So long a table stays locked (ACCESS SHARE: against DDL, behind which everybody would wait) while the log takes nothing."""
+_LOCK_TIMEOUT: Final = "500ms"
+_LOCKED_OUT_S: Final = 0.5
+"""Before a lock that could not be had is asked for again."""
 _RETRY_S: Final = (0.01, 1.0)
 _WAIT_S: Final = 0.5
 
@@ -138,6 +141,10 @@ class Reader:
             window = self._feed.open(source.table)
             try:
                 snapshot = self._begin(source)
+                if snapshot is None:
+                    self._feed.close(window)
+                    self._stop.wait(_LOCKED_OUT_S)
+                    continue
                 crashpoint("snapshot.window.opened")
                 if self._feed.admit(window, snapshot):
                     yield window
@@ -171,9 +178,15 @@ class Reader:
     def close(self) -> None:
         self._connection.close()
 
-    def _begin(self, source: SourceTable) -> Snapshot:
+    def _begin(self, source: SourceTable) -> Snapshot | None:
+        """None where somebody keeps the table, or one of its partitions, locked: who waits for one while holding others may be waited for, and
+        the server would end the other one after deadlock_timeout (1 s)."""
         self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        self._connection.execute(lock(source))
+        try:
+            self._connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'; {lock(source)}; SET LOCAL lock_timeout = 0")
+        except psycopg.errors.LockNotAvailable:
+            self._connection.execute("ROLLBACK")
+            return None
         seen = look(self._connection, source.table.oid)
         if (seen.facts, seen.files) != (self._job.look.facts, self._job.look.files):
             raise Again

@@ -47,7 +47,8 @@ TYPES: Final[LiteralString] = """(
       from reached r join pg_type t on t.oid = r.oid) told)"""
 
 # `make roles` writes the same expression into deploy/roles.sql, for the event trigger. ``c`` is the table's row of pg_class. A partition that was created as one
-# has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again.
+# has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again. Partitions are found in pg_inherits, as everywhere:
+# pg_partition_tree locks each of them until the transaction ends, which here is the application's, too.
 FACTS: Final[LiteralString] = (
     """
 json_build_object(
@@ -73,16 +74,16 @@ json_build_object(
     where x.indrelid = c.oid and x.indisvalid and k.place <= x.indnkeyatts
       and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end),
   'leaves', (
+    with recursive below(oid, links, made) as (
+      select c.oid, '{}'::oid[], '{}'::text[]
+      union all
+      select i.inhrelid, b.links || i.inhrelid, b.made || i.xmin::text
+      from below b join pg_inherits i on i.inhparent = b.oid where c.relkind = 'p' and not i.inhdetachpending)
     select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
         (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a
          where a.attrelid = l.oid and a.attnum in (-1, 1)),
-        (select coalesce(string_agg(i.xmin::text, ' ' order by i.inhrelid), '')
-         from pg_partition_ancestors(l.oid) way join pg_inherits i on i.inhrelid = way.relid
-         where i.inhrelid not in (select relid from pg_partition_ancestors(c.oid))))), '{}')
-    from pg_class l
-    where l.oid in (select c.oid where c.relkind = 'r'
-                    union all
-                    select tree.relid from pg_partition_tree(c.oid) tree where c.relkind = 'p' and tree.isleaf)),
+        (select coalesce(string_agg(way.made, ' ' order by way.link), '') from unnest(b.links, b.made) way(link, made)))), '{}')
+    from below b join pg_class l on l.oid = b.oid where l.relkind <> 'p'),
   'types', """
     + TYPES
     + ")\n"

@@ -13,11 +13,15 @@ from cdc.source.vanishing import despite_drops
 # its whole rows. The old row of an update or delete has what the partition's own replica identity names. The server refuses updates and deletes
 # of a partition whose identity names what is not published: columns that the root's column list leaves out, and from 18 on generated columns.
 _PROBLEMS: Final = """
+with recursive tree(root, oid) as (
+  select c.oid, c.oid from pg_class c where c.oid = any (%(roots)s) and c.relkind = 'p'
+  union all
+  select t.root, i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
 select distinct on (root.oid) root.oid::int8, l.oid::regclass::text, root.oid::regclass::text, l.relkind = 'f', l.relpersistence = 'u',
        l.relreplident = 'f'
-from pg_class root
-cross join lateral pg_partition_tree(root.oid) tree
-join pg_class l on l.oid = tree.relid and tree.isleaf
+from tree
+join pg_class root on root.oid = tree.root
+join pg_class l on l.oid = tree.oid and l.relkind <> 'p'
 cross join lateral (
   select array(select a.attname
     from pg_index x join pg_attribute a on a.attrelid = root.oid and a.attnum = any ((x.indkey::int2[])[:x.indnkeyatts - 1])
@@ -32,8 +36,7 @@ cross join lateral (
   select array(select a.attname from pg_attribute a
     where a.attrelid = l.oid and a.attnum > 0 and not a.attisdropped and current_setting('server_version_num')::int >= 180000
       and (a.attgenerated = 'v' or a.attgenerated = 's' and not %(computed)s)) as names) unsent
-where root.oid = any (%(roots)s) and root.relkind = 'p'
-  and (l.relkind = 'f' or l.relpersistence = 'u'
+where (l.relkind = 'f' or l.relpersistence = 'u'
     or l.relreplident <> 'f' and (wanted.names = '{}' or held.names = '{}' or not held.names @> wanted.names)
     or l.relreplident = 'f' and root.relreplident <> 'f' and (unsent.names <> '{}' or root.oid = any (%(listed)s))
     or l.relreplident <> 'f' and not wanted.names @> held.names and (held.names && unsent.names or root.oid = any (%(listed)s)))
