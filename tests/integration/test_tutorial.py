@@ -67,7 +67,7 @@ def as_said(said: str, printed: str) -> bool:
         for part in re.split("(…)", "\n".join(line.rstrip() for line in said.rstrip("\n").splitlines()))
     )
     shown = "\n".join(line.rstrip() for line in printed.rstrip("\n").splitlines())
-    return re.fullmatch(pattern, shown, re.DOTALL) is not None
+    return re.fullmatch(pattern, shown) is not None  # within a line: "." matches no line end
 
 
 class Terminal:
