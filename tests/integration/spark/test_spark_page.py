@@ -20,9 +20,8 @@ PAGE = (ROOT / "docs/spark.md").read_text()
 
 
 @pytest.mark.spark
-def test_the_log_is_read_as_printed(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_log_is_read_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     writer = EmbeddedLogWriter(tmp_path / "var" / "log")
     changes = [
         (Op.INSERT, 1, order(9, "before the truncate")),
