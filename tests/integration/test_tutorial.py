@@ -185,13 +185,9 @@ def test_the_tutorial_does_what_it_says(
                 print(f"$ {step.command}\n{printed}")
                 if not as_said(ours(step.said), printed):
                     wrong.append(f"$ {step.command}\n" + "\n".join(difflib.ndiff(step.said.splitlines(), printed.splitlines())))
-        for daemon in daemons:
-            daemon.send_signal(signal.SIGINT)
-            print("exit", daemon.wait(120))
-        print((tmp_path / "cdc.log").read_text()[-3000:])
     finally:
         terminal.close()
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join([*wrong, (tmp_path / "cdc.log").read_text()[-3000:]])
 
 
 def _answers(command: str) -> str:
