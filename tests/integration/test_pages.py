@@ -1,4 +1,4 @@
-"""The pages that a newcomer looks for (sizing, warehouse, backup, monitoring, service): what they name exists, and what they print works."""
+"""The pages that a newcomer looks for: what they name exists, what they print works, and docs/README.md leads to all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ from tests.contract.rows import ORDERS, batch, order
 from tests.unit.http import reports
 
 ROOT = Path(__file__).parents[2]
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("sizing", "warehouse", "backup", "monitoring", "service"))
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+NEWCOMERS = """README tutorial managed-postgres stores spark warehouse service sizing monitoring backup migrating comparison faq writing-a-sink
+glossary"""
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NEWCOMERS.split())
+CODE = tuple(path for room in ("cdc", "sinks", "tests/contract") for path in (ROOT / room).rglob("*.py"))
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -39,12 +43,16 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    for link in re.findall(r"\]\(([^)#]+)", text):
-        assert (page.parent / link).resolve().exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
+        target = (page.parent / link).resolve() if link else page
+        assert target.exists(), link
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings], anchor
     for name in re.findall(r"\b(?:make bench NAME)=([\w-]+)", text):
         assert (ROOT / "bench" / f"{name.replace('-', '_')}.py").exists()
-    for state in re.findall(r"\b[A-Z]+_[A-Z_]+\b", text):
-        assert state in {*StopState, "HEADWATER_UMASK", "VERSION"} or state in (ROOT / "README.md").read_text(), state
+    for name in set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", text)) - set(StopState):
+        places = (ROOT / "README.md", ROOT / "docker-compose.yml", *CODE)
+        assert any(re.search(rf"\b{name}\b", place.read_text()) for place in places), name
     root: Any = typer.main.get_command(app)
     for said in re.findall(r"`cdc ((?:--config \S+ )?[a-z][^`]*)`", text):
         words = re.sub(r"^--config \S+ ", "", said).split()
@@ -56,10 +64,11 @@ def test_what_a_page_names_exists(page: Path) -> None:
         assert {word for word in words if word.startswith("--")} <= known, f"cdc {said}"
 
 
-def test_readme_and_the_pages_know_each_other() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for page in PAGES:
-        assert f"docs/{page.name}" in readme
+def test_a_reader_finds_every_page() -> None:
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+    index = ROOT / "docs/README.md"
+    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)", index.read_text())}
+    assert [page.name for page in DOCS if page != index and page not in linked] == []
 
 
 def test_every_metric_that_the_page_names_is_there() -> None:

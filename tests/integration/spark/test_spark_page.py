@@ -1,0 +1,57 @@
+"""docs/spark.md: what it prints is run, on a log that has one of each kind of change."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.log.writer import EmbeddedLogWriter
+from cdc.model.batch import META_FIELDS, Op
+from cdc.model.position import Lsn
+from cdc.spark import source
+from tests.contract.rows import ORDERS, batch, order
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/spark.md").read_text()
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_the_log_is_read_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = EmbeddedLogWriter(tmp_path / "var" / "log")
+    changes = [
+        (Op.INSERT, 1, order(9, "before the truncate")),
+        (Op.TRUNCATE, 2, {}),
+        (Op.READ, 3, order(1, "new")),
+        (Op.INSERT, 4, order(2, "new")),
+        (Op.UPDATE, 5, order(1, "paid")),
+        (Op.DELETE, 6, order(2)),
+    ]
+    for change in changes:
+        writer.append(batch(ORDERS, [change]))
+        writer.commit(Lsn(change[1]), change[1])
+    writer.close()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    shown = []
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(block, names)
+        shown.append(capsys.readouterr().out)
+    in_batch, newest, stream = shown
+    assert "|-- _cdc_position: long" in in_batch
+    assert "|-- amount: decimal(12,2)" in in_batch
+    counts = {"c": "2", "d": "1", "r": "1", "t": "1", "u": "1"}
+    assert dict(re.findall(r"\|\s*([a-z])\|\s*(\d)\|", in_batch)) == counts
+    assert re.findall(r"\|\s*(\d)\|\s*([ru])\|\s*(\w+)\|", in_batch) == [("3", "r", "new"), ("5", "u", "paid")]
+    assert re.findall(r"\|\s*(\d+)\|\s*(\w+)\|", newest) == [("1", "paid")]
+    assert dict(re.findall(r"\|\s*([a-z])\|\s*(\d)\|", stream)) == counts
+
+
+def test_the_tables_name_every_column_and_option() -> None:
+    options = set(re.findall(r"^``(\w+)``", inspect.getdoc(source) or "", re.MULTILINE))
+    assert options
+    assert {field.name for field in META_FIELDS} | options <= set(re.findall(r"`(\w+)`", PAGE))
