@@ -25,6 +25,13 @@ from sinks import options_model
 SHORT, LONG = 1.0, SETTLED_S + 1
 
 
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the supervisor's next look, or for the status that it writes, need not wait for seconds."""
+    monkeypatch.setattr(supervise, "_TICK_S", 0.05)
+    monkeypatch.setattr(supervise, "_STATUS_S", 0.2)
+
+
 @pytest.mark.parametrize(
     ("code", "lived_s", "failures", "held", "then"),
     [

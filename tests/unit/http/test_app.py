@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from cdc.commands.logs import configure_logs
 from cdc.errors import LogCorrupt, SourceError, Stopped, StopState, WaitTimeout
 from cdc.http import app as port
+from cdc.http import events
 from cdc.http.events import PERIOD_S, Feed
 from cdc.model.position import Lsn, Position
 from cdc.report import Report
@@ -43,6 +44,13 @@ def client(tmp_path: Path) -> Callable[..., TestClient]:
         return TestClient(port.make_app(settings(tmp_path, **http), take=take, wait=wait), base_url="http://127.0.0.1:8642")
 
     return made
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feed's next report is made within a moment, be it seen or not."""
+    monkeypatch.setattr(events, "PERIOD_S", 0.1)
+    monkeypatch.setattr(events, "UNSEEN_PERIOD_S", 0.2)
 
 
 def test_the_page_and_its_parts_come_from_here_alone(client: Callable[..., TestClient]) -> None:
@@ -86,6 +94,7 @@ def test_many_askers_share_one_look(client: Callable[..., TestClient]) -> None:
     assert len(taken) <= 2 * (time.monotonic() - began) / PERIOD_S + 2
 
 
+@pytest.mark.usefixtures("_soon")
 def test_a_log_that_cannot_be_read_is_said(client: Callable[..., TestClient]) -> None:
     def take() -> Report:
         raise LogCorrupt("timeline: damage at byte 77")
@@ -126,6 +135,7 @@ def test_metrics_in_both_formats(client: Callable[..., TestClient]) -> None:
         assert newer.text.endswith("# EOF\n")
 
 
+@pytest.mark.usefixtures("_soon")
 def test_an_unforeseen_error_ends_neither_the_feed_nor_an_answer(
     client: Callable[..., TestClient], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +167,7 @@ def test_an_unforeseen_error_ends_neither_the_feed_nor_an_answer(
     assert said.count("the report cannot be made") == 1
 
 
+@pytest.mark.usefixtures("_soon")
 def test_the_feed_goes_on_by_itself_after_an_unforeseen_error() -> None:
     async def scene() -> None:
         asked: list[int] = []
@@ -197,6 +208,7 @@ def end_after_two_reports(feed: Feed) -> None:
     feed.end()
 
 
+@pytest.mark.usefixtures("_soon")
 def test_events(client: Callable[..., TestClient]) -> None:
     with client() as asked:
         history, past, status = first_events(asked, 3)
