@@ -62,7 +62,7 @@ def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
                     f"store {store}: the keys of {claim.keys.table.qualified} are those of {theirs.keys.table.qualified} in store {other}",
                     retryable=True,
                     hint="give one of the two stores another `key`; "
-                    f"if store {other} is no longer followed: DEL '{ledger.key_of(other)}'",
+                    f"if nobody follows store {other} on this server: DEL '{ledger.key_of(other)}'",
                 )
 
 

@@ -189,10 +189,16 @@ class CacheSink:
 
     def prepare(self, table: Table) -> None:
         self._choices.check(table, self._log)
-        if not self._known.holds(table.qualified):
-            self._refuse_shared([table])
-        self._barriers().prepare(table)
+        self._make_room(table)
         crashpoint("cache.prepared")
+
+    def _make_room(self, table: Table) -> None:
+        barriers, new = self._barriers(), not self._known.holds(table.qualified)
+        if new:
+            self._refuse_shared([table])
+        barriers.prepare(table)
+        if new:
+            self._refuse_shared([table])  # another store may have looked before that, too; now one of the two sees the other
 
     def _refuse_shared(self, tables: Sequence[Table]) -> None:
         """Raises StoreError where keys of these are another store's on this server."""
@@ -255,8 +261,7 @@ class CacheSink:
     def _written(self, fresh: pa.RecordBatch, table: Table) -> Outcome:
         known, chain = self._known, self._known.chain(table.qualified)
         if not known.holds(table.qualified) and table.qualified not in known.aside:
-            self._refuse_shared([table])
-            self._barriers().prepare(table)
+            self._make_room(table)
         if not known.holds(table.qualified):
             return self._writing.set_aside(chain, fresh, known.aside[table.qualified])
         dead = self._writing.write(chain, fresh, known.keys(table), self._form)

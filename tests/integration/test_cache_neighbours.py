@@ -12,6 +12,7 @@ import redis
 from cdc.errors import StoreError
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Table
+from sinks.cache.barriers import Barriers
 from sinks.cache.sink import CacheSink, Options
 from tests.contract.rows import NUMBERED, PAIRS, order, upserts
 from tests.logs import LooseLog, cut
@@ -80,7 +81,7 @@ def test_a_store_writes_under_no_key_that_is_another_stores(server: Server, prep
     assert refused.value.retryable
     assert (
         refused.value.hint
-        == "give one of the two stores another `key`; if store cache is no longer followed: DEL 'cdc:{cache}:ledger'"
+        == "give one of the two stores another `key`; if nobody follows store cache on this server: DEL 'cdc:{cache}:ledger'"
     )
     assert {key: server.client.get(key) for key in server.client.keys("x:*")} == before
     # The way out that the hint names.
@@ -132,6 +133,22 @@ def test_a_store_that_is_behind_brings_no_older_values_under_the_keys_of_another
         behind.commit(cut(1))
     assert first.applied() == cut(2)
     assert '"status":"new"' in server.client.get("public.orders:1")
+
+
+def test_of_two_stores_that_begin_at_once_one_sees_the_other(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A section was copied before the first start, or both were flushed: each looks before the other has said what it writes."""
+    first, second = server.opened("cache", NUMBERED), server.opened("again", NUMBERED)
+    prepare, begun = Barriers.prepare, list[Table]()
+
+    def behind_the_other(barriers: Barriers, table: Table) -> None:
+        if not begun:
+            begun.append(table)
+            second.prepare(table)
+        prepare(barriers, table)
+
+    monkeypatch.setattr(Barriers, "prepare", behind_the_other)
+    with pytest.raises(StoreError, match=r"the keys of public\.orders are those of public\.orders in store again"):
+        first.prepare(NUMBERED)
 
 
 def test_two_stores_that_have_come_to_share_their_keys_both_wait(server: Server) -> None:
