@@ -87,7 +87,9 @@ alter role :"role" set default_transaction_read_only = on;
 alter role :"role" set row_security = off;
 \endif
 
-select format('alter role %I replication', :'role')
+-- On Amazon RDS and Aurora nobody is a superuser, and this right is membership in a role.
+select format(case when not :'super' and to_regrole('rds_superuser') is not null and to_regrole('rds_replication') is not null
+                   then 'grant rds_replication to %I' else 'alter role %I replication' end, :'role')
 where not (select rolreplication from pg_roles where rolname = :'role') \gexec
 
 select format('grant connect on database %I to %I', current_database(), :'role') \gexec

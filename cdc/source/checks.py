@@ -41,9 +41,12 @@ select current_setting('server_version_num')::int / 10000, current_setting('wal_
        (select count(*) from pg_stat_get_wal_senders()), current_setting('server_encoding'), pg_is_in_recovery()
 """
 _ROLE: Final = """
-select rolname, rolsuper, rolreplication, rolbypassrls, has_database_privilege(current_database(), 'CREATE')
-from pg_roles where rolname = current_user
+select rolname, rolsuper, rolreplication or coalesce(pg_has_role(rds, 'USAGE'), false), rolbypassrls,
+       has_database_privilege(current_database(), 'CREATE'), rds is not null
+from pg_roles, (select case when to_regrole('rds_superuser') is not null then to_regrole('rds_replication') end) service(rds)
+where rolname = current_user
 """
+"""On Amazon RDS and Aurora membership in rds_replication is the right to replicate, and the attribute is nobody's to give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class RoleFacts:
     bypass_rls: bool
     may_create: bool
     """CREATE on the database, which making a publication needs."""
+    rds: bool = False
+    """The server is one of Amazon's."""
 
 
 class Selected(Publishing, Protocol):
@@ -160,7 +165,8 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
     elif role.replication:
         yield Finding("ok", "role", f"{role.name} has REPLICATION")
     else:
-        yield Finding("fail", "role", f"{role.name} lacks REPLICATION", f"ALTER ROLE {name} REPLICATION")
+        give = f"GRANT rds_replication TO {name}" if role.rds else f"ALTER ROLE {name} REPLICATION"
+        yield Finding("fail", "role", f"{role.name} lacks REPLICATION", give)
 
 
 def check_table(table: SourceTable, role: RoleFacts, refusal: Refusal | None = None) -> Iterator[Finding]:
