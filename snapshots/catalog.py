@@ -154,10 +154,12 @@ def load_tables(connection: psycopg.Connection, patterns: Sequence[str], publica
 
 
 def reload_tables(
-    connection: psycopg.Connection, oids: Sequence[int], publication: str
+    connection: psycopg.Connection, oids: Sequence[int], patterns: Sequence[str], publication: str
 ) -> dict[int, tuple[SourceTable, SourceError | None]]:
-    """These tables' facts as they are now, with what keeps one from being read; without those that are gone or no longer published."""
-    return {source.table.oid: (source, problem) for source, problem in _load(connection, publication, oids)}
+    """These tables' facts as they are now, with what keeps one from being read; without those that are gone, no longer published, or not
+    selected under the name that they have now."""
+    found = _load(connection, publication, oids)
+    return {source.table.oid: (source, problem) for source, problem in found if matches(patterns, source.table)}
 
 
 def look(connection: psycopg.Connection, oid: int) -> Look:

@@ -263,7 +263,7 @@ class _Session:
             runs = {oid: self._progress.run(oid) for oid in due}
             # Of all at once: what tells of one published table takes the server as long as what tells of all.
             seen = looks(self._looking, due)
-            found = reload_tables(self._looking, due, self._source.publication)
+            found = reload_tables(self._looking, due, self._source.tables, self._source.publication)
             joined = self._joined([source for source, _ in found.values() if self._progress.joining(source.table.oid)], runs)
             for oid in due:
                 job = self._job(oid, seen[oid], *found.get(oid, (None, None)), run=runs[oid], joined=oid in joined)
@@ -283,7 +283,10 @@ class _Session:
             return None
         self._unreadable.pop(oid, None)
         if source is None:
-            log.info("stopped reading a table that was dropped or has left the publication", table=self._progress.name(oid))
+            log.info(
+                "stopped reading a table that was dropped, has left the publication or is no longer selected",
+                table=self._progress.name(oid),
+            )
             self._feed.forget(oid, run)
             self._joining.pop(oid, None)
             return None

@@ -81,11 +81,11 @@ class Definitions:
     ) -> None:
         """``known``: the log's topics, of which ``ended`` name no table any more. ``facts``: as they stood at the last durable cut.
         ``passwords``: messages without one of these are not ours. ``publication``: ours, as the event trigger tells which tables have left one.
-        ``wanted``: whether ``schema.name`` is selected. ``logged``: a table's
-        definition as it is logged (without columns that are kept back). ``look``: asks for a look at the catalog soon. ``unread``: hears of a
-        message with the password that cannot be read (written by another version of deploy/roles.sql, say). ``note``: takes the OID of a
-        table of which the stream has told before any look at the catalog did. ``unpublished``: what
-        capture has to stop with when a selected table has left the publication. ``keep``: takes the facts once they are durable in the log.
+        ``wanted``: whether ``schema.name`` is selected: a publication may publish more than that. ``logged``: a table's definition as it is
+        logged (without columns that are kept back). ``look``: asks for a look at the catalog soon. ``unread``: hears of a message with the
+        password that cannot be read (written by another version of deploy/roles.sql, say). ``note``: takes the OID of a table of which the
+        stream has told before any look at the catalog did. ``unpublished``: what capture has to stop with when a selected table has left the
+        publication. ``keep``: takes the facts once they are durable in the log.
         """
         self._catalog = catalog
         self._passwords = [json.dumps(password, ensure_ascii=False).encode() for password in passwords]
@@ -108,9 +108,10 @@ class Definitions:
         self._topics = {table.qualified: oid for oid, table in self._tables.items()}
         self._again: dict[int, bool] = {}
         self._displaced: list[int] = []
-        self.passed_over = {oid for oid, told in self._facts.items() if told.refused}
-        """Tables (OIDs) of which no row is logged: nothing identifies their rows, or the facts say that they cannot be captured. They begin again
-        when they can."""
+        self._unselected = {oid for oid, told in self._facts.items() if not wanted(f"{told.schema}.{told.name}")}
+        self.passed_over = {oid for oid, told in self._facts.items() if told.refused} | self._unselected
+        """Tables (OIDs) of which no row is logged: they are not selected, nothing identifies their rows, or the facts say that they cannot be
+        captured. They begin again when they can."""
         self._taken_in: set[int] = set()
         """Tables (OIDs) that are to be read because they have come in another's place, whether or not their facts have come yet."""
         self._facts_changed = False
@@ -207,6 +208,13 @@ class Definitions:
 
     def enter(self, table: Table) -> list[SchemaChange]:
         """From here on the table's rows have this definition; returns the SCHEMA records that have to come before them."""
+        if not self._wanted(table.qualified):
+            return self._deselected(table)
+        if table.oid in self._unselected:
+            # Under its name before this one nothing of it was logged.
+            self._unselected.discard(table.oid)
+            self._read_again(table.oid, joined=True)
+            self._taken_in.add(table.oid)
         if (facts := self._facts.get(table.oid)) is not None and facts.refused:
             return []
         if not table.key:
@@ -319,6 +327,13 @@ class Definitions:
         if facts.publishing is None:
             self._look()  # only a look at the catalog tells whether it is published
             return []
+        if not self._wanted(facts.table().qualified):
+            self._facts_changed |= facts != before
+            self._facts[facts.oid] = facts
+            return self._deselected(facts.table())
+        if before is not None and not self._wanted(before.table().qualified):
+            before = None
+        self._unselected.discard(facts.oid)
         if facts.publishing.published and reserved_column(facts.table()) is not None:
             # No row can come like this: the look stops capture unless the column has been renamed since, and the first row does.
             self._look()
@@ -353,8 +368,22 @@ class Definitions:
                 changes.append(SchemaChange(table, Kind.REWRITTEN, empties=verdict.vanished))
         return changes
 
+    def _deselected(self, table: Table) -> list[SchemaChange]:
+        """No row of a table is logged that is not selected under the name which it has now."""
+        self._unselected.add(table.oid)
+        self.passed_over.add(table.oid)
+        self._taken_in.discard(table.oid)
+        old = self._tables.get(table.oid)
+        if old is None or old.qualified == table.qualified or self._topics.get(old.qualified) != table.oid:
+            return self._left(table.oid, refused=True)
+        del self._tables[table.oid]
+        self._end(old)
+        self._read_again(table.oid)
+        return [SchemaChange(old, Kind.RENAMED, empties=True)]
+
     def _dropped(self, oid: int) -> list[SchemaChange]:
         self.passed_over.discard(oid)
+        self._unselected.discard(oid)
         self._facts_changed |= self._facts.pop(oid, None) is not None
         table = self._tables.pop(oid, None)
         if table is None:

@@ -184,7 +184,7 @@ def test_refusals(postgres_server: Postgres, prepare: str, says: str, hint: str)
         oid = sql.execute("select 't'::regclass::oid::int8").fetchone()
     assert oid is not None
     with connect(postgres_server.dsn(user="poor")) as connection:
-        [(_, refused)] = reload_tables(connection, oid, "cdc").values()
+        [(_, refused)] = reload_tables(connection, oid, ["*"], "cdc").values()
     assert refused is not None
     assert says in str(refused)
     assert hint in (refused.hint or "")
