@@ -132,7 +132,7 @@ def _left_over(mark: str) -> list[psutil.Process]:
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
                 found.append(process)
-        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, ProcessLookupError):
             continue
     return found
 

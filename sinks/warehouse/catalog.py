@@ -152,6 +152,7 @@ class Catalog:
             return IcebergTable(self._use, partial(self._java.loadTable, identifier)) if there else None
 
     def create(self, namespace: Sequence[str], name: str, schema: str, properties: Mapping[str, str]) -> IcebergTable:
+        """Nothing of the new table is durable before its ``sync_all``."""
         with errors("create a table"):
             given = self._use.hash_map()
             for key, value in {**_TABLE_PROPERTIES, **properties}.items():
@@ -159,9 +160,7 @@ class Catalog:
             parsed = self._use.schema_parser.fromJson(schema)
             identifier = self._identifier(namespace, name)
             self._java.createTable(identifier, parsed, self._use.unpartitioned, given)
-            made = IcebergTable(self._use, partial(self._java.loadTable, identifier))
-            made.sync_all(self._path)
-        return made
+            return IcebergTable(self._use, partial(self._java.loadTable, identifier))
 
     def _identifier(self, namespace: Sequence[str], name: str) -> Any:
         return self._use.table_identifier.parse(".".join((*namespace, name)))
@@ -179,7 +178,8 @@ class IcebergTable:
         self.location = Path(self._java.location().removeprefix("file:"))
         self.fields: tuple[Field, ...] = ()
         self._schema_id = -1
-        self._synced = {path.name for path in self._metadata()}
+        self._synced: frozenset[str] | None = None
+        """The metadata files that are known to be durable; None where this object only reads, and nobody counts on what it has read."""
         self.renew()
         self._stamp = self._stamped()
 
@@ -213,6 +213,8 @@ class IcebergTable:
                 self._java = self._load_again()
                 self._operations = self._java.operations()
             self.renew()
+            if self._synced is not None:
+                self._sync()  # it may be a commit of ours whose answer was lost
         self._stamp = stamp
 
     def _went_forward(self) -> bool:
@@ -415,22 +417,30 @@ class IcebergTable:
         self._stamp = self._stamped()
 
     def sync_all(self, warehouse: Path) -> None:
-        """Of a table that was just made: its metadata, and every folder from there up to the one that the warehouse's is in."""
-        for path in self._metadata():
-            sync(path)
-        for folder in (self.location / "metadata", self.location, *self.location.parents):
-            sync(folder)
-            if folder == warehouse.parent:
-                break
+        """For whoever will write: everything of the table's metadata, and every folder from there up to the one that the warehouse's is in.
+
+        What a file system shows may still be in memory alone: the process that committed it (or made the table) died before it was synced,
+        or the disk failed. No mark says so, not even one that the ledger has reached, for a merge of files leaves the mark as it is. So a
+        writer counts on nothing that it finds, and syncs it all once; what is durable already costs next to nothing. Data files and
+        deletion vectors need none of it: they are synced before the commit that names them.
+        """
+        with errors("sync a table's metadata"):
+            self._sync()
+            for folder in (self.location, *self.location.parents):
+                sync(folder)
+                if folder.samefile(warehouse):
+                    break
+            sync(warehouse.parent)
 
     def _sync(self) -> None:
         """Iceberg's own files are renamed into place but never synced; a power cut must not take back what the ledger promises."""
         folder = self.location / "metadata"
         present = self._metadata()
-        for path in (folder / "version-hint.text", *(path for path in present if path.name not in self._synced)):
+        known = self._synced or frozenset()
+        for path in (folder / "version-hint.text", *(path for path in present if path.name not in known)):
             sync(path)
         sync(folder)
-        self._synced = {path.name for path in present}
+        self._synced = frozenset(path.name for path in present)
         self._tidy(present)
 
     def _tidy(self, present: Sequence[Path]) -> None:

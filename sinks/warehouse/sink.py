@@ -142,6 +142,7 @@ class Warehouse:
             if self._ledger is None:
                 given = {STORE_KEY: self.name, **mark_properties(self._lineage().mark(ZERO_CUT))}
                 self._ledger = self._opened().create((LEDGERS,), safe(self.name), _LEDGER_SCHEMA, given)
+            self._ledger.sync_all(self._path)
             if self._ledger.epoch > epoch:
                 raise EpochPassed(self.name, self._ledger.epoch)
             if self._ledger.epoch < epoch:
@@ -240,6 +241,8 @@ class Warehouse:
         return None if place is None or known is None else Shape(known, place.position)
 
     def _add(self, source: str, table: IcebergTable) -> None:
+        if self._epoch is not None:
+            table.sync_all(self._path)  # the next ledger counts on what was found here
         self._places[source] = Place(table, self.options, self._keys)
         self._upkeep[source] = Upkeep(self._places[source], self.options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import json
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.java_gateway import JavaMember
+from py4j.protocol import Py4JNetworkError
 
 from cdc.crashpoint import armed
 from cdc.errors import Stopped, StopState, StoreError
@@ -29,7 +32,7 @@ from sinks.warehouse import Options, Warehouse, make, use_session
 from sinks.warehouse import catalog as catalogs
 from sinks.warehouse.erasing import tables_in
 from sinks.warehouse.failures import CommitUnknown
-from sinks.warehouse.names import STAGING
+from sinks.warehouse.names import LEDGERS, STAGING
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, numeric, order, schema, upserts
 from tests.integration.spark.traffic import held
 from tests.logs import EMPTY, LooseLog, cut
@@ -526,9 +529,9 @@ def test_two_stores_do_not_share_a_table(shop: Shop) -> None:
 PAIR: Row = {"a": "1", "b": "2", "v": "3"}
 
 
-def filled(shop: Shop, upto: int = 4) -> Warehouse:
+def filled(shop: Shop, upto: int = 4, **options: Any) -> Warehouse:
     """Orders at odd positions, pairs at even ones, a commit each."""
-    sink = shop.sink()
+    sink = shop.sink(**options)
     for position in range(1, upto + 1):
         sink.apply(
             upserts(*((ORDERS, position, [order(position)]) if position % 2 else (PAIRS, position, [{**PAIR, "a": str(position)}])))
@@ -546,26 +549,96 @@ def brought(shop: Shop, sink: Warehouse) -> None:
     sink.commit(shop.log.head)
 
 
+class Power:
+    """What of the warehouse a power cut would leave: each file that was synced, and each name in a folder that was."""
+
+    def __init__(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._shop = shop
+        self._synced: set[str] = set()
+        self._sync = os.fsync
+        self.accident: tuple[str, BaseException] | None = None
+        """What syncing a path that this pattern is found in ends with, once."""
+        monkeypatch.setattr(os, "fsync", self._noted)
+
+    def _noted(self, descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if self.accident is not None and re.search(self.accident[0], str(path)):
+            error, self.accident = self.accident[1], None
+            raise error
+        self._sync(descriptor)
+        self._synced.update(map(str, path.iterdir()) if path.is_dir() else [f"content of {path}"])
+
+    def assert_nothing_to_lose(self) -> None:
+        there = self._there()
+        assert [str(path) for path in there if str(path) not in self._synced] == []
+        assert [path for path in map(str, filter(Path.is_file, there)) if f"content of {path}" not in self._synced] == []
+
+    def _there(self) -> list[Path]:
+        return [path for path in self._shop.folder.rglob("*") if STAGING not in path.parts and path.suffix != ".crc"]
+
+
 def test_after_a_commit_nothing_of_it_can_be_lost_with_the_power(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file is synced, and each name in the folder that it is in, up to the warehouse itself: also of a table's first version, and of
     the deletion vector that is all that a commit of deletes writes."""
-    synced: set[str] = set()
-    sync = os.fsync
-
-    def noted(descriptor: int) -> None:
-        sync(descriptor)
-        path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        synced.update(map(str, path.iterdir()) if path.is_dir() else [f"content of {path}"])
-
-    monkeypatch.setattr(os, "fsync", noted)
+    power = Power(shop, monkeypatch)
     sink = shop.sink()
     for number, changes in enumerate((upserts(ORDERS, 1, [order(1), order(2)]), batch(ORDERS, [(Op.DELETE, 3, order(1))])), 2):
         sink.apply(changes)
         sink.commit(cut(number))
-    there = [path for path in shop.folder.rglob("*") if STAGING not in path.parts and path.suffix != ".crc"]
-    assert any(path.suffix == ".puffin" for path in there)
-    assert [str(path) for path in there if str(path) not in synced] == []
-    assert [path for path in map(str, filter(Path.is_file, there)) if f"content of {path}" not in synced] == []
+    assert list(shop.folder.rglob("*.puffin"))
+    power.assert_nothing_to_lose()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError(errno.EIO, "input/output error")], ids=["process ends", "disk fails"]
+)
+@pytest.mark.parametrize(
+    ("where", "upto"),
+    [("/orders/metadata/", 0), ("/public$", 0), ("/orders/metadata/", 2), (f"/{LEDGERS}/", 2)],
+    ids=["a new table", "a new table's folder", "a table", "the ledger"],
+)
+def test_what_was_committed_but_not_synced_is_synced_before_the_ledger_counts_on_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, where: str, upto: int, error: BaseException
+) -> None:
+    """Also where the next writer finds everything in the tables already, and has nothing to write but the ledger."""
+    power = Power(shop, monkeypatch)
+    sink = filled(shop, upto)
+    shop.log.put(upserts(ORDERS, upto + 1, [order(upto + 1)]))
+    power.accident = where, error
+    with pytest.raises((KeyboardInterrupt, StoreError)):
+        brought(shop, sink)
+    assert power.accident is None
+    again = shop.sink()
+    if again.applied() == shop.log.head:
+        power.assert_nothing_to_lose()
+    brought(shop, again)
+    power.assert_nothing_to_lose()
+    assert_whole(shop)
+
+
+@pytest.mark.parametrize(("compact_files", "last"), [(16, 1), (2, 2)], ids=["rows", "merged files"])
+def test_a_commit_that_is_found_to_have_happened_is_synced(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, compact_files: int, last: int
+) -> None:
+    """``last``: so many commits there are, and of the last one the answer is lost."""
+    power = Power(shop, monkeypatch)
+    sink = filled(shop, 2, compact_files=compact_files)
+    call, commits = JavaMember.__call__, []
+
+    def answer_lost(self: JavaMember, *given: Any) -> Any:
+        answer = call(self, *given)
+        if self.name == "commitTransaction":
+            commits.append(answer)
+            if len(commits) == last:
+                raise Py4JNetworkError("gone")
+        return answer
+
+    monkeypatch.setattr(JavaMember, "__call__", answer_lost)
+    shop.log.put(upserts(ORDERS, 3, [order(3)]))
+    brought(shop, sink)
+    assert len(commits) == last
+    power.assert_nothing_to_lose()
+    assert_whole(shop)
 
 
 def assert_whole(shop: Shop) -> None:
