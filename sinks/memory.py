@@ -59,6 +59,10 @@ class Call:
     sequenced: bool
     covers: bool
 
+    @property
+    def reshapes(self) -> bool:
+        return any(schema_change_of(batch) is not None for batch in self.batches)
+
 
 class Answer(StrEnum):
     """What a store says to a call."""
@@ -106,7 +110,9 @@ class TableUnit(Unit):
 
     def answer(self, call: Call) -> Answer:
         if not call.sequenced:
-            return Answer.DONE  # each row guards itself
+            # Each row guards itself. A shape stands for every row before it: only a unit that has them, as the writer left it, takes one.
+            as_left = self.mark == call.mark and self.calls.get(call.writer, 0) == call.number - 1
+            return Answer.DONE if as_left or not call.reshapes else Answer.LOST
         if call.epoch < self.epoch:
             return Answer.FENCED
         if self.mark != call.mark:
@@ -380,9 +386,9 @@ class MemorySink:
         )  # fmt: skip
         answer, outcome = self.send(call)
         match answer:
-            case Answer.FENCED:
-                raise EpochPassed(self.name, self._store.tables[topic].epoch)
-            case Answer.LOST | Answer.GAP:
+            case Answer.FENCED if (unit := self._store.tables.get(topic)) is not None:
+                raise EpochPassed(self.name, unit.epoch)
+            case Answer.FENCED | Answer.LOST | Answer.GAP:  # fenced, and gone since it answered
                 raise self._lost()
             case Answer.ALREADY:
                 outcome = Outcome(0, stale=sum(map(len, batches)))

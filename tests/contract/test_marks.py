@@ -233,6 +233,44 @@ def test_held_is_at_least_what_is_applied(lab: Lab) -> None:
     assert again.held(ORDERS.qualified) >= 5
 
 
+# -- changes of definition ----------------------------------------------------------------------------------------------------------
+
+WIDER = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", TEXT)))
+CHANGED = [
+    batch(ORDERS, [(Op.INSERT, 10, order(4))]),
+    schema(WIDER, 11),
+    upserts(WIDER, 12, [{**order(5), "more": "x"}]),
+]
+
+
+def widened_whole(lab: Lab, sink: Sink) -> None:
+    rows = [order(1, "paid"), order(3), order(4), {**order(5), "more": "x"}]
+    assert held(sink, WIDER) == [{"more": None, **row} for row in rows]
+    assert lab.applied() == sink.applied() == lab.log.head
+
+
+@pytest.mark.parametrize("unit", ["orders", "all"])
+@pytest.mark.parametrize("strikes_at", [1, 2])
+def test_an_older_copy_takes_no_shape_for_rows_that_it_lacks(lab: Lab, unit: str, strikes_at: int) -> None:
+    """A follower skips what came before a table's shape."""
+    sink = lab.opened()
+    step(lab, sink, *FIRST)
+    older = lab.units.copy()
+    step(lab, sink, *SECOND)
+    for changes in CHANGED:
+        lab.log.put(changes)
+    with suppress(StoreError):
+        for number, changes in enumerate(CHANGED):
+            if number == strikes_at:
+                strike(lab, older, unit, "older")
+            apply(sink, changes)
+        sink.commit(lab.log.head)
+    shape = lab.opened().shape(ORDERS.qualified)
+    assert shape is not None
+    assert shape.position == 0
+    widened_whole(lab, heal(lab))
+
+
 # -- which log, and which of its histories -----------------------------------------------------------------------------------------
 
 
