@@ -104,6 +104,10 @@ class TableUnit(Unit):
         return replace(self, rows=dict(self.rows), calls=dict(self.calls))
 
     @property
+    def shape_at(self) -> Position:
+        return START if self.shape is None else self.shape.position
+
+    @property
     def furthest(self) -> Mark:
         """The mark of all that may be in here: beyond ``mark`` lies what no commit has covered yet."""
         return replace(self.mark, cut=replace(self.mark.cut, position=max(self.reach, self.mark.cut.position)))
@@ -256,6 +260,8 @@ class MemorySink:
         self._applied = ZERO_CUT
         self._ledger: Mark | None = None
         self._known: dict[str, _Known] = {}
+        self._relied_on: dict[str, Position] = {}
+        """How far each shape reaches that was given: changes before it are not brought again."""
         self._staged: dict[str, list[pa.RecordBatch]] = {}
 
     @property
@@ -267,6 +273,7 @@ class MemorySink:
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self._log, self._epoch = log, epoch
         self._staged.clear()
+        self._relied_on.clear()
         store, applied = self._store, self.applied()
         if epoch is not None:
             ledger = store.ledger = store.ledger or Unit(self._lineage().mark(ZERO_CUT), epoch)
@@ -331,6 +338,8 @@ class MemorySink:
 
     def shape(self, topic: str) -> Shape | None:
         unit = self._store.tables.get(topic)
+        if unit is not None:
+            self._relied_on[topic] = max(self._relied_on.get(topic, START), unit.shape_at)
         return None if unit is None else unit.shape
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
@@ -404,9 +413,11 @@ class MemorySink:
         """Made when this sink has never known of one. It carries a mark from the beginning, so that no other log takes it for its own."""
         unit = self._store.tables.get(topic)
         if unit is None:
-            if topic in self._known or self._epoch is None:
+            if topic in self._known or self._relied_on.get(topic) or self._epoch is None:
                 raise self._lost()
             unit = self._store.tables[topic] = TableUnit(self._lineage().mark(ZERO_CUT), self._epoch)
+        if unit.shape_at < self._relied_on.get(topic, START):
+            raise self._lost()
         self._known.setdefault(topic, self._seen(unit))
         return unit
 
