@@ -59,6 +59,10 @@ class Call:
     sequenced: bool
     covers: bool
 
+    @property
+    def reshapes(self) -> bool:
+        return any(schema_change_of(batch) is not None for batch in self.batches)
+
 
 class Answer(StrEnum):
     """What a store says to a call."""
@@ -100,13 +104,19 @@ class TableUnit(Unit):
         return replace(self, rows=dict(self.rows), calls=dict(self.calls))
 
     @property
+    def shape_at(self) -> Position:
+        return START if self.shape is None else self.shape.position
+
+    @property
     def furthest(self) -> Mark:
         """The mark of all that may be in here: beyond ``mark`` lies what no commit has covered yet."""
         return replace(self.mark, cut=replace(self.mark.cut, position=max(self.reach, self.mark.cut.position)))
 
     def answer(self, call: Call) -> Answer:
         if not call.sequenced:
-            return Answer.DONE  # each row guards itself
+            # Each row guards itself. A shape stands for every row before it: only a unit that has them, as the writer left it, takes one.
+            as_left = self.mark == call.mark and self.calls.get(call.writer, 0) == call.number - 1
+            return Answer.DONE if as_left or not call.reshapes else Answer.LOST
         if call.epoch < self.epoch:
             return Answer.FENCED
         if self.mark != call.mark:
@@ -250,6 +260,8 @@ class MemorySink:
         self._applied = ZERO_CUT
         self._ledger: Mark | None = None
         self._known: dict[str, _Known] = {}
+        self._relied_on: dict[str, Position] = {}
+        """How far each shape reaches that was given: changes before it are not brought again."""
         self._staged: dict[str, list[pa.RecordBatch]] = {}
 
     @property
@@ -261,6 +273,7 @@ class MemorySink:
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self._log, self._epoch = log, epoch
         self._staged.clear()
+        self._relied_on.clear()
         store, applied = self._store, self.applied()
         if epoch is not None:
             ledger = store.ledger = store.ledger or Unit(self._lineage().mark(ZERO_CUT), epoch)
@@ -325,6 +338,8 @@ class MemorySink:
 
     def shape(self, topic: str) -> Shape | None:
         unit = self._store.tables.get(topic)
+        if unit is not None:
+            self._relied_on[topic] = max(self._relied_on.get(topic, START), unit.shape_at)
         return None if unit is None else unit.shape
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
@@ -380,9 +395,9 @@ class MemorySink:
         )  # fmt: skip
         answer, outcome = self.send(call)
         match answer:
-            case Answer.FENCED:
-                raise EpochPassed(self.name, self._store.tables[topic].epoch)
-            case Answer.LOST | Answer.GAP:
+            case Answer.FENCED if (unit := self._store.tables.get(topic)) is not None:
+                raise EpochPassed(self.name, unit.epoch)
+            case Answer.FENCED | Answer.LOST | Answer.GAP:  # fenced, and gone since it answered
                 raise self._lost()
             case Answer.ALREADY:
                 outcome = Outcome(0, stale=sum(map(len, batches)))
@@ -398,9 +413,11 @@ class MemorySink:
         """Made when this sink has never known of one. It carries a mark from the beginning, so that no other log takes it for its own."""
         unit = self._store.tables.get(topic)
         if unit is None:
-            if topic in self._known or self._epoch is None:
+            if topic in self._known or self._relied_on.get(topic) or self._epoch is None:
                 raise self._lost()
             unit = self._store.tables[topic] = TableUnit(self._lineage().mark(ZERO_CUT), self._epoch)
+        if unit.shape_at < self._relied_on.get(topic, START):
+            raise self._lost()
         self._known.setdefault(topic, self._seen(unit))
         return unit
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from cdc.log.contract import LogReader
 from cdc.model.lineage import Lineage, Mark, believed
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 from sinks.contract import Shape
 from sinks.jsonrows import DELETED
@@ -61,6 +61,10 @@ class Standing:
     building: bool = False
     """It is not to be used yet, if at all: its rows are being written from the log."""
 
+    @property
+    def shape_at(self) -> Position:
+        return START if self.shape is None else self.shape.position
+
     @classmethod
     def first(cls, store: str, table: Table, lineage: Lineage) -> Standing:
         """An index without rows says this."""
@@ -69,9 +73,10 @@ class Standing:
 
     def begun(self, lineage: Lineage, reach: int) -> Standing:
         """Before the first rows of a stretch, which go as far as ``reach``."""
-        at = Position(0) if self.shape is None else self.shape.position
         further = Position(max(reach, self.reach))
-        return replace(self, mark=lineage.mark(self.mark.cut), since=self.mark.cut, reach=further, shape_since=at, writing=True)
+        return replace(
+            self, mark=lineage.mark(self.mark.cut), since=self.mark.cut, reach=further, shape_since=self.shape_at, writing=True
+        )
 
     def ended(self, lineage: Lineage, cut: Cut) -> Standing:
         """Once everything up to the cut has been written."""
@@ -191,7 +196,7 @@ def _what_counts(copy: Copy) -> Standing | None:
     standing = copy.standing
     if copy.counts:
         return standing
-    if standing.building or (0 if standing.shape is None else standing.shape.position) != standing.shape_since:
+    if standing.building or standing.shape_at != standing.shape_since:
         return None
     return replace(standing, mark=replace(standing.mark, cut=standing.since))
 

@@ -10,7 +10,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
 from cdc.model.lineage import Lineage, Mark, believed
-from cdc.model.position import ZERO_CUT, Cut, Position
+from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from sinks.contract import Shape
 from sinks.jsonrows import Style
@@ -91,6 +91,8 @@ class Tables:
         self.held: dict[str, Position] = {}
         self.known: dict[str, Place] = {}
         self._seen: dict[str, Standing] = {}
+        self._relied_on: dict[str, Position] = {}
+        """How far each shape reaches that was given: changes before it are not brought again."""
         self._live: dict[str, Where] = {}
         self._cluster = cluster
         self._template = template
@@ -105,6 +107,7 @@ class Tables:
         self._log, self._lineage, self._writing = log, lineage, writing
         self.indices.log = lineage.log
         self.known.clear()
+        self._relied_on.clear()
 
     @property
     def begun(self) -> list[Place]:
@@ -169,6 +172,8 @@ class Tables:
     def shape(self, topic: str) -> Shape | None:
         """The definition that the table's documents have, and since when; None for a table that the store does not hold."""
         standing = self.known[topic].standing if topic in self.known else self._seen.get(topic)
+        if standing is not None and standing.shape_at > START:
+            self._relied_on[topic] = max(self._relied_on.get(topic, START), standing.shape_at)
         return None if standing is None else standing.shape
 
     def held_of(self, topic: str) -> Position:
@@ -214,7 +219,8 @@ class Tables:
             terms = known.terms
         for claim in live.whole.claims:
             believed(claim, self.lineage(), f"the index of {topic} in store {self._cluster.store}")
-        if self.log.last_change(topic, self.applied.position) > standing.mark.cut.position:
+        behind = self.log.last_change(topic, self.applied.position) > standing.mark.cut.position
+        if behind or standing.shape_at < self._relied_on.get(topic, START):
             raise self._lost(topic)
         writer = self.indices.writer(live, live.places)
         documents = [Guarded(writer, live.index, i, stand) for i, stand in zip(live.ids, stands, strict=True)]
@@ -226,7 +232,8 @@ class Tables:
     def _make(self, names: Places, table: Table, live: Found | None) -> None:
         topic = table.qualified
         known = self.known.pop(topic, None)
-        if (known is not None and known.terms is not None) or self.log.last_change(topic, self.applied.position) > 0:
+        relied_on = topic in self._relied_on or self.log.last_change(topic, self.applied.position) > 0
+        if relied_on or (known is not None and known.terms is not None):
             raise self._lost(topic)
         if live is not None:
             # Half made, or a copy of which nobody can say what it holds.

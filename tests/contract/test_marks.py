@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from cdc.errors import Stopped, StopState, StoreError
-from cdc.model.batch import Op, table_of
+from cdc.model.batch import Op, last_position, table_of
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Column, Table
@@ -231,6 +231,71 @@ def test_held_is_at_least_what_is_applied(lab: Lab) -> None:
     assert sink.held("public.nobody") == 5
     again = lab.opened()
     assert again.held(ORDERS.qualified) >= 5
+
+
+# -- changes of definition ----------------------------------------------------------------------------------------------------------
+
+WIDER = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", TEXT)))
+CHANGED = [
+    batch(ORDERS, [(Op.INSERT, 10, order(4))]),
+    schema(WIDER, 11),
+    upserts(WIDER, 12, [{**order(5), "more": "x"}]),
+]
+
+
+def widened_whole(lab: Lab, sink: Sink) -> None:
+    rows = [order(1, "paid"), order(3), order(4), {**order(5), "more": "x"}]
+    assert held(sink, WIDER) == [{"more": None, **row} for row in rows]
+    assert lab.applied() == sink.applied() == lab.log.head
+
+
+@pytest.mark.parametrize("unit", ["orders", "all"])
+@pytest.mark.parametrize("strikes_at", [1, 2])
+def test_an_older_copy_takes_no_shape_for_rows_that_it_lacks(lab: Lab, unit: str, strikes_at: int) -> None:
+    """A follower skips what came before a table's shape."""
+    sink = lab.opened()
+    step(lab, sink, *FIRST)
+    older = lab.units.copy()
+    step(lab, sink, *SECOND)
+    for changes in CHANGED:
+        lab.log.put(changes)
+    with suppress(StoreError):
+        for number, changes in enumerate(CHANGED):
+            if number == strikes_at:
+                strike(lab, older, unit, "older")
+            apply(sink, changes)
+        sink.commit(lab.log.head)
+    shape = lab.opened().shape(ORDERS.qualified)
+    assert shape is not None
+    assert shape.position == 0
+    widened_whole(lab, heal(lab))
+
+
+@pytest.mark.parametrize("how", ["lost", "older"])
+@pytest.mark.parametrize("unit", ["orders", "all"])
+def test_a_shape_that_was_seen_counts_only_for_the_copy_that_it_was_seen_in(lab: Lab, unit: str, how: str) -> None:
+    """A writer before this one has changed the definition and not committed; then the table goes, or is set back to the same commit."""
+    sink = lab.opened()
+    if how == "older":
+        step(lab, sink, *FIRST)
+        step(lab, sink, *SECOND)
+    older = lab.units.copy()
+    changes = [*(() if how == "older" else (FIRST[0], SECOND[0])), *CHANGED]
+    for one in changes:
+        lab.log.put(one)
+    for one in changes[:-1]:
+        apply(sink, one)
+    sink.close()
+    sink = lab.opened()
+    shape = sink.shape(ORDERS.qualified)
+    assert shape is not None or lab.staged
+    strike(lab, older, unit, how)
+    with suppress(StoreError):
+        for one in changes:
+            if shape is None or last_position(one) > shape.position:
+                apply(sink, one)
+        sink.commit(lab.log.head)
+    widened_whole(lab, heal(lab))
 
 
 # -- which log, and which of its histories -----------------------------------------------------------------------------------------

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from cdc.errors import StoreError
 from cdc.model.batch import Op
 from cdc.model.position import ZERO_CUT
 from sinks.memory import STORES, Answer, Call, MemorySink, Options
-from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
+from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
 from tests.logs import LooseLog, cut
 
 MODES = [{}, {"sequenced": True}, {"staged": True}]
@@ -115,3 +117,36 @@ def test_a_call_behind_a_gap_or_of_an_earlier_writer_is_refused(name: str) -> No
     ]
     MemorySink(name, options).open(log.reader(), 2)
     assert store.take(second)[0] is Answer.FENCED
+
+
+class Overtaken(MemorySink):
+    """A later writer opens the store while this one's call is under way, and the table is lost once that was answered."""
+
+    def send(self, call: Call) -> Any:
+        assert self._log is not None
+        MemorySink(self.name, self._options).open(self._log, 2)
+        answered = super().send(call)
+        self._store.lose(call.topic)
+        return answered
+
+
+def test_a_table_that_is_lost_once_it_has_refused_a_writer_is_lost(name: str) -> None:
+    sink, log = Overtaken(name, Options(kind="memory", sequenced=True)), LooseLog()
+    sink.open(log.reader(), 1)
+    with pytest.raises(StoreError, match="has lost something") as lost:
+        feed(sink, log, upserts(ORDERS, 1, [order(1)]))
+    assert lost.value.retryable
+
+
+def test_a_late_change_of_definition_does_not_reach_an_older_copy(name: str) -> None:
+    log = LooseLog()
+    sink = Recording(name, Options(kind="memory"))
+    sink.open(log.reader(), 1)
+    sink.prepare(ORDERS)
+    store = STORES[name]
+    older = store.copy()
+    feed(sink, log, upserts(ORDERS, 1, [order(1)]), schema(replace(ORDERS, columns=ORDERS.columns[:-1]), 2))
+    rows, change = sink.calls
+    store.restore(older)
+    assert store.take(change)[0] is Answer.LOST
+    assert [store.take(call)[0] for call in (rows, change)] == [Answer.DONE, Answer.DONE]
