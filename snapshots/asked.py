@@ -110,7 +110,12 @@ class Asked:
         oid = source.table.oid
         if request.replace:
             self._replace(name, oid)
-        elif oid not in unfinished and not board.reads(oid) and self._requests.outcome(name).state in ("queued", "running"):
+        elif (
+            oid not in unfinished
+            and not source.untold
+            and not board.reads(oid)
+            and self._requests.outcome(name).state in ("queued", "running")
+        ):
             # Asked for last: the job of a request that was finished meanwhile tells so before it leaves the board.
             try:
                 board.add(self._job(name, request, source))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,8 +16,9 @@ from cdc.errors import SourceError
 from cdc.model.selection import matches
 from cdc.model.structure import FIRST_OWN_TYPE, described
 from cdc.model.table import Column, Table
-from cdc.source.capturable import Definition, identity_problem, reserved_problem
+from cdc.source.capturable import Definition, identity_problem, quoted_name, reserved_problem
 from cdc.source.facts import TYPES
+from cdc.source.published import PUBLISHED
 from cdc.source.vanishing import despite_drops
 
 # What the types are made of is asked for only where a column has one that is not the server's own.
@@ -26,13 +28,19 @@ _OWN_TYPES: Final = (
     + " end"
 )
 
-# The stream leaves stored generated columns out before 18; from 18 on pg_publication_tables.attnames says which it sends.
-# A domain's TYPE message names its base type, hence the recursion.
+# The stream leaves generated columns out, but from 18 on stored ones where the publication or a column list says so.
+# A domain's TYPE message names its base type, hence the recursion. To measure a table the server opens it, and would wait for whoever has locked it
+# or is about to: of such a table the last estimate is taken.
 _TABLES: Final = (
     """
+with locked as materialized (
+  select l.relation from pg_locks l
+  where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock'
+    and l.database = (select d.oid from pg_database d where d.datname = current_database()))
 select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
        coalesce(array_to_string((x.indkey::int2[])[:x.indnkeyatts - 1], ' '), ''),
-       p.rowfilter,
+       case when c.oid not in (select relation from locked) then pg_get_expr(p.qual, p.oid) end,
+       p.qual is not null and c.oid in (select relation from locked),
        has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
        greatest(s.rows, 0)::int8, s.bytes::int8, s.pages::int8,
        (select json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod, (
@@ -43,20 +51,24 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
                  select bn.nspname || '.' || base.typname from base join pg_namespace bn on bn.oid = base.typnamespace
                  where base.typbasetype = 0)) order by a.attnum)
           from pg_attribute a
-         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attname = any (p.attnames)
-           and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)),
+         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+           and coalesce(a.attnum = any (p.listed), a.attgenerated = '' or p.computed and a.attgenerated = 's')),
        (select d.indimmediate from pg_index d where d.indrelid = c.oid and d.indisprimary and d.indisvalid),
        """
     + _OWN_TYPES
     + """
-from pg_publication_tables p
-join pg_namespace n on n.nspname = p.schemaname
-join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
+from """
+    + PUBLISHED
+    + """ p
+join pg_class c on c.oid = p.oid
+join pg_namespace n on n.oid = c.relnamespace
 left join pg_index x on x.indrelid = c.oid and x.indisvalid
        and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end
 cross join lateral (
-  select sum(leaf.reltuples) as rows, sum(pg_table_size(leaf.oid)) as bytes,
-         max(pg_relation_size(leaf.oid)) / current_setting('block_size')::int8 as pages
+  select sum(leaf.reltuples) as rows,
+         sum(case when leaf.oid in (select relation from locked) then size.estimated else pg_table_size(leaf.oid) end) as bytes,
+         max(case when leaf.oid in (select relation from locked) then size.estimated else pg_relation_size(leaf.oid) end)
+           / current_setting('block_size')::int8 as pages
   from (select c.oid where c.relkind = 'r'
         union all
         select tree.oid from (with recursive tree(oid) as (
@@ -64,12 +76,16 @@ cross join lateral (
             union all
             select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
           select oid from tree) tree) one
-  join pg_class leaf on leaf.oid = one.oid and leaf.relkind <> 'p') s
-where p.pubname = %(publication)s and (%(oids)s::oid[] is null or c.oid = any (%(oids)s::oid[]))
+  join pg_class leaf on leaf.oid = one.oid and leaf.relkind <> 'p'
+  cross join lateral (select leaf.relpages * current_setting('block_size')::int8 as estimated) size) s
+where (%(oids)s::oid[] is null or c.oid = any (%(oids)s::oid[]))
 order by n.nspname, c.relname
 """
 )
 
+
+_LOCK_TIMEOUT: Final = "200ms"
+_ATTEMPTS: Final = 10
 
 # Cheap enough for every range: no sizes, no types, only what a change of the above goes with; and the files that hold the rows.
 _LOOK: Final = (
@@ -100,6 +116,10 @@ class Uncapturable(SourceError):
     """The table's definition keeps it from being captured; looks at the catalog pass it over (``cdc.source.watch``)."""
 
 
+class Locked(SourceError):
+    """Somebody keeps the table from being opened; it is as it was, and read later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What a table is like in one snapshot."""
@@ -127,6 +147,8 @@ class SourceTable:
     bytes: int
     pages: int
     """Of the largest partition where there are several."""
+    untold: bool = False
+    """It has a row filter that the server does not tell now, as somebody has locked the table: it must not be read."""
 
     @property
     def shape(self) -> str:
@@ -143,12 +165,12 @@ def load_tables(connection: psycopg.Connection, patterns: Sequence[str], publica
     """The published tables that ``source.tables`` selects, by name. ``connection``: under the pinned settings.
 
     Raises SourceError, naming the table and the SQL that repairs it, when one cannot be read whole. One that cannot be captured as it is
-    defined now is among them: it may be another one when it is read.
+    defined now is among them: it may be another one when it is read. So is one that is locked now (``untold``).
     """
     found = _load(connection, publication, None)
     chosen = [table for table, _ in found if matches(patterns, table.table)]
     for table, problem in found:
-        if problem is not None and table in chosen and not isinstance(problem, Uncapturable):
+        if problem is not None and table in chosen and not isinstance(problem, Uncapturable | Locked):
             raise problem
     return chosen
 
@@ -188,11 +210,25 @@ def _load(
     connection: psycopg.Connection, publication: str, oids: Sequence[int] | None
 ) -> list[tuple[SourceTable, SourceError | None]]:
     given = {"publication": publication, "oids": None if oids is None else list(oids)}
-    rows = despite_drops(connection, lambda: connection.execute(_TABLES, given).fetchall())
+    rows = despite_drops(connection, lambda: _without_waiting(connection, given))
     return [_source_table(row, connection.info.user) for row in rows if row[_READABLE] is not None]
 
 
-_READABLE: Final = 7
+def _without_waiting(connection: psycopg.Connection, given: Mapping[str, object]) -> list[tuple[Any, ...]]:
+    """A lock that comes between the look at the locks and the measuring is seen by the next attempt."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(psycopg.errors.LockNotAvailable):
+            return _tables(connection, given)
+    return _tables(connection, given)
+
+
+def _tables(connection: psycopg.Connection, given: Mapping[str, object]) -> list[tuple[Any, ...]]:
+    with connection.transaction():
+        connection.execute("select set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
+        return connection.execute(_TABLES, given).fetchall()
+
+
+_READABLE: Final = 8
 """Place in the row. NULL when the table was dropped while the query ran: privileges are looked up outside its snapshot."""
 
 
@@ -205,6 +241,7 @@ def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceE
         identity,
         index,
         row_filter,
+        untold,
         readable,
         row_security,
         estimate,
@@ -232,9 +269,18 @@ def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceE
     if identity == "n":
         columns = tuple(replace(column, key=False) for column in columns)
     table = Table(oid, schema, name, identify(columns, identity, key), identity)
-    facts = SourceTable(table, key, kind == "p", row_filter, estimate, size or 0, pages or 0)
+    facts = SourceTable(table, key, kind == "p", row_filter, estimate, size or 0, pages or 0, untold)
     definition = Definition(table, has_primary_key=immediate is not None, deferrable_key=immediate is False)
-    return facts, _problem(definition, len(numbers) == len(key), readable, row_security, role)
+    problem = _problem(definition, len(numbers) == len(key), readable, row_security, role)
+    return facts, _locked(table) if problem is None and untold else problem
+
+
+def _locked(table: Table) -> Locked:
+    name = sql.Literal(quoted_name(table)).as_string()
+    return Locked(
+        f"table {table.qualified} is locked (ACCESS EXCLUSIVE), and its row filter cannot be read until it is not",
+        hint=f"wait, or end who holds it: select pid from pg_locks where relation = {name}::regclass and mode = 'AccessExclusiveLock'",
+    )
 
 
 def _problem(definition: Definition, whole_key: bool, readable: bool, row_security: bool, role: str) -> SourceError | None:

@@ -29,7 +29,7 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::tex
        has_schema_privilege(n.oid, 'USAGE') and (has_table_privilege(c.oid, 'SELECT') or has_any_column_privilege(c.oid, 'SELECT')),
        case when c.relispartition then pg_partition_root(c.oid)::oid::int8 end,
        coalesce(p.indimmediate, true), p.indrelid is not null, pg_get_userbyid(c.relowner),
-       greatest(c.reltuples, 0)::int8, pg_total_relation_size(c.oid),
+       greatest(c.reltuples, 0)::int8,
        coalesce(case when c.relreplident in ('d', 'f') and p.indimmediate then array_to_string((p.indkey::int2[])[:p.indnkeyatts - 1], ' ')
                      when c.relreplident = 'i' then array_to_string((r.indkey::int2[])[:r.indnkeyatts - 1], ' ') end, ''),
        case when exists (select from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and a.atttypid >= 10000) then """
@@ -78,7 +78,6 @@ class SourceTable:
     row_security: bool
     """Row-level security hides rows of this table from the role."""
     rows_estimate: int
-    bytes: int
 
     @property
     def table(self) -> Table:
@@ -172,7 +171,6 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
         has_key,
         owner,
         rows,
-        size,
         key,
         types,
     ) = row
@@ -216,5 +214,4 @@ def _source_table(row: tuple[object, ...], columns: Sequence[tuple[str, int, int
         readable=cast(bool, readable),
         row_security=cast(bool, row_security),
         rows_estimate=cast(int, rows),
-        bytes=cast(int, size),
     )

@@ -11,6 +11,7 @@ import psycopg
 from cdc import jsonfile
 from cdc.errors import LogCorrupt
 from cdc.model.facts import Facts
+from cdc.source.published import PUBLISHED
 from cdc.source.vanishing import despite_drops
 
 FILE: Final = "catalog.json"
@@ -91,10 +92,9 @@ json_build_object(
 
 _READ: Final[LiteralString] = (
     """
-with published as (
-  select c.oid from pg_publication_tables p
-  join pg_namespace n on n.nspname = p.schemaname join pg_class c on c.relnamespace = n.oid and c.relname = p.tablename
-  where p.pubname = %(publication)s)
+with published as materialized (select p.oid from """
+    + PUBLISHED
+    + """ p)
 select """
     + FACTS
     + """, json_build_object(

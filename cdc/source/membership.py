@@ -14,23 +14,28 @@ import psycopg
 
 from cdc.errors import Stopped, StopState
 from cdc.source.publication import Publication, unpublished_kinds
+from cdc.source.published import PUBLISHED
 from cdc.source.slot import rebuild_hint
 from cdc.source.vanishing import despite_drops
 
 # A partition's changes come under its root's name, so the root's ways in are what counts.
-_WAYS_IN: Final = """
+_WAYS_IN: Final = (
+    """
 select c.oid::int8, n.nspname || '.' || c.relname,
        array_remove(array[case when p.puballtables then p.oid::int8 end, s.oid::int8]
          || array(select r.oid::int8 from pg_publication_rel r
                    where r.prpubid = p.oid and r.prrelid in (select c.oid union all select a.relid from pg_partition_ancestors(c.oid) a)),
          null)
 from pg_publication p
-join pg_publication_tables t on t.pubname = p.pubname
-join pg_namespace n on n.nspname = t.schemaname
-join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+cross join """
+    + PUBLISHED
+    + """ t
+join pg_class c on c.oid = t.oid
+join pg_namespace n on n.oid = c.relnamespace
 left join pg_publication_namespace s on s.pnpubid = p.oid and s.pnnspid = n.oid
-where p.pubname = %s
+where p.pubname = %(publication)s
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ def read_membership(connection: psycopg.Connection, publication: str) -> Members
     row = connection.execute("select oid::int8 from pg_publication where pubname = %s", (publication,)).fetchone()
     if row is None:
         return Membership(0)
-    found = despite_drops(connection, lambda: connection.execute(_WAYS_IN, (publication,)).fetchall())
+    found = despite_drops(connection, lambda: connection.execute(_WAYS_IN, {"publication": publication}).fetchall())
     return Membership(row[0], {oid: (name, tuple(ways)) for oid, name, ways in found})
 
 

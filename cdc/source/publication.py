@@ -20,14 +20,18 @@ from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 from cdc.source.facts import read_facts
 from cdc.source.problems import find_problems
+from cdc.source.published import PUBLISHED
 from cdc.source.vanishing import despite_drops, vanished
 
 _FACTS: Final = (
     "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) "
     "from pg_publication p where pubname = %s"
 )
-_COVERS: Final = "select schemaname || '.' || tablename, rowfilter is not null from pg_publication_tables where pubname = %s"
-
+_COVERS: Final = (
+    "select n.nspname || '.' || c.relname, p.qual is not null from "
+    + PUBLISHED
+    + " p join pg_class c on c.oid = p.oid join pg_namespace n on n.oid = c.relnamespace"
+)
 
 _LOCK_TIMEOUT: Final = "200ms"
 _PAUSE_S: Final = 0.2
@@ -54,7 +58,7 @@ def read_publication(connection: psycopg.Connection, name: str) -> Publication |
     row = connection.execute(_FACTS, (name,)).fetchone()
     if row is None:
         return None
-    covered = despite_drops(connection, lambda: connection.execute(_COVERS, (name,)).fetchall())
+    covered = despite_drops(connection, lambda: connection.execute(_COVERS, {"publication": name}).fetchall())
     kinds = ("insert", "update", "delete", "truncate")
     return Publication(
         name=name,
@@ -154,16 +158,20 @@ def ensure_publication(
     return published
 
 
-_UNREADABLE: Final = """
+_UNREADABLE: Final = (
+    """
 select format('%%I.%%I', n.nspname, c.relname), format('%%I', n.nspname), row_security_active(c.oid), has_table_privilege(c.oid, 'SELECT'),
        has_schema_privilege(n.oid, 'USAGE')
-from pg_publication_tables t
-join pg_namespace n on n.nspname = t.schemaname
-join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
-where t.pubname = %s and n.nspname || '.' || c.relname = any(%s)
+from """
+    + PUBLISHED
+    + """ t
+join pg_class c on c.oid = t.oid
+join pg_namespace n on n.oid = c.relnamespace
+where n.nspname || '.' || c.relname = any(%(names)s)
   and (row_security_active(c.oid) or not has_schema_privilege(n.oid, 'USAGE') or not has_table_privilege(c.oid, 'SELECT'))
 order by 1
 """
+)
 """Rights on columns are not enough: locking a table, and reading it by ranges of pages, take the right on the table."""
 
 
@@ -172,7 +180,7 @@ def refuse_unreadable(connection: psycopg.Connection, publication: str, selected
 
     The stream shows all of them regardless; only the first load, and rows that are read back, need the right.
     """
-    given = (publication, [table.name for table in selected])
+    given = {"publication": publication, "names": [table.name for table in selected]}
     found = despite_drops(connection, lambda: connection.execute(_UNREADABLE, given).fetchall())
     role = sql.Identifier(connection.info.user).as_string()
     hidden = [name for name, _, active, _, _ in found if active]

@@ -20,12 +20,18 @@ from cdc.model.table import Table
 from cdc.source.catalog import PARTITIONED
 from cdc.source.connection import reason
 from cdc.source.copytext import parse
+from cdc.source.published import PUBLISHED
 
 BLOCK_BYTES: Final = 4 * 2**20
 VERSION: Final = "_cdc_xmin"
 """The extra column of ``fetch``: changes whenever the row was written again, even with equal values."""
 
 _LSN: Final = "select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_insert_lsn() end)::text"
+_FILTER: Final = (
+    "select c.relkind::text, (select pg_get_expr(p.qual, p.oid) from "
+    + PUBLISHED
+    + " p where p.oid = c.oid) from (select to_regclass(%(table)s)::oid) named(oid) left join pg_class c on c.oid = named.oid"
+)
 _PAGE_BYTES: Final = 8192
 _PAGE_HEADER_BYTES: Final = 40
 
@@ -73,11 +79,7 @@ class SourceRows:
         self._table = table
         self._name = sql.Identifier(table.schema, table.name)
         self._schema = pa.schema([pa.field(name, pa.utf8()) for name in table.names])
-        found = connection.execute(
-            "select (select relkind::text from pg_class where oid = to_regclass(%s)), (select to_jsonb(p) ->> 'rowfilter' from pg_publication_tables p "
-            "where pubname = %s and schemaname = %s and tablename = %s)",
-            (self._name.as_string(connection), publication, table.schema, table.name),
-        ).fetchone()
+        found = connection.execute(_FILTER, {"table": self._name.as_string(connection), "publication": publication}).fetchone()
         assert found is not None
         if not found[0]:
             raise SourceError(f"the source has no table {table.qualified}", hint="remove it from the stores, or create it again")

@@ -1,4 +1,4 @@
-"""A partition that somebody has locked stands in nobody's way: neither a statement on another partition nor a look at the catalog waits for it."""
+"""A partition, or another table, that somebody has locked stands in nobody's way: neither a statement on another partition nor a look at the catalog waits for it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ SCHEMA = (
     "alter table big detach partition deep_leaf",
     "create table deep partition of big for values from (5) to (100) partition by range (id)",
     "alter table deep attach partition deep_leaf for values from (0) to (10)",
+    "create table mine (id int primary key)",
     "create table deep_other partition of deep for values from (10) to (20)",
 )
 STATEMENTS = (
@@ -36,12 +37,18 @@ STATEMENTS = (
     "alter table big_4 replica identity nothing",
     "alter table big_4 replica identity default",
     "drop table big_more",
+    "create table another (id int primary key, v text)",
+    "alter publication cdc add table another",
+    "alter table another drop constraint another_pkey",
+    "alter table another add primary key (id)",
+    "drop table another",
 )
 
 
 @pytest.fixture
 def busy(pg_versions: Database) -> Iterator[psycopg.Connection[Any]]:
-    """The application's connection; one partition on each level has been locked by another transaction, which does not end."""
+    """The application's connection; one partition on each level has been locked by another transaction, which does not end, and so has
+    a table of its own."""
     sql = pg_versions.connect()
     for statement in SCHEMA:
         sql.execute(statement.encode())
@@ -58,6 +65,7 @@ def busy(pg_versions: Database) -> Iterator[psycopg.Connection[Any]]:
     with pg_versions.connect(autocommit=False) as other:
         other.execute("truncate big_2")
         other.execute("truncate deep_leaf")
+        other.execute("lock table mine in access exclusive mode")
         yield sql
         other.rollback()
     sql.execute(f"drop owned by r_{pg_versions.name}".encode())

@@ -22,7 +22,7 @@ CANARY = "s3cr3t canary'"
 
 def table(name: str, *, key: bool = True) -> SourceTable:
     made = Table(1, "public", name, (Column("id", 23, key=key),))
-    return SourceTable(Definition(made, has_primary_key=key, deferrable_key=False), "r", False, None, "me", True, False, 0, 0)
+    return SourceTable(Definition(made, has_primary_key=key, deferrable_key=False), "r", False, None, "me", True, False, 0)
 
 
 def written(source: str | None, *tables: SourceTable) -> tuple[str, Settings]:

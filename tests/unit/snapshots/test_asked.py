@@ -19,7 +19,7 @@ def test_a_request_that_was_finished_since_it_was_looked_for_is_not_read_again(
     requests = Requests(tmp_path)
     request = Request("public.t")
     name = requests.queue(request)
-    table: Any = SimpleNamespace(table=SimpleNamespace(oid=7))
+    table: Any = SimpleNamespace(table=SimpleNamespace(oid=7), untold=False)
     monkeypatch.setattr(asked, "load_tables", lambda *_: [table])
     monkeypatch.setattr(Asked, "_job", lambda *_: SimpleNamespace(source=table))
     if state != "queued":
