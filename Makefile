@@ -8,7 +8,7 @@ NAME ?= capture
 SEEDS ?= 2000
 HEADWATER_FAULTS ?= 500
 START ?= 0
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: reliability docs roles demo test lint fmt bench faults sim clean distclean lock setup
 

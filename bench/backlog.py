@@ -48,21 +48,21 @@ from bench.result import Figure, Result, faster
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
-from cdc.log.format import RECORD_BYTES, decode_head, decode_timeline_header
-from cdc.log.names import Places
-from cdc.log.reader import EmbeddedLogReader, open_reader
-from cdc.log.timeline import Timeline
+from cdc.log.embedded.format import RECORD_BYTES, decode_head, decode_timeline_header
+from cdc.log.embedded.names import Places
+from cdc.log.embedded.reader import EmbeddedLogReader, open_reader
+from cdc.log.embedded.timeline import Timeline
 from cdc.model.batch import OP, Op, table_of
 from cdc.model.position import Position
-from cdc.status import FollowerStatus, read_follower
+from cdc.state.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
 from sinks.cache.keytemplate import bind
 from sinks.cache.values import Hash
-from sinks.jsonkernels import ABSENT, VALUE, Bytes, integer_text
-from sinks.jsonrows import Piece, Texts, documents, join, plain_documents, string_texts
 from sinks.render.choices import Choices
+from sinks.render.jsonkernels import ABSENT, VALUE, Bytes, integer_text
+from sinks.render.jsonrows import Piece, Texts, documents, join, plain_documents, string_texts
+from sinks.render.rowtext import keys
 from sinks.render.texts import readonly
-from sinks.rowtext import keys
 from sinks.search.rows import IN_FLIGHT
 
 TOPIC: Final = "public.orders"

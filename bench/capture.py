@@ -176,9 +176,9 @@ def capture(
     from cdc.capture.stream import Connection
     from cdc.capture.toast import ToastMemory
     from cdc.capture.warm import warm
-    from cdc.ingest import Ingest
-    from cdc.log.writer import EmbeddedLogWriter
-    from cdc.meter import Meter
+    from cdc.ingest.loop import Ingest
+    from cdc.ingest.meter import Meter
+    from cdc.log.embedded.writer import EmbeddedLogWriter
     from cdc.model.pgtypes import PINNED_SETTINGS
     from snapshots.feed import SnapshotFeed
     from snapshots.progress import SnapshotProgress

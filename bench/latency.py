@@ -49,9 +49,9 @@ from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.processes import free_port
 from cdc.embedded.valkey import Valkey
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Position
-from cdc.status import read_capture, read_follower, read_followers
+from cdc.state.status import read_capture, read_follower, read_followers
 
 FIRST_ROWS: Final = 10_000
 WARM_S: Final = 20

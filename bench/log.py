@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from bench.result import Result, faster, lower
-from cdc.log.disk import Disk
-from cdc.log.names import sealed_of
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.disk import Disk
+from cdc.log.embedded.names import sealed_of
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import EXACT_TYPE, Op, batch_schema
 from cdc.model.pgtypes import INT8, NUMERIC, TEXT, TIMESTAMPTZ
 from cdc.model.position import Lsn, Position

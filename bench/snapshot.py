@@ -25,9 +25,9 @@ import psycopg
 
 from bench.orders import PUBLICATION, create_orders, fill_orders
 from bench.result import Result, faster
-from cdc.capturing import run_capture
 from cdc.embedded.postgres import Postgres
-from cdc.settings import Log, Settings, Source
+from cdc.ingest.process import run_capture
+from cdc.settings.models import Log, Settings, Source
 from snapshots.progress import FILE
 
 BAR = 0.75

@@ -20,12 +20,12 @@ from cdc.capture.definitions import Definitions
 from cdc.capture.pace import PAUSE_S
 from cdc.capture.stream import Connection, _Socket
 from cdc.capture.toast import ToastMemory
-from cdc.capture.values import Bytes
 from cdc.capture.warm import warm
 from cdc.embedded.postgres import Postgres
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Lsn
+from cdc.pgvalues.values import Bytes
 from cdc.source.connection import parse
 
 BLOCKS = (2**20, 2**18, 2**16)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from cdc.version import VERSION
 
 if TYPE_CHECKING:
-    from cdc.client import Client
+    from cdc.client.api import Client
 
 __version__ = VERSION
 
 
 def connect(config: str | Path = "cdc.toml") -> Client:
-    """The stores of one configuration, for programs: ``cdc.connect("cdc.toml").wait("search", lsn)``. See ``cdc.client``."""
-    from cdc.client import connect as connect_client
+    """The stores of one configuration, for programs: ``cdc.connect("cdc.toml").wait("search", lsn)``. See ``cdc.client.api``."""
+    from cdc.client.api import connect as connect_client
 
     return connect_client(config)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cdc.settings import StoreOptions
+    from cdc.settings.models import StoreOptions
     from sinks.contract import Sink
 
 KINDS: Final[Mapping[str, str]] = {

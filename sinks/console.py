@@ -17,11 +17,11 @@ from cdc.model.batch import POSITION, first_position, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
-from cdc.settings import StoreOptions
+from cdc.settings.models import StoreOptions
 from cdc.terminal import visible_json
 from sinks.contract import Outcome, Shape, audit_schema
-from sinks.jsonrows import lines
 from sinks.render.choices import Choices
+from sinks.render.jsonrows import lines
 
 
 class Options(StoreOptions):

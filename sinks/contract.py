@@ -93,7 +93,7 @@ class Sink(Protocol):
         """Connects, checks that the store is usable, compares its marks with the log, returns what is applied: the highest cut that every
         unit holds.
 
-        ``epoch``: the writer's, from its lease (``cdc.log.lease``); a sink opened without one only reads, and creates nothing. With one the
+        ``epoch``: the writer's, from its lease (``cdc.state.lease``); a sink opened without one only reads, and creates nothing. With one the
         ledger is created when there is none. Raises StoreError (``retryable`` when the store is merely down), EpochPassed when the store has
         seen a higher epoch, Stopped when a mark belongs to another log or to a history that this one never had.
         """

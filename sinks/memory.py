@@ -26,11 +26,11 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
-from cdc.settings import StoreOptions
+from cdc.settings.models import StoreOptions
 from sinks.contract import EpochPassed, Outcome, Shape, audit_schema
 from sinks.policy import emptied
+from sinks.render.rowtext import join_key, row_keys, row_text, rows_of_nothing
 from sinks.reshape import reshaped, rewrites
-from sinks.rowtext import join_key, row_keys, row_text, rows_of_nothing
 
 Row = dict[str, str | None]
 

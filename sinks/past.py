@@ -21,15 +21,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.kernels.digests import digests
 from cdc.log.contract import LogReader
 from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import START, Position
 from cdc.model.table import Table
-from sinks.digests import digests
 from sinks.policy import emptied
+from sinks.render.rowtext import keys, row_text
 from sinks.reshape import rekeyed, reshaped
-from sinks.rowtext import keys, row_text
 
 MEMORY_BYTES: Final = 64 << 20
 """What a look at the past may take by default, batches being read not counted."""

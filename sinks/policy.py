@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from cdc.model.evolution import Kind, SchemaChange, differences
 from cdc.model.table import Column, Table
-from cdc.settings import SchemaPolicy
+from cdc.settings.models import SchemaPolicy
 from sinks.reshape import rekeyed, rewrites, same_table
 
 

@@ -15,8 +15,8 @@ from cdc.model.evolution import differences
 from cdc.model.pgtypes import arrow_type, canonical_text
 from cdc.model.structure import structure_of
 from cdc.model.table import Column, Table
-from sinks.fromtext import exact_column, typed
-from sinks.rowtext import exact_values
+from sinks.render.fromtext import exact_column, typed
+from sinks.render.rowtext import exact_values
 
 
 def origins(old: Table, new: Table) -> Mapping[str, Column | None]:

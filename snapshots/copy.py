@@ -21,16 +21,16 @@ import psycopg
 import pyarrow as pa
 from psycopg import pq
 
-from cdc.capture.columns import Columns, columns
-from cdc.capture.values import Bytes
-from cdc.capture.wire import gather
 from cdc.errors import ProtocolError
+from cdc.kernels.memory import Take, fresh
 from cdc.model.batch import TS, Op, batch_schema
-from cdc.model.memory import Take, fresh
 from cdc.model.table import Table
+from cdc.pgvalues.binary import binary_columns, is_trailer, whole_binary_rows
+from cdc.pgvalues.columns import Columns, columns
+from cdc.pgvalues.fields import split, whole_rows
+from cdc.pgvalues.values import Bytes
+from cdc.pgvalues.wire import gather
 from cdc.source.patience import Patience
-from snapshots.binary import binary_columns, is_trailer, whole_binary_rows
-from snapshots.fields import split, whole_rows
 
 BLOCK_BYTES: Final = 2 * 2**20
 PAUSE_US: Final = 250

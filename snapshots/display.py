@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from cdc.status import TableProgress
+from cdc.state.status import TableProgress
 from cdc.terminal import counted, visible
 
 _LINE_EVERY_S: Final = 5.0

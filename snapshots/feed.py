@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.capture.group import Group, Watermark
 from cdc.crashpoint import crashpoint
 from cdc.model.batch import LSN, POSITION, TS, table_of
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
+from cdc.model.group import Group, Watermark
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from snapshots.fence import Barrier, Delivered, Keys, Mask, Snapshot, Window

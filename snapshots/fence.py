@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.capture.group import Transactions
 from cdc.model.batch import EXACT, OP, POSITION, Op
+from cdc.model.group import Transactions
 from cdc.model.table import Table
 
 Xids = npt.NDArray[np.uint32]

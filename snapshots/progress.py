@@ -10,9 +10,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from cdc import jsonfile
 from cdc.errors import LogCorrupt
-from cdc.status import TableProgress
+from cdc.state import jsonfile
+from cdc.state.status import TableProgress
 from snapshots.catalog import SourceTable
 from snapshots.plan import Interval, merged
 

@@ -23,9 +23,9 @@ import structlog
 from psycopg import pq
 
 from cdc.crashpoint import crashpoint
-from cdc.model.memory import Reused
+from cdc.kernels.memory import Reused
+from cdc.pgvalues.binary import readable
 from cdc.source.pins import read_pins
-from snapshots.binary import readable
 from snapshots.catalog import SourceTable, look
 from snapshots.copy import Abandoned, Block, copy_blocks, read_rows
 from snapshots.feed import PREFIX, Chunk, SnapshotFeed, State

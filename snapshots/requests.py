@@ -12,8 +12,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
-from cdc import jsonfile
 from cdc.errors import HeadwaterError, LogCorrupt
+from cdc.state import jsonfile
 from snapshots.plan import Key
 
 FOLDER: Final = "requests"

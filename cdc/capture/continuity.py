@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from cdc.capture.group import Group
 from cdc.errors import Stopped, StopState
 from cdc.model.batch import first_position
+from cdc.model.group import Group
 from cdc.model.position import Cut, format_lsn
 
 _HINT: Final = "cdc resume DIVERGED --rebuild (reads the tables again; deploy/runbook.md, DIVERGED)"

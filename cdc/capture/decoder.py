@@ -26,17 +26,17 @@ from cdc.capture.control import (
     parse_control,
 )
 from cdc.capture.definitions import DDL_PREFIX, Definitions
-from cdc.capture.group import Group, Transactions, Watermark
 from cdc.capture.grouping import Grouping
 from cdc.capture.messages import SPAN, SPOOLING, Aborted, Commit, Index, Inside, Open, scan, scan_spooled
 from cdc.capture.prepared import Prepared
 from cdc.capture.relations import Relations, parse_message, parse_truncate
 from cdc.capture.rows import Hold, Memory, Rows
 from cdc.capture.spool import Piece, Spool, Spools
-from cdc.capture.values import Bytes
 from cdc.errors import ProtocolError
 from cdc.model.evolution import SchemaChange
+from cdc.model.group import Group, Transactions, Watermark
 from cdc.model.table import Table
+from cdc.pgvalues.values import Bytes
 
 OPEN_BYTES: Final = 8 * 2**20
 """An unfinished transaction is kept as bytes up to this size; beyond it, its rows go to the log's staging as they come."""

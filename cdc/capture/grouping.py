@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.capture.definitions import Definitions
-from cdc.capture.group import Group, Transactions, Watermark
 from cdc.capture.messages import Index
 from cdc.capture.rows import Memory, Rows
-from cdc.capture.values import Bytes
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.group import Group, Transactions, Watermark
 from cdc.model.table import Table
+from cdc.pgvalues.values import Bytes
 
 FILL_BYTES: Final = 64 * 2**20
 """A group ends where more than this would be filled in: an update of many rows says little of each, and each may get megabytes."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cdc.capture.values import Bytes
 from cdc.errors import ProtocolError
-from cdc.model.kernel import inlined, kernel
+from cdc.kernels.jit import kernel
+from cdc.pgvalues.integers import read_i64, read_u32
+from cdc.pgvalues.values import Bytes
 
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 """2000-01-01 UTC in microseconds since 1970; pgoutput counts from there."""
@@ -191,21 +192,6 @@ def scan_spooled(block: Bytes, start: int, stop: int, commit: Commit, aborted: A
         spooling=False,
         inside=Inside.NOTHING,
     )
-
-
-@inlined
-def read_u16(block: Bytes, at: int) -> Any:
-    return np.int64(block[at]) << 8 | np.int64(block[at + 1])
-
-
-@inlined
-def read_u32(block: Bytes, at: int) -> Any:
-    return np.int64(block[at]) << 24 | np.int64(block[at + 1]) << 16 | np.int64(block[at + 2]) << 8 | np.int64(block[at + 3])
-
-
-@inlined
-def read_i64(block: Bytes, at: int) -> Any:
-    return read_u32(block, at) << 32 | read_u32(block, at + 4)
 
 
 @kernel

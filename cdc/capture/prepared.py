@@ -23,10 +23,10 @@ from typing import Final
 import google_crc32c
 import numpy as np
 
-from cdc import jsonfile
 from cdc.capture.messages import Aborted
 from cdc.capture.spool import Piece, Spool, pieces, write
 from cdc.errors import LogCorrupt, ProtocolError
+from cdc.state import jsonfile
 
 MAGIC: Final = b"HWPREP1\n"
 COPY_BYTES: Final = 2**20

@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.capture import columns, tuples
+from cdc.capture import tuples
 from cdc.capture.messages import Index
 from cdc.capture.relations import Relations
-from cdc.capture.values import Bytes, Flags
 from cdc.errors import ProtocolError
+from cdc.kernels.memory import Reused
 from cdc.model.batch import META_FIELDS, batch_schema
-from cdc.model.memory import Reused
 from cdc.model.table import Table
+from cdc.pgvalues import columns
+from cdc.pgvalues.values import Bytes, Flags
 
 _ROWS: Final = np.zeros(256, np.bool_)
 _ROWS[[ord("I"), ord("U"), ord("D")]] = True

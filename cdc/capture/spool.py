@@ -17,10 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from cdc.capture.messages import Aborted, read_u32
-from cdc.capture.values import Bytes
+from cdc.capture.messages import Aborted
 from cdc.errors import ProtocolError
-from cdc.model.kernel import kernel
+from cdc.kernels.jit import kernel
+from cdc.pgvalues.integers import read_u32
+from cdc.pgvalues.values import Bytes
 
 PIECE_BYTES: Final = 4 * 2**20
 """What is read of a spool at once, and so becomes one group; more only for a frame that is larger."""

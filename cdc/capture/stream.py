@@ -33,12 +33,12 @@ from psycopg.waiting import wait
 
 from cdc.capture.feedback import Feedback, Quiet, Silence, standby_status
 from cdc.capture.pace import BACKLOG_BYTES, FLOW_BYTES, PAUSE_S, READS, Flow, block_bytes, block_s
-from cdc.capture.values import Bytes
-from cdc.capture.wire import gather
 from cdc.crashpoint import crashpoint
 from cdc.errors import ProtocolError, SourceError, presentable
 from cdc.model.pgtypes import HAS_TRANSACTION_TIMEOUT
 from cdc.model.position import Lsn, format_lsn, parse_lsn
+from cdc.pgvalues.values import Bytes
+from cdc.pgvalues.wire import gather
 
 BUFFER_BYTES: Final = 16 * 2**20
 """Two of these: one fills while the other is decoded. The longer a group takes, as with changes of very many tables, the larger the next one

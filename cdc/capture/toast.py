@@ -23,12 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.capture import tuples
-from cdc.capture.values import Bytes, Flags
 from cdc.crashpoint import crashpoint
 from cdc.model.batch import ALONE, EXACT, OP, Op, table_of
 from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.table import Column, Table
+from cdc.pgvalues.values import Bytes, Flags
 
 MIN_TOAST_BYTES: Final = 8
 """A TOAST pointer takes 18 bytes on disk, so shorter values are never moved; half of it leaves room for denser types. Values of types whose

@@ -14,12 +14,12 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cdc.capture.messages import read_u16, read_u32
-from cdc.capture.values import Bytes, Flags, Lengths, Offsets, running
 from cdc.errors import ProtocolError
-from cdc.model.kernel import kernel
+from cdc.kernels.jit import kernel
 from cdc.model.pgtypes import BPCHAR, BYTEA, INTERVAL, JSON, NAME, TEXT, TIMETZ, UUID, VARCHAR, XML, arrow_type
 from cdc.model.table import Table
+from cdc.pgvalues.integers import read_u16, read_u32
+from cdc.pgvalues.values import Bytes, Flags, Lengths, Offsets, running
 
 NULL: Final = -1
 UNCHANGED: Final = -2

@@ -12,10 +12,10 @@ import pyarrow as pa
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
-from cdc.capture.values import Bytes, Flags
-from cdc.capture.wire import gather
 from cdc.model import pgtypes
 from cdc.model.table import Table
+from cdc.pgvalues.values import Bytes, Flags
+from cdc.pgvalues.wire import gather
 
 _COLUMNS: Final = (
     (b"id", pgtypes.INT8, -1, b"1"),

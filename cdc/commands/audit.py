@@ -17,7 +17,7 @@ from cdc.terminal import counted, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cdc.auditing.findings import Progress, StoreAudit, TableAudit
+    from cdc.audit.findings import Progress, StoreAudit, TableAudit
 
 
 def audit(
@@ -28,7 +28,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare every row of a store with the database at one position; list the keys that differ; exit 1 if any does."""
-    from cdc.auditing.stores import audit as audit_all
+    from cdc.audit.stores import audit as audit_all
 
     settings = invocation(context).settings()
     out = console()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cdc.commands.invocation import invocation, store_options
-from cdc.commands.signals import stop_on_signals
+from cdc.daemon.signals import stop_on_signals
 from cdc.folders import own
 
 
@@ -19,8 +19,8 @@ def follow(
     """Keep one store equal to the log, in this process."""
     settings = invocation(context).settings()
     options = store_options(settings, name)
-    from cdc import stops
-    from cdc.spark.follow import run_followers
+    from cdc.spark.queries import run_followers
+    from cdc.state import stops
 
     own(settings.run_dir, "run_dir")
     stops.check(settings.run_dir, f"follow-{name}")

@@ -11,7 +11,7 @@ import typer
 from cdc.commands.invocation import invocation
 from cdc.commands.printing import say
 from cdc.errors import ConfigError
-from cdc.interpolation import holds_secret, interpolate
+from cdc.settings.interpolation import holds_secret, interpolate
 from cdc.terminal import counted
 
 PASSWORD_VARIABLE: Final = "CDC_SOURCE_PASSWORD"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cdc.configfile import load
 from cdc.errors import ConfigError
-from cdc.settings import Settings, StoreOptions
+from cdc.settings.file import load
+from cdc.settings.models import Settings, StoreOptions
 
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader
@@ -52,6 +52,6 @@ def unopened_sink(settings: Settings, name: str) -> Sink:
 
 
 def open_log(settings: Settings) -> LogReader:
-    from cdc.log.reader import open_reader
+    from cdc.log.embedded.reader import open_reader
 
     return open_reader(settings.log.dir)

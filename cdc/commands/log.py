@@ -24,7 +24,7 @@ class Format(StrEnum):
 @app.command("ls")
 def ls(context: typer.Context, as_json: Json = False) -> None:
     """One line per topic: rows, bytes, segments, first and last position."""
-    from cdc.log import inspect
+    from cdc.log.embedded import inspect
 
     topics = inspect.ls(invocation(context).settings().log.dir)
     if as_json:
@@ -50,7 +50,7 @@ def _cells(topic: dict[str, Any]) -> tuple[str, ...]:
 @app.command("stat")
 def stat(context: typer.Context, as_json: Json = False) -> None:
     """The log as a whole: head, groups, sizes, how much is sealed."""
-    from cdc.log import inspect
+    from cdc.log.embedded import inspect
 
     facts = inspect.stat(invocation(context).settings().log.dir)
     facts["commit_lsn"] = format_lsn(facts["commit_lsn"])
@@ -79,8 +79,8 @@ def cat(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """The changes themselves, in position order. This prints row values."""
-    from cdc.log import inspect
-    from cdc.waiting import parse_wanted
+    from cdc.client.wait import parse_wanted
+    from cdc.log.embedded import inspect
 
     settings = invocation(context).settings()
     wanted = None if lsn is None else parse_wanted(lsn)

@@ -13,7 +13,7 @@ from cdc.commands.printing import console, line, print_json
 from cdc.terminal import counted
 
 if TYPE_CHECKING:
-    from cdc.planning import Plan
+    from cdc.plan.plan import Plan
 
 
 def plan(
@@ -25,7 +25,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what the source's catalog, the configuration or a DDL statement will do to every store; exit 1 if one would pause or break."""
-    from cdc.planning import plan_catalog, plan_ddl
+    from cdc.plan.plan import plan_catalog, plan_ddl
 
     settings = invocation(context).settings()
     found = plan_catalog(settings) if ddl is None else plan_ddl(settings, ddl, timeout_ms=max(1, int(timeout * 1000)))

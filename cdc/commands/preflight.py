@@ -13,14 +13,14 @@ from typing import Final
 
 import psycopg
 
-from cdc.approvals import asked_topics
 from cdc.commands.invocation import Invocation, open_log, unopened_sink
 from cdc.commands.transport import check_transport
-from cdc.contracts import check_contracts
 from cdc.errors import ConfigError, HeadwaterError, SourceError
 from cdc.model.selection import matches
 from cdc.model.table import Table
-from cdc.settings import Settings
+from cdc.plan.contracts import check_contracts
+from cdc.settings.models import Settings
+from cdc.settings.storetables import mistaken
 from cdc.source.aside import find_aside, withheld
 from cdc.source.catalog import SourceTable, find_tables, select_tables
 from cdc.source.checks import Finding, check_budget, check_source
@@ -28,7 +28,7 @@ from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
 from cdc.source.publication import ensure_publication
 from cdc.source.slot import ensure_slot, read_slot
-from cdc.storetables import mistaken
+from cdc.state.approvals import asked_topics
 from cdc.terminal import counted
 
 MIN_FREE_BYTES: Final = 1 << 30

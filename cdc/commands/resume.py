@@ -7,12 +7,12 @@ from typing import Annotated, Final
 
 import typer
 
-from cdc import rebuilds, reloading, stops
 from cdc.commands.invocation import invocation
 from cdc.commands.printing import say
 from cdc.errors import ConfigError, StopState
 from cdc.model.position import Lsn, parse_lsn
-from cdc.settings import Settings
+from cdc.settings.models import Settings
+from cdc.state import rebuilds, reloads, stops
 
 _LSN: Final = re.compile(r"LSN ([0-9A-F]{1,8}/[0-9A-F]{1,8})")
 
@@ -57,7 +57,7 @@ def _check(stop: stops.Stop, skip: str | None) -> None:
         if stop.state not in rebuilds.STATES:
             raise ConfigError(f"building the store again does not help with {stop.name}", hint=f"deploy/runbook.md, {stop.state}")
         return
-    if stop.state not in reloading.WHOLE | reloading.TABLES:
+    if stop.state not in reloads.WHOLE | reloads.TABLES:
         raise ConfigError(f"reading the tables again does not help with {stop.name}", hint=f"deploy/runbook.md, {stop.state}")
     if stop.state is not StopState.POISON_ROW:
         if skip is not None:
@@ -88,6 +88,6 @@ def _request(settings: Settings, stop: stops.Stop) -> None:
         rebuilds.request(settings.run_dir, store, stop.state)
         say(f"store {store} will be emptied, and built again from {settings.log.dir}")
         return
-    reloading.request(settings.log.dir, stop.state)
-    tables = "every table" if stop.state in reloading.WHOLE else "the tables that were out of the publication"
+    reloads.request(settings.log.dir, stop.state)
+    tables = "every table" if stop.state in reloads.WHOLE else "the tables that were out of the publication"
     say(f"capture will read {tables} again into {settings.log.dir}")

@@ -12,15 +12,15 @@ from typing import Annotated, Final
 import structlog
 import typer
 
-from cdc import stops
 from cdc.commands.invocation import Invocation, invocation, store_options
-from cdc.commands.signals import DRAIN_S, die_with_parent, stop_on_signals
-from cdc.configuration import VARIABLE, Configuration, Handed
+from cdc.daemon.configuration import VARIABLE, Configuration, Handed
+from cdc.daemon.signals import DRAIN_S, die_with_parent, stop_on_signals
+from cdc.daemon.supervisor import DRAIN_S as CHILDREN_DRAIN_S
+from cdc.daemon.supervisor import PARENT_VARIABLE, refuse_second, supervise
 from cdc.errors import ConfigError, HeadwaterError, Stopped
 from cdc.folders import own
-from cdc.settings import Settings, StoreOptions
-from cdc.supervise import DRAIN_S as CHILDREN_DRAIN_S
-from cdc.supervise import PARENT_VARIABLE, refuse_second, supervise
+from cdc.settings.models import Settings, StoreOptions
+from cdc.state import stops
 
 SUPERVISOR_DRAIN_S: Final = CHILDREN_DRAIN_S + 10.0
 """It ends by itself, with 0, after the last child has."""
@@ -91,7 +91,7 @@ def _part(given: Invocation, configuration: Configuration | Handed, only: str | 
 
 
 def _capture(settings: Settings, stop: threading.Event) -> int:
-    from cdc.capturing import run_capture
+    from cdc.ingest.process import run_capture
 
     stops.check(settings.run_dir, "capture")
     try:
@@ -104,7 +104,7 @@ def _capture(settings: Settings, stop: threading.Event) -> int:
 
 def _followers(configuration: Configuration | Handed, name: str, stop: threading.Event) -> int:
     """Stopped followers are left out; the others run. All stopped is a stop state of the process."""
-    from cdc.spark.follow import run_followers
+    from cdc.spark.queries import run_followers
 
     settings = configuration.settings
     if name != "*":

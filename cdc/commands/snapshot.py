@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc import status, stops
 from cdc.commands.invocation import invocation
 from cdc.commands.printing import console, print_json, say
 from cdc.errors import ConfigError, HeadwaterError, WaitTimeout
-from cdc.settings import Settings
+from cdc.settings.models import Settings
+from cdc.state import status, stops
 from cdc.terminal import counted
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from cdc.commands.printing import budget_lasts, console, line, moment, print_jso
 from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
-    from cdc.report import CaptureReport, FollowerReport, Report, SourceReport
+    from cdc.report.shape import CaptureReport, FollowerReport, Report, SourceReport
 
 WIDE_COLUMNS: Final = 120
 _WIDE: Final = ("store", "kind", "state", ">position", ">behind", ">bytes", ">seconds", ">rows/s", ">written", ">set aside")
@@ -28,12 +28,12 @@ _WATCH_S: Final = 1.0
 
 def status(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (its keys: cdc/report.py).")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (its keys: cdc/report/shape.py).")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
 ) -> None:
     """Lag per follower, slot and WAL budget, log size, stop states with their way out."""
-    from cdc.gathering import gather
-    from cdc.probe import SourceProbe
+    from cdc.report.collector import gather
+    from cdc.report.probe import SourceProbe
 
     settings = invocation(context).settings()
     reader = open_log(settings)

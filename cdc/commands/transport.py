@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from cdc.errors import ConfigError
-from cdc.settings import Settings
+from cdc.settings.models import Settings
 from cdc.source.checks import Finding
 from cdc.source.connection import parse
 from cdc.source.options import VERIFIED, effective, is_local, is_remote

@@ -21,8 +21,8 @@ def wait(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Return when the store shows everything up to an LSN; exit 3 on timeout."""
-    from cdc.waiting import parse_wanted
-    from cdc.waiting import wait as wait_for
+    from cdc.client.wait import parse_wanted
+    from cdc.client.wait import wait as wait_for
 
     settings = invocation(context).settings()
     store_options(settings, name)

@@ -28,7 +28,7 @@ def _snapshot() -> None:
 
     from cdc.model.pgtypes import INT8
     from cdc.model.table import Column, Table
-    from snapshots.binary import binary_columns, whole_binary_rows
+    from cdc.pgvalues.binary import binary_columns, whole_binary_rows
 
     table = Table(1, "public", "warm", (Column("id", INT8, -1, key=True),))
     row = np.frombuffer(bytearray(b"d\0\0\0\x12" + b"\0\1" + b"\0\0\0\x08" + bytes(8)), np.uint8)
@@ -37,8 +37,8 @@ def _snapshot() -> None:
 
 
 def _stores() -> None:
-    from sinks import jsonrows
     from sinks.cache import resp
+    from sinks.render import jsonrows
 
     jsonrows.warm_up()
     resp.warm_up()

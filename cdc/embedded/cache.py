@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cdc import jsonfile
 from cdc.folders import own_code
+from cdc.state import jsonfile
 
 
 def cache_folder() -> Path:

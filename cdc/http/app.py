@@ -5,7 +5,7 @@
 ``/healthz``        200 while the process answers
 ``/readyz``         200 ``{"ready": true}`` when the service is healthy, or 503 ``{"ready": false, "reasons": […]}`` with its problems
 ``/metrics``        ``cdc.http.metrics``, in Prometheus's text format (OpenMetrics when asked for)
-``/v1/status``      ``cdc.report.Report.to_json()``; 503 ``{"error", "hint"}`` when the log cannot be read
+``/v1/status``      ``cdc.report.shape.Report.to_json()``; 503 ``{"error", "hint"}`` when the log cannot be read
 ``/v1/wait``        ``?store=NAME&lsn=16/B374D848&timeout=60``: 200 ``{"reached": true, "store", "lsn", "position", "seconds"}``; 504
                     ``{"reached": false, "error", "hint"}`` after the timeout (seconds, at most 300); 409 when a part that is waited
                     for is in a stop state; 400 for bad input; 404 for an unknown store; without ``lsn`` everything committed by now
@@ -34,19 +34,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from cdc import waiting
+from cdc.client import wait as waiting
+from cdc.client.wait import Waited
 from cdc.errors import ConfigError, SourceError, Stopped, StoreError, WaitTimeout
-from cdc.gathering import gather
 from cdc.http.events import EventStream, Failure, Feed
 from cdc.http.guard import Guard, access_of
 from cdc.http.metrics import ReportCollector
 from cdc.http.waits import wait_while_asked
-from cdc.log.reader import open_reader
+from cdc.log.embedded.reader import open_reader
 from cdc.model.position import Lsn, format_lsn
-from cdc.probe import SourceProbe
-from cdc.report import Report
-from cdc.settings import Settings
-from cdc.waiting import Waited
+from cdc.report.collector import gather
+from cdc.report.probe import SourceProbe
+from cdc.report.shape import Report
+from cdc.settings.models import Settings
 
 DEFAULT_WAIT_S: Final = 60.0
 MAX_WAIT_S: Final = 300.0

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from cdc.errors import HeadwaterError
 from cdc.http.past import Past, save
-from cdc.report import Report
+from cdc.report.shape import Report
 
 _log = structlog.get_logger("http")
 

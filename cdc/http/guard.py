@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdc.errors import ConfigError
-from cdc.settings import Http
+from cdc.settings.models import Http
 
 OPEN_PATHS: Final = frozenset({"/", "/page.css", "/page.js", "/words.js", "/draw.js", "/stream.js", "/icon.svg", "/healthz"})
 """Hold no facts, so they need no token: the page asks its reader for it."""

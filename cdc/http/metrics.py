@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cdc.model.position import parse_lsn
-from cdc.report import CaptureReport, FollowerReport, LogReport, Report, SlotReport
-from cdc.status import CAPTURE_STATES, FOLLOWER_STATES
+from cdc.report.shape import CaptureReport, FollowerReport, LogReport, Report, SlotReport
+from cdc.state.status import CAPTURE_STATES, FOLLOWER_STATES
 
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 MAX_TABLES: Final = 1000

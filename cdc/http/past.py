@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cdc import jsonfile
-from cdc.chronicle import without_figures
-from cdc.report import Report
+from cdc.report.shape import Report
+from cdc.state import jsonfile
+from cdc.state.chronicle import without_figures
 
 MINUTES: Final = 24 * 60
 EPISODES: Final = 200

@@ -16,7 +16,7 @@ from cdc.errors import ConfigError
 from cdc.http.app import make_app
 from cdc.http.door import MAX_HEADER_BYTES, Door, Listener, protocol_behind
 from cdc.http.guard import host_and_port
-from cdc.settings import Settings
+from cdc.settings.models import Settings
 
 DRAIN_S: Final = 5
 BACKLOG: Final = 128

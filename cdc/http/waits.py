@@ -7,19 +7,19 @@ from dataclasses import replace
 from threading import Event
 from typing import Final
 
-from cdc import waiting
+from cdc.client import wait as waiting
+from cdc.client.wait import Waited
 from cdc.errors import WaitTimeout
 from cdc.log.contract import LogReader
 from cdc.model.position import Lsn, format_lsn
-from cdc.settings import Settings
-from cdc.waiting import Waited
+from cdc.settings.models import Settings
 
 LOOK_S: Final = 0.5
 """How long a wait may go on without a look at whether anybody is still there."""
 
 
 def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn | None, timeout_s: float, gone: Event) -> Waited:
-    """As ``cdc.waiting.wait``, but until ``gone`` is set at most: it then raises WaitTimeout."""
+    """As ``cdc.client.wait.wait``, but until ``gone`` is set at most: it then raises WaitTimeout."""
     began = time.monotonic()
     dsn = settings.source.dsn.get_secret_value()
     wanted = waiting.current_lsn(dsn) if lsn is None else lsn

@@ -26,7 +26,7 @@ class Column:
     key: bool = False
     attnum: int = 0
     protected: str = ""
-    """The policy that stands between the source's values and these (``mask``, ``hmac:KEYID``, ``encrypt:KEYID``; ``cdc.privacy``)."""
+    """The policy that stands between the source's values and these (``mask``, ``hmac:KEYID``, ``encrypt:KEYID``; ``cdc.privacy.policies``)."""
     structure: str = ""
     """What a type that is not the server's own is made of (``cdc.model.structure``); empty where its values are plain text to us."""
 

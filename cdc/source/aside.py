@@ -7,39 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
-from cdc import jsonfile
 from cdc.errors import LogCorrupt
 from cdc.source.membership import Membership
 from cdc.source.trigger import SetAside, set_aside_by_trigger
+from cdc.state.statefile import StateFile
 
 FILE: Final = "aside.json"
-_FORMAT: Final = 1
 
 
 def load_aside(folder: Path) -> dict[int, SetAside]:
     """By OID; nothing when there is no such file. Raises LogCorrupt when it is not ours."""
-    path = folder / FILE
-    try:
-        raw: Any = jsonfile.decode(path.read_bytes())
-        if raw["format"] != _FORMAT:
-            raise LogCorrupt(f"{path} has format {raw['format']}, this version reads {_FORMAT}")
-        return {int(oid): SetAside(None, bool(again)) for oid, again in raw["tables"].items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise LogCorrupt(
-            f"{path} is damaged; removing it lets capture stop (TABLE_UNPUBLISHED) where it took a table out of the publication itself"
-        ) from None
+    return _FILE.load(folder / FILE) or {}
 
 
 def save_aside(folder: Path, tables: Mapping[int, SetAside]) -> None:
     """Durable on return. Writes nothing when the file says so already."""
     if tables != load_aside(folder):
-        jsonfile.write(folder / FILE, {"format": _FORMAT, "tables": {str(oid): told.again for oid, told in tables.items()}})
+        _FILE.save(folder / FILE, dict(tables))
 
 
 def find_aside(connection: psycopg.Connection, publication: str, folder: Path) -> dict[int, SetAside]:
@@ -57,3 +45,17 @@ def excused(aside: Mapping[int, SetAside], found: Membership) -> set[int]:
 def withheld(aside: Mapping[int, SetAside]) -> Collection[int]:
     """Tables (OIDs) that only their owner can publish again: they had a column list or a row filter, which may have kept something back."""
     return {oid for oid, told in aside.items() if told.entry is None and not told.again}
+
+
+def _unreadable(path: Path, what: str) -> LogCorrupt:
+    return LogCorrupt(
+        f"{path} {what}; removing it lets capture stop (TABLE_UNPUBLISHED) where it took a table out of the publication itself"
+    )
+
+
+_FILE: Final[StateFile[dict[int, SetAside]]] = StateFile(
+    format=1,
+    encode=lambda tables: {"tables": {str(oid): told.again for oid, told in tables.items()}},
+    decode=lambda raw: {int(oid): SetAside(None, bool(again)) for oid, again in raw["tables"].items()},
+    unreadable=_unreadable,
+)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cdc import folders, jsonfile
+from cdc import folders
 from cdc.errors import ConfigError, LogCorrupt
 from cdc.model.position import Lsn
+from cdc.state.statefile import StateFile
 
 FILE: Final = "slot.json"
-_FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,23 @@ def recorded(folder: Path) -> Claim | None:
     """What was recorded last. Raises LogCorrupt when the file is not ours, ConfigError when it cannot be read."""
     path = folder / FILE
     try:
-        raw: dict[str, Any] = jsonfile.decode(path.read_bytes())
-        if raw.pop("format") != _FORMAT:
-            raise LogCorrupt(f"{path} has a format that this version does not read")
-        return Claim(**raw)
-    except FileNotFoundError:
-        return None
+        return _FILE.load(path)
     except PermissionError:
         raise ConfigError(f"{path} belongs to another user", hint=f"sudo chown $(id -un) {path}") from None
-    except (ValueError, KeyError, TypeError):
-        raise LogCorrupt(f"{path} is damaged") from None
 
 
 def record(folder: Path, claim: Claim) -> None:
     """Durable when it returns."""
     folders.own(folder, "log.dir")
-    jsonfile.write(folder / FILE, {"format": _FORMAT, **asdict(claim)})
+    _FILE.save(folder / FILE, claim)
 
 
 def withdraw(folder: Path, claim: Claim) -> None:
     """What was to be done has failed. Another process's claim stays."""
     if recorded(folder) == claim:
-        (folder / FILE).unlink(missing_ok=True)
-        jsonfile.sync_folder(folder)
+        _FILE.remove(folder / FILE)
+
+
+_FILE: Final = StateFile(
+    format=1, encode=asdict, decode=lambda raw: Claim(**raw), unreadable=lambda path, what: LogCorrupt(f"{path} {what}")
+)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, LiteralString
+from typing import Final, LiteralString
 
 import psycopg
 
-from cdc import jsonfile
 from cdc.errors import LogCorrupt
 from cdc.model.facts import Facts
 from cdc.source.published import PUBLISHED
 from cdc.source.vanishing import despite_drops
+from cdc.state.statefile import StateFile
 
 FILE: Final = "catalog.json"
-_FORMAT: Final = 2
 
 # What the types of a table's columns are made of (``Facts.types``); ``c.oid`` is the table's.
 TYPES: Final[LiteralString] = """(
@@ -134,19 +133,17 @@ def read_facts(
 
 def load_facts(folder: Path) -> dict[int, Facts]:
     """What ``save_facts`` kept in the log's folder; nothing when there is no such file. Raises LogCorrupt when it is not ours."""
-    path = folder / FILE
-    try:
-        raw: Any = jsonfile.decode(path.read_bytes())
-        if raw["format"] != _FORMAT:
-            raise LogCorrupt(f"{path} has format {raw['format']}, this version reads {_FORMAT}")
-        tables = [Facts.from_json(table) for table in raw["tables"]]
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise LogCorrupt(f"{path} is damaged; removing it lets capture read the catalog again") from None
-    return {facts.oid: facts for facts in tables}
+    return {facts.oid: facts for facts in _FILE.load(folder / FILE) or ()}
 
 
 def save_facts(folder: Path, tables: Mapping[int, Facts]) -> None:
     """Durable on return."""
-    jsonfile.write(folder / FILE, {"format": _FORMAT, "tables": [facts.to_json() for facts in tables.values()]})
+    _FILE.save(folder / FILE, list(tables.values()))
+
+
+_FILE: Final[StateFile[list[Facts]]] = StateFile(
+    format=2,
+    encode=lambda tables: {"tables": [facts.to_json() for facts in tables]},
+    decode=lambda raw: [Facts.from_json(table) for table in raw["tables"]],
+    unreadable=lambda path, what: LogCorrupt(f"{path} {what}; removing it lets capture read the catalog again"),
+)

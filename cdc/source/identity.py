@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cdc import jsonfile
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, LogCorrupt, Stopped, StopState
 from cdc.model.position import Cut, Lsn, format_lsn, parse_lsn
 from cdc.source.membership import Membership
 from cdc.source.slot import PLUGIN, SlotFacts, rebuild_hint, replaced_hint
+from cdc.state import jsonfile
+from cdc.state.statefile import StateFile
 
 FILE: Final = "source.json"
-_FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +50,14 @@ class Branch:
 
 def recorded(folder: Path) -> Identity | None:
     """The source that this log belongs to; None before its first start. Raises LogCorrupt when the file is not ours."""
-    path = folder / FILE
-    try:
-        raw: dict[str, Any] = jsonfile.decode(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        raise LogCorrupt(f"{path} is damaged") from None
-    try:
-        if raw.pop("format") != _FORMAT:
-            raise LogCorrupt(f"{path} has a format that this version does not read")
-        held = raw.pop("membership")
-        tables = {int(oid): (name, tuple(ways)) for oid, (name, ways) in held["tables"].items()}
-        return Identity(**raw, membership=Membership(held["publication"], tables))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise LogCorrupt(f"{path} is damaged") from None
+    return _FILE.load(folder / FILE)
 
 
 def record(folder: Path, identity: Identity) -> None:
     """Durable when it returns."""
     aside = folder / f".{FILE}.{os.getpid()}"
     with open(jsonfile.create(aside), "w", encoding="utf-8") as file:
-        file.write(jsonfile.encode({"format": _FORMAT, **asdict(identity)}))
+        file.write(jsonfile.encode({"format": _FILE.format, **_FILE.encode(identity)}))
         file.flush()
         crashpoint("identity.before_fsync")
         os.fsync(file.fileno())
@@ -157,3 +143,12 @@ def _check_timeline(known: int, found: int, history: Sequence[Branch], head: Cut
 def diverged(message: str) -> Stopped:
     """The database lacks what the log holds."""
     return Stopped(StopState.DIVERGED, message, hint=rebuild_hint(StopState.DIVERGED))
+
+
+def _decoded(raw: dict[str, Any]) -> Identity:
+    held = raw.pop("membership")
+    tables = {int(oid): (name, tuple(ways)) for oid, (name, ways) in held["tables"].items()}
+    return Identity(**raw, membership=Membership(held["publication"], tables))
+
+
+_FILE: Final = StateFile(format=1, encode=asdict, decode=_decoded, unreadable=lambda path, what: LogCorrupt(f"{path} {what}"))

@@ -17,9 +17,9 @@ from psycopg import sql
 from cdc.errors import SourceError
 from cdc.model.position import Lsn, parse_lsn
 from cdc.model.table import Table
+from cdc.pgvalues.copytext import parse
 from cdc.source.catalog import PARTITIONED
 from cdc.source.connection import reason
-from cdc.source.copytext import parse
 from cdc.source.published import PUBLISHED
 
 BLOCK_BYTES: Final = 4 * 2**20

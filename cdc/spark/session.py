@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from cdc import jsonfile
 from cdc.embedded.jars import spark_jars
 from cdc.embedded.workers import worker_python
+from cdc.state import jsonfile
 
 CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """With the bare local file system: no ``chmod`` process per file, 25 of which a micro-batch would start otherwise."""

@@ -40,7 +40,7 @@ from pyspark.sql.types import StructType
 
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Slice, selected
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import META_FIELDS, OP, batch_schema
 from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Cut, Lsn, Position

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from cdc.errors import ConfigError
 from cdc.model.table import Table
-from sinks.jsonrows import Piece, Texts, join, raw_texts
-from sinks.rowtext import EMPTY_KEY, ESCAPE, NULL_PART, column_text, exact_values, join_key, key_part, keys
+from sinks.render.jsonrows import Piece, Texts, join, raw_texts
+from sinks.render.rowtext import EMPTY_KEY, ESCAPE, NULL_PART, column_text, exact_values, join_key, key_part, keys
 
 DEFAULT: Final = "{schema}.{table}:{key}"
 WHOLE_KEY: Final = "key"

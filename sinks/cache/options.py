@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from cdc.settings import StoreOptions
+from cdc.settings.models import StoreOptions
 from sinks.cache.keytemplate import DEFAULT
 
 

@@ -23,10 +23,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cdc.model.kernel import kernel
+from cdc.kernels.jit import kernel
+from cdc.kernels.memcpy import copied
 from sinks.cache.wire import bulk, command
-from sinks.copying import copied
-from sinks.jsonrows import BUFFERS, Texts
+from sinks.render.jsonrows import BUFFERS, Texts
 
 EXEC: Final = command("EXEC")
 MULTI: Final = command("MULTI")

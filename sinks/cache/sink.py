@@ -23,7 +23,6 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
-from sinks import jsonrows
 from sinks.cache import erasing, ledger, neighbours, reading, resp
 from sinks.cache.barriers import Barriers
 from sinks.cache.fence import Answer, Writer, answer
@@ -35,9 +34,10 @@ from sinks.cache.transactions import Answers, Commands, Transactions, lost
 from sinks.cache.values import Form, form_of, shown
 from sinks.cache.writing import Rowwriter
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape
+from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.meaning import plain_key
-from sinks.rowtext import rows_with_keys
+from sinks.render.rowtext import rows_with_keys
 
 
 class CacheSink:

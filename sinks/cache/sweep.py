@@ -12,10 +12,10 @@ from cdc.model.position import Position
 from cdc.model.table import Table
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base
-from sinks.jsonrows import Texts
 from sinks.past import all_keys, rows_under
+from sinks.render.jsonrows import Texts
+from sinks.render.rowtext import column_text, exact_values
 from sinks.reshape import origins
-from sinks.rowtext import column_text, exact_values
 
 
 def names(log: LogReader, keys: TableKeys, base: Base, upto: Position) -> Iterator[Texts]:

@@ -21,10 +21,10 @@ from cdc.model.showing import AsRules
 from cdc.model.table import Table
 from sinks.cache.ledger import Projection
 from sinks.cache.resp import fields_of
-from sinks.jsonkernels import VALUE
-from sinks.jsonrows import Texts, fields, plain_documents
-from sinks.jsontext import from_fields, meant_rows, parse, row_texts
 from sinks.render.choices import Choices
+from sinks.render.jsonkernels import VALUE
+from sinks.render.jsonrows import Texts, fields, plain_documents
+from sinks.render.jsontext import from_fields, meant_rows, parse, row_texts
 
 Fields = Mapping[str, Any]
 

@@ -22,7 +22,7 @@ from sinks.cache.values import Form
 from sinks.cache.wire import command
 from sinks.contract import DeadLetter, Outcome
 from sinks.deadletters import letter_id, letter_json
-from sinks.jsonrows import Texts
+from sinks.render.jsonrows import Texts
 
 LIMITS: Final = Limits(rows=500, bytes=1 << 19)
 """Of one transaction. More at once are not written faster, and all other clients of the server wait meanwhile: here for a millisecond."""

@@ -12,7 +12,7 @@ from cdc.model.selection import named
 from cdc.model.showing import As, AsRules, shown_as
 from cdc.model.structure import Scalar, structure_of
 from cdc.model.table import Column, Table
-from sinks.jsonrows import Style
+from sinks.render.jsonrows import Style
 
 _TEXTS = frozenset((TEXT, VARCHAR, BPCHAR, NAME))
 

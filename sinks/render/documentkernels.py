@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cdc.model.kernel import kernel
+from cdc.kernels.jit import kernel
 from sinks.render.tokenkernels import (
     BACKSLASH,
     CLOSE,

@@ -1,6 +1,6 @@
 """Compiled loops from Postgres's text of scalars and arrays to JSON on one line. They agree with ``literals`` or leave a row to it.
 
-Every kernel takes a text column (see ``sinks.jsonkernels``) and gives ``(data, offsets, left, doubts)``: the literals, which rows it has
+Every kernel takes a text column (see ``sinks.render.jsonkernels``) and gives ``(data, offsets, left, doubts)``: the literals, which rows it has
 left to ``literals`` (their literal is empty), and the numbers ``(row, start, end)`` in ``data`` with more digits than every double holds,
 which are looked for only where ``doubles`` says so.
 """
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from cdc.model.kernel import inlined, kernel
-from sinks.jsonkernels import put_escape
+from cdc.kernels.jit import inlined, kernel
+from sinks.render.jsonkernels import put_escape
 from sinks.render.tokenkernels import (
     BACKSLASH,
     CLOSE,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sinks.jsonkernels import Bytes, Offsets
+from sinks.render.jsonkernels import Bytes, Offsets
 
 NOTHING: Final = np.empty(0, np.uint8)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cdc.model.kernel import inlined, kernel
+from cdc.kernels.jit import inlined, kernel
 
 DOUBLE_DIGITS: Final = 15
 """Every decimal number of so many digits comes back from a double as it was."""

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from cdc.errors import StoreError
 from cdc.model.table import Table
-from sinks.jsonrows import Piece, Style, Texts, join, position_texts, string_texts
+from sinks.render.jsonrows import Piece, Style, Texts, join, position_texts, string_texts
+from sinks.render.rowtext import keys
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s, bulk_fate
-from sinks.rowtext import keys
 from sinks.search import conditional
 from sinks.search.conditional import Change
 from sinks.search.fields import document_pieces

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cdc.model.batch import POSITION
-from sinks.jsonrows import DELETED
+from sinks.render.jsonrows import DELETED
 from sinks.search.naming import Places
 from sinks.search.wire import Cluster
 

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from cdc.model.showing import As
 from cdc.model.table import Table
-from sinks.jsonkernels import ABSENT, VALUE
-from sinks.jsonrows import QUOTE, Member, Piece, Style, first_bytes, head_pieces, join, label_of, members, object_pieces
 from sinks.render.documentkernels import leaf_sizes
+from sinks.render.jsonkernels import ABSENT, VALUE
+from sinks.render.jsonrows import QUOTE, Member, Piece, Style, first_bytes, head_pieces, join, label_of, members, object_pieces
 from sinks.render.kinds import JSON_KINDS, Kind, Leaf, List, Object, Pairs, Span, kind_of
 from sinks.render.texts import Texts, readonly
 from sinks.search.naming import field_names
@@ -72,7 +72,7 @@ def style_of(table: Table, as_: Mapping[str, As]) -> Style:
 
 
 def document_pieces(batch: pa.RecordBatch, table: Table, style: Style) -> list[Piece]:
-    """As ``sinks.jsonrows.document_pieces``, every value in its place."""
+    """As ``sinks.render.jsonrows.document_pieces``, every value in its place."""
     return object_pieces(_placed(batch, table, style), head_pieces(batch), rows=len(batch))
 
 
@@ -125,7 +125,7 @@ def _wrapped(texts: Texts, which: Mask) -> Texts:
 
 
 def taken_out(source: Mapping[str, Any], table: Table, style: Style) -> dict[str, Any]:
-    """A document's ``_source`` with every value in its own place again, as ``sinks.jsontext.row_texts`` takes it."""
+    """A document's ``_source`` with every value in its own place again, as ``sinks.render.jsontext.row_texts`` takes it."""
     document = dict(source)
     kept = document.pop(UNINDEXED, None)
     for name in flat_json_names(table, style):

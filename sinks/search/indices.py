@@ -13,7 +13,7 @@ from typing import Any, Final
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.table import Table
-from sinks.jsonrows import DELETED, Style
+from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
 from sinks.search.naming import GENERATION, Owner, Places, named, owner_of

@@ -14,7 +14,7 @@ from cdc.model.batch import POSITION
 from cdc.model.pgtypes import BPCHAR, DATE, FLOAT4, FLOAT8, INT2, INT4, INT8, NAME, NUMERIC, OID, TEXT, VARCHAR, XML
 from cdc.model.structure import ArrayOf, MultirangeOf, RangeOf, Scalar, Structure, structure_of
 from cdc.model.table import Column, Table
-from sinks.jsonrows import DELETED, Style
+from sinks.render.jsonrows import DELETED, Style
 from sinks.render.kinds import Leaf, kind_of
 from sinks.search.fields import UNINDEXED, Field, field_of
 

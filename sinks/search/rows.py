@@ -14,7 +14,7 @@ from cdc.model.position import Position
 from cdc.model.table import Table
 from sinks.contract import DeadLetter
 from sinks.deadletters import check_share
-from sinks.jsonrows import Texts
+from sinks.render.jsonrows import Texts
 from sinks.retry import Fate
 from sinks.search import bulk
 from sinks.search.conditional import Conflict

@@ -18,15 +18,15 @@ from cdc.model.evolution import schema_change_of
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
-from cdc.settings import StoreOptions
-from sinks import jsonrows
+from cdc.settings.models import StoreOptions
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape
-from sinks.jsonrows import DELETED
-from sinks.jsontext import meant_rows, row_texts
+from sinks.render import jsonrows
 from sinks.render.choices import Choices
+from sinks.render.jsonrows import DELETED
+from sinks.render.jsontext import meant_rows, row_texts
 from sinks.render.meaning import plain_key
+from sinks.render.rowtext import join_key, rows_with_keys
 from sinks.retry import Fate
-from sinks.rowtext import join_key, rows_with_keys
 from sinks.search import bulk, conditional, fence, fields
 from sinks.search.barriers import Barriers
 from sinks.search.conditional import Conflict

@@ -26,7 +26,7 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 from sinks.contract import Shape
-from sinks.jsonrows import DELETED
+from sinks.render.jsonrows import DELETED
 from sinks.search.conditional import Stand
 
 FIELD: Final = "%standing"

@@ -13,7 +13,7 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from sinks.contract import Shape
-from sinks.jsonrows import Style
+from sinks.render.jsonrows import Style
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
 from sinks.search.indices import Found, Indices, by_alias

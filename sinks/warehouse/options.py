@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import Field
 
-from cdc.settings import StoreOptions
+from cdc.settings.models import StoreOptions
 
 MB: Final = 2**20
 

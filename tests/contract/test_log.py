@@ -13,9 +13,9 @@ import pytest
 
 from cdc.errors import Stopped
 from cdc.log.contract import LogReader, LogWriter
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, table_of
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position

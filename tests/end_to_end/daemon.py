@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import psutil
 
-from cdc import status
 from cdc.demo.configuration import Value, toml
 from cdc.embedded.processes import kill_group, spawn
+from cdc.state import status
 
 STORES = ("search", "cache", "warehouse")
 DEADLINE_S = 300.0

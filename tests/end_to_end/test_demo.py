@@ -24,7 +24,7 @@ from cdc.demo.daemon import Daemon
 from cdc.demo.flights import Airport, Flights, Kind, load
 from cdc.demo.stage import STORES, set_up
 from cdc.errors import WaitTimeout
-from cdc.status import read_follower
+from cdc.state.status import read_follower
 from tests.conftest import Database
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc import status
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
+from cdc.state import status
 from tests.end_to_end.daemon import STORES, Daemon, configure, kill_process
 from tests.end_to_end.traffic import Traffic
 

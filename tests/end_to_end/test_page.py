@@ -17,8 +17,8 @@ import pytest
 from cdc.http.app import make_app
 from cdc.http.past import Past, save
 from cdc.http.serve import serving
-from cdc.report import Lag, Report, SnapshotReport, TopicReport
-from cdc.settings import Http, Settings
+from cdc.report.shape import Lag, Report, SnapshotReport, TopicReport
+from cdc.settings.models import Http, Settings
 from tests.end_to_end import chromium
 from tests.unit.http import reports
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from cdc import stops
 from cdc.embedded.opensearch import OpenSearch
+from cdc.state import stops
 from tests import counters
 from tests.conftest import Cache, Database
 from tests.end_to_end.altering import AnyRows, Definitions, insert, targets

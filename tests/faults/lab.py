@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc import status, stops
 from cdc.embedded.postgres import Postgres
-from cdc.log.format import HEAD_BYTES, decode_head
+from cdc.log.embedded.format import HEAD_BYTES, decode_head
+from cdc.state import status, stops
 from snapshots.progress import SnapshotProgress
 from tests.faults.nursery import Nursery, Process
 from tests.faults.truth import LogFold, difference, of_source, pin

@@ -149,7 +149,7 @@ class _Parent:
 
 def capture(job: Job) -> int:
     from cdc.commands.run import _capture
-    from cdc.commands.signals import stop_on_signals
+    from cdc.daemon.signals import stop_on_signals
 
     with stop_on_signals() as stop:
         return _capture(settings_of(job), stop)
@@ -157,8 +157,8 @@ def capture(job: Job) -> int:
 
 def follow(job: Job) -> int:
     """The store's follower without Spark, until it has applied everything that the log holds."""
-    from cdc.log.reader import open_reader
-    from cdc.spark.follower import Follower
+    from cdc.follow.follower import Follower
+    from cdc.log.embedded.reader import open_reader
 
     settings = settings_of(job)
     [(name, options)] = settings.stores.items()
@@ -172,9 +172,9 @@ def follow(job: Job) -> int:
 
 
 def supervise(job: Job) -> int:
-    from cdc.commands.signals import stop_on_signals
-    from cdc.configuration import Configuration
-    from cdc.supervise import supervise as run
+    from cdc.daemon.configuration import Configuration
+    from cdc.daemon.signals import stop_on_signals
+    from cdc.daemon.supervisor import supervise as run
     from sinks import options_model
 
     os.environ.pop("HEADWATER_CRASHPOINT", None)
@@ -184,7 +184,7 @@ def supervise(job: Job) -> int:
 
 
 def settings_of(job: Job) -> Any:
-    from cdc.settings import Log, Settings, Source
+    from cdc.settings.models import Log, Settings, Source
     from sinks import options_model
 
     folder = Path(job["folder"])
@@ -225,15 +225,22 @@ def _child(job: Job, parent: int) -> int:
         sys.stderr.flush()
 
 
-_MODULES = ("cdc.capturing", "cdc.commands.run", "cdc.spark.follower", "cdc.supervise", "sinks.cache.sink", "sinks.search.sink")
+_MODULES = (
+    "cdc.ingest.process",
+    "cdc.commands.run",
+    "cdc.follow.follower",
+    "cdc.daemon.supervisor",
+    "sinks.cache.sink",
+    "sinks.search.sink",
+)
 
 
 def _warm() -> None:
     for name in _MODULES:
         import_module(name)
     from cdc.capture.warm import warm
-    from sinks import jsonrows
     from sinks.cache import resp
+    from sinks.render import jsonrows
 
     warm()
     jsonrows.warm_up()

@@ -13,14 +13,14 @@ from typing import Any, Final, Protocol
 
 import psycopg
 
-from cdc import rebuilds, status, stops
-from cdc.auditing.stores import audit
+from cdc.audit.stores import audit
 from cdc.errors import HeadwaterError, StopState, StoreError
+from cdc.follow.follower import Follower
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.memory import MemoryLog
-from cdc.log.reader import EmbeddedLogReader
 from cdc.model.position import Lsn
-from cdc.settings import Settings
-from cdc.spark.follower import Follower
+from cdc.settings.models import Settings
+from cdc.state import rebuilds, status, stops
 from sinks import make_sink
 from tests.contract.rows import ORDERS, order, upserts
 from tests.contract.units import Units

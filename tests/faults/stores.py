@@ -11,15 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.follow.follower import Follower
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import LSN, OP, POSITION, Op, batch_schema
 from cdc.model.evolution import Kind as Change
 from cdc.model.evolution import SchemaChange, schema_record
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import Lsn
 from cdc.model.table import Column
-from cdc.spark.follower import Follower
 from sinks.contract import Sink
 from tests.faults.lab import Lab
 from tests.faults.truth import LogFold, Tables

@@ -14,12 +14,12 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from cdc import rebuilds, reloading, stops
 from cdc.crashpoint import KILLED, Armed, Kind
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.errors import Stopped, StopState
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.state import rebuilds, reloads, stops
 from sinks import make_sink, options_model
 from tests import counters
 from tests.conftest import Cache
@@ -125,7 +125,7 @@ def ask_for_a_reload(one: Lab) -> None:
     one.drop_slot()
     assert one.start().wait(DEADLINE_S) == Stopped.exit_code
     stops.clear(one.folder / "run", StopState.SLOT_MISSING)
-    reloading.request(one.folder / "log", StopState.SLOT_MISSING)
+    reloads.request(one.folder / "log", StopState.SLOT_MISSING)
 
 
 def reach(one: Lab, work: Workload, done: Callable[[], bool]) -> bool:

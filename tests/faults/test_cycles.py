@@ -16,9 +16,9 @@ from typing import Final
 import psycopg
 import pytest
 
-from cdc import stops
 from cdc.embedded.postgres import VOLATILE, Postgres
 from cdc.errors import StopState
+from cdc.state import stops
 from tests import counters
 from tests.faults.conftest import SMALL
 from tests.faults.lab import DEADLINE_S, Lab, lab

@@ -16,11 +16,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc import capturing
 from cdc.capture import stream as streaming
 from cdc.embedded.postgres import Postgres
-from cdc.log.format import HEAD_BYTES, decode_head
-from cdc.log.reader import EmbeddedLogReader
+from cdc.ingest import process as capturing
+from cdc.log.embedded.format import HEAD_BYTES, decode_head
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import POSITION
 from cdc.source import patience, watch
 from tests import counters

@@ -19,13 +19,13 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from cdc import rebuilds
 from cdc.crashpoint import KILLED, VARIABLE, Fault, Kind, armed
 from cdc.demo.configuration import toml
 from cdc.embedded.processes import kill_group, spawn
 from cdc.errors import StopState
-from cdc.log.reader import EmbeddedLogReader
-from cdc.spark.follow import run_followers
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.spark.queries import run_followers
+from cdc.state import rebuilds
 from sinks import make_sink, options_model
 from sinks.warehouse import use_session
 from tests import counters

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import EXACT, OP, Op, table_of
 from cdc.model.evolution import differences, schema_change_of
 from cdc.model.pgtypes import PINNED_SETTINGS, canonical_text

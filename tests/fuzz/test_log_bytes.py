@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import HeadwaterError
-from cdc.log import headfile
-from cdc.log.format import (
+from cdc.log.embedded import headfile
+from cdc.log.embedded.format import (
     HEAD_BYTES,
     RECORD_BYTES,
     Damaged,
@@ -24,10 +24,10 @@ from cdc.log.format import (
     decode_segment_header,
     encode_frame,
 )
-from cdc.log.names import sealed_of
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.sealed import SealedFile
-from cdc.log.segment import Place
+from cdc.log.embedded.names import sealed_of
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.sealedsegment import SealedFile
+from cdc.log.embedded.segment import Place
 from cdc.model.position import Lsn, Position
 from tests import counters
 from tests.fuzz.damage import additions, cuts, damaged, flips, limited_memory, outcome

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from cdc import approvals, jsonfile, rebuilds, reloading, status, stops
-from cdc.decided import Decided, Decisions, load_decisions, save_decisions
 from cdc.errors import HeadwaterError, Stopped, StopState
-from cdc.log import histories
+from cdc.log.embedded import histories
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import Position
+from cdc.privacy.decisions import Decided, Decisions, load_decisions, save_decisions
 from cdc.source import facts as catalog
 from cdc.source import identity
 from cdc.source.aside import load_aside, save_aside
 from cdc.source.membership import Membership
 from cdc.source.trigger import SetAside
+from cdc.state import approvals, jsonfile, rebuilds, reloads, status, stops
 from snapshots.catalog import SourceTable
 from snapshots.progress import SnapshotProgress
 from snapshots.requests import Outcome, Request, Requests
@@ -89,7 +89,7 @@ ARTEFACTS = [
     Artefact("catalog.json", lambda folder: catalog.save_facts(folder, {FACTS.oid: FACTS}), catalog.load_facts),
     Artefact("decided.json", lambda folder: save_decisions(folder, DECISIONS), load_decisions),
     Artefact("aside.json", lambda folder: save_aside(folder, {16384: SetAside(None, again=False)}), load_aside),
-    Artefact("reload.json", lambda folder: reloading.request(folder, StopState.SLOT_LOST), reloading.requested),
+    Artefact("reload.json", lambda folder: reloads.request(folder, StopState.SLOT_LOST), reloads.requested),
     Artefact(
         "rebuild request",
         lambda folder: rebuilds.request(folder, "search", StopState.OTHER_LOG),

@@ -11,14 +11,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from cdc import status
 from cdc.capture.warm import warm
-from cdc.capturing import run_capture
+from cdc.follow.follower import Follower
+from cdc.ingest.process import run_capture
 from cdc.log.contract import LogReader
-from cdc.log.reader import open_reader
-from cdc.settings import Settings
+from cdc.log.embedded.reader import open_reader
+from cdc.settings.models import Settings
 from cdc.spark.causes import place_of
-from cdc.spark.follower import Follower
+from cdc.state import status
 from sinks import options_model
 from tests import counters
 from tests.conftest import Database

@@ -16,19 +16,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc import status, stops
-from cdc.auditing.compare import SourceSide, Target
-from cdc.auditing.findings import Progress, StoreAudit, TableAudit
-from cdc.auditing.settle import LISTED_KEYS
-from cdc.auditing.stores import NUDGE_AFTER_S, audit, audit_store
+from cdc.audit.comparison import SourceSide, Target
+from cdc.audit.findings import Progress, StoreAudit, TableAudit
+from cdc.audit.settlement import LISTED_KEYS
+from cdc.audit.stores import NUDGE_AFTER_S, audit, audit_store
 from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
-from cdc.privacy import MASKED, Keys, Protection
+from cdc.privacy.policies import MASKED, Keys, Protection
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from cdc.source.watch import CatalogWatch
+from cdc.state import status, stops
 from sinks.contract import Sink
 from tests.conftest import Database
 from tests.contract.labs import LABS, Lab
@@ -435,7 +435,7 @@ def test_a_store_that_lags_is_waited_for_and_then_named(postgres: Database, tmp_
 def test_nothing_is_waited_for_where_nothing_has_ever_run(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.auditing.stores.BEGINS_WITHIN_S", 0.2)
+    monkeypatch.setattr("cdc.audit.stores.BEGINS_WITHIN_S", 0.2)
     settings = settings_of(postgres, tmp_path, {"twin": {"kind": "memory"}})
     with pytest.raises(ConfigError, match="nothing has been captured into") as refused:
         audit(settings, timeout_s=CATCH_UP_S)
@@ -449,7 +449,7 @@ def test_nothing_is_waited_for_where_nothing_has_ever_run(
             status.write(settings.run_dir, "supervisor", status.SupervisorStatus(pid=os.getpid()))
 
     with monkeypatch.context() as patch:
-        patch.setattr("cdc.auditing.stores.BEGINS_WITHIN_S", CATCH_UP_S)
+        patch.setattr("cdc.audit.stores.BEGINS_WITHIN_S", CATCH_UP_S)
         patch.setattr(stops, "check", looked)
         with pytest.raises(WaitTimeout):
             audit(settings, timeout_s=0.1)

@@ -8,9 +8,9 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from cdc.auditing import settle
-from cdc.auditing.compare import SourceSide, Target
-from cdc.auditing.stores import audit_store
+from cdc.audit import settlement as settle
+from cdc.audit.comparison import SourceSide, Target
+from cdc.audit.stores import audit_store
 from cdc.model.batch import Op
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, Lsn, Position

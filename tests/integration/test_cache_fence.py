@@ -18,11 +18,11 @@ import redis
 from cdc.embedded.processes import free_port, spawn, wait_until
 from cdc.embedded.valkey import server_binary
 from cdc.errors import Stopped, StopState, StoreError
+from cdc.follow.follower import Follower
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
-from cdc.spark.follower import Follower
 from sinks import options_model
 from sinks.cache import Options
 from sinks.cache.resp import Limits

@@ -16,14 +16,14 @@ import pytest
 import redis
 
 from cdc.errors import StoreError
+from cdc.follow import follower as followers
+from cdc.follow.follower import Follower
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op, table_of
 from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
-from cdc.spark import follower as followers
-from cdc.spark.follower import Follower
 from sinks import memory, options_model
 from sinks.cache import Options
 from sinks.cache.resp import Limits
@@ -44,7 +44,7 @@ PEOPLE = Table(
 )
 TOWNS = Table(78, "public", "towns", (Column("a", TEXT, -1, "", key=True, attnum=1), Column("b", TEXT, -1, "", key=True, attnum=2), Column("v", TEXT, attnum=3)))  # fmt: skip
 
-MODULES = ("sinks.cache.sink", "sinks.cache.transactions", "sinks.cache.writing", "sinks.cache.barriers", "cdc.spark.follower", "cdc.spark.apply")  # fmt: skip
+MODULES = ("sinks.cache.sink", "sinks.cache.transactions", "sinks.cache.writing", "sinks.cache.barriers", "cdc.follow.follower", "cdc.follow.apply")  # fmt: skip
 
 
 class Died(BaseException):

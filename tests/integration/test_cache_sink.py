@@ -14,15 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc import stops
 from cdc.embedded.valkey import Valkey
 from cdc.errors import ConfigError, StopState, StoreError
+from cdc.follow.follower import Follower
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import ZERO_CUT, Cut, Lsn
-from cdc.settings import SecretFile
-from cdc.spark.follower import Follower
+from cdc.settings.models import SecretFile
+from cdc.state import stops
 from sinks.cache.sink import CacheSink, Options
 from sinks.contract import Outcome
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts

@@ -23,13 +23,13 @@ import structlog
 from cdc.__main__ import main
 from cdc.capture.messages import scan
 from cdc.commands.logs import configure_logs
-from cdc.configfile import load
 from cdc.embedded.processes import free_port
 from cdc.errors import HeadwaterError
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
+from cdc.settings.file import load
 from cdc.source.connection import connect
 from cdc.source.rows import SourceRows, snapshot
 from sinks import make_sink, options_model

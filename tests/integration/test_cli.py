@@ -18,11 +18,11 @@ import psutil
 import psycopg
 import pytest
 
-from cdc.configfile import load
 from cdc.embedded import passfile
-from cdc.gathering import gather
-from cdc.log.reader import open_reader
-from cdc.probe import SourceProbe
+from cdc.log.embedded.reader import open_reader
+from cdc.report.collector import gather
+from cdc.report.probe import SourceProbe
+from cdc.settings.file import load
 from cdc.source.slot import read_slot
 from sinks import options_model
 from tests.conftest import Cache, Database

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from cdc.errors import StopState
-from cdc.settings import Source
+from cdc.settings.models import Source
 from cdc.source import connect, ensure_publication, ensure_slot, find_tables
 from cdc.source.checks import check_source
 from tests.conftest import Database

@@ -11,16 +11,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc import status
-from cdc.auditing.findings import TableAudit
-from cdc.auditing.stores import audit
+from cdc.audit.findings import TableAudit
+from cdc.audit.stores import audit
 from cdc.commands.audit import lines
-from cdc.gathering import gather
-from cdc.log.reader import open_reader
-from cdc.planning import plan_catalog
-from cdc.probe import SourceProbe
-from cdc.settings import Settings
+from cdc.log.embedded.reader import open_reader
+from cdc.plan.plan import plan_catalog
+from cdc.report.collector import gather
+from cdc.report.probe import SourceProbe
+from cdc.settings.models import Settings
 from cdc.source.capturable import KEYLESS
+from cdc.state import status
 from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.integration.pipeline import service, settings_of

@@ -21,7 +21,7 @@ from cdc.errors import ConfigError, Stopped
 from cdc.http.app import make_app
 from cdc.http.events import MAX_READERS, PERIOD_S
 from cdc.http.serve import listen, serving
-from cdc.settings import Http, Settings
+from cdc.settings.models import Http, Settings
 from tests.conftest import Database
 from tests.integration.pipeline import service, settings_of
 from tests.unit.http import reports

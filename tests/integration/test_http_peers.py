@@ -18,8 +18,8 @@ from cdc.http import door
 from cdc.http.app import MAX_WAITERS, make_app
 from cdc.http.events import MAX_READERS
 from cdc.http.serve import serving
-from cdc.report import Report, TopicReport
-from cdc.settings import Http, Settings
+from cdc.report.shape import Report, TopicReport
+from cdc.settings.models import Http, Settings
 from sinks import options_model
 from tests.integration.test_http import certificate  # noqa: F401 (a fixture)
 from tests.unit.http import reports

@@ -20,11 +20,11 @@ import sinks.warehouse as warehouse
 from cdc.commands.app import app
 from cdc.errors import StopState
 from cdc.http.metrics import ReportCollector
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
-from cdc.spark.follow import run_followers
+from cdc.spark.queries import run_followers
 from tests.contract.rows import ORDERS, batch, order
 from tests.unit.http import reports
 

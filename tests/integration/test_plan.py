@@ -14,12 +14,12 @@ from pydantic import SecretStr
 from cdc.commands.plan import lines
 from cdc.commands.preflight import refuse_unknown
 from cdc.errors import ConfigError, SourceError
-from cdc.log.reader import open_reader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.reader import open_reader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import Lsn
-from cdc.planning import JOINS, Plan, plan_catalog, plan_ddl
-from cdc.settings import Contract, Settings
+from cdc.plan.plan import JOINS, Plan, plan_catalog, plan_ddl
+from cdc.settings.models import Contract, Settings
 from cdc.source.connection import connect
 from cdc.source.facts import read_facts, save_facts
 from sinks import make_sink, options_model
@@ -297,7 +297,7 @@ def test_a_new_table_that_a_key_template_does_not_fit(shop: Settings, valkey: Ca
 
 
 def test_locks_are_not_waited_for(shop: Settings, postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.planning.LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr("cdc.plan.plan.LOCK_TIMEOUT_MS", 50)
     with psycopg.connect(postgres.dsn) as other:
         other.execute("select from items")
         with pytest.raises(SourceError, match="lock timeout") as failure:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psycopg
 
-from cdc import stops
-from cdc.auditing.stores import audit
+from cdc.audit.stores import audit
 from cdc.errors import StopState
-from cdc.settings import Settings
+from cdc.settings.models import Settings
+from cdc.state import stops
 from sinks.memory import STORES
 from tests.conftest import Cache, Database
 from tests.integration.pipeline import service, settings_of

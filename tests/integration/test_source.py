@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from cdc.errors import ConfigError, SourceError, Stopped, StopState
 from cdc.model.facts import hidden
-from cdc.settings import Source
+from cdc.settings.models import Source
 from cdc.source import (
     connect,
     ensure_publication,

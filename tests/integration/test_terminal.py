@@ -13,8 +13,8 @@ import structlog
 from psycopg import sql
 
 from cdc.__main__ import main
-from cdc.auditing.findings import Difference, Progress, StoreAudit, TableAudit
-from cdc.configfile import load
+from cdc.audit.findings import Difference, Progress, StoreAudit, TableAudit
+from cdc.settings.file import load
 from sinks import options_model
 from tests.conftest import Cache, Database
 from tests.integration.capture.running import Capture
@@ -130,7 +130,7 @@ def test_what_an_audit_says(screen: Callable[[], Screen], config: Path, monkeypa
         progress(Progress("cache", TABLE, "scanning", 1, 1, 2))
         return [StoreAudit("cache", False, "0/1", 1, 0.1, (differs, failed))]
 
-    monkeypatch.setattr("cdc.auditing.stores.audit", audited)
+    monkeypatch.setattr("cdc.audit.stores.audit", audited)
     for more in ((), ("--json",)):
         out = screen()
         assert main(["--config", str(config), "audit", *more]) == 1

@@ -28,7 +28,7 @@ RECOVER = "tests/unit/log/test_recover.py"
 
 MUTANTS = (
     Mutant(
-        "confirmed before the log's fsync", "cdc/ingest.py",
+        "confirmed before the log's fsync", "cdc/ingest/loop.py",
         "        cut = self._writer.commit(Lsn(lsn), commit_ts_us)\n", "        self._stream.confirm(Lsn(lsn))\n        cut = self._writer.commit(Lsn(lsn), commit_ts_us)\n",
         ("tests/unit/test_ingest.py",),
     ),
@@ -84,43 +84,43 @@ MUTANTS = (
         "                lengths[c, count] = np.int32(-1)\n            op[count] = 100\n            placed[count] = order[m] * 2\n            count += 1\n            continue\n",
         (DECODER,), jit=False,
     ),
-    Mutant("frames are not checked", "cdc/log/format.py", "    if crc32c(data.slice(at + FRAME_HEADER_BYTES, length), crc32c(head)) != crc:\n", "    if False:\n", ("tests/unit/log/test_format.py",)),
+    Mutant("frames are not checked", "cdc/log/embedded/format.py", "    if crc32c(data.slice(at + FRAME_HEADER_BYTES, length), crc32c(head)) != crc:\n", "    if False:\n", ("tests/unit/log/test_format.py",)),
     Mutant(
-        "a torn timeline is not cut", "cdc/log/recover.py",
+        "a torn timeline is not cut", "cdc/log/embedded/recover.py",
         "        repairs.cut.append((path, timeline.length))\n", "        pass\n", (f"{RECOVER}::test_bytes_behind_the_last_entry_are_cut",),
     ),
     Mutant(
-        "damage in the middle is cut as if it were the tail", "cdc/log/verdicts.py",
+        "damage in the middle is cut as if it were the tail", "cdc/log/embedded/verdicts.py",
         "return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT", "return TimelineVerdict.CUT",
         (f"{RECOVER}::test_the_timelines_decision_table_is_whole", f"{RECOVER}::test_a_reader_alone_meets_every_flip"),
     ),
-    Mutant("the timeline is not synced", "cdc/log/writer.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
+    Mutant("the timeline is not synced", "cdc/log/embedded/writer.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
     Mutant(
-        "the segments are not synced", "cdc/log/writer.py",
+        "the segments are not synced", "cdc/log/embedded/writer.py",
         "            self._together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
     ),
     Mutant(
-        "a new segment's name is not synced", "cdc/log/writer.py",
+        "a new segment's name is not synced", "cdc/log/embedded/writer.py",
         "                self._together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))\n", "                pass\n", (CRASH,),
     ),
     Mutant(
-        "a failed sync is tried again", "cdc/log/writer.py",
+        "a failed sync is tried again", "cdc/log/embedded/writer.py",
         "            self._writer._broken = f\"the disk failed before ({code})\"", "            code = code", (WRITER,),
     ),
     Mutant(
-        "a rollback leaves what was staged", "cdc/log/writer.py",
+        "a rollback leaves what was staged", "cdc/log/embedded/writer.py",
         "                    self._disk.truncate(self._file(topic, topic.durable.segment), topic.durable.end)\n", "                    pass\n", (WRITER,),
     ),
     Mutant(
-        "a second writer is not noticed", "cdc/log/writer.py",
+        "a second writer is not noticed", "cdc/log/embedded/writer.py",
         "if standing is None or standing.epoch != before.epoch:", "if False:", (WRITER,),
     ),
     Mutant(
-        "a commit takes positions with a gap", "cdc/log/writer.py", "if not staged.density.dense:", "if False:",
+        "a commit takes positions with a gap", "cdc/log/embedded/writer.py", "if not staged.density.dense:", "if False:",
         ("-k", "dense and embedded", "tests/contract/test_log.py"),
     ),
     Mutant(
-        "the segment goes before its Parquet files have their names", "cdc/log/seal.py",
+        "the segment goes before its Parquet files have their names", "cdc/log/embedded/sealer.py",
         "        for aside, final in written:\n            disk.rename", "        disk.remove(segment.path)\n        disk.create(segment.path)\n        for aside, final in written:\n            disk.rename",
         (CRASH,),
     ),
@@ -135,6 +135,6 @@ MUTANTS = (
         "an aborted subtransaction's rows are committed", "cdc/capture/spool.py",
         "        self._aborted.append(subxid)\n", "", ("-k", "abort or subtransaction or savepoint", "tests/unit/capture/test_spool.py"),
     ),
-    Mutant("a stopped part is started again", "cdc/supervise.py", "if exit_code == Stopped.exit_code and held:", "if False:", ("-k", "step or stopped", "tests/unit/test_supervise.py")),
-    Mutant("resume clears every stop state", "cdc/stops.py", "if wanted in (stop.state.casefold(), stop.name.casefold())", "if True", ("tests/unit/test_stops.py",)),
+    Mutant("a stopped part is started again", "cdc/daemon/supervisor.py", "if exit_code == Stopped.exit_code and held:", "if False:", ("-k", "step or stopped", "tests/unit/test_supervise.py")),
+    Mutant("resume clears every stop state", "cdc/state/stops.py", "if wanted in (stop.state.casefold(), stop.name.casefold())", "if True", ("tests/unit/test_stops.py",)),
 )  # fmt: skip

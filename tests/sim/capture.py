@@ -1,4 +1,4 @@
-"""One capture process over the model's connection, disk and coordinator: ``cdc.capturing`` without its sockets and threads."""
+"""One capture process over the model's connection, disk and coordinator: ``cdc.ingest.process`` without its sockets and threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from random import Random
 from threading import Event
 from typing import Any
 
-from cdc import capturing
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
@@ -18,12 +17,13 @@ from cdc.capture.feedback import Feedback
 from cdc.capture.prepared import Prepared
 from cdc.capture.spool import Spools
 from cdc.capture.toast import ToastMemory
-from cdc.ingest import Ingest
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.ingest import process as capturing
+from cdc.ingest.loop import Ingest
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from cdc.model.position import ZERO_CUT
-from cdc.status import CaptureStatus
+from cdc.state.status import CaptureStatus
 from snapshots.feed import SnapshotFeed
 from snapshots.progress import SnapshotProgress
 from tests.sim.disk import ModelDisk
@@ -181,7 +181,7 @@ class Capture:
             return
 
     def broken(self) -> None:
-        """After the stream has ended: what ``cdc.capturing`` does before it connects again. May raise: the process then ends."""
+        """After the stream has ended: what ``cdc.ingest.process`` does before it connects again. May raise: the process then ends."""
         self.link = self.server = self._ingest = None
         self._idle = False
         self._close_spools()

@@ -31,8 +31,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.log.names import Places
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.embedded.names import Places
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
 from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.position import Cut, Position

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from cdc.log.disk import Disk
+from cdc.log.embedded.disk import Disk
 
 Loss = Literal["lost", "torn"]
 BLOCK: Final = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Cut, Position
 from sinks.memory import Options, Store
 from tests.sim.checker import Checker

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdc.errors import HeadwaterError, ProtocolError, Stopped
-from cdc.log.names import Places
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.seal import seal
-from cdc.log.segment import Place
+from cdc.log.embedded.names import Places
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.sealer import seal
+from cdc.log.embedded.segment import Place
 from cdc.model.position import Lsn
 from tests.sim.capture import TOAST, Capture
 from tests.sim.checker import Checker, Violation

@@ -17,13 +17,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.errors import Stopped, StopState, StoreError
+from cdc.follow.apply import Prepared, apply_range
+from cdc.follow.rules import Rules
+from cdc.follow.survey import survey
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.memory import MemoryLog
-from cdc.log.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, OP
 from cdc.model.position import Cut, Lsn, Position
-from cdc.spark.apply import Prepared, apply_range
-from cdc.spark.rules import Rules
-from cdc.spark.survey import survey
 from sinks.contract import EpochPassed, Outcome
 from sinks.memory import STORES, Answer, Call, MemorySink, Options, Store, TableUnit, Unit
 from tests.contract.rows import ORDERS, order, upserts

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc import capturing
 from cdc.capture import rows as row_kernels
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
@@ -21,8 +20,9 @@ from cdc.capture.rows import Rows
 from cdc.capture.spool import Spools
 from cdc.capture.toast import ToastMemory
 from cdc.errors import HeadwaterError
-from cdc.ingest import Ingest
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.ingest import process as capturing
+from cdc.ingest.loop import Ingest
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT
@@ -143,7 +143,7 @@ def keep_what_a_broken_stream_staged(patch: Patch) -> None:
 
 
 def go_on_after_a_failed_sync(patch: Patch) -> None:
-    patch.setattr("cdc.log.writer._Fatal.__exit__", _nothing)
+    patch.setattr("cdc.log.embedded.writer._Fatal.__exit__", _nothing)
 
 
 def no_truncates(patch: Patch) -> None:

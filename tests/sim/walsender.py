@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from cdc.capture.feedback import Feedback
-from cdc.capture.values import Bytes
 from cdc.model.table import Table
+from cdc.pgvalues.values import Bytes
 from tests.sim.source import Abort, Change, Commit, End, Prepare, RolledBack, Source
 from tests.sim.tables import Row
 from tests.unit.capture import wire

@@ -19,8 +19,9 @@ from random import Random
 from typing import Final
 from unittest import mock
 
-from cdc import crashpoint, ingest
-from cdc.log.reader import EmbeddedLogReader
+from cdc import crashpoint
+from cdc.ingest import loop as ingest
+from cdc.log.embedded.reader import EmbeddedLogReader
 from tests.sim.capture import Ways
 from tests.sim.checker import Checker, Violation
 from tests.sim.clients import Clients

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from cdc.capture.toast import ToastMemory
-from cdc.capturing import _catch_up
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.ingest.process import _catch_up
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc import configuration as watched
-from cdc.configuration import Change, Configuration, Handed, Handout
+from cdc.daemon import configuration as watched
+from cdc.daemon.configuration import Change, Configuration, Handed, Handout
 from cdc.demo.configuration import Value, toml
 from cdc.errors import ConfigError
 from sinks import options_model

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.chronicle import CaptureChronicle, Counted, Line, StoreChronicle
-from cdc.status import CaptureStatus, FollowerStatus, TableProgress
+from cdc.state.chronicle import CaptureChronicle, Counted, Line, StoreChronicle
+from cdc.state.status import CaptureStatus, FollowerStatus, TableProgress
 
 START = FollowerStatus("cache", "redis")
 FOLLOWING = replace(START, state="following")

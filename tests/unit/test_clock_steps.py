@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from cdc import probe, status
-from cdc.gathering import gather, lag_of
 from cdc.http.events import Feed
 from cdc.http.past import Past
+from cdc.ingest.meter import Meter
 from cdc.log.memory import MemoryLog
-from cdc.meter import Meter
 from cdc.model.position import Cut, Lsn, Position
-from cdc.probe import SourceProbe
-from cdc.report import Lag, Report
-from cdc.settings import Log, Settings, Source
+from cdc.report import probe
+from cdc.report.collector import gather, lag_of
+from cdc.report.probe import SourceProbe
+from cdc.report.shape import Lag, Report
+from cdc.settings.models import Log, Settings, Source
 from cdc.source.slot import SlotFacts
-from cdc.spark import follow
+from cdc.spark import queries as follow
+from cdc.state import status
 from sinks.warehouse import upkeep
 from sinks.warehouse.options import Options
 from snapshots.progress import SnapshotProgress
@@ -72,7 +73,7 @@ def report(folder: Path) -> Report:
 def test_a_part_that_has_just_reported_lives_and_a_silent_one_does_not(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr("cdc.gathering.slowness", lambda: 1.0)
+    monkeypatch.setattr("cdc.report.collector.slowness", lambda: 1.0)
     meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path))
     meter.loaded = lambda: True
     meter.say("streaming")

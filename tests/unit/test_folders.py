@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from cdc import approvals, jsonfile, rebuilds, reloading, status, stops
 from cdc.capture.toast import ToastMemory
 from cdc.embedded.cache import cache_folder, locked, write_whole
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.folders import own, own_code
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Position
 from cdc.source.identity import Identity, record
+from cdc.state import approvals, jsonfile, rebuilds, reloads, status, stops
 from snapshots.requests import Request, Requests
 
 STRANGER = 65534
@@ -132,7 +132,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     f"stops/.capture.DIVERGED.json.{os.getpid()}": stop,
     f"schema/.cache.json.{os.getpid()}": lambda folder: approvals.ask(folder, "cache", "public.t", Position(7)),
     f"rebuild/.cache.json.{os.getpid()}": lambda folder: rebuilds.request(folder, "cache", StopState.DIVERGED),
-    f".reload.json.{os.getpid()}": lambda folder: reloading.request(folder, StopState.DIVERGED),
+    f".reload.json.{os.getpid()}": lambda folder: reloads.request(folder, StopState.DIVERGED),
     "file.aside": lambda folder: jsonfile.write(folder / "file.json", {"a": 1}),
     f".source.json.{os.getpid()}": lambda folder: record(folder, Identity("73", 1, "shop", "cdc", "cdc", 5, 0)),
     f".whole.{os.getpid()}": lambda folder: write_whole(folder / "whole", b"x"),

@@ -14,10 +14,10 @@ from cdc.capture.decoder import WATERMARK_PREFIX, Decoder
 from cdc.capture.definitions import DDL_PREFIX, Definitions
 from cdc.capture.prepared import Prepared
 from cdc.capture.spool import Spools
-from cdc.capture.values import Bytes
-from cdc.ingest import Ingest
+from cdc.ingest.loop import Ingest
 from cdc.model.position import Cut, Lsn, Position
-from cdc.status import CaptureStatus
+from cdc.pgvalues.values import Bytes
+from cdc.state.status import CaptureStatus
 from tests.unit.capture import wire
 from tests.unit.capture.test_decoder import ORDERS, Forgetful
 

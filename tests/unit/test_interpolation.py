@@ -8,7 +8,7 @@ import random
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from cdc.interpolation import holds_secret, interpolate
+from cdc.settings.interpolation import holds_secret, interpolate
 
 HOSTILE = r"x' sslmode=disable \ y"
 

@@ -12,24 +12,24 @@ import pytest
 
 import cdc
 
-_CALLED = "from cdc.model.kernel import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
+_CALLED = "from cdc.kernels.jit import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
 _CALLS = (
-    "from cdc.model.kernel import kernel\nfrom cdc.called import called\n\n@kernel\ndef calls(x):\n    return called(x) * 10\n\n"
+    "from cdc.kernels.jit import kernel\nfrom cdc.called import called\n\n@kernel\ndef calls(x):\n    return called(x) * 10\n\n"
     "print(calls(1), sum(calls.stats.cache_hits.values()))\n"
 )
 
 
 def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
-    model = tmp_path / "cdc" / "model"
-    model.mkdir(parents=True)
-    for name in ("model/kernel.py", "model/kernelcache.py", "folders.py", "errors.py"):
-        shutil.copy(Path(cdc.__file__).parent / name, model.parent / name)
-    for folder in (model, model.parent):
+    kernels = tmp_path / "cdc" / "kernels"
+    kernels.mkdir(parents=True)
+    for name in ("kernels/jit.py", "kernels/cache.py", "folders.py", "errors.py"):
+        shutil.copy(Path(cdc.__file__).parent / name, kernels.parent / name)
+    for folder in (kernels, kernels.parent):
         (folder / "__init__.py").touch()
-    (model.parent / "calls.py").write_text(_CALLS)
+    (kernels.parent / "calls.py").write_text(_CALLS)
 
     def run(summand: int) -> list[str]:
-        (model.parent / "called.py").write_text(_CALLED.format(summand))
+        (kernels.parent / "called.py").write_text(_CALLED.format(summand))
         left = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
         done = subprocess.run(
             [sys.executable, "-m", "cdc.calls"], cwd=tmp_path, env=left, capture_output=True, text=True, timeout=240, check=False

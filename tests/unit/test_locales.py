@@ -55,7 +55,7 @@ def test_json_is_json(folder: Path) -> None:
 
 def test_a_secret_is_the_same(folder: Path) -> None:
     read = (
-        "from pathlib import Path; from cdc.configfile import load; from sinks import options_model; "
+        "from pathlib import Path; from cdc.settings.file import load; from sinks import options_model; "
         "print(ascii(load(Path('cdc.toml'), options_model).source.dsn.get_secret_value()))"
     )
     said = run(folder, "-c", read)

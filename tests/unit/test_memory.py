@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from cdc.model.kernel import kernel
-from cdc.model.memory import LEAST_BYTES, Reused
+from cdc.kernels.jit import kernel
+from cdc.kernels.memory import LEAST_BYTES, Reused
 
 SIZE = LEAST_BYTES + 5
 Array = npt.NDArray[np.uint8]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc import meter as meters
-from cdc import status
-from cdc.meter import PROMPT_STATUS_S, STATUS_S, Meter
+from cdc.ingest import meter as meters
+from cdc.ingest.meter import PROMPT_STATUS_S, STATUS_S, Meter
+from cdc.state import status
 from snapshots.progress import SnapshotProgress
 
 

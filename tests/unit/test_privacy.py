@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc.decided import Decided, Decisions
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema, table_of
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
 from cdc.model.table import Column, Table
-from cdc.privacy import MASKED, Keys, Protection
+from cdc.privacy.decisions import Decided, Decisions
+from cdc.privacy.policies import MASKED, Keys, Protection
 
 SECRET = "s" * 32
 USERS = Table(

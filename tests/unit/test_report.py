@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from cdc import gathering, jsonfile, probe, report, status, stops
 from cdc.errors import Stopped, StopState
-from cdc.gathering import gather
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn
-from cdc.probe import SourceProbe
-from cdc.report import CatchUp, Lag, Report, catch_up_of
-from cdc.settings import Log, Settings, Source, StoreOptions
+from cdc.report import collector, probe, shape
+from cdc.report.collector import gather
+from cdc.report.probe import SourceProbe
+from cdc.report.shape import CatchUp, Lag, Report, catch_up_of
+from cdc.settings.models import Log, Settings, Source, StoreOptions
 from cdc.source.budget import budget_eta_s, wal_rate
 from cdc.source.slot import SlotFacts
+from cdc.state import jsonfile, status, stops
 
 CANARY = "s3cr3t-canary"
 MB = 2**20
@@ -31,13 +32,13 @@ MB = 2**20
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is."""
-    monkeypatch.setattr(gathering, "slowness", lambda: 1.0)
+    monkeypatch.setattr(collector, "slowness", lambda: 1.0)
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for a while changes nothing of what is reported."""
-    monkeypatch.setattr(gathering, "STALE_S", 3600.0)
+    monkeypatch.setattr(collector, "STALE_S", 3600.0)
     monkeypatch.setattr(probe, "RETRY_SOURCE_S", 3600.0)
 
 
@@ -123,7 +124,7 @@ def test_the_budget_of_a_slot_that_nobody_reads(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
-    long_ago = time.monotonic() - gathering.STALE_S - 1
+    long_ago = time.monotonic() - collector.STALE_S - 1
     for name, told in (
         ("capture", status.CaptureStatus(pid=os.getpid(), state="streaming", said_at=long_ago)),
         ("follow-cache", status.FollowerStatus("cache", pid=2**22 + 1, state="following", said_at=time.monotonic())),
@@ -135,7 +136,7 @@ def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
 
 
 def test_parts_that_take_their_time_to_start_are_no_dead_ones(tmp_path: Path) -> None:
-    long_ago = time.monotonic() - 10 * gathering.STALE_S
+    long_ago = time.monotonic() - 10 * collector.STALE_S
     status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="starting", said_at=long_ago))
     starting = status.FollowerStatus("cache", pid=os.getpid(), state="starting", said_at=long_ago)
     status.write(tmp_path / "run", "follow-cache", starting)
@@ -198,8 +199,8 @@ def test_the_documented_keys_are_the_real_ones(tmp_path: Path) -> None:
     stops.record(tmp_path / "run", "follow-cache", Stopped(StopState.STORE_REFUSES, "all"))
     told = taken(tmp_path).to_json()
     assert json.loads(json.dumps(told, allow_nan=False)).keys() == told.keys()
-    assert report.__doc__ is not None
-    documented = set(re.findall(r"``(\w+)``", report.__doc__))
+    assert shape.__doc__ is not None
+    documented = set(re.findall(r"``(\w+)``", shape.__doc__))
     for part in (
         told,
         told["source"],
@@ -275,14 +276,14 @@ def test_a_capture_that_says_why_it_does_not_read_is_not_to_be_started(tmp_path:
 
 def test_the_logs_size_is_not_looked_at_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(gathering.time, "monotonic", lambda: now)
+    monkeypatch.setattr(collector.time, "monotonic", lambda: now)
     (tmp_path / "file").write_bytes(b"12345")
-    assert gathering.size_on_disk(tmp_path) == 5
+    assert collector.size_on_disk(tmp_path) == 5
     (tmp_path / "file").write_bytes(b"1234567")
     now += 5
-    assert gathering.size_on_disk(tmp_path) == 5
+    assert collector.size_on_disk(tmp_path) == 5
     now += 6
-    assert gathering.size_on_disk(tmp_path) == 7
+    assert collector.size_on_disk(tmp_path) == 7
 
 
 def test_a_folder_that_goes_while_the_log_is_measured_does_not_end_the_report(
@@ -300,7 +301,7 @@ def test_a_folder_that_goes_while_the_log_is_measured_does_not_end_the_report(
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", late)
-    assert gathering.size_on_disk(tmp_path) == 5
+    assert collector.size_on_disk(tmp_path) == 5
 
 
 def test_a_store_that_nobody_fills_gets_no_time_until_it_is_full(tmp_path: Path) -> None:
@@ -338,9 +339,9 @@ def test_a_dsn_that_is_none_any_more_is_part_of_the_report(tmp_path: Path) -> No
 def test_on_a_busy_machine_a_part_may_be_silent_for_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, alive: bool
 ) -> None:
-    lately = time.monotonic() - 5 * gathering.STALE_S
+    lately = time.monotonic() - 5 * collector.STALE_S
     status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="streaming", said_at=lately))
-    monkeypatch.setattr(gathering, "slowness", lambda: times)
+    monkeypatch.setattr(collector, "slowness", lambda: times)
     capture = taken(tmp_path).capture
     assert capture is not None
     assert capture.alive is alive

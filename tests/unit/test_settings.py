@@ -12,10 +12,10 @@ from pydantic import Field, SecretStr
 from structlog.testing import capture_logs
 
 import sinks
-from cdc.configfile import SettingsError, load
 from cdc.errors import ConfigError
 from cdc.model.showing import shown_as
-from cdc.settings import MAX_FILE_BYTES, Source, StoreOptions, Strict
+from cdc.settings.file import SettingsError, load
+from cdc.settings.models import MAX_FILE_BYTES, Source, StoreOptions, Strict
 
 CANARY = "s3cr3t-canary"
 DSN = f"postgresql://cdc:{CANARY}@db.internal/shop"

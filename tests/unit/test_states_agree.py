@@ -20,18 +20,19 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from cdc import gathering, probe, status, stops
+from cdc.client.wait import wait
 from cdc.errors import Stopped, StopState, WaitTimeout
-from cdc.gathering import STALE_S, gather
 from cdc.http.app import make_app
 from cdc.http.metrics import ReportCollector
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn
-from cdc.probe import SourceProbe
-from cdc.report import Report
-from cdc.settings import Log, Settings, Source, StoreOptions
+from cdc.report import collector, probe
+from cdc.report.collector import STALE_S, gather
+from cdc.report.probe import SourceProbe
+from cdc.report.shape import Report
+from cdc.settings.models import Log, Settings, Source, StoreOptions
 from cdc.source.slot import SlotFacts
-from cdc.waiting import wait
+from cdc.state import status, stops
 
 ROOT = Path(__file__).resolve().parents[2]
 GONE = 2**22 + 1
@@ -42,7 +43,7 @@ HEALTHY = {"capture": {"streaming", "snapshot"}, "follow-cache": {"following"}}
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is."""
-    monkeypatch.setattr(gathering, "slowness", lambda: 1.0)
+    monkeypatch.setattr(collector, "slowness", lambda: 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -247,10 +248,13 @@ def words(path: str, pattern: str) -> set[str]:
     [
         (
             status.CAPTURE_STATES,
-            lambda: words("cdc/capturing.py", r"\.say\(.*|state, problem.* = .*") | words("cdc/meter.py", r"status\.state.* = .*"),
+            lambda: (
+                words("cdc/ingest/process.py", r"\.say\(.*|state, problem.* = .*")
+                | words("cdc/ingest/meter.py", r"status\.state.* = .*")
+            ),
         ),
-        (status.FOLLOWER_STATES, lambda: words("cdc/spark/follower.py", r"status\.state.* = .*") | {"starting", "never started"}),
-        (status.PROCESS_STATES, lambda: words("cdc/supervise.py", r"status\.state.* = .*|Next\(.*") | {"starting"}),
+        (status.FOLLOWER_STATES, lambda: words("cdc/follow/follower.py", r"status\.state.* = .*") | {"starting", "never started"}),
+        (status.PROCESS_STATES, lambda: words("cdc/daemon/supervisor.py", r"status\.state.* = .*|Next\(.*") | {"starting"}),
     ],
     ids=["capture", "follower", "process"],
 )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc import stops
 from cdc.errors import LogCorrupt, Stopped, StopState
+from cdc.state import stops
 
 LOST = Stopped(StopState.SLOT_LOST, "the slot has been invalidated", hint="see the runbook")
 

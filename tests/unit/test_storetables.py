@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from cdc.model.table import Table
-from cdc.settings import StoreOptions
-from cdc.storetables import mistaken
+from cdc.settings.models import StoreOptions
+from cdc.settings.storetables import mistaken
 
 TABLES = [Table(1, "public", "orders", ()), Table(2, "sales", "items", ()), "public.read_only_so_far"]
 

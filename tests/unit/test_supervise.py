@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from cdc import jsonfile, status, stops, supervise
-from cdc.configuration import Configuration
+from cdc.daemon import supervisor as supervise
+from cdc.daemon.configuration import Configuration
+from cdc.daemon.supervisor import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, next_step, refuse_second
 from cdc.demo.configuration import toml
 from cdc.errors import ConfigError, Stopped, StopState
-from cdc.status import ProcessStatus
-from cdc.supervise import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, next_step, refuse_second
+from cdc.state import jsonfile, status, stops
+from cdc.state.status import ProcessStatus
 from sinks import options_model
 
 SHORT, LONG = 1.0, SETTLED_S + 1
@@ -199,7 +200,7 @@ def configured(folder: Path, *stores: str) -> Path:
 
 def test_the_followers_process_comes_and_goes_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is left alone while it has any: it takes the change in by itself."""
-    monkeypatch.setattr("cdc.configuration.LOOK_S", 0.05)
+    monkeypatch.setattr("cdc.daemon.configuration.LOOK_S", 0.05)
     stops.record(tmp_path, "follow-former", Stopped(StopState.STORE_REFUSES, "of a store that was taken out meanwhile"))
     configuration = Configuration(configured(tmp_path), options_model)
     program = "import os, time; os.fstat(int(os.environ['HEADWATER_CONFIGURATION'])); time.sleep(600)"

@@ -1,4 +1,4 @@
-"""Which columns wait for somebody's decision (``cdc.undecided``), and that decisions outlive a restart."""
+"""Which columns wait for somebody's decision (``cdc.privacy.undecided``), and that decisions outlive a restart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cdc.decided import Decisions
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.model.table import Column, Table
-from cdc.privacy import Protection
+from cdc.privacy.decisions import Decisions
+from cdc.privacy.policies import Protection
 
 SECRET = "s" * 32
 POLICIES: Any = {"app.users": {"email": "hmac", "phone": "mask"}}

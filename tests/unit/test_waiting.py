@@ -12,18 +12,19 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from cdc import jsonfile, status, stops, waiting
-from cdc.client import Client
+from cdc.client import wait as waiting
+from cdc.client.api import Client
+from cdc.client.wait import judge, parse_wanted, target_of, wait
 from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
-from cdc.gathering import lag_of
+from cdc.log.embedded.reader import open_reader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
-from cdc.log.reader import open_reader
-from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import batch_schema
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
-from cdc.settings import Log, Settings, Source, StoreOptions
-from cdc.waiting import judge, parse_wanted, target_of, wait
+from cdc.report.collector import lag_of
+from cdc.settings.models import Log, Settings, Source, StoreOptions
+from cdc.state import jsonfile, status, stops
 from tests.unit.log.changes import ORDERS, changes
 
 TABLE = Table(1, "public", "t", (Column("id", 23, key=True),))

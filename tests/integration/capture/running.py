@@ -15,18 +15,18 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from cdc import status
 from cdc.capture.warm import warm
-from cdc.capturing import run_capture
 from cdc.errors import HeadwaterError
-from cdc.ingest import Ingest
-from cdc.log.reader import EmbeddedLogReader
+from cdc.ingest.loop import Ingest
+from cdc.ingest.process import run_capture
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import EXACT, OP, POSITION, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Position
-from cdc.settings import Log, Settings, Source
+from cdc.settings.models import Log, Settings, Source
 from cdc.source.watch import CatalogWatch
+from cdc.state import status
 
 DEADLINE_S = 120.0
 _READ = "select 1 from pg_replication_slots where slot_name = %s and active"

@@ -221,7 +221,7 @@ def test_one_update_of_many_wide_rows_is_taken_in_bit_by_bit(
             connection.execute("insert into a select g, repeat(md5(g::text), 625), 0 from generate_series(101, 400) g")
             agree(capture, connection, "public.a", ("id",))
             before = capture.reader.head().position
-            monkeypatch.setattr("cdc.capture.columns.MAX_COLUMN_BYTES", 4 * 2**20)
+            monkeypatch.setattr("cdc.pgvalues.columns.MAX_COLUMN_BYTES", 4 * 2**20)
             with connection.transaction():
                 connection.execute("insert into b values (1)")
                 connection.execute("update a set n = n + 1")
@@ -388,7 +388,7 @@ def test_a_fast_shutdown_does_not_hang_and_capture_goes_on(postgres_server: Any,
 
 
 def test_an_idle_database_frees_its_wal(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.ingest.IDLE_RECORD_S", 0.2)
+    monkeypatch.setattr("cdc.ingest.loop.IDLE_RECORD_S", 0.2)
     with postgres.connect() as connection:
         connection.execute("create table a (id int primary key)")
         connection.execute("create table other (v text)")
@@ -414,7 +414,7 @@ def test_an_idle_database_frees_its_wal(postgres: Any, tmp_path: Path, monkeypat
 
 
 def test_only_what_is_durable_is_confirmed(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cdc.log.writer import EmbeddedLogWriter
+    from cdc.log.embedded.writer import EmbeddedLogWriter
 
     gate, waits = threading.Event(), threading.Event()
     gate.set()

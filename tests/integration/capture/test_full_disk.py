@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cdc import capturing, gathering
-from cdc.gathering import gather
-from cdc.probe import SourceProbe
+from cdc.ingest import process as capturing
+from cdc.report import collector
+from cdc.report.collector import gather
+from cdc.report.probe import SourceProbe
 from cdc.source.slot import read_slot
 from tests.integration.capture.running import Capture
 from tests.integration.capture.test_large import table
@@ -83,7 +84,7 @@ def test_a_full_log_names_its_folder_and_what_helps(
 ) -> None:
     """And says nothing else beside it: a hint to start what runs would lead astray."""
     monkeypatch.setattr(capturing, "BACKOFF_S", (0.1,))
-    monkeypatch.setattr(gathering, "SIZE_S", 0.0)
+    monkeypatch.setattr(collector, "SIZE_S", 0.0)
     with small_disk(tmp_path / "log", "3m"), table(postgres) as connection:
         capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", streaming=False)
         wanted = "No space left on device → free space there"

@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.errors import ConfigError, Stopped, StopState
-from cdc.planning import plan_catalog
-from cdc.privacy import MASKED, Keys
-from cdc.settings import Privacy
+from cdc.plan.plan import plan_catalog
+from cdc.privacy.policies import MASKED, Keys
+from cdc.settings.models import Privacy
 from cdc.source import watch
 from cdc.source.facts import read_facts, save_facts
 from tests.integration.capture.running import Capture

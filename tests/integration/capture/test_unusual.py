@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc import reloading
 from cdc.embedded.postgres import installations
 from cdc.errors import Stopped, StopState
+from cdc.state import reloads
 from tests.integration.capture.running import Capture
 
 TABLES = 200
@@ -67,7 +67,7 @@ def test_a_database_restored_from_a_dump_into_a_new_cluster(postgres_server: Any
         assert isinstance(error, Stopped)
         assert error.state is StopState.SYSTEM_CHANGED
         assert "--rebuild" in str(error.hint)
-        reloading.request(tmp_path / "log", error.state)
+        reloads.request(tmp_path / "log", error.state)
         with Capture(new.dsn, tmp_path).running() as capture:
             wanted = {str(id): v for id, v in connection.execute("select id, v from orders")}
             capture.until(lambda: _texts(capture) == wanted, "for the restored rows")

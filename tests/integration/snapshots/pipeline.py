@@ -16,19 +16,19 @@ import pyarrow as pa
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.feedback import Feedback
-from cdc.capture.group import Watermark
 from cdc.capture.stream import Connection, Stream
 from cdc.capture.toast import ToastMemory
-from cdc.capture.values import Bytes, Flags
-from cdc.ingest import Ingest
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
-from cdc.meter import Meter
+from cdc.ingest.loop import Ingest
+from cdc.ingest.meter import Meter
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import EXACT, OP, Op, table_of
 from cdc.model.evolution import schema_change_of
+from cdc.model.group import Watermark
 from cdc.model.pgtypes import PINNED_SETTINGS, canonical_text
 from cdc.model.table import Table
-from cdc.settings import Source
+from cdc.pgvalues.values import Bytes, Flags
+from cdc.settings.models import Source
 from cdc.source import connect, ensure_publication, ensure_slot, find_tables
 from cdc.source.connection import parse
 from cdc.source.facts import read_facts

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import snapshots.copy
+from cdc.pgvalues.binary import readable
 from cdc.source import connect
-from snapshots.binary import readable
 from snapshots.catalog import SourceTable, load_tables
 from snapshots.plan import LAST_PAGE, PageRange
 

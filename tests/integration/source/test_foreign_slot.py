@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc import reloading, status
 from cdc.commands.invocation import Invocation
 from cdc.commands.preflight import examine
 from cdc.crashpoint import Fault, armed
@@ -18,6 +17,7 @@ from cdc.errors import HeadwaterError, SourceError, Stopped, StopState
 from cdc.source import ensure_slot
 from cdc.source.checks import Finding
 from cdc.source.connection import connect
+from cdc.state import reloads, status
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
 from tests.integration.source.test_stop_states import agrees, unseen
@@ -157,7 +157,7 @@ def test_a_rebuild_leaves_a_slot_alone_that_was_made_by_somebody_else(capture: C
     sql.execute("select pg_drop_replication_slot(%s)", (slot,))
     unseen(sql)
     theirs(sql, slot)
-    reloading.request(capture.settings.log.dir, StopState.SLOT_MISSING)
+    reloads.request(capture.settings.log.dir, StopState.SLOT_MISSING)
     for _ in range(2):
         error = refused(capture)
         assert isinstance(error, Stopped)
@@ -183,7 +183,7 @@ def test_a_rebuild_from_another_cluster_leaves_its_slots_alone(
         theirs(there, slot)
         moved = Capture(postgres_server.dsn(database), tmp_path, slot=slot)
         assert isinstance(refused(moved), Stopped)
-        reloading.request(moved.settings.log.dir, StopState.SYSTEM_CHANGED)
+        reloads.request(moved.settings.log.dir, StopState.SYSTEM_CHANGED)
         error = refused(moved)
         assert isinstance(error, Stopped)
         assert error.state is StopState.SLOT_REPLACED
@@ -211,7 +211,7 @@ def test_a_rebuild_goes_on_after_a_crash_at_any_moment(capture: Capture, sql: Co
     unseen(sql)
     if state is StopState.SLOT_MISSING:
         sql.execute("select pg_drop_replication_slot(%s)", (capture.settings.source.slot,))
-    reloading.request(capture.settings.log.dir, state)
+    reloads.request(capture.settings.log.dir, state)
     crash(capture, point)
     sql.execute("insert into t values (500, 'after the crash')")
     with capture.running():

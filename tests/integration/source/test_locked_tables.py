@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from cdc.settings import Source
+from cdc.settings.models import Source
 from cdc.source import connect
 from cdc.source.catalog import find_tables
 from cdc.source.facts import read_facts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from cdc.settings import Source
+from cdc.settings.models import Source
 from cdc.source import connect
 from cdc.source.checks import Finding, check_source
 from tests.conftest import Database

@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc import rebuilds, status, stops
 from cdc.errors import StopState
-from cdc.log.reader import EmbeddedLogReader
-from cdc.settings import StoreOptions
-from cdc.spark.follower import Follower
+from cdc.follow.follower import Follower
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.settings.models import StoreOptions
+from cdc.state import rebuilds, status, stops
 from sinks import make_sink, options_model
 from tests.integration.capture.running import Capture
 from tests.integration.source.test_stop_states import agrees, capture, rebuilt_once_dropped, sql

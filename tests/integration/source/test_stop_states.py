@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc import reloading, status
 from cdc.errors import Stopped, StopState
-from cdc.log.reader import EmbeddedLogReader
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.evolution import schema_change_of
 from cdc.source import identity
+from cdc.state import reloads, status
 from tests.conftest import Database
 from tests.integration.capture.running import Capture, unobserved
 
@@ -36,15 +36,15 @@ def rebuilt(capture: Capture, state: StopState, sql: Connection) -> None:
     """What ``cdc resume STATE --rebuild`` asks for; afterwards the log's fold is the table, and goes on being."""
     before = EmbeddedLogReader(capture.settings.log.dir).head().position
     capture.until_released(sql)
-    reloading.request(capture.settings.log.dir, state)
+    reloads.request(capture.settings.log.dir, state)
     with capture.running():
         agrees(capture, sql)
         sql.execute("insert into t values (9001, 'after')")
         sql.execute("update t set v = 'touched' where id = 2")
         agrees(capture, sql)
         assert capture.reader.head().position > before
-    assert reloading.requested(capture.settings.log.dir) is None
-    if state in reloading.WHOLE:
+    assert reloads.requested(capture.settings.log.dir) is None
+    if state in reloads.WHOLE:
         known = identity.recorded(capture.settings.log.dir)
         assert known is not None
         assert known.since_position == before

@@ -9,7 +9,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc import reloading, status
 from cdc.capture.decoder import WATERMARK_PREFIX
 from cdc.capture.definitions import DDL_PREFIX
 from cdc.capture.endings import StreamEnded
@@ -19,6 +18,7 @@ from cdc.errors import ProtocolError, SourceError, StopState
 from cdc.model.position import Lsn
 from cdc.source import connect
 from cdc.source.slot import SlotFacts, lost_message, read_slot
+from cdc.state import reloads, status
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
 from tests.integration.source.servers import Clusters
@@ -125,7 +125,7 @@ def test_bytes_that_our_decoder_cannot_take(postgres: Database, tmp_path: Path, 
             raise ProtocolError("a message that is not allowed")
 
         with monkeypatch.context() as patch:
-            patch.setattr("cdc.ingest.Ingest._consume", refuse)
+            patch.setattr("cdc.ingest.loop.Ingest._consume", refuse)
             assert "behind LSN" in str(stopped(capture, StopState.POISON_ROW))
         with capture.running():  # a mended decoder goes on: nothing was given up
             agrees(capture, sql)
@@ -144,7 +144,7 @@ def test_a_new_slot_that_was_made_during_a_rewrite_begins_anew(
         sql.execute("create table t (id int primary key, v text); insert into t values (1, 'fine'), (2, 'fine')")
         capture = Capture(postgres.dsn, tmp_path, slot=slot)
         with monkeypatch.context() as patch:
-            patch.setattr("cdc.ingest.Ingest._consume", refuse)
+            patch.setattr("cdc.ingest.loop.Ingest._consume", refuse)
             failure = capture.start().failure()
             assert "creates it again" in failure.line()
             assert failure.exit_code == 1, "the supervisor starts it again soon"
@@ -155,11 +155,11 @@ def test_a_new_slot_that_was_made_during_a_rewrite_begins_anew(
         with capture.running():
             agrees(capture, sql)
         assert (read_slot(sql, slot).confirmed_lsn or 0) > (before or 0)
-        assert reloading.requested(capture.settings.log.dir) is None
+        assert reloads.requested(capture.settings.log.dir) is None
         with monkeypatch.context() as patch:
-            patch.setattr("cdc.ingest.Ingest._consume", refuse)
+            patch.setattr("cdc.ingest.loop.Ingest._consume", refuse)
             sql.execute("insert into t values (3, 'behind what was captured')")
-            patch.setattr("cdc.capturing.BACKOFF_S", (0.01,))
+            patch.setattr("cdc.ingest.process.BACKOFF_S", (0.01,))
             assert "--skip" in capture.start().failure().line(), "something was captured: passing it is an operator's to decide"
             capture.stop()
 
@@ -228,7 +228,7 @@ def test_a_damaged_record_of_the_source(postgres: Database, tmp_path: Path) -> N
     path = capture.settings.log.dir / "source.json"
     path.write_text(path.read_text()[:-20])
     stopped(capture, StopState.LOG_CORRUPT)
-    assert reloading.requested(capture.settings.log.dir) is None
+    assert reloads.requested(capture.settings.log.dir) is None
 
 
 def test_an_error_of_the_decoder_that_nobody_foresaw(postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from cdc.demo.configuration import Value, toml
-from cdc.status import FollowerStatus, read_follower
+from cdc.state.status import FollowerStatus, read_follower
 
 DEADLINE_S: Final = 150.0
 

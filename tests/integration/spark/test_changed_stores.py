@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import redis
 
-from cdc import stops
 from cdc.errors import Stopped, StopState
-from cdc.settings import StoreOptions
-from cdc.spark.follow import run_followers
-from cdc.status import read_follower
+from cdc.settings.models import StoreOptions
+from cdc.spark.queries import run_followers
+from cdc.state import stops
+from cdc.state.status import read_follower
 from sinks import memory
 from tests.conftest import Cache
 from tests.integration.spark.process import FollowersProcess

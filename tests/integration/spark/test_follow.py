@@ -21,18 +21,18 @@ import redis
 
 from cdc.crashpoint import armed
 from cdc.errors import HeadwaterError, StoreError
-from cdc.log.lease import Lease
-from cdc.log.reader import EmbeddedLogReader
+from cdc.follow import apply as applying
+from cdc.follow import follower as followers
+from cdc.follow import opening, stride
+from cdc.follow.rules import Rules
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import OP, Op
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
-from cdc.settings import StoreOptions
-from cdc.spark import apply as applying
-from cdc.spark import follow as following_module
-from cdc.spark import follower as followers
-from cdc.spark import opening, stride
-from cdc.spark.follow import run_followers
-from cdc.spark.rules import Rules
-from cdc.status import FollowerStatus, read_follower
+from cdc.settings.models import StoreOptions
+from cdc.spark import queries as following_module
+from cdc.spark.queries import run_followers
+from cdc.state.lease import Lease
+from cdc.state.status import FollowerStatus, read_follower
 from sinks import make_sink, memory, options_model, warehouse
 from tests.contract.rows import ORDERS
 from tests.integration.spark.traffic import Traffic, assert_equal, held
@@ -442,7 +442,7 @@ def _slice() -> Any:
 FOLLOW = """
 import sys, threading
 from pathlib import Path
-from cdc.spark.follow import run_followers
+from cdc.spark.queries import run_followers
 from sinks import options_model
 stores = {
     "cache": options_model("redis").model_validate({"kind": "redis", "url": sys.argv[3]}),

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cdc.embedded.opensearch import OpenSearch
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
 from tests.contract.rows import ORDERS, batch, order

@@ -11,8 +11,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from cdc.auditing.stores import _spark
-from cdc.settings import Settings
+from cdc.audit.stores import _spark
+from cdc.settings.models import Settings
 from cdc.spark import session
 
 pytestmark = pytest.mark.spark

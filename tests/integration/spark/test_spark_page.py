@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import META_FIELDS, Op
 from cdc.model.position import Lsn
 from cdc.spark import source

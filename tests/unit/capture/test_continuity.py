@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cdc.capture.continuity import Continuity
-from cdc.capture.group import Group, Transactions
 from cdc.errors import Stopped, StopState
+from cdc.model.group import Group, Transactions
 from cdc.model.position import Cut, Lsn, Position
 from tests.unit.log.changes import ORDERS, changes
 

@@ -15,14 +15,14 @@ from cdc.capture import decoder as decoding
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
-from cdc.capture.group import Group
-from cdc.capture.values import Bytes, Flags
 from cdc.errors import ColumnReserved, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.batch import Op, table_of
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of
 from cdc.model.facts import FactColumn, Facts
+from cdc.model.group import Group
 from cdc.model.table import Column, Table
+from cdc.pgvalues.values import Bytes, Flags
 from tests.unit.capture import wire
 
 ORDERS = Table(16400, "public", "orders", (Column("id", pgtypes.INT8, key=True), Column("status", pgtypes.TEXT)))

@@ -15,7 +15,7 @@ from cdc.capture import pace
 from cdc.capture import stream as stream_module
 from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Stream, _Socket
-from cdc.capture.values import Bytes
+from cdc.pgvalues.values import Bytes
 
 
 class Wire:

@@ -14,11 +14,11 @@ import pytest
 from cdc.capture import grouping, toast
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
-from cdc.capture.group import Group
 from cdc.capture.toast import ToastMemory
 from cdc.model import pgtypes
 from cdc.model.batch import EXACT, LSN, OP, POSITION, TS, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.group import Group
 from cdc.model.table import Column, Table
 from tests.unit.capture import wire
 

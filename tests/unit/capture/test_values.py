@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.capture import columns
 from cdc.errors import ProtocolError
 from cdc.model import pgtypes
 from cdc.model.pgtypes import canonical_text
 from cdc.model.table import Column, Table
+from cdc.pgvalues import columns
 
 
 def numeric(precision: int, scale: int) -> int:

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 
-from cdc.capture.wire import gather
+from cdc.pgvalues.wire import gather
 
 
 def test_a_read_with_little_is_the_last() -> None:

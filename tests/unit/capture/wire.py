@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cdc.capture.messages import POSTGRES_EPOCH_US
-from cdc.capture.values import Bytes
 from cdc.model.table import Table
+from cdc.pgvalues.values import Bytes
 
 UNCHANGED = object()
 """A value that the server leaves out because its TOASTed value did not change."""

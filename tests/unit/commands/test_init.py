@@ -11,9 +11,9 @@ from cdc.commands.app import app
 from cdc.commands.init import write_new
 from cdc.commands.starter import MANY_TABLES, configuration
 from cdc.errors import ConfigError, SourceError
-from cdc.interpolation import interpolate
 from cdc.model.table import Column, Table
-from cdc.settings import Settings
+from cdc.settings.interpolation import interpolate
+from cdc.settings.models import Settings
 from cdc.source.capturable import Definition
 from cdc.source.catalog import SourceTable
 

@@ -68,6 +68,6 @@ def test_a_file_of_another_account(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_what_every_verb_loads_does_not_hold_it_up() -> None:
     """Arrow loads pandas when it makes its first value, which may as well be when a verb needs one."""
-    loaded = "import sys, cdc.commands.app, cdc.gathering, cdc.waiting; print({'pandas', 'numba', 'pyspark'} & sys.modules.keys())"
+    loaded = "import sys, cdc.commands.app, cdc.report.collector, cdc.client.wait; print({'pandas', 'numba', 'pyspark'} & sys.modules.keys())"
     said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout
     assert said == "set()\n"

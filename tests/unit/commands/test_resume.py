@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cdc import rebuilds, reloading, stops
 from cdc.commands.app import app
 from cdc.errors import Stopped, StopState
 from cdc.source.membership import publication_lost
+from cdc.state import rebuilds, reloads, stops
 
 AT = "16/B374D848"
 
@@ -31,7 +31,7 @@ def hold(folder: Path, stopped: Stopped, part: str = "capture") -> None:
 
 
 def asked(folder: Path) -> StopState | None:
-    found = reloading.requested(folder / "var" / "log")
+    found = reloads.requested(folder / "var" / "log")
     return found and found.state
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc import supervise
 from cdc.__main__ import main
-from cdc.commands import run, signals
+from cdc.commands import run
+from cdc.daemon import signals
+from cdc.daemon import supervisor as supervise
 from cdc.errors import ConfigError
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cdc import stops
 from cdc.commands.app import app
 from cdc.commands.snapshot import _wait, read_keys
 from cdc.errors import ConfigError, Stopped, StopState
-from cdc.settings import Settings
+from cdc.settings.models import Settings
+from cdc.state import stops
 from snapshots.asking import WrongKey
 from snapshots.requests import Request, Requests
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cdc.commands.printing import budget_lasts
 from cdc.commands.status import _shown, lines
-from cdc.report import Report, SourceReport
+from cdc.report.shape import Report, SourceReport
 from tests.unit.http import reports
 
 

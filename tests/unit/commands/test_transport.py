@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cdc.commands.transport import check_transport
-from cdc.settings import Settings
+from cdc.settings.models import Settings
 from sinks import options_model
 
 

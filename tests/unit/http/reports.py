@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from cdc.report import (
+from cdc.report.shape import (
     CaptureReport,
     CatchUp,
     FollowerReport,

@@ -14,15 +14,15 @@ import pytest
 import structlog
 from starlette.testclient import TestClient
 
+from cdc.client.wait import Waited
 from cdc.commands.logs import configure_logs
 from cdc.errors import LogCorrupt, SourceError, Stopped, StopState, WaitTimeout
 from cdc.http import app as port
 from cdc.http import events
 from cdc.http.events import PERIOD_S, Feed
 from cdc.model.position import Lsn, Position
-from cdc.report import Report
-from cdc.settings import Http, Settings, StoreOptions
-from cdc.waiting import Waited
+from cdc.report.shape import Report
+from cdc.settings.models import Http, Settings, StoreOptions
 from tests.unit.http import reports
 
 Wait = Callable[[str, Lsn | None, float], Waited]

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.http import events
 from cdc.http.events import Feed
-from cdc.report import Report
+from cdc.report.shape import Report
 from tests.unit.http import reports
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.http.guard import Access, access_of, host_and_port, judge
-from cdc.settings import Http
+from cdc.settings.models import Http
 
 TOKEN = "0123456789abcdef0123"
 LOCAL = access_of(Http())

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.http.metrics import MAX_TABLES, ReportCollector
-from cdc.report import Report, SnapshotReport, TopicReport
+from cdc.report.shape import Report, SnapshotReport, TopicReport
 from tests.unit.http import reports
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdc.http.past import EPISODES, FILE, MINUTES, Past, save
-from cdc.report import FollowerReport, Lag, LogReport, Report, SourceReport
+from cdc.report.shape import FollowerReport, Lag, LogReport, Report, SourceReport
 
 LOG = LogReport("log", 0, None, None, 0, 0, 0, ())
 REPORT = Report("0", 600.0, True, (), SourceReport(True, None, "here", None), None, LOG, (), (), ())

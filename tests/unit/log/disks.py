@@ -10,7 +10,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from cdc.log.disk import Disk
+from cdc.log.embedded.disk import Disk
 
 Loss = Literal["lost", "torn", "kept"]
 BLOCK = 512

@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc.log.names import Places
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.seal import seal
-from cdc.log.segment import Place
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.names import Places
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.sealer import seal
+from cdc.log.embedded.segment import Place
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Cut, Lsn
 from cdc.model.table import Table
 from tests.sim.disk import ModelDisk

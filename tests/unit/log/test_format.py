@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log import timeline as timeline_module
-from cdc.log.format import (
+from cdc.log.embedded import timeline as timeline_module
+from cdc.log.embedded.format import (
     RECORD_BYTES,
     Damaged,
     Frame,
@@ -31,7 +31,7 @@ from cdc.log.format import (
     encode_timeline_header,
     whole_records,
 )
-from cdc.log.timeline import Timeline
+from cdc.log.embedded.timeline import Timeline
 from cdc.model.position import Cut, Lsn, Position
 
 position = st.integers(0, 2**63 - 1)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import HeadwaterError
-from cdc.log.lease import FOLDER, Lease
+from cdc.state.lease import FOLDER, Lease
 
 HOLDER = """
 import sys
 from pathlib import Path
-from cdc.log.lease import Lease
+from cdc.state.lease import Lease
 lease = Lease(Path(sys.argv[1]), "search")
 print(lease.epoch, flush=True)
 sys.stdin.read()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log.names import Sealed, first_of, folder_of, sealed_of, segment_name
+from cdc.log.embedded.names import Sealed, first_of, folder_of, sealed_of, segment_name
 
 NASTY = ["../../x", "..", ".", "CON", "a/b", "a\0b", "", "T", "t", "x" * 300, "ü" * 100, "a.b", "a%2eb", "\n", "~", "-rf"]
 

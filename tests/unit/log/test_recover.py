@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import HeadwaterError, LogCorrupt
-from cdc.log import headfile
-from cdc.log.format import HEAD_BYTES, RECORD_BYTES
-from cdc.log.names import folder_of
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.verdicts import (
+from cdc.log.embedded import headfile
+from cdc.log.embedded.format import HEAD_BYTES, RECORD_BYTES
+from cdc.log.embedded.names import folder_of
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.verdicts import (
     SegmentEvidence,
     SegmentVerdict,
     TimelineEvidence,
@@ -23,7 +23,7 @@ from cdc.log.verdicts import (
     judge_segment,
     judge_timeline,
 )
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
 from tests import counters
@@ -377,7 +377,7 @@ def test_segment_and_its_parquet_both_there(quick_folder: Path) -> None:
 
 @pytest.mark.parametrize(("file", "at"), [("head", 8), ("timeline", 2)])
 def test_a_newer_format_is_refused_with_words(log: Path, file: str, at: int) -> None:
-    from cdc.log.format import crc32c
+    from cdc.log.embedded.format import crc32c
 
     path = log / file
     raw = bytearray(path.read_bytes())
@@ -453,6 +453,6 @@ def test_a_topic_whose_folder_is_anothers_is_refused(quick_folder: Path, monkeyp
     writer.close()
     assert len(read_all(root)) == 3
     with monkeypatch.context() as patch:
-        patch.setattr("cdc.log.recover.folder_of", lambda _: "same")
+        patch.setattr("cdc.log.embedded.recover.folder_of", lambda _: "same")
         with pytest.raises(LogCorrupt, match=r"the folder of two topics, s.a and s.b"):
             open_writer(root)

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.errors import LogCorrupt
-from cdc.log import sealed
-from cdc.log.names import sealed_of
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.sealed import LARGE_BYTES
+from cdc.log.embedded import sealedsegment as sealed
+from cdc.log.embedded.names import sealed_of
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.sealedsegment import LARGE_BYTES
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.views import joined
-from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import EXACT_TYPE, batch_schema, table_of
 from cdc.model.pgtypes import BOOL, DATE, FLOAT8, INT2, INT4, INT8, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ
 from cdc.model.position import Lsn, Position
@@ -227,7 +227,7 @@ def test_sealing_while_a_reader_follows(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_the_segment_and_sealing_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.log.seal.RETRY_S", 0.01)
+    monkeypatch.setattr("cdc.log.embedded.sealer.RETRY_S", 0.01)
     root, disk = tmp_path / "log", FailingDisk()
     rows = closed_but_not_sealed(root, 1)
     disk.fail("create", 28)

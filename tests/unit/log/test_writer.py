@@ -16,9 +16,9 @@ import pytest
 
 from cdc.crashpoint import armed
 from cdc.errors import ConfigError, HeadwaterError
-from cdc.log import writer as writer_module
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded import writer as writer_module
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import ZERO_CUT, Lsn, Position
 from tests.unit.log.changes import NOTES, ORDERS, USERS, changes, everything, expected, positions_in
 from tests.unit.log.disks import FailingDisk, QuickDisk
@@ -207,7 +207,7 @@ def test_a_second_writer_is_told_who_writes(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            f"from pathlib import Path; from cdc.log.writer import EmbeddedLogWriter as W; W(Path({str(root)!r}))",
+            f"from pathlib import Path; from cdc.log.embedded.writer import EmbeddedLogWriter as W; W(Path({str(root)!r}))",
         ],
         capture_output=True,
         text=True,
@@ -274,7 +274,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 WRITE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Lsn
 from tests.unit.log.changes import ORDERS, USERS, changes
 writer = EmbeddedLogWriter(Path(sys.argv[1]), segment_bytes=20_000)

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cdc.audit.engine import Side, key_indices, suspects
+from cdc.kernels.digests import digests
 from cdc.model.table import Column, Table
-from sinks.audit import Side, key_indices, suspects
 from sinks.contract import audit_schema
-from sinks.digests import digests
 
 TABLE = Table(1, "public", "t", (Column("id", 20, key=True), Column("a", 25), Column("b", 1700)))
 SCHEMA = audit_schema(TABLE)
@@ -123,7 +123,7 @@ def test_slices_hash_like_copies() -> None:
 
 def test_equal_high_halves_are_told_apart_by_the_low(monkeypatch: pytest.MonkeyPatch) -> None:
     """A 64-bit collision among billions of rows must not mix two keys up."""
-    import sinks.audit as engine
+    import cdc.audit.engine as engine
 
     def colliding(piece: pa.RecordBatch, key: list[int], seed: int):  # type: ignore[no-untyped-def]
         found = digests(piece, key, seed)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cdc.model.kernel import kernel
-from sinks import copying
+from cdc.kernels import memcpy as copying
+from cdc.kernels.jit import kernel
 
 
 @kernel

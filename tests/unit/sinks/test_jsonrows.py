@@ -15,10 +15,10 @@ import pytest
 from cdc.model.batch import EXACT, LSN, OP, POSITION, TS, Op, batch_schema
 from cdc.model.pgtypes import FLOAT8, INT8, NUMERIC, TEXT
 from cdc.model.table import Column, Table
-from sinks import jsonkernels as kernels
-from sinks.jsonrows import documents, lines
-from sinks.jsontext import meant_rows, parse, row_texts
-from sinks.rowtext import keys, row_text
+from sinks.render import jsonkernels as kernels
+from sinks.render.jsonrows import documents, lines
+from sinks.render.jsontext import meant_rows, parse, row_texts
+from sinks.render.rowtext import keys, row_text
 from tests.contract.rows import ORDERS, TYPES, batch, numeric, order, upserts
 
 ALPHABET = 'aZ09 "\\/\b\f\n\r\t\x01\x1f\x7fé€\uffff\U0001f600{}:,'

@@ -19,8 +19,8 @@ from cdc.model.table import Column, Table
 from sinks import past
 from sinks.past import all_keys, live_rows, rows_under
 from sinks.policy import emptied
+from sinks.render.rowtext import keys, row_text
 from sinks.reshape import rekeyed, reshaped
-from sinks.rowtext import keys, row_text
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, order, schema, upserts
 
 TINY = 2_000

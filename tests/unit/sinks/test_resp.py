@@ -10,7 +10,7 @@ import pytest
 
 from sinks.cache.resp import EXEC, MULTI, Frame, Limits, Part, Rows, deletions, fields_of, parts_of
 from sinks.cache.wire import bulk, command
-from sinks.jsonrows import raw_texts
+from sinks.render.jsonrows import raw_texts
 
 LOOK = command("WATCH", "L") + command("HMGET", "L", "log") + MULTI
 MOVE = command("HSET", "L", "at", "").removesuffix(b"$0\r\n\r\n")

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.capture.columns import exact_of
 from cdc.model.batch import EXACT, EXACT_TYPE
 from cdc.model.pgtypes import FEW_ROWS as FEW_FIELDS
-from sinks.rowtext import FEW_ROWS, exact_values, join_key
+from cdc.pgvalues.columns import exact_of
+from sinks.render.rowtext import FEW_ROWS, exact_values, join_key
 
 PARTS = (None, "", "a", ":", "\\", "a:b", "\\:", "\\N", "\\E", "é😀", "a\\", ":a")
 

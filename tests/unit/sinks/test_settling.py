@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sinks.settling import Look, Settling, joined, look
+from cdc.audit.suspects import Look, Settling, joined, look
 
 Seen = dict[str, tuple[str, str]]
 """key → (value, xmin)"""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc.capture.group import Group, Transactions, Watermark
 from cdc.model.batch import Op, batch_schema
+from cdc.model.group import Group, Transactions, Watermark
 from cdc.model.pgtypes import INT8, TEXT, TIMESTAMPTZ
 from cdc.model.table import Column, Table
 

@@ -14,7 +14,7 @@ from cdc.errors import ProtocolError
 from cdc.model import pgtypes
 from cdc.model.batch import EXACT, OP, Op
 from cdc.model.table import Column, Table
-from snapshots.binary import is_trailer, readable, whole_binary_rows
+from cdc.pgvalues.binary import is_trailer, readable, whole_binary_rows
 from snapshots.copy import Block, read_rows
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)

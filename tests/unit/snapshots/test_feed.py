@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdc.capture.group import Watermark
 from cdc.errors import SourceError
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
+from cdc.model.group import Watermark
 from cdc.model.position import Cut, Lsn, Position
 from snapshots.catalog import SourceTable
 from snapshots.feed import Chunk, SnapshotFeed, State, place

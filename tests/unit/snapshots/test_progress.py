@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cdc.errors import LogCorrupt
-from cdc.status import TableProgress
+from cdc.state.status import TableProgress
 from snapshots.catalog import SourceTable
 from snapshots.display import ProgressDisplay
 from snapshots.progress import FILE, SnapshotProgress

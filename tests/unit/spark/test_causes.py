@@ -7,7 +7,7 @@ import pytest
 from cdc.spark.causes import reduced
 
 PYTHON = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform planPartitions: Traceback (most recent call last):
-  File "/x/cdc/log/reader.py", line 9, in read
+  File "/x/cdc/log/embedded/reader.py", line 9, in read
     raise PositionGone(canary)
 {}
  SQLSTATE: 38000"""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cdc.model.position import Cut, Lsn, Position
-from cdc.spark import follow
-from cdc.spark.follow import INTERVAL_S, Query
+from cdc.spark import queries as follow
+from cdc.spark.queries import INTERVAL_S, Query
 
 STEP_S = 0.001
 

@@ -13,19 +13,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc import status, stops
 from cdc.errors import StopState, StoreError
+from cdc.follow import follower as followers
+from cdc.follow import opening
+from cdc.follow.apply import Slices
+from cdc.follow.follower import Follower
+from cdc.log.embedded.names import Places
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
-from cdc.log.names import Places
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
-from cdc.spark import follower as followers
-from cdc.spark import opening
-from cdc.spark.apply import Slices
-from cdc.spark.follower import Follower
 from cdc.spark.source import SLICES
+from cdc.state import status, stops
 from sinks import options_model
 from sinks.contract import Outcome
 from sinks.memory import STORES, MemorySink, Options, Store

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from cdc import rebuilds, status, stops
 from cdc.crashpoint import Fault, armed
 from cdc.errors import Stopped, StopState
-from cdc.log.lease import FOLDER, Lease
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.follow import follower as followers
+from cdc.follow.follower import Follower
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
-from cdc.spark import follower as followers
-from cdc.spark.follower import Follower
+from cdc.state import rebuilds, status, stops
+from cdc.state.lease import FOLDER, Lease
 from sinks.memory import STORES, MemorySink, Options, Store
 from tests.contract.rows import ORDERS, PAIRS, batch, order
 
@@ -163,7 +163,7 @@ def test_what_is_lost_within_a_range_comes_back(pipe: Pipe, unit: str | None, po
                 units = pipe.store.units if unit == "all" else [unit]
                 pipe.store.lose(*units) if fault == "lost" else pipe.store.restore(older, *units)
 
-        for module in ("cdc.spark.apply", "cdc.spark.follower"):
+        for module in ("cdc.follow.apply", "cdc.follow.follower"):
             monkeypatch.setattr(f"{module}.crashpoint", reach)
         pipe.follow(follower)
         assert reached >= at

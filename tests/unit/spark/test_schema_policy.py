@@ -10,19 +10,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc import stops
 from cdc.errors import StopState
+from cdc.follow.follower import Follower
+from cdc.follow.survey import survey
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT8, TEXT
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
-from cdc.settings import Contract
-from cdc.spark.follower import Follower
-from cdc.spark.survey import survey
+from cdc.settings.models import Contract
+from cdc.state import stops
 from sinks.memory import STORES, Options
 from tests.contract.rows import Row, batch, schema, upserts
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import StoreError
-from cdc.log.reader import EmbeddedLogReader
-from cdc.log.writer import EmbeddedLogWriter
+from cdc.follow import opening
+from cdc.follow.follower import Follower
+from cdc.follow.stride import GOAL_S, GROWTH, LEAST_ROWS, START_ROWS, Rate, Stride
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn
-from cdc.spark import opening
-from cdc.spark.follower import Follower
-from cdc.spark.stride import GOAL_S, GROWTH, LEAST_ROWS, START_ROWS, Rate, Stride
 from sinks.contract import Outcome
 from sinks.memory import MemorySink, Options
 from tests.contract.rows import ORDERS, batch, order

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cdc.settings import StoreOptions
-from cdc.spark import apply
-from cdc.spark.rules import Rules
+from cdc.follow import apply
+from cdc.follow.rules import Rules
+from cdc.settings.models import StoreOptions
 from sinks import options_model
 
 

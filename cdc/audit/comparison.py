@@ -1,0 +1,158 @@
+"""The whole of one table, on both sides: what the two scans do not agree on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import psycopg
+import pyarrow as pa
+
+from cdc.audit.engine import Side, key_indices, suspects
+from cdc.audit.findings import Difference, Progress, Report, TableAudit
+from cdc.audit.suspects import Settling
+from cdc.errors import SourceError
+from cdc.model.evolution import differences
+from cdc.model.position import Cut, Lsn, format_lsn
+from cdc.model.table import Table
+from cdc.privacy.policies import Protection
+from cdc.source.rows import SourceRows
+from sinks.contract import Sink, audit_schema
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSide:
+    """The source's side. ``connection``: autocommit, under the pinned settings (``connect``)."""
+
+    connection: psycopg.Connection
+    publication: str
+    protection: Protection = field(default_factory=lambda: Protection({}))
+
+    def rows(self, table: Table) -> SourceRows:
+        """The table's rows as the log may have them. Raises SourceError when the source no longer has the table."""
+        return SourceRows(self.connection, table, self.publication, partial(self.protection.protect_text, table))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table to audit. ``expected_rows``: of the log's topic. ``captured``: whether the log has the table at all."""
+
+    table: Table
+    expected_rows: int = 0
+    captured: bool = True
+
+
+@dataclass(slots=True)
+class TableInWork:
+    """One table's audit on its way."""
+
+    target: Target
+    settling: Settling
+    found: int
+    """Suspects after the scan."""
+    source_rows: int
+    store_rows: int
+    repeated: int
+    """Of the source's rows."""
+    seconds: float
+    lsn: Lsn
+    applied: Cut
+    differences: list[Difference] = field(default_factory=list)
+
+    def result(self) -> TableAudit:
+        settling = self.settling
+        differ = settling.missing + settling.extra + settling.different
+        error = None
+        if not self.target.captured and self.source_rows:
+            error = "the log has nothing of this table → restart cdc run: it loads what [source] tables selects; else leave the table out of the publication"
+        return TableAudit(
+            table=self.target.table.qualified,
+            equal=differ == 0 and error is None,
+            error=error,
+            source_rows=self.source_rows,
+            store_rows=self.store_rows,
+            distinct_rows=self.target.table.whole_rows,
+            repeated=self.repeated,
+            missing=settling.missing,
+            extra=settling.extra,
+            different=settling.different,
+            unsettled=settling.open,
+            in_flight=self.found - settling.open - settling.keys_differing,
+            columns=dict(Counter(name for difference in self.differences for name in difference.columns)),
+            differences=tuple(self.differences),
+            lsn=format_lsn(self.lsn),
+            position=int(self.applied.position),
+            seconds=self.seconds,
+            rows_per_s=max(self.source_rows, self.store_rows) / self.seconds if self.seconds else 0.0,
+        )
+
+
+def compare(
+    database: SourceSide,
+    sink: Sink,
+    target: Target,
+    lsn: Lsn,
+    applied: Cut,
+    seed: int,
+    progress: Report,
+) -> TableInWork:
+    """Scans both sides whole: the source in a thread of its own, the store here (a Spark session wants its own thread)."""
+    table = target.table
+    started = time.monotonic()
+    if target.captured:
+        _refuse_former_shape(sink, table)
+    schema, key = audit_schema(table), key_indices(table)
+    rows = database.rows(table)
+    store_failed = threading.Event()
+    with ExitStack() as stack:
+        source, store = (Side(schema, key, seed, distinct=table.whole_rows) for _ in range(2))
+        stack.callback(source.close)
+        stack.callback(store.close)
+        pool = stack.enter_context(ThreadPoolExecutor(1, "audit-source"))
+        stack.callback(store_failed.set)
+
+        def tell(phase: str) -> None:
+            progress(Progress(sink.name, table.qualified, phase, source.rows, store.rows, target.expected_rows))
+
+        reading = pool.submit(_fill, source, (sink.as_held(part, table) for part in rows.scan(lambda: not store_failed.is_set())))
+        if target.captured:
+            for batch in sink.scan(table):
+                store.add(batch)
+                tell("scanning")
+        _await(reading, lambda: tell("scanning"))
+        tell("comparing")
+        settling = Settling(suspects(source, store))
+        took_s = time.monotonic() - started
+        return TableInWork(target, settling, settling.open, source.rows, store.rows, source.repeated, took_s, lsn, applied)
+
+
+def _refuse_former_shape(sink: Sink, table: Table) -> None:
+    """A store whose policy is to ignore schema changes holds rows in a shape that the source no longer has."""
+    shape = sink.shape(table.qualified)
+    changes = () if shape is None else differences(shape.table, table)
+    if any(change.old is None or change.new is None or change.renamed or change.retyped for change in changes):
+        raise SourceError(
+            f"store {sink.name} holds {table.qualified} in a former definition, which cannot be compared with the source's",
+            hint=f'schema = "apply" in [stores.{sink.name}] lets it follow',
+        )
+
+
+def _fill(side: Side, batches: Iterable[pa.RecordBatch]) -> None:
+    for batch in batches:
+        side.add(batch)
+
+
+def _await(future: Future[None], tell: Callable[[], None]) -> None:
+    while True:
+        try:
+            return future.result(timeout=0.2)
+        except TimeoutError:
+            if future.done():
+                raise
+            tell()

@@ -1,0 +1,195 @@
+"""One store or all of them: what is opened for an audit, and the order of its steps."""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import Final
+
+from cdc.audit.comparison import SourceSide, TableInWork, Target, compare
+from cdc.audit.findings import Progress, Report, StoreAudit, TableAudit
+from cdc.audit.settlement import CaughtUp, settle
+from cdc.client.wait import nudge, wait
+from cdc.errors import ConfigError, SourceError, WaitTimeout
+from cdc.log.contract import LogReader
+from cdc.log.embedded.reader import open_reader
+from cdc.log.ended import ended_topics
+from cdc.model.evolution import Kind
+from cdc.model.position import ZERO_CUT, Cut, Lsn, format_lsn
+from cdc.model.selection import matches
+from cdc.privacy.policies import protection_of
+from cdc.settings.models import Settings
+from cdc.source.catalog import load_published
+from cdc.source.connection import connect
+from cdc.source.rows import snapshot
+from cdc.state import status, stops
+from sinks import make_sink
+from sinks.contract import Sink
+
+CATCH_UP_TIMEOUT_S: Final = 600.0
+SPARK_KINDS: Final = frozenset({"iceberg"})
+BEGINS_WITHIN_S: Final = 5.0
+"""A `cdc run` that was started beside shows by then."""
+_LOOK_S: Final = 0.1
+NUDGE_AFTER_S: Final = 1.0
+"""An idle source may end just before the snapshot's LSN for good; a commit of our own carries the stream past it."""
+
+
+def audit(
+    settings: Settings,
+    store: str | None = None,
+    table: str | None = None,
+    *,
+    progress: Report = lambda _: None,
+    timeout_s: float = CATCH_UP_TIMEOUT_S,
+) -> list[StoreAudit]:
+    """Audits one store, or all of them. ``table``: shell patterns of ``schema.name``, default every table of the store.
+
+    ``progress`` is called from this thread, often. Raises ConfigError (no such store or table, nothing captured yet), SourceError,
+    StoreError, and WaitTimeout when a store does not get as far as the source within ``timeout_s``.
+    """
+    if store is not None and store not in settings.stores:
+        close = difflib.get_close_matches(store, settings.stores, 1)
+        known = ", ".join(settings.stores) or "none"
+        raise ConfigError(f"there is no store {store!r}", hint=f"did you mean {close[0]}?" if close else f"stores: {known}")
+    audits = []
+    with ExitStack() as stack:
+        reader = stack.enter_context(closing(open_reader(settings.log.dir)))
+        _refuse_unbegun(settings, reader)
+        _await_log(settings, reader, timeout_s)
+        connection = stack.enter_context(connect(settings.source.dsn.get_secret_value(), application="headwater-audit"))
+        database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
+        for name in settings.stores if store is None else (store,):
+            tables = partial(targets, settings, reader, database, name, table)
+            with _opened(settings, name, reader) as sink:
+                caught_up = _caught_up(settings, reader, sink, timeout_s)
+                audits.append(audit_store(database, sink, tables, caught_up, progress))
+    return audits
+
+
+def _refuse_unbegun(settings: Settings, reader: LogReader) -> None:
+    """Raises ConfigError, or what stopped capture, where nothing is in the log and nobody at work on it: there is nothing to wait for."""
+    until = time.monotonic() + BEGINS_WITHIN_S
+    while reader.head() == ZERO_CUT and not _runs(settings):
+        stops.check(settings.run_dir, "capture")
+        if time.monotonic() >= until:
+            raise ConfigError(f"nothing has been captured into {settings.log.dir} yet, and capture does not run", hint="cdc run")
+        time.sleep(_LOOK_S)
+
+
+def _await_log(settings: Settings, reader: LogReader, timeout_s: float) -> None:
+    """A store's marks can be judged only beside the log that they are of."""
+    until = time.monotonic() + timeout_s
+    while reader.lineage() is None:
+        stops.check(settings.run_dir, "capture")
+        if time.monotonic() >= until:
+            raise WaitTimeout(f"capture has not begun the log in {settings.log.dir} within {timeout_s:.0f} s", hint="cdc status")
+        time.sleep(_LOOK_S)
+
+
+def _runs(settings: Settings) -> bool:
+    parts = (status.read_supervisor(settings.run_dir), status.read_capture(settings.run_dir))
+    return any(part is not None and status.alive(part.pid) for part in parts)
+
+
+def targets(settings: Settings, reader: LogReader, database: SourceSide, store: str, table: str | None) -> list[Target]:
+    """The store's tables, as the log knows them; published tables that the log has nothing of are among them.
+
+    Raises ConfigError when ``table`` selects none.
+    """
+    patterns = settings.stores[store].tables
+    # Of a table that was dropped or renamed there is nothing to compare: its rows went from the stores with it.
+    gone = {name for name, kind in ended_topics(reader).items() if kind in (Kind.DROPPED, Kind.RENAMED)}
+    found = {topic.name: Target(topic.table, topic.rows) for topic in reader.topics() if topic.name not in gone}
+    for published in load_published(database.connection, settings.source.publication, settings.source.tables):
+        if published.qualified not in found:
+            found[published.qualified] = Target(database.protection.logged(published), captured=False)
+    asked = ("*",) if table is None else (table,)
+    wanted = [target for _, target in sorted(found.items()) if matches(patterns, target.table) and matches(asked, target.table)]
+    if table is not None and not wanted:
+        raise ConfigError(f"store {store!r} has no table {table!r}", hint="cdc log ls")
+    return wanted
+
+
+@contextmanager
+def _opened(settings: Settings, name: str, reader: LogReader) -> Iterator[Sink]:
+    options = settings.stores[name]
+    with ExitStack() as stack:
+        if options.kind in SPARK_KINDS:
+            stack.enter_context(_spark(settings))
+        sink = make_sink(name, options)
+        stack.callback(sink.close)
+        sink.open(reader)
+        yield sink
+
+
+@contextmanager
+def _spark(settings: Settings) -> Iterator[None]:
+    """A session for stores that are read through Spark; ended here when it was made here."""
+    import sinks.warehouse
+    from cdc.spark import session
+
+    ours = session.running() is None  # not "active", which each thread has its own answer to
+    scratch = settings.run_dir / "spark" / "audit"
+    sinks.warehouse.use_session(lambda: session.session(app="headwater-audit", scratch=scratch))
+    try:
+        yield
+    finally:
+        if ours:
+            session.stop()
+
+
+def _caught_up(settings: Settings, reader: LogReader, sink: Sink, timeout_s: float) -> CaughtUp:
+    def caught_up(lsn: Lsn) -> Cut:
+        try:
+            wait(settings, reader, sink.name, lsn=lsn, timeout_s=min(NUDGE_AFTER_S, timeout_s))
+        except WaitTimeout:
+            nudge(settings.source.dsn.get_secret_value())
+            wait(settings, reader, sink.name, lsn=lsn, timeout_s=timeout_s)
+        return sink.applied()
+
+    return caught_up
+
+
+def audit_store(
+    database: SourceSide,
+    sink: Sink,
+    tables: Callable[[], Sequence[Target]],
+    caught_up: CaughtUp,
+    progress: Report = lambda _: None,
+) -> StoreAudit:
+    """Audits these tables of one opened sink.
+
+    ``tables`` is asked once the store has caught up: only then is the log sure to know every table.
+    """
+    started = time.monotonic()
+    seed = secrets.randbits(63)
+    open_tables: list[TableInWork] = []
+    finished: dict[str, TableAudit] = {}
+    with snapshot(database.connection) as lsn:
+        progress(Progress(sink.name, "", "waiting"))
+        applied = caught_up(lsn)
+        sink.make_visible()
+        wanted = tables()
+        for target in wanted:
+            try:
+                # A savepoint: one table that cannot be read must not end the snapshot for the others.
+                with database.connection.transaction():
+                    open_tables.append(compare(database, sink, target, lsn, applied, seed, progress))
+            except SourceError as error:
+                finished[target.table.qualified] = TableAudit(target.table.qualified, False, error.line())
+    settle(database, sink, open_tables, caught_up, seed, progress)
+    finished |= {audited.target.table.qualified: audited.result() for audited in open_tables}
+    results = tuple(finished[target.table.qualified] for target in wanted)
+    return StoreAudit(
+        store=sink.name,
+        equal=all(result.equal for result in results),
+        lsn=format_lsn(lsn),
+        position=int(applied.position),
+        seconds=time.monotonic() - started,
+        tables=results,
+    )

@@ -1,0 +1,215 @@
+"""The configuration that `cdc run` goes by, and what becomes of a ``cdc.toml`` that is changed while it runs.
+
+What the file says of stores takes effect at once; all else at the next start, and a file that cannot be used never. So that the daemon's
+processes agree, whenever one of them starts again, the supervisor judges the file and hands what is in force to the others: in a file
+without a name, since a configuration may hold secrets and no second copy of it belongs on a disk.
+
+Variables of the environment are those that the daemon was started with.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from cdc.errors import ConfigError
+from cdc.settings.file import Written, load, read
+from cdc.settings.models import Settings, StoreOptions
+from cdc.state import jsonfile
+
+VARIABLE: Final = "HEADWATER_CONFIGURATION"
+"""In the children's environment: the descriptor of what the supervisor hands them."""
+LOOK_S: Final = 1.0
+_NEXT_START: Final = "restart cdc run"
+_NO_VARIABLE: Final = "the environment has no variable"
+
+OptionsModel = Callable[[str], type[StoreOptions]]
+_Stamp = tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Names of stores."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        """One line for the log."""
+        named = [("added", self.added), ("changed", self.changed), ("removed", self.removed)]
+        parts = [f"{what} {', '.join(stores)}" for what, stores in named if stores]
+        return f"stores: {'; '.join(parts)}" if parts else "no store is affected"
+
+
+class Configuration:
+    """``cdc.toml``, watched. ``settings``, ``problem`` and ``pending`` may be read by any thread; ``look`` is called by one."""
+
+    def __init__(self, path: Path, options_model: OptionsModel) -> None:
+        """Raises ConfigError when the file cannot be used."""
+        self._path = path
+        self._options_model = options_model
+        self._stamp = self._judged = _stamp(path)
+        self._looked_at = time.monotonic()
+        written = read(path)
+        self._begun = self._stores = written.text
+        self._settings_begun = self.settings = load(path, options_model, written=written)
+        self._log: Any = structlog.get_logger(path.name)
+        self.problem: str | None = None
+        """Why the file as it is now cannot be used, with what helps."""
+        self.pending: tuple[str, ...] = ()
+        """What in it takes effect at the next start, one line."""
+
+    def look(self) -> Change | None:
+        """Takes the file in when it was changed and nobody is writing to it any more. Looks once a second at most."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S:
+            return None
+        self._looked_at = now
+        before, self._stamp = self._stamp, _stamp(self._path)
+        if self._stamp == self._judged or self._stamp != before:
+            return None
+        self._judged = self._stamp
+        return self._take()
+
+    def encoded(self) -> bytes:
+        """What is in force, for ``Handed``."""
+        return jsonfile.encode({"begun": self._begun, "stores": self._stores}).encode()
+
+    def _take(self) -> Change | None:
+        try:
+            written = read(self._path)
+            found = load(self._path, self._options_model, written=written)
+        except ConfigError as error:
+            self.problem = _unusable(self._path, error)
+            self._log.error(self.problem)
+            return None
+        self.problem = None
+        self.pending = tuple(self._pending(written.text, found))
+        change = _change(self.settings.stores, found.stores)
+        self._stores = written.text
+        self._log.info(f"was changed; {change.words()}")
+        for line in self.pending:
+            self._log.warning(line)
+        if change == Change():
+            return None
+        self.settings = self._settings_begun.model_copy(update={"stores": found.stores})
+        return change
+
+    def _pending(self, text: str, found: Settings) -> Iterator[str]:
+        names = list(_differing(tomllib.loads(self._begun), tomllib.loads(text), self._settings_begun, found))
+        if names:
+            yield f"{self._path}: {', '.join(names)} {'takes' if len(names) == 1 else 'take'} effect at the next start → {_NEXT_START}"
+
+
+class Handout:
+    """What the supervisor hands its children: ``descriptor`` is to be inherited by them."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self.descriptor = _nameless()
+        self.write()
+
+    def write(self) -> None:
+        """Puts what is in force now in its place. A child that reads meanwhile finds that the checksum differs, and reads again."""
+        content = self._configuration.encoded()
+        os.pwrite(self.descriptor, content, 0)
+        os.ftruncate(self.descriptor, len(content))
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Handed:
+    """What a child was handed. One thread only."""
+
+    def __init__(self, descriptor: int, path: Path, options_model: OptionsModel) -> None:
+        """Raises ConfigError when it cannot be used any more, as when a file with a secret is gone."""
+        self._descriptor = descriptor
+        self._path = path
+        self._options_model = options_model
+        self._seen = b""
+        self._looked_at = float("-inf")
+        self.settings: Settings
+        while not self._take(self._read()):
+            time.sleep(0.01)  # the supervisor is writing at this moment
+
+    def look(self) -> None:
+        """Takes in what the supervisor has put there, once a second at most."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        content = self._read()
+        if content != self._seen:
+            try:
+                self._take(content)
+            except ConfigError as error:  # right a moment ago, when the supervisor read it
+                self._seen = content
+                structlog.get_logger(self._path.name).error(_unusable(self._path, error))
+
+    def _read(self) -> bytes:
+        return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+
+    def _take(self, content: bytes) -> bool:
+        try:
+            told = jsonfile.decode(content)
+        except ValueError:
+            return False
+        begun = load(self._path, self._options_model, written=Written(told["begun"]))
+        stores = load(self._path, self._options_model, written=Written(told["stores"])).stores
+        self.settings = begun.model_copy(update={"stores": stores})
+        self._seen = content
+        return True
+
+
+def _change(before: Mapping[str, StoreOptions], now: Mapping[str, StoreOptions]) -> Change:
+    return Change(
+        added=tuple(name for name in now if name not in before),
+        changed=tuple(name for name in now if name in before and now[name] != before[name]),
+        removed=tuple(name for name in before if name not in now),
+    )
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any], begun: Settings, found: Settings) -> Iterator[str]:
+    """The keys, but those of stores, at which the two files differ in what they mean."""
+    for key in sorted((before.keys() | now.keys()) - {"stores"}):
+        if getattr(begun, key) == getattr(found, key):
+            continue
+        old, new = before.get(key, {}), now.get(key, {})
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            yield key
+            continue
+        yield from (f"{key}.{inner}" for inner in sorted(old.keys() | new.keys()) if old.get(inner) != new.get(inner))
+
+
+def _unusable(path: Path, error: ConfigError) -> str:
+    problems = getattr(error, "problems", (error,))
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    hint = problems[0].hint or "correct it"
+    if _NO_VARIABLE in str(problems[0]):
+        hint = f"use KEY_file, or {_NEXT_START} with it: a process keeps the environment that it was started with"
+    return f"{path} was changed and cannot be used, what it said before stays in force: {problems[0]}{more} → {hint}"
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _nameless() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("headwater-configuration")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,314 @@
+"""`cdc run`: capture and the followers as processes of their own, restarted when they die.
+
+``next_step`` is the pure core (what a child's end leads to). Killing a child, or this process, loses nothing: capture resumes from the
+log's head, a follower from what its store says is applied.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from cdc.crashpoint import crashpoint
+from cdc.daemon.configuration import VARIABLE, Configuration, Handout
+from cdc.errors import ConfigError, Stopped
+from cdc.settings.models import Settings
+from cdc.state import status, stops
+from cdc.state.status import ProcessStatus, SupervisorStatus
+
+PARENT_VARIABLE: Final = "HEADWATER_SUPERVISOR_PID"
+"""Set in the children's environment, so that each can tie its life to ours."""
+BACKOFF_S: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Before the first, second, … restart in a row."""
+SETTLED_S: Final = 60.0
+"""A child that lived this long has recovered: its next end counts as the first again."""
+REFUSED_RETRY_S: Final = 30.0
+"""A child that was refused (exit 2: the source is not set up, or down at start) tries again this often; nothing is at stake meanwhile."""
+FOLLOWERS: Final = "followers"
+"""The name of the child that follows all stores."""
+DRAIN_S: Final = 40.0
+"""Longer than a child's own bound, so that a child ends by itself."""
+_TICK_S: Final = 0.25
+_STATUS_S: Final = 2.0
+
+_log = structlog.get_logger("run")
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What becomes of a child that ended: its state, and the seconds until it is started again (None: when it is resumed)."""
+
+    state: str
+    delay_s: float | None
+    failures: int
+
+
+def next_step(exit_code: int, lived_s: float, failures: int, *, held: bool) -> Next:
+    """exit_code: as of ``Popen.returncode``. failures: ends in a row before this one. held: a stop state of this child is recorded."""
+    if exit_code == Stopped.exit_code and held:
+        return Next("stopped", None, 0)
+    if exit_code == ConfigError.exit_code:
+        return Next("refused", REFUSED_RETRY_S, 0)
+    before = 0 if lived_s >= SETTLED_S else failures
+    return Next("backing-off", BACKOFF_S[min(before, len(BACKOFF_S) - 1)], before + 1)
+
+
+def in_words(name: str, exit_code: int, lived_s: float, step: Next, held: Collection[str]) -> str:
+    """What the log says of a child's end: how, and what comes next."""
+    if step.state == "stopped":
+        return f"{name} is stopped until it is resumed → {', '.join(f'cdc resume {stop}' for stop in sorted(held))}"
+    if step.state == "refused":
+        return f"{name} cannot start (the line above says why) and tries again in {step.delay_s:.0f} s → cdc doctor"
+    how = f"was ended by {_signal_name(-exit_code)}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    return f"{name} {how} after {lived_s:.0f} s and starts again in {step.delay_s:g} s"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass(slots=True)
+class Child:
+    """One child process and its history."""
+
+    status: ProcessStatus
+    arguments: Sequence[str]
+    parts: frozenset[str]
+    """The names under which its stop states are recorded."""
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+    failures: int = 0
+    again_at: float | None = 0.0
+    """Monotonic time of the next start; None while it waits for an operator."""
+    stopped_for: frozenset[str] = field(default_factory=frozenset)
+    """The stop states that were held when it was last looked at."""
+    retired: bool = False
+    """There is nothing left for it to do: it ends, and does not start again."""
+    terminated: bool = False
+
+
+class Supervisor:
+    """Starts, watches and drains the children. One thread only."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        children: Sequence[Child],
+        *,
+        listen: str | None = None,
+        configuration: Configuration | None = None,
+        followers: Callable[[], Child] | None = None,
+    ) -> None:
+        """``configuration`` is watched. ``followers`` makes the child that follows its stores, when there are some again."""
+        self._run_dir = run_dir
+        self._children = list(children)
+        self._configuration = configuration
+        self._followers = followers
+        self._handout = Handout(configuration) if configuration is not None else None
+        self._status = SupervisorStatus(os.getpid(), listen=listen)
+        self._written_at = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        """Returns when ``stop`` is set and every child has ended."""
+        self._forget_strangers()
+        try:
+            while not stop.is_set():
+                self._look_at_the_configuration()
+                for child in list(self._children):
+                    self._look_after(child)
+                self._write(force=False)
+                stop.wait(_TICK_S)
+        finally:
+            self._drain()
+            if self._handout is not None:
+                self._handout.close()
+
+    def _look_at_the_configuration(self) -> None:
+        if self._configuration is None or self._handout is None:
+            return
+        change = self._configuration.look()
+        problem = self._configuration.problem
+        self._status.problems = [problem] if problem is not None else []
+        self._status.notes = list(self._configuration.pending)
+        if change is not None:
+            self._handout.write()
+            self._adapt(self._configuration.settings)
+
+    def _adapt(self, settings: Settings) -> None:
+        """The followers' process takes the change in by itself; it may have to be started for it, or to end."""
+        child = next((child for child in self._children if child.status.name == FOLLOWERS), None)
+        if child is None:
+            if settings.stores and self._followers is not None:
+                self._children.append(self._followers())
+            return
+        child.parts = parts_of(settings)
+        child.retired = not settings.stores
+        if child.process is None:
+            self._forget_strangers()
+            child.again_at = 0.0
+        child.stopped_for = self._held(child)
+
+    def _forget_strangers(self) -> None:
+        """Of stores that the configuration does not have (any more) nothing is shown. For a time at which nobody follows them."""
+        if self._configuration is None:
+            return
+        known = parts_of(self._configuration.settings)
+        for found in status.read_followers(self._run_dir):
+            if f"follow-{found.store}" not in known:
+                status.remove(self._run_dir, f"follow-{found.store}")
+        for stop in stops.held(self._run_dir):
+            if stop.part.startswith("follow-") and stop.part not in known:
+                stops.clear(self._run_dir, stop.name)
+
+    def _look_after(self, child: Child) -> None:
+        held = self._held(child)
+        resumed = bool(child.stopped_for - held)
+        child.stopped_for = held
+        if child.process is None:
+            if child.retired:
+                self._children.remove(child)
+                self._forget_strangers()
+                return
+            if resumed:
+                child.again_at = 0.0
+            if child.again_at is not None and time.monotonic() >= child.again_at:
+                self._start(child)
+        elif child.process.poll() is not None:
+            self._ended(child, child.process.returncode, self._held(child))
+        elif child.retired and not child.terminated:
+            child.terminated = True
+            child.process.terminate()
+
+    def _start(self, child: Child) -> None:
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        # A session of its own: a terminal's Ctrl-C reaches only us, and we can end the whole group (Spark's JVM is in it).
+        handed: tuple[int, ...] = ()
+        if self._handout is not None:
+            handed = (self._handout.descriptor,)
+            environment[VARIABLE] = str(self._handout.descriptor)
+        child.process = subprocess.Popen(
+            list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=handed
+        )
+        child.terminated = False
+        crashpoint("supervise.started")
+        child.began = time.monotonic()
+        child.status.pid, child.status.state, child.status.started_at = child.process.pid, "running", time.time()
+        _log.info(f"{child.status.name} started", process=child.process.pid)
+        self._write(force=True)
+
+    def _ended(self, child: Child, code: int, held: frozenset[str]) -> None:
+        lived_s = time.monotonic() - child.began
+        step = next_step(code, lived_s, child.failures, held=bool(held))
+        crashpoint("supervise.child_ended")
+        _end_group(child)  # what it left behind, such as a JVM
+        child.process = None
+        child.failures = step.failures
+        child.again_at = None if step.delay_s is None else time.monotonic() + step.delay_s
+        child.status.pid, child.status.state, child.status.exit_code = 0, step.state, code
+        child.status.restarts += 1 if step.delay_s is not None else 0
+        facts = {"process": child.status.name, "exit_code": code, "state": step.state, "held": sorted(held)}
+        if child.retired:
+            _log.info(f"{child.status.name} ended, as there is no store to follow", facts=facts)
+        else:
+            _log.warning(in_words(child.status.name, code, lived_s, step, held), facts=facts)
+        self._write(force=True)
+
+    def _held(self, child: Child) -> frozenset[str]:
+        return frozenset(stop.name for stop in stops.held(self._run_dir) if stop.part in child.parts)
+
+    def _drain(self) -> None:
+        crashpoint("supervise.draining")
+        self._status.state = "draining"
+        self._write(force=True)
+        _log.info("stopping: every part finishes what it has begun")
+        running = [child for child in self._children if child.process is not None]
+        for child in running:
+            assert child.process is not None
+            child.process.terminate()
+        deadline = time.monotonic() + DRAIN_S
+        for child in running:
+            assert child.process is not None
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _log.warning(f"{child.status.name} did not finish within {DRAIN_S:.0f} s and was killed; nothing is lost by that")
+                _end_group(child)
+                child.process.wait()
+            _end_group(child)
+            child.status.pid, child.status.state, child.status.exit_code = 0, "exited", child.process.returncode
+        self._status.state = "exited"
+        self._write(force=True)
+        _log.info("stopped")
+
+    def _write(self, *, force: bool) -> None:
+        now = time.monotonic()
+        if force or now - self._written_at >= _STATUS_S:
+            self._written_at = now
+            self._status.updated_at = time.time()
+            self._status.processes = [child.status for child in self._children]
+            status.write(self._run_dir, "supervisor", self._status)
+
+
+def supervise(configuration: Configuration, config: Path, stop: threading.Event, *, listen: str | None, debug: bool = False) -> int:
+    """Runs capture and the followers until ``stop`` is set; returns 0. ``listen``: the HTTP port's URL, for the status.
+
+    Call ``refuse_second`` before.
+    """
+    run_dir = configuration.settings.run_dir
+
+    def followers() -> Child:
+        return Child(ProcessStatus(FOLLOWERS), [*command, "follow:*"], parts_of(configuration.settings))
+
+    command = [sys.executable, "-m", "cdc", "--config", str(config), *(["--debug"] if debug else []), "run", "--only"]
+    children = [Child(ProcessStatus("capture"), [*command, "capture"], frozenset({"capture"}))]
+    if configuration.settings.stores:
+        children.append(followers())
+    Supervisor(run_dir, children, listen=listen, configuration=configuration, followers=followers).run(stop)
+    return 0
+
+
+def parts_of(settings: Settings) -> frozenset[str]:
+    """The names under which the followers' stop states are recorded."""
+    return frozenset(f"follow-{name}" for name in settings.stores)
+
+
+def refuse_second(run_dir: Path) -> None:
+    """Raises ConfigError when another supervisor works in this folder."""
+    saved = status.read_supervisor(run_dir)
+    if (
+        saved is not None
+        and saved.state != "exited"
+        and saved.pid != os.getpid()
+        and status.alive(saved.pid)
+        and _is_ours(saved.pid)
+    ):
+        raise ConfigError(f"another cdc run (pid {saved.pid}) works in {run_dir}", hint="stop it first, or set another run_dir")
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether the process looks like a supervisor: process ids come around again."""
+    try:
+        return b"cdc" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return sys.platform != "linux"
+
+
+def _end_group(child: Child) -> None:
+    assert child.process is not None
+    try:
+        os.killpg(child.process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,187 @@
+"""The stores that one process follows, each by itself: begun, ended and opened again one at a time, while the others go on undisturbed.
+
+Why that happens: the configuration has got another store, has changed or lost one, or an operator has resumed one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from cdc.follow.follower import Follower
+from cdc.follow.storelog import StoreLog
+from cdc.log.contract import LogReader
+from cdc.settings.models import Contract, StoreOptions
+from cdc.state import status, stops
+
+
+class Runner(Protocol):
+    """The thread that keeps a follower going until it is halted."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def start(self) -> None: ...
+
+    def join(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Standing:
+    """One store that is followed."""
+
+    follower: Follower
+    runner: Runner
+    halt: threading.Event
+    lines: StoreLog
+    leaving: bool = False
+
+    def leave(self) -> None:
+        self.leaving = True
+        self.halt.set()
+
+
+@dataclass(slots=True)
+class Fleet:
+    """One thread only. ``runner``: makes the thread of a follower that ends when the event is set."""
+
+    log_dir: Path
+    run_dir: Path
+    reader: LogReader
+    contracts: Mapping[str, Contract]
+    runner: Callable[[Follower, threading.Event], Runner]
+    _stores: dict[str, _Standing] = field(default_factory=dict)
+    _wanted: Mapping[str, StoreOptions] = field(default_factory=dict)
+    _left_out: dict[str, StoreOptions] = field(default_factory=dict)
+    """Wanted, and in a stop state since before they were begun here."""
+
+    @property
+    def followers(self) -> Iterator[Follower]:
+        return (one.follower for one in self._stores.values())
+
+    @property
+    def stopped(self) -> bool:
+        """Every store waits for an operator."""
+        return bool(self._wanted) and all(
+            store in self._left_out or (store in self._stores and self._halted(self._stores[store])) for store in self._wanted
+        )
+
+    def begin(self, wanted: Mapping[str, StoreOptions]) -> None:
+        """Raises HeadwaterError when another process follows one of them, or every one is in a stop state; then nothing was begun."""
+        self._wanted = wanted
+        running = [store for store in wanted if not self._leave_out(store)]
+        if not running and self._left_out:
+            stop = next(stop for store in wanted if (stop := self._stop_of(store)) is not None)
+            raise stop.error()
+        made = {store: self._made(store) for store in running}
+        try:
+            for one in made.values():
+                one.follower.take_lease()
+        except BaseException:
+            for one in made.values():
+                one.follower.release_lease()
+            raise
+        self._stores = made
+        for one in made.values():
+            one.follower.report()
+            one.runner.start()
+
+    def look(self) -> None:
+        """Raises what ended a store's thread where nothing should; writes the log's lines."""
+        for one in self._stores.values():
+            one.runner.check()
+            one.lines.look()
+
+    def adapt(self, wanted: Mapping[str, StoreOptions]) -> None:
+        """Brings what is followed nearer to what is wanted; never waits. To be called again and again."""
+        changed, self._wanted = wanted is not self._wanted, wanted
+        for store, one in list(self._stores.items()):
+            if one.leaving:
+                if one.runner.ended:
+                    self._end(store, one)
+            elif store not in wanted:
+                one.leave()
+            elif changed and wanted[store] != one.follower.options:
+                _log(store).info("its options in the configuration have changed: it is closed and opened again")
+                one.leave()
+            elif one.follower.stopped and self._stop_of(store) is None:
+                _log(store).info("was resumed: it is opened again")
+                one.leave()
+        self._begin_missing()
+
+    def report(self) -> None:
+        """To be called now and then."""
+        for one in self._stores.values():
+            one.follower.report(when_due=True)
+
+    def close(self) -> None:
+        """Finishes the batches under way, and closes every store."""
+        for one in self._stores.values():
+            one.halt.set()
+        for one in self._stores.values():
+            one.runner.join()
+        ended = list(self._stores.items())
+        for store, one in ended:
+            self._end(store, one)
+        for _, one in ended:
+            one.runner.check()
+
+    def _begin_missing(self) -> None:
+        for store in [store for store in self._left_out if store not in self._wanted]:
+            del self._left_out[store]
+            self._forget(store)
+        for store in self._wanted:
+            if store in self._stores or (store in self._left_out and self._stop_of(store) is not None):
+                continue
+            self._left_out.pop(store, None)
+            if not self._leave_out(store):
+                self._stores[store] = one = self._made(store)
+                one.follower.report()
+                one.runner.start()
+
+    def _made(self, store: str) -> _Standing:
+        halt = threading.Event()
+        options = self._wanted[store]
+        follower = Follower(store, options, self.log_dir, self.reader, self.run_dir, halt, self.contracts)
+        return _Standing(follower, self.runner(follower, halt), halt, StoreLog(follower, self.reader, self.run_dir))
+
+    def _leave_out(self, store: str) -> bool:
+        stop = self._stop_of(store)
+        if stop is None:
+            return False
+        self._left_out[store] = self._wanted[store]
+        _log(store).warning(
+            f"stays stopped: {stop.state}: {stop.message} → cdc resume {stop.name}", facts={"store": store, "stop": str(stop.state)}
+        )
+        return True
+
+    def _stop_of(self, store: str) -> stops.Stop | None:
+        return stops.held_by(self.run_dir, f"follow-{store}")
+
+    def _halted(self, one: _Standing) -> bool:
+        return one.follower.stopped and not one.leaving and self._stop_of(one.follower.store) is not None
+
+    def _end(self, store: str, one: _Standing) -> None:
+        one.follower.close()
+        one.lines.look()
+        if one.leaving:
+            del self._stores[store]
+            if store not in self._wanted:
+                self._forget(store)
+
+    def _forget(self, store: str) -> None:
+        """Of a store that is no longer configured nothing is shown any more. Nothing in the store itself is touched."""
+        status.remove(self.run_dir, f"follow-{store}")
+        stops.clear_part(self.run_dir, f"follow-{store}")
+        _log(store).info("is no longer in the configuration and no longer followed; what it holds stays in it")
+
+
+def _log(store: str) -> Any:
+    return structlog.get_logger(f"store {store}")

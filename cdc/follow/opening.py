@@ -1,0 +1,135 @@
+"""How a follower takes hold of its store: its lease, a rebuild that was asked for, and the store's marks compared with the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+from cdc.crashpoint import crashpoint
+from cdc.errors import Stopped, StopState, StoreError
+from cdc.log.contract import LogReader, selected
+from cdc.model.position import ZERO_CUT, Cut
+from cdc.settings.models import StoreOptions
+from cdc.state import rebuilds
+from cdc.state.lease import Lease, LeaseHeld
+from sinks import make_sink
+from sinks.contract import EpochPassed, Sink
+
+
+class Opening:
+    """One store's sink, opened under this follower's lease. Not thread-safe."""
+
+    def __init__(self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path) -> None:
+        self.number = 0
+        """Rises each time that the store is opened: what others knew of it before no longer counts."""
+        self._store = store
+        self._options = options
+        self._log_dir = log_dir
+        self._reader = reader
+        self._run_dir = run_dir
+        self._lease: Lease | None = None
+        self._outdone = False
+        """A later writer was met under this lease."""
+
+    @cached_property
+    def sink(self) -> Sink:
+        """Made when it is opened: options that no store can be made with, such as an address that is none, are this store's concern alone."""
+        return make_sink(self._store, self._options)
+
+    @property
+    def epoch(self) -> int:
+        """The lease's, which must have been taken."""
+        assert self._lease is not None
+        return self._lease.epoch
+
+    def take_lease(self) -> None:
+        """Raises LeaseHeld when another process follows this store, StoreError when the log's folder cannot be written."""
+        if self._lease is not None and self._lease.ours:
+            return
+        self.release()
+        try:
+            self._lease = Lease(self._log_dir, self._store)
+        except OSError as error:
+            raise StoreError(
+                f"the lease on store {self._store} in {self._log_dir} cannot be taken: {error.strerror}", retryable=True
+            ) from error
+
+    def check(self) -> None:
+        """Raises StoreError when the log's folder was replaced: what is being read may be the one that was there before."""
+        if self._lease is None or not self._lease.ours:
+            self._reader.close()  # it opens what stands there now
+            raise StoreError(f"the log's folder {self._log_dir} was replaced", retryable=True)
+
+    def open(self) -> Cut:
+        """Returns from where the store is to be brought on. Raises StoreError, Stopped, ConfigError."""
+        try:
+            self.take_lease()
+        except LeaseHeld as error:
+            raise StoreError(str(error), retryable=True, hint=error.hint) from error
+        if self._reader.lineage() is None:
+            raise StoreError(f"there is no log in {self._log_dir} yet", retryable=True, hint="start capture: cdc run")
+        asked = rebuilds.requested(self._run_dir, self._store)
+        if asked is not None:
+            self.sink.erase()
+            crashpoint("rebuild.erased")
+        applied = self._opened()
+        self._refuse_what_the_log_lacks(applied)
+        if asked is not None:
+            if applied != ZERO_CUT:
+                raise StoreError(f"store {self._store} was emptied and still holds position {applied.position}", retryable=True)
+            crashpoint("rebuild.opened")
+            rebuilds.carried_out(self._run_dir, self._store)
+            crashpoint("rebuild.done")
+        self.number += 1
+        return applied
+
+    def close(self) -> None:
+        if "sink" in vars(self):
+            self.sink.close()
+
+    def release(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+            self._outdone = False
+
+    def _opened(self) -> Cut:
+        try:
+            return self.sink.open(self._reader, self.epoch)
+        except EpochPassed as passed:
+            self._go_above(passed.seen)
+        return self.sink.open(self._reader, self.epoch)
+
+    def _go_above(self, seen: int) -> None:
+        """A store may have seen higher epochs than the log's folder knows of, which was restored. Once: one that is outdone again has a living rival."""
+        assert self._lease is not None
+        if not self._lease.ours:
+            raise StoreError(f"store {self._store} was taken over, and the lease on it is another process's", retryable=True)
+        if self._outdone:
+            raise Stopped(
+                StopState.OTHER_LOG,
+                f"store {self._store} is written by another service too, which follows a copy of this log",
+                hint=f"stop one of the two, then cdc resume {StopState.OTHER_LOG}",
+            )
+        self._lease.raise_above(seen)
+        self._outdone = True
+
+    def _refuse_what_the_log_lacks(self, applied: Cut) -> None:
+        held = max([applied.position, *(self.sink.held(topic) for topic in self._topics())])
+        if held <= self._reader.head().position:
+            return
+        if held <= self._reader.written().position:
+            raise StoreError(
+                f"store {self._store} holds position {held}; the log has that, but has not been opened for writing since the power was lost",
+                retryable=True,
+                hint="start capture, which recovers the log",
+            )
+        raise Stopped(
+            StopState.DIVERGED,
+            f"store {self._store} holds position {held}, the log ends at {self._reader.head().position}: the log or the store was restored",
+            hint=f"put the right copy back; or cdc resume {StopState.DIVERGED} --rebuild, which empties the store and builds it again from the log",
+        )
+
+    def _topics(self) -> Iterable[str]:
+        return [topic.name for topic in selected(self._reader, self._options.tables)]

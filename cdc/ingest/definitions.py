@@ -1,0 +1,147 @@
+"""What capture knows of the source's definitions, wired: the log's topics, the facts kept beside them, the catalog and the thread that watches it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import structlog
+
+from cdc import source
+from cdc.capture.definitions import Definitions
+from cdc.errors import Stopped
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.ended import ended_topics
+from cdc.model.facts import Facts
+from cdc.model.selection import matches
+from cdc.model.table import Table
+from cdc.settings.models import Source as SourceSettings
+from cdc.source.aside import find_aside, load_aside, save_aside
+from cdc.source.facts import load_facts, read_facts, save_facts
+from cdc.source.kin import Undecided
+from cdc.source.membership import table_unpublished
+from cdc.source.problems import Refusal
+from cdc.source.trigger import SetAside, trigger_password
+from cdc.source.watch import CatalogWatch
+
+_log = structlog.get_logger("capture")
+
+
+class Evolving:
+    """One for the capture process; each connection gets its ``definitions``, which begin at the log's last durable cut."""
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        folder: Path,
+        logged: Callable[[Table], Table],
+        undecided: Undecided,
+        fail: Callable[[Exception], None],
+        stop: threading.Event,
+    ) -> None:
+        """``folder``: the log's. ``logged``: a table's definition as the log has it. ``undecided``: of the column policies.
+        ``fail``: takes what the watching thread ends with."""
+        self._settings = settings
+        self._folder = folder
+        self._logged = logged
+        self._undecided = undecided
+        self._fail = fail
+        self._stop = stop
+        self._password = secrets.token_hex(16)
+        self._watch: CatalogWatch | None = None
+
+    def start(self) -> None:
+        """Once publication and slot exist, before the snapshot reads its first row."""
+        dsn = self._settings.dsn.get_secret_value()
+        tables, _ = self._topics()
+        facts = load_facts(self._folder)
+        with source.connect(dsn) as connection:
+            self._remember_first(connection, tables, facts)
+            aside = find_aside(connection, self._settings.publication, self._folder)
+        out = {oid: told for oid, told in aside.items() if told.entry is None}
+        known = {*facts, *(table.oid for table in tables.values())}
+        self._watch = CatalogWatch(
+            self._settings, known, self._password, self._stop, self._fail, self._undecided, out=out, remember=self._remember_aside
+        )
+        self._watch.start()
+
+    def refused(self) -> Mapping[int, Refusal]:
+        """The selected tables (by OID) that are not captured, and why; from any thread."""
+        return {} if self._watch is None else self._watch.refused
+
+    def join(self) -> None:
+        """After ``stop`` was set."""
+        if self._watch is not None:
+            self._watch.join()
+
+    def left_out(self) -> Sequence[str]:
+        """What of the selected tables does not reach the log, one line each with what helps, as of the last look at the catalog."""
+        return () if self._watch is None else self._watch.left_out
+
+    def notes(self) -> Sequence[str]:
+        """What to know of captured tables, one line each with what helps, as of the last look at the catalog."""
+        return () if self._watch is None else self._watch.notes
+
+    def definitions(self, catalog: psycopg.Connection) -> Definitions:
+        """``catalog``: asked what the stream does not tell. The log is not being written."""
+        assert self._watch is not None, "start comes first"
+        tables, ended = self._topics()
+        trigger = trigger_password(catalog)
+        return Definitions(
+            partial(self._ask, catalog),
+            known=tables.values(),
+            ended=ended,
+            facts=load_facts(self._folder),
+            passwords=[password for password in (self._password, trigger) if password],
+            publication=self._settings.publication,
+            wanted=partial(matches, self._settings.tables),
+            logged=self._logged,
+            look=self._watch.look_soon,
+            unread=_unread,
+            note=self._watch.note,
+            unpublished=self._unpublished,
+            keep=partial(save_facts, self._folder),
+        )
+
+    def _remember_first(self, connection: psycopg.Connection, tables: dict[str, Table], facts: dict[int, Facts]) -> None:
+        """What holds when a table's first row is read. A table that has taken another's name is left for the stream to find."""
+        new = [
+            found
+            for found in read_facts(connection, self._settings.publication, published=True)
+            if found.oid not in facts and _free(tables.get(f"{found.schema}.{found.name}"), found.oid)
+        ]
+        if new:
+            facts.update((found.oid, found) for found in new)
+            save_facts(self._folder, facts)
+
+    def _remember_aside(self, out: Mapping[int, SetAside]) -> None:
+        """Whatever was taken out since the last start: what has come back needs to be known until then (``cdc.source.aside``)."""
+        save_aside(self._folder, {**load_aside(self._folder), **out})
+
+    def _ask(self, catalog: psycopg.Connection, oid: int) -> Facts | None:
+        found = read_facts(catalog, self._settings.publication, [oid])
+        return found[0] if found else None
+
+    def _unpublished(self, table: str) -> Stopped:
+        return table_unpublished(self._settings.publication, [table], again=False)
+
+    def _topics(self) -> tuple[dict[str, Table], list[str]]:
+        """The newest definition of each topic, and the topics whose table is gone."""
+        reader = EmbeddedLogReader(self._folder)
+        try:
+            return {topic.name: topic.table for topic in reader.topics()}, list(ended_topics(reader))
+        finally:
+            reader.close()
+
+
+def _unread() -> None:
+    hint = "run deploy/roles.sql of this version again, as a superuser"
+    _log.warning("a message of the event trigger cannot be read, so the catalog is asked instead", hint=hint)
+
+
+def _free(holder: Table | None, oid: int) -> bool:
+    return holder is None or holder.oid == oid

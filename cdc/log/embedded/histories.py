@@ -1,0 +1,54 @@
+"""The log's histories, in a small file of their own in its folder (see ``cdc.model.lineage``).
+
+The first history has the id of the log itself, and needs no file: a log that was never rebuilt has none. A file that is damaged is
+LOG_CORRUPT: without it nobody can say which positions of a store are this log's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Final
+
+from cdc.crashpoint import crashpoint
+from cdc.errors import LogCorrupt
+from cdc.model.lineage import History, Lineage
+from cdc.model.position import START, Position
+from cdc.state.statefile import StateFile
+
+FILE: Final = "histories.json"
+
+
+def lineage_of(folder: Path, log_id: int) -> Lineage:
+    """Raises LogCorrupt when the file is damaged or belongs to another log."""
+    path = folder / FILE
+    log = f"{log_id:016x}"
+    first = History(log * 2, START)
+    found = _FILE.load(path)
+    if found is None:
+        return Lineage(log, (first,))
+    if found.log != log:
+        raise LogCorrupt(f"{path} belongs to another log")
+    return Lineage(log, (first, *found.histories))
+
+
+def begin(folder: Path, log_id: int, since: Position) -> Lineage:
+    """A new history begins behind ``since``, the log's head. Durable on return; to be called before its first change is committed."""
+    known = lineage_of(folder, log_id)
+    now = Lineage(known.log, (*known.histories, History(uuid.uuid4().hex, since)))
+    crashpoint("log.history.begun")
+    _FILE.save(folder / FILE, Lineage(now.log, now.histories[1:]))
+    crashpoint("log.history.recorded")
+    return now
+
+
+_FILE: Final = StateFile(
+    format=1,
+    # All but the first, which the log's id names.
+    encode=lambda later: {"log": later.log, "histories": [[history.id, int(history.since)] for history in later.histories]},
+    decode=lambda raw: Lineage(
+        str(raw["log"]), tuple(History(str(identity), Position(int(since))) for identity, since in raw["histories"])
+    ),
+    unreadable=lambda path, what: LogCorrupt(f"{path} {what}"),
+    shared=True,
+)

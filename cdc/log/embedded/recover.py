@@ -1,0 +1,340 @@
+"""What a writer finds when it opens a log, and what it does about it.
+
+``recover`` gathers the evidence, decides about everything (``cdc.log.embedded.verdicts``), and only then changes anything.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from cdc.crashpoint import crashpoint
+from cdc.errors import LogCorrupt
+from cdc.log.embedded.disk import Disk
+from cdc.log.embedded.format import (
+    HEAD_BYTES,
+    MAX_EPOCH,
+    RECORD_BYTES,
+    Damaged,
+    Head,
+    RecordKind,
+    crc32c,
+    decode_head,
+    decode_timeline_header,
+    encode_timeline_header,
+)
+from cdc.log.embedded.names import ASIDE, Places, first_of, folder_of, sealed_of, segment_name
+from cdc.log.embedded.sealedsegment import covering
+from cdc.log.embedded.segment import Place, Segment
+from cdc.log.embedded.timeline import Run, Timeline, TopicIndex
+from cdc.log.embedded.verdicts import (
+    SegmentEvidence,
+    SegmentVerdict,
+    TimelineEvidence,
+    TimelineVerdict,
+    judge_segment,
+    judge_timeline,
+)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A log that is whole again, and what the writer goes on with."""
+
+    timeline: Timeline
+    epoch: int
+    """The new writer's."""
+    unsealed: list[tuple[TopicIndex, Run]] = field(default_factory=list)
+    """Closed segments that are not Parquet yet."""
+
+
+@dataclass(slots=True)
+class _Repairs:
+    """What was decided, done only when nothing was found corrupt."""
+
+    cut: list[tuple[Path, int]] = field(default_factory=list)
+    remove: list[Path] = field(default_factory=list)
+    rewrite: list[tuple[Path, int, int]] = field(default_factory=list)
+
+
+def recover(places: Places, disk: Disk, segment_bytes: int) -> Recovered:
+    """Makes the log whole, or new when there is none. The caller holds the writer's lock.
+
+    Raises LogCorrupt, naming file and byte, before anything is changed.
+    """
+    if _is_new(places):
+        _create(places, disk)
+    head = decode_head(_bytes_of(places.head)) if places.head.exists() else None
+    repairs = _Repairs()
+    timeline = _read_timeline(places, head, repairs)
+    unsealed = _judge_topics(places, timeline, head, segment_bytes, repairs)
+    epoch = max(timeline.epoch, head.epoch if head else 0) + 1
+    if epoch > MAX_EPOCH:
+        raise LogCorrupt(f"{places.head} at byte 12: no writer has had so high an epoch")
+    _repair(repairs, disk)
+    recovered = Recovered(timeline, epoch, unsealed)
+    crashpoint("recover.repaired")
+    disk.make_folder(places.topics)  # a power loss may have taken it while there was no topic
+    publish_first(places, disk, head_of(recovered))
+    crashpoint("recover.published")
+    return recovered
+
+
+def head_of(recovered: Recovered) -> Head:
+    timeline = recovered.timeline
+    cut = timeline.head
+    return Head(timeline.log_id, recovered.epoch, cut.position, cut.commit_lsn, cut.commit_ts_us, timeline.length, timeline.crc)
+
+
+def _is_new(places: Places) -> bool:
+    """There is no log here yet, or only what a creation that died left behind."""
+    if places.timeline.exists() or places.head.exists():
+        return False
+    for folder, _, files in os.walk(places.topics):
+        if files:
+            raise LogCorrupt(f"{places.timeline}: missing, though {folder} holds segments")
+    return True
+
+
+def _create(places: Places, disk: Disk) -> None:
+    disk.make_folder(places.topics)
+    disk.sync_folder(places.root.parent)
+    record, _ = encode_timeline_header(secrets.randbits(64))
+    aside = places.root / f"{ASIDE}{places.timeline.name}"
+    aside.unlink(missing_ok=True)
+    fd = disk.create(aside)
+    try:
+        disk.write(fd, [record], 0)
+        disk.sync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(aside, places.timeline)
+    crashpoint("recover.timeline_created")
+    disk.sync_folder(places.root)
+
+
+def publish_first(places: Places, disk: Disk, head: Head) -> None:
+    """Rewrites the head. It keeps its inode where it has one, because readers watch that."""
+    if not places.head.exists():
+        aside = places.root / f"{ASIDE}{places.head.name}"
+        aside.unlink(missing_ok=True)
+        fd = disk.create(aside)
+        try:
+            disk.write(fd, [head.encode()], 0)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(aside, places.head)
+    else:
+        fd = disk.open(places.head)
+        try:
+            disk.write(fd, [head.encode()], 0)
+            disk.truncate(fd, HEAD_BYTES)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+    # Also of names that are there already: the process that made them may have ended because this was refused.
+    disk.sync_folder(places.root)
+
+
+def _bytes_of(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _read_timeline(places: Places, head: Head | None, repairs: _Repairs) -> Timeline:
+    path = places.timeline
+    try:
+        data = _bytes_of(path)
+        log_id, crc = decode_timeline_header(data)
+        timeline = Timeline(log_id, crc)
+        body = data[RECORD_BYTES:]
+        published = head.timeline_bytes if head else None
+        if head and (head.log_id != log_id or head.timeline_bytes < RECORD_BYTES):
+            raise Damaged(0, "the head is of another log")
+        # First what was published, so that its checksum can be held against the head's.
+        first = timeline.extend(body[: published - RECORD_BYTES] if published is not None else b"")
+        if head and first == head.timeline_bytes - RECORD_BYTES and head.timeline_crc != timeline.crc:
+            raise Damaged(timeline.length, "does not end as the head says")
+        timeline.extend(body[first:])
+    except FileNotFoundError:
+        raise LogCorrupt(f"{path}: missing, though the log has a head") from None
+    except Damaged as damage:
+        raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
+    evidence = TimelineEvidence(len(data), timeline.length, published, _group_follows(data, timeline.length))
+    verdict = judge_timeline(evidence)
+    if verdict is TimelineVerdict.CORRUPT:
+        raise LogCorrupt(f"{path} at byte {timeline.length}: the entry is damaged or missing, and it is not the last")
+    if verdict is TimelineVerdict.CUT:
+        repairs.cut.append((path, timeline.length))
+    start = published if published is not None else RECORD_BYTES
+    if timeline.length > start:
+        repairs.rewrite.append((path, start, timeline.length))
+    return timeline
+
+
+def _group_follows(data: bytes, whole: int) -> bool:
+    """Whether another group begins beyond the damage at ``whole``: then the damage is no torn tail.
+
+    Only one group is ever written between two syncs. Records are checked against the stored checksum of the one before.
+    """
+    cut_seen = False
+    for at in range(whole + RECORD_BYTES, len(data) - RECORD_BYTES + 1, RECORD_BYTES):
+        seed = int.from_bytes(data[at - 4 : at], "little")
+        if crc32c(data[at : at + RECORD_BYTES - 4], seed) != int.from_bytes(
+            data[at + RECORD_BYTES - 4 : at + RECORD_BYTES], "little"
+        ):
+            continue
+        if cut_seen:
+            return True
+        cut_seen = int.from_bytes(data[at : at + 2], "little") == RecordKind.CUT
+    return False
+
+
+def _judge_topics(
+    places: Places, timeline: Timeline, head: Head | None, segment_bytes: int, repairs: _Repairs
+) -> list[tuple[TopicIndex, Run]]:
+    """Holds every file against the timeline. Fills in the repairs; returns the closed segments that wait to be sealed."""
+    unsealed: list[tuple[TopicIndex, Run]] = []
+    folders: dict[str, TopicIndex] = {}
+    for topic in timeline.topics.values():
+        other = folders.setdefault(folder_of(topic.name), topic)
+        if other is not topic:
+            raise LogCorrupt(f"{places.folder(topic.name)}: the folder of two topics, {other.name} and {topic.name}")
+    present = [path.name for path in places.topics.iterdir()] if places.topics.exists() else []
+    for name in sorted({*present, *folders}):
+        index = folders.get(name)
+        folder = places.topics / name
+        files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        runs = index.segments() if index else []
+        unseal = _judge_files(folder, files, runs, timeline.head.position, repairs)
+        if index is None:
+            continue
+        before: Run | None = None
+        for run in runs:
+            if segment_name(run.segment) in files:
+                newest = run is runs[-1]
+                segment = Segment(folder / segment_name(run.segment), Place(timeline.log_id, index.number, index.name, run.segment))
+                try:
+                    _check_segment(segment, index, run, before, newest=newest, unseal=run.segment in unseal)
+                finally:
+                    segment.close()
+                if not newest or run.end >= segment_bytes:
+                    unsealed.append((index, run))
+            before = run
+        _rewrite_unpublished(folder, index, head, repairs)
+    return unsealed
+
+
+def _judge_files(folder: Path, files: list[str], runs: list[Run], head: int, repairs: _Repairs) -> set[int]:
+    """Judges one topic's files by name and length; returns the segments whose Parquet files go."""
+    unseal: set[int] = set()
+    known = {run.segment: run for run in runs}
+    sealed = [name for name in map(sealed_of, files) if name is not None]
+    claimed: set[str] = set()
+    for first in sorted({*known, *(first for first in map(first_of, files) if first is not None)}):
+        run = known.get(first)
+        path = folder / segment_name(first)
+        mine = [name.file for name in sealed if run is not None and run.segment <= name.first <= run.last]
+        claimed.update(mine)
+        evidence = SegmentEvidence(
+            committed=run.end if run else None,
+            newest=run is not None and run is runs[-1],
+            length=path.stat().st_size if path.name in files else None,
+            parquet=bool(mine),
+            parquet_whole=run is not None and bool(covering(mine, run)),
+            beyond_head=first > head,
+        )
+        match judge_segment(evidence):
+            case SegmentVerdict.KEEP:
+                pass
+            case SegmentVerdict.CUT:
+                assert evidence.committed is not None
+                repairs.cut.append((path, evidence.committed))
+            case SegmentVerdict.REMOVE:
+                repairs.remove.append(path)
+            case SegmentVerdict.UNSEAL:
+                repairs.remove += [folder / name for name in mine]
+                unseal.add(first)
+            case SegmentVerdict.CORRUPT:
+                raise LogCorrupt(_what_is_wrong(path, evidence))
+            case never:
+                assert_never(never)
+    for name in files:
+        if name.startswith(ASIDE):
+            repairs.remove.append(folder / name)
+        elif first_of(name) is None and name not in claimed:
+            raise LogCorrupt(f"{folder / name}: the timeline knows nothing of this file")
+    return unseal
+
+
+def _what_is_wrong(path: Path, found: SegmentEvidence) -> str:
+    if found.committed is None:
+        return f"{path}: the timeline knows nothing of this segment (renamed, or a duplicate)"
+    if found.length is None:
+        return f"{path}: missing, and no sealed files hold its positions"
+    at = min(found.length, found.committed)
+    return f"{path} at byte {at}: the file has {found.length} bytes where {found.committed} were committed"
+
+
+def _check_segment(segment: Segment, index: TopicIndex, run: Run, before: Run | None, *, newest: bool, unseal: bool) -> None:
+    """Its header names what came before it. The newest one's last part is read, because that is where appends go on; and all of
+    one whose Parquet files are about to go."""
+    header = segment.header
+    expected = (before.segment, before.last, before.chain) if before else (0, 0, 0)
+    try:
+        if (header.previous, header.previous_last, header.previous_chain) != expected:
+            raise Damaged(0, "does not follow the segment before it")
+        if (segment.header_bytes, segment.header_crc) != (run.start, run.seed):
+            raise Damaged(0, "the header is not the one that was committed")
+        if unseal:
+            _check_frames(segment, run)
+        elif newest:
+            size = len(index.parts)
+            _check_frames(segment, index.run(size - 1, size))
+    except Damaged as damage:
+        raise segment.corrupt(damage) from None
+
+
+def _check_frames(segment: Segment, run: Run) -> None:
+    for _ in segment.frames(run):
+        pass
+
+
+def _rewrite_unpublished(folder: Path, index: TopicIndex, head: Head | None, repairs: _Repairs) -> None:
+    """After a failed fsync the system may hold pages as clean that never reached the disk, and a new fsync would say nothing.
+    So what no head has vouched for is written once more before it is synced."""
+    low, high = index.between(head.position if head else 0, 2**62)
+    for first, start, end in index.within_segments(low, high):
+        path = folder / segment_name(first)
+        if path.exists():
+            run = index.run(start, end)
+            repairs.rewrite.append((path, run.start, run.end))
+
+
+def _repair(repairs: _Repairs, disk: Disk) -> None:
+    folders: set[Path] = set()
+    for path, length in repairs.cut:
+        fd = disk.open(path)
+        try:
+            crashpoint("recover.before_cut")
+            disk.truncate(fd, length)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+    for path, start, end in repairs.rewrite:
+        fd = disk.open(path)
+        try:
+            disk.write(fd, [os.pread(fd, end - start, start)], start)
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        folders.update((path.parent, path.parent.parent))
+    for path in repairs.remove:
+        disk.remove(path)
+        crashpoint("recover.removed")
+        folders.add(path.parent)
+    for folder in sorted(folders):
+        disk.sync_folder(folder)

@@ -1,0 +1,186 @@
+"""Sealed segments: Parquet files, one per schema version, that stand for exactly one segment's changes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc.errors import LogCorrupt
+from cdc.log.embedded.format import VERSION, check_version, crc32c
+from cdc.log.embedded.names import Sealed, sealed_of
+from cdc.log.embedded.segment import Place
+from cdc.log.embedded.timeline import Run
+from cdc.log.views import clip, joined
+from cdc.model.batch import LSN, POSITION, first_position, last_position
+
+ORIGIN: Final = b"cdc.log"
+"""Key of the file's metadata that says which log, topic and segment it stands for."""
+ROW_GROUP_ROWS: Final = 65_536
+ROW_GROUP_BYTES: Final = 24 * 2**20
+"""… or, of wide rows, so many bytes: what waits for its row group stays mapped, so a whole segment would lie in memory."""
+LARGE_BYTES: Final = 2**18
+"""Of a batch. Parquet's writer takes it as it is; what is smaller costs it more by itself than a copy that joins it with others."""
+
+
+class Encoder:
+    """One Parquet file in the making. Columns exactly as the batch's schema; dictionaries are left out because they double the cost
+    for columns that mostly differ, and numbers are written as differences, which leaves the compressor little to do; only positions and
+    LSNs carry statistics, because only those are searched."""
+
+    def __init__(self, place: Place, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.first = self.last = self.rows = 0
+        self._place = place
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=False,
+            write_statistics=[POSITION, LSN],
+            column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type)},
+            store_decimal_as_integer=True,
+            write_page_checksum=True,
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.first = self.first or first_position(batch)
+        self.last = last_position(batch)
+        self.rows += batch.num_rows
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema), row_group_size=2 * ROW_GROUP_ROWS)
+            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+    def finish(self) -> tuple[Sealed, pa.Buffer]:
+        """The file's name and bytes."""
+        self._flush()
+        self._writer.add_key_value_metadata({ORIGIN: _origin(self._place)})
+        self._writer.close()
+        data = self._sink.getvalue()
+        return Sealed(self.first, self.last, self.rows, crc32c(data)), data
+
+
+def encode(place: Place, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Sealed, pa.Buffer]]:
+    """A segment's batches, in order, as Parquet files: a new one wherever the schema changes. Pure."""
+    encoder: Encoder | None = None
+    for batch in joined(batches, LARGE_BYTES):
+        if encoder is None or not encoder.schema.equals(batch.schema, check_metadata=True):
+            if encoder is not None:
+                yield encoder.finish()
+            encoder = Encoder(place, batch.schema)
+        encoder.add(batch)
+    if encoder is not None:
+        yield encoder.finish()
+
+
+_MOST_DIGITS: Final = 18
+"""Of a decimal that Parquet stores as an integer."""
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    """Whether Parquet stores it as whole numbers."""
+    if pa.types.is_decimal(kind):
+        return bool(kind.precision <= _MOST_DIGITS)
+    return bool(pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
+
+
+def _origin(place: Place) -> bytes:
+    return json.dumps(
+        {"format": VERSION, "log": f"{place.log_id:016x}", "topic": place.topic, "name": place.name, "segment": place.first}
+    ).encode()
+
+
+def covering(files: Sequence[str], run: Run) -> list[Sealed]:
+    """Those of a topic's files that stand for this segment; empty unless they hold all of it."""
+    found = sorted(name for name in map(sealed_of, files) if name is not None and run.segment <= name.first <= run.last)
+    if not found or found[0].first != run.segment or found[-1].last != run.last:
+        return []
+    rising = all(left.last < right.first for left, right in pairwise(found))
+    return found if rising and sum(name.rows for name in found) == run.rows else []
+
+
+class SealedFile:
+    """One open Parquet file of ours: checked whole when it is opened, then read by row group."""
+
+    def __init__(self, path: Path, name: Sealed, place: Place) -> None:
+        """Raises FileNotFoundError, or LogCorrupt when a single byte differs from what was sealed or it stands elsewhere."""
+        self.path = path
+        self.name = name
+        with pa.memory_map(str(path)) as file:
+            self._data = file.read_buffer()
+        if crc32c(self._data) != name.crc:
+            raise LogCorrupt(f"{path}: the checksum in its name differs from its content's")
+        try:
+            self._file = pq.ParquetFile(pa.BufferReader(self._data))
+            metadata = self._file.metadata.metadata
+            origin = json.loads(metadata[ORIGIN])
+            self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(metadata[b"ARROW:schema"])))
+            _ = self.schema.names  # Arrow decodes a name only when it is asked for
+        except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+            raise LogCorrupt(f"{path}: not a sealed segment ({type(error).__name__})") from None
+        check_version(origin.get("format"), str(path))
+        if metadata[ORIGIN] != _origin(place):
+            raise LogCorrupt(f"{path}: belongs elsewhere (renamed, swapped or of another log)")
+
+    def batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        """The file's changes in (after, upto]. Raises LogCorrupt for what Arrow cannot read under a checksum that is right."""
+        try:
+            yield from self._batches(after, upto)
+        except (pa.ArrowException, OSError) as error:
+            raise LogCorrupt(f"{self.path}: not a sealed segment ({type(error).__name__})") from None
+
+    def _batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        wanted = [number for number in range(self._file.num_row_groups) if self._overlaps(number, after, upto)]
+        if not wanted:
+            return
+        for batch in self._file.iter_batches(batch_size=ROW_GROUP_ROWS, row_groups=wanted, use_threads=False):
+            clipped = clip(pa.RecordBatch.from_arrays(batch.columns, schema=self.schema), after, upto)
+            if clipped.num_rows:
+                yield clipped
+
+    def _overlaps(self, row_group: int, after: int, upto: int) -> bool:
+        statistics = self._file.metadata.row_group(row_group).column(0).statistics
+        if statistics is None or not isinstance(statistics.max, int) or not isinstance(statistics.min, int):
+            raise LogCorrupt(f"{self.path}: not a sealed segment (no positions in its statistics)")
+        return bool(statistics.max > after and statistics.min <= upto)
+
+
+class SealedSegment:
+    """All Parquet files that stand for one segment."""
+
+    def __init__(self, folder: Path, run: Run, place: Place) -> None:
+        """Raises FileNotFoundError when the files there do not hold the whole segment."""
+        names = covering([path.name for path in folder.iterdir()], run)
+        if not names:
+            raise FileNotFoundError(folder)
+        self._files = [SealedFile(folder / name.file, name, place) for name in names]
+
+    def batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        for file in self._files:
+            if file.name.last > after and file.name.first <= upto:
+                yield from file.batches(after, upto)
+
+    @property
+    def newest_schema(self) -> pa.Schema:
+        return self._files[-1].schema
+
+    def close(self) -> None:
+        """The mapping goes with the last batch that lies in it."""

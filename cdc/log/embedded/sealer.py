@@ -1,0 +1,122 @@
+"""Sealing: a closed segment becomes Parquet, in the background, and readers do not notice.
+
+Order of the steps, so that a crash leaves the segment or its Parquet files or both, never neither: each file is written aside
+and synced, all are renamed, the folder is synced, and only then the segment goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from cdc.crashpoint import crashpoint
+from cdc.errors import LogCorrupt
+from cdc.log.embedded.disk import Disk
+from cdc.log.embedded.names import ASIDE, Places
+from cdc.log.embedded.sealedsegment import encode
+from cdc.log.embedded.segment import Place, Segment
+from cdc.log.embedded.timeline import Run
+
+JOB = tuple[Place, Run]
+CHUNK_BYTES: Final = 4 * 2**20
+"""How much of the segment is mapped at a time; a row group's batches and the Parquet file's own bytes come on top."""
+RETRY_S: Final = 5.0
+NICE: Final = 10
+"""The thread's priority (Linux: a thread has its own): what is to be durable, and the server that sends it, come first."""
+
+
+def seal(places: Places, disk: Disk, place: Place, run: Run) -> None:
+    """Turns one durable, closed segment (``run``: all of it) into Parquet and removes it.
+
+    Raises LogCorrupt when the segment is damaged, OSError when the disk refuses; the segment is then still there.
+    """
+    crashpoint("seal.begun")
+    segment = Segment(places.segment(place.name, place.first), place)
+    folder = segment.path.parent
+    try:
+        written: list[tuple[Path, Path]] = []
+        for name, data in encode(place, segment.scan(run, CHUNK_BYTES)):
+            aside, final = folder / f"{ASIDE}{name.file}", folder / name.file
+            aside.unlink(missing_ok=True)
+            fd = disk.create(aside)
+            try:
+                disk.write(fd, [data], 0)
+                disk.sync(fd)
+            finally:
+                disk.close(fd)
+            written.append((aside, final))
+            crashpoint("seal.written_aside")
+        for aside, final in written:
+            disk.rename(aside, final)
+            crashpoint("seal.renamed")
+        disk.sync_folder(folder)
+        crashpoint("seal.before_remove")
+        disk.remove(segment.path)
+        crashpoint("seal.removed")
+        disk.sync_folder(folder)
+    finally:
+        segment.close()
+
+
+class Sealer:
+    """The background thread. It only touches closed segments, so it never waits for the writer nor the writer for it."""
+
+    def __init__(self, places: Places, disk: Disk) -> None:
+        self._places = places
+        self._disk = disk
+        self._jobs: queue.Queue[JOB | None] = queue.Queue()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.corrupt: LogCorrupt | None = None
+        """Damage that was met; the writer raises it at its next commit."""
+        self.refused: OSError | None = None
+        """Why the disk refused the last attempt (it is repeated every few seconds); None once it worked."""
+
+    def add(self, place: Place, run: Run) -> None:
+        self._jobs.put((place, run))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="log-seal", daemon=True)
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Returns when everything added so far is sealed, or cannot be."""
+        self._jobs.join()
+
+    def close(self) -> None:
+        """Finishes the segment at hand; the others are sealed by the next writer."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None or self._stopping.is_set():
+                    return
+                self._seal(*job)
+            finally:
+                self._jobs.task_done()
+
+    def _seal(self, place: Place, run: Run) -> None:
+        while True:
+            try:
+                seal(self._places, self._disk, place, run)
+                self.refused = None
+                return
+            except LogCorrupt as error:
+                self.corrupt = error
+                return
+            except OSError as error:
+                self.refused = error
+                if self._stopping.wait(RETRY_S):
+                    return

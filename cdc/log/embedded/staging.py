@@ -1,0 +1,135 @@
+"""What has been appended since the last commit: where it lies, and what has to hold for it (rising within a topic, and together dense behind
+the head). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.log.embedded.timeline import Run
+from cdc.model.batch import POSITION, TABLE_METADATA
+
+Positions = npt.NDArray[np.int64]
+
+
+def positions_of(batch: pa.RecordBatch) -> Positions:
+    """The batch's positions, without a copy. Raises ValueError when it is not a batch of changes, or they do not rise."""
+    schema = batch.schema
+    if not schema.metadata or TABLE_METADATA not in schema.metadata or schema.names[0] != POSITION:
+        raise ValueError("not a batch of changes: see cdc.model.batch")
+    positions: Positions = batch.column(0).to_numpy()
+    if len(positions) > 1 and not (positions[1:] > positions[:-1]).all():
+        raise ValueError("positions rise strictly within a batch")
+    return positions
+
+
+class Density:
+    """Follows the staged positions: ``dense`` once they are exactly head + 1 … head + rows, each of them once.
+
+    Remembers only positions that stand apart from the dense front, so a large transaction costs nothing here.
+    """
+
+    def __init__(self, head: int) -> None:
+        self._head = head
+        self._front = head
+        self._apart: list[Positions] = []
+        self._apart_rows = 0
+        self._apart_last = 0
+        self._last_of: dict[str, int] = {}
+        self.rows = 0
+
+    def check(self, topic: str, positions: Positions) -> None:
+        """Raises ValueError when this batch can never become part of a dense group."""
+        if positions[0] <= self._last_of.get(topic, self._head):
+            raise ValueError(f"positions of {topic} go backwards: {positions[0]} after {self._last_of.get(topic, self._head)}")
+
+    def add(self, topic: str, positions: Positions) -> None:
+        count = len(positions)
+        self.rows += count
+        self._last_of[topic] = int(positions[-1])
+        if not self._apart and positions[0] == self._front + 1 and positions[-1] == self._front + count:
+            self._front += count
+            return
+        self._apart.append(positions)
+        self._apart_rows += count
+        self._apart_last = max(self._apart_last, int(positions[-1]))
+        if self._apart_last == self._front + self._apart_rows:
+            self._close_gaps()
+
+    def _close_gaps(self) -> None:
+        seen = np.zeros(self._apart_rows, bool)
+        for piece in self._apart:
+            if piece[0] <= self._front:
+                return
+            seen[piece - (self._front + 1)] = True
+        if seen.all():
+            self._front += self._apart_rows
+            self._apart, self._apart_rows = [], 0
+
+    @property
+    def dense(self) -> bool:
+        return not self._apart
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """Where a topic's bytes end: its newest segment. ``segment`` is 0 before the first; ``schema`` None when a new one is due."""
+
+    segment: int = 0
+    begin: int = 0
+    begin_seed: int = 0
+    end: int = 0
+    last: int = 0
+    chain: int = 0
+    rows: int = 0
+    closed: bool = True
+    schema: pa.Schema | None = None
+    schema_at: int = 0
+
+
+@dataclass(slots=True)
+class OpenTopic:
+    """One that the writer has written to."""
+
+    number: int
+    name: str
+    tip: Tip
+    """As staged."""
+    durable: Tip
+    folder_exists: bool
+
+
+@dataclass(slots=True)
+class OpenPart:
+    """What the group being staged has put into one segment so far."""
+
+    topic: OpenTopic
+    segment: int
+    start: int
+    seed: int
+    end: int = 0
+    last: int = 0
+    rows: int = 0
+    chain: int = 0
+
+
+@dataclass(slots=True)
+class Staged:
+    """A group between two commits."""
+
+    density: Density
+    topics: dict[str, OpenTopic] = field(default_factory=dict)
+    """Every topic that the group touches."""
+    named: list[OpenTopic] = field(default_factory=list)
+    parts: list[OpenPart] = field(default_factory=list)
+    newest: dict[int, OpenPart] = field(default_factory=dict)
+    """Each topic's last part, by its number: a search would cost as much as there are topics."""
+    created: list[tuple[OpenTopic, int]] = field(default_factory=list)
+    closed: list[tuple[OpenTopic, Run]] = field(default_factory=list)
+
+
+def run_of(tip: Tip) -> Run:
+    return Run(tip.segment, tip.begin, tip.end, tip.rows, tip.last, tip.begin_seed, tip.chain)

@@ -1,0 +1,456 @@
+"""The log's only writer: appends stage frames in the topics' segments, a commit makes them exist.
+
+Order of a commit: every touched segment is synced, then the group's timeline entry is written and synced, then the head is
+published. Readers believe the head only, so they never see what a power loss could take back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pyarrow as pa
+
+from cdc.crashpoint import crashpoint
+from cdc.diskspace import FULL, GOES_ON, described
+from cdc.errors import HeadwaterError
+from cdc.log.embedded import histories
+from cdc.log.embedded.disk import Disk
+from cdc.log.embedded.format import (
+    HEAD_BYTES,
+    MAX_BODY_BYTES,
+    MAX_SEGMENT_BYTES,
+    FrameKind,
+    Group,
+    Head,
+    Part,
+    SegmentHeader,
+    chain,
+    decode_head,
+    encode_frame,
+    encode_group,
+    padding,
+)
+from cdc.log.embedded.lock import hold, is_held
+from cdc.log.embedded.names import Places, folder_of
+from cdc.log.embedded.recover import head_of, recover
+from cdc.log.embedded.sealer import Sealer
+from cdc.log.embedded.segment import Place
+from cdc.log.embedded.staging import Density, OpenPart, OpenTopic, Positions, Staged, Tip, positions_of, run_of
+from cdc.log.embedded.timeline import TopicIndex
+from cdc.model.batch import table_of
+from cdc.model.position import Cut, Lsn, Position
+
+SPLIT_BYTES: Final = 2**29
+"""A batch larger than this becomes several frames."""
+MAX_SEGMENT_OPTION_BYTES: Final = 2**30
+OPEN_FILES: Final = 2048
+"""Segments that stay open between commits, where the process may have four times as many files open."""
+SYNC_THREADS: Final = 32
+"""So many files are synced at once: a disk takes them together, and one that waits costs nothing."""
+
+_Synced = TypeVar("_Synced", int, Path)
+
+
+class EmbeddedLogWriter:
+    """See ``LogWriter``. Not thread-safe: one thread appends and commits.
+
+    ``segment_bytes``: a segment that has grown to this is closed and (``seal``) becomes Parquet in the background.
+    Opening recovers the log (see ``cdc.log.embedded.recover``). Raises HeadwaterError when another process writes here, LogCorrupt,
+    OSError. After a sync has failed nothing more is taken: what the disk holds is then unknown until the log is opened again.
+    """
+
+    def __init__(self, dir: Path, *, segment_bytes: int = 64 * 2**20, seal: bool = True, disk: Disk | None = None) -> None:
+        if not 0 < segment_bytes <= MAX_SEGMENT_OPTION_BYTES:
+            raise ValueError("segment_bytes is between 1 and 2**30")
+        self._places = Places(Path(dir))
+        self._disk = disk or Disk()
+        self._segment_bytes = segment_bytes
+        self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._keep_open = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._broken: str | None = None
+        self._timeline_fd = self._head_fd = -1
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock_fd = hold(self._places, self._disk)
+        self._sealer: Sealer | None = None
+        try:
+            recovered = recover(self._places, self._disk, segment_bytes)
+            self._timeline_fd = self._disk.open(self._places.timeline)
+            self._head_fd = self._disk.open(self._places.head)
+        except BaseException:
+            self.close()
+            raise
+        self._stand_at(head_of(recovered))
+        self._topics = {index.name: self._resumed(index) for index in recovered.timeline.topics.values()}
+        self._holders = {folder_of(name): name for name in self._topics}
+        """Whose each folder is."""
+        self._next_number = max(recovered.timeline.topics, default=0) + 1
+        self._staged = Staged(Density(self._published.position))
+        if seal:
+            self._sealer = Sealer(self._places, self._disk)
+            for index, run in recovered.unsealed:
+                self._sealer.add(self._place(index.number, index.name, run.segment), run)
+
+    @property
+    def head(self) -> Cut:
+        return self._cut
+
+    @property
+    def next_position(self) -> Position:
+        return Position(self._published.position + self._staged.density.rows + 1)
+
+    def seal_alarm(self) -> str | None:
+        """Why the disk refuses to take sealed files, with what helps, while it does; the log itself goes on."""
+        refused = self._sealer.refused if self._sealer else None
+        if refused is None:
+            return None
+        helps = GOES_ON if refused.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
+        return f"the log's segments in {self._places.root} are not being sealed and stay large: {described(refused)} → {helps}"
+
+    def begin_history(self) -> None:
+        """See ``LogWriter``."""
+        self._check_usable()
+        histories.begin(self._places.root, self._published.log_id, self._cut.position)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """See ``LogWriter``. Raises ValueError for a batch that cannot be staged (what was staged stays), OSError when the disk
+        refuses (everything staged is then dropped)."""
+        self._check_usable()
+        positions = positions_of(batch)
+        if not len(positions):
+            return
+        name = table_of(batch.schema).qualified
+        self._staged.density.check(name, positions)
+        try:
+            crashpoint("log.append.begun")
+            self._write(self._topic(name), batch, positions)
+        except OSError as error:
+            self.rollback()
+            raise self._located(error) from error
+        self._staged.density.add(name, positions)
+
+    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
+        """See ``LogWriter``. A commit of nothing is recorded when its LSN is new. Raises LogCorrupt when sealing met damage."""
+        self._check_usable()
+        if self._sealer and self._sealer.corrupt:
+            raise self._sealer.corrupt
+        staged, before = self._staged, self._published
+        if not staged.density.dense:
+            self.rollback()
+            raise ValueError(f"the staged positions are not dense behind {before.position}")
+        if not staged.parts and commit_lsn == before.commit_lsn:
+            return self.head
+        try:
+            self._sync_staged()
+        except OSError as error:
+            raise self._located(error) from error
+        group = Group(
+            first=before.position + 1,
+            last=before.position + staged.density.rows,
+            commit_lsn=commit_lsn,
+            commit_ts_us=commit_ts_us,
+            epoch=before.epoch,
+            names=tuple((topic.number, topic.name) for topic in staged.named),
+            parts=tuple(
+                Part(part.topic.number, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain)
+                for part in staged.parts
+            ),
+        )
+        crashpoint("log.commit.fsynced")
+        try:
+            self._publish(group)
+        except OSError as error:
+            raise self._located(error) from error
+        for topic in staged.topics.values():
+            topic.durable = topic.tip
+        # From here on nothing of it may be taken back, whatever else goes wrong.
+        self._staged = Staged(Density(self._published.position))
+        self._refuse_another_place()
+        crashpoint("log.commit.published")
+        self._close_full(staged)
+        return self.head
+
+    def rollback(self) -> None:
+        """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened again."""
+        self._check_usable()
+        staged, self._staged = self._staged, Staged(Density(self._published.position))
+        with self._fatal():
+            crashpoint("log.rollback.begun")
+            for topic, segment in staged.created:
+                self._forget(topic.number, segment)
+                self._disk.remove(self._places.segment(topic.name, segment))
+            for topic in staged.topics.values():
+                # Also where the tip has not moved: a write that failed may have left bytes behind it.
+                if not topic.durable.closed:
+                    self._disk.truncate(self._file(topic, topic.durable.segment), topic.durable.end)
+                topic.tip = topic.durable
+            for topic in staged.named:
+                del self._topics[topic.name], self._holders[folder_of(topic.name)]
+        self._next_number -= len(staged.named)
+
+    def close(self) -> None:
+        """Drops what is staged and releases the log. Sealing in progress is finished first."""
+        if self._sealer:
+            self._sealer.close()
+            self._sealer = None
+        try:
+            if self._broken is None and self._head_fd >= 0:
+                self.rollback()
+        finally:
+            self._broken = self._broken or "it was closed"
+            if self._pool:
+                self._pool.shutdown()
+                self._pool = None
+            for fd in (*self._files.values(), self._timeline_fd, self._head_fd, self._lock_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._files.clear()
+            self._timeline_fd = self._head_fd = self._lock_fd = -1
+
+    def drain_seals(self) -> None:
+        """Returns when every closed segment is sealed (or cannot be)."""
+        if self._sealer:
+            self._sealer.drain()
+
+    # --- staging -----------------------------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> OpenTopic:
+        staged = self._staged
+        topic = self._topics.get(name)
+        if topic is None:
+            self._hold_folder(name)
+            topic = OpenTopic(self._next_number, name, Tip(), Tip(), folder_exists=False)
+            self._next_number += 1
+            self._topics[name] = topic
+            staged.named.append(topic)
+        staged.topics[name] = topic
+        return topic
+
+    def _hold_folder(self, name: str) -> None:
+        """Files of two topics in one folder could never be told apart again."""
+        holder = self._holders.setdefault(folder_of(name), name)
+        if holder != name:
+            raise HeadwaterError(
+                f"table {name} cannot be logged: its folder in the log is that of {holder}",
+                hint="rename the table, or leave it out: [source] tables",
+            )
+
+    def _write(self, topic: OpenTopic, batch: pa.RecordBatch, positions: Positions) -> None:
+        body = batch.serialize()
+        if len(body) > SPLIT_BYTES and len(positions) > 1:
+            middle = len(positions) // 2
+            self._write(topic, batch.slice(0, middle), positions[:middle])
+            self._write(topic, batch.slice(middle), positions[middle:])
+            return
+        if len(body) > MAX_BODY_BYTES:
+            raise ValueError("a single row is larger than 2 GiB")
+        first, last = int(positions[0]), int(positions[-1])
+        tip = topic.tip
+        if tip.closed or tip.end >= self._segment_bytes or tip.end + len(body) > MAX_SEGMENT_BYTES - 2**20:
+            tip = self._begin_segment(topic, first)
+        part = self._part(topic, tip)
+        out: list[bytes | pa.Buffer] = []
+        end, running, schema_at = tip.end, tip.chain, tip.schema_at
+        schema = batch.schema
+        if tip.schema is None or not tip.schema.equals(schema, check_metadata=True):
+            schema_at = end
+            message = _padded(schema.serialize())
+            head, crc = encode_frame(FrameKind.SCHEMA, message, offset=end, schema_at=end, topic=topic.number)
+            out += (head, message)
+            end, running = end + len(head) + len(message), chain(running, crc)
+        head, crc = encode_frame(
+            FrameKind.BATCH, body, offset=end, schema_at=schema_at, topic=topic.number, first=first, last=last, rows=len(positions)
+        )
+        out += (head, body)
+        end, running = end + len(head) + len(body), chain(running, crc)
+        self._disk.write(self._file(topic, tip.segment), out, tip.end)
+        crashpoint("log.append.written")
+        part.end, part.last, part.chain = end, last, running
+        part.rows += len(positions)
+        rows = tip.rows + len(positions)
+        topic.tip = Tip(
+            tip.segment, tip.begin, tip.begin_seed, end, last, running, rows, closed=False, schema=schema, schema_at=schema_at
+        )
+
+    def _part(self, topic: OpenTopic, tip: Tip) -> OpenPart:
+        part = self._staged.newest.get(topic.number)
+        if part is None or part.segment != tip.segment:
+            part = self._staged.newest[topic.number] = OpenPart(topic, tip.segment, tip.end, tip.chain)
+            self._staged.parts.append(part)
+        return part
+
+    def _begin_segment(self, topic: OpenTopic, first: int) -> Tip:
+        old = topic.tip
+        if old.segment and not old.closed:
+            self._staged.closed.append((topic, run_of(old)))
+        header = SegmentHeader(
+            self._published.log_id, topic.number, topic.name, first,
+            previous=old.segment, previous_last=old.last, previous_chain=old.chain,
+        )  # fmt: skip
+        raw, crc = header.encode()
+        path = self._places.segment(topic.name, first)
+        if not topic.folder_exists:
+            self._disk.make_folder(path.parent)
+        fd = self._disk.create(path)
+        self._files[topic.number, first] = fd
+        self._staged.created.append((topic, first))
+        crashpoint("log.segment.created")
+        self._disk.write(fd, [raw], 0)
+        crashpoint("log.segment.header_written")
+        topic.tip = Tip(first, len(raw), crc, len(raw), old.last, crc, 0, closed=False)
+        return topic.tip
+
+    # --- commit ------------------------------------------------------------------------------------------------------
+
+    def _sync_staged(self) -> None:
+        """What was staged is on the disk when this returns, names included."""
+        staged = self._staged
+        with self._fatal():
+            crashpoint("log.commit.before_fsync")
+            self._together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])
+            if staged.created:
+                crashpoint("log.commit.before_folder_fsync")
+                self._together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))
+                if any(not topic.folder_exists for topic, _ in staged.created):
+                    self._disk.sync_folder(self._places.topics)
+                for topic, _ in staged.created:
+                    topic.folder_exists = True
+
+    def _together(self, sync: Callable[[_Synced], None], what: Sequence[_Synced]) -> None:
+        """Calls ``sync`` for each, several at once; returns when all are done. A thread takes its share of them in one go."""
+        if len(what) <= 1:
+            for one in what:
+                sync(one)
+            return
+        self._pool = self._pool or ThreadPoolExecutor(SYNC_THREADS, "log-sync")
+
+        def one_by_one(share: Sequence[_Synced]) -> None:
+            for one in share:
+                sync(one)
+
+        list(self._pool.map(one_by_one, [what[first::SYNC_THREADS] for first in range(min(SYNC_THREADS, len(what)))]))
+
+    def _publish(self, group: Group) -> None:
+        before = self._published
+        standing = decode_head(os.pread(self._head_fd, HEAD_BYTES, 0))
+        if standing is None or standing.epoch != before.epoch:
+            self._broken = "another writer has taken the log over"
+            self._check_usable()
+        records, crc = encode_group(group, before.timeline_crc)
+        try:
+            crashpoint("log.timeline.before_write")
+            self._disk.write(self._timeline_fd, [records], before.timeline_bytes)
+        except OSError:
+            with self._fatal():
+                self._disk.truncate(self._timeline_fd, before.timeline_bytes)
+            self.rollback()
+            raise
+        head = Head(
+            before.log_id, before.epoch, group.last, group.commit_lsn, group.commit_ts_us,
+            before.timeline_bytes + len(records), crc,
+        )  # fmt: skip
+        with self._fatal():
+            try:
+                crashpoint("log.timeline.written")
+                self._disk.sync(self._timeline_fd)
+            except OSError:
+                # Nobody may find this entry later and take it for durable.
+                self._disk.truncate(self._timeline_fd, before.timeline_bytes)
+                raise
+            crashpoint("log.timeline.fsynced")
+            self._disk.write(self._head_fd, [head.encode()], 0)
+            crashpoint("log.head.written")
+        self._stand_at(head)
+
+    def _stand_at(self, head: Head) -> None:
+        self._published = head
+        self._cut = Cut(Position(head.position), Lsn(head.commit_lsn), head.commit_ts_us)
+
+    def _close_full(self, staged: Staged) -> None:
+        """Hands full segments to sealing, and keeps the number of open files bounded."""
+        for topic in staged.topics.values():
+            if topic.tip.end >= self._segment_bytes and not topic.tip.closed:
+                staged.closed.append((topic, run_of(topic.tip)))
+                topic.tip = topic.durable = replace(topic.tip, closed=True, schema=None)
+        for topic, run in staged.closed:
+            crashpoint("log.segment.closed")
+            self._forget(topic.number, run.segment)
+            if self._sealer:
+                self._sealer.add(self._place(topic.number, topic.name, run.segment), run)
+        while len(self._files) > self._keep_open:
+            self._disk.close(self._files.popitem(last=False)[1])
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _resumed(self, index: TopicIndex) -> OpenTopic:
+        newest = index.segments()[-1]
+        # One that was full when segments were shorter is sealed, and its file gone.
+        closed = newest.end >= self._segment_bytes or not self._places.segment(index.name, newest.segment).exists()
+        tip = Tip(
+            newest.segment, newest.start, newest.seed, newest.end, newest.last, newest.chain, newest.rows, closed=closed
+        )  # fmt: skip
+        return OpenTopic(index.number, index.name, tip, tip, folder_exists=True)
+
+    def _place(self, number: int, name: str, segment: int) -> Place:
+        return Place(self._published.log_id, number, name, segment)
+
+    def _file(self, topic: OpenTopic, segment: int) -> int:
+        key = (topic.number, segment)
+        fd = self._files.get(key)
+        if fd is None:
+            fd = self._files[key] = self._disk.open(self._places.segment(topic.name, segment))
+        else:
+            self._files.move_to_end(key)
+        return fd
+
+    def _forget(self, number: int, segment: int) -> None:
+        fd = self._files.pop((number, segment), None)
+        if fd is not None:
+            self._disk.close(fd)
+
+    def _located(self, error: OSError) -> OSError:
+        """Writing by descriptor, the system does not say where."""
+        return OSError(error.errno, f"cannot write the log in {self._places.root}: {error.strerror}")
+
+    def _fatal(self) -> _Fatal:
+        return _Fatal(self)
+
+    def _refuse_another_place(self) -> None:
+        if not is_held(self._places, self._lock_fd):
+            self._broken = "its folder was moved, deleted or replaced"
+            raise HeadwaterError(
+                f"the log's folder {self._places.root} was moved, deleted or replaced while it was being written; what came since is not confirmed",
+                hint="stop cdc run, put the folder back in place of what stands there now, or point log.dir at it, and start again",
+            )
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise HeadwaterError(
+                f"the log's writer takes nothing more: {self._broken}", hint="restart capture, which recovers the log"
+            )
+
+
+class _Fatal:
+    """Any error inside means that nobody knows what the disk holds: the writer is over, the error goes on."""
+
+    def __init__(self, writer: EmbeddedLogWriter) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            code = errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else type(error).__name__
+            self._writer._broken = f"the disk failed before ({code})"
+
+
+def _padded(message: pa.Buffer) -> bytes | pa.Buffer:
+    return message.to_pybytes() + bytes(rest) if (rest := padding(message.size)) else message

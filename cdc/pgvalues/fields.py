@@ -1,0 +1,158 @@
+"""Where the fields of COPY's text lie: kernels that look at 64 bytes at once. Pure.
+
+Text format: manual, COPY, "File Formats". A tab ends a field, a line feed a row; both, and the backslash, are escaped inside a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from cdc.kernels.jit import inlined, instruction, kernel
+from cdc.pgvalues.integers import read_u32
+from cdc.pgvalues.values import Bytes, Lengths, Offsets
+
+WINDOW: Final = 64
+"""Bytes that are looked at together: one bit each of a word."""
+_MARKS: Final = (9, 10, 92)
+
+
+def _marked(_context: Any, data: Any, at: Any) -> Any:
+    """Bit k of the answer says whether byte ``at + k`` is a tab, a line feed or a backslash; all 64 lie in ``data``. One comparison of 64
+    bytes for each of the three where the processor has wide registers, a few where they are narrower."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        vector = ir.VectorType(ir.IntType(8), WINDOW)
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), vector.as_pointer())
+        found = builder.load(place, align=1)
+        same = [builder.icmp_unsigned("==", found, ir.Constant(vector, [mark] * WINDOW)) for mark in _MARKS]
+        return builder.bitcast(builder.or_(builder.or_(same[0], same[1]), same[2]), ir.IntType(WINDOW))
+
+    return types.uint64(data, at), generate
+
+
+def _first(_context: Any, word: Any) -> Any:
+    """The number of the lowest bit that is set; the word is not 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(word), generate
+
+
+def _marked_one_by_one(data: Any, at: Any) -> Any:
+    return np.uint64(sum(1 << k for k in range(WINDOW) if data[at + k] in _MARKS))
+
+
+def _first_counted(word: Any) -> Any:
+    return (int(word) & -int(word)).bit_length() - 1
+
+
+_marked_at = instruction(_marked, _marked_one_by_one)
+_first_of = instruction(_first, _first_counted)
+
+
+@inlined
+def _look(data: Bytes, at: Any, size: Any) -> Any:
+    """Which of the next 64 bytes are marks; what lies behind the end is none."""
+    found = np.uint64(0)
+    if at + WINDOW <= size:
+        found = _marked_at(data, at)
+    else:
+        for k in range(at, size):
+            byte = data[np.uint64(k)]  # unsigned: it does not count from the end
+            if byte == 9 or byte == 10 or byte == 92:
+                found |= np.uint64(1) << np.uint64(k - at)
+    return found
+
+
+@kernel
+def whole_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
+    """Hops over at most so many CopyData messages: (how many are whole, where they end)."""
+    rows = 0
+    while rows < most and end - at >= 5 and data[at] == 100:
+        length = read_u32(data, at + 1)
+        if length < 4 or end - at < 1 + length:
+            break
+        at += 1 + length
+        rows += 1
+    return rows, at
+
+
+@kernel
+def split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
+    """Where each field lies, escapes resolved in place (a value is never longer than its escaped form), ``\\N`` as length -1.
+
+    data: rows, each preceded by ``skip`` bytes of framing. offsets, lengths: shape (columns, rows), filled. Returns the number of rows, or
+    -1 when a row has another number of fields or the block ends inside one.
+    """
+    width = offsets.shape[0]
+    room = offsets.shape[1]
+    size = np.int64(data.shape[0])
+    at = np.int64(0)
+    row = 0
+    while at < size:
+        if row == room:
+            return -1
+        at += skip
+        window = at
+        marks = _look(data, window, size)
+        for c in range(width):
+            start = at
+            while marks == 0:
+                window += WINDOW
+                if window >= size:
+                    return -1
+                marks = _look(data, window, size)
+            at = window + _first_of(marks)
+            marks &= marks - np.uint64(1)
+            length = at - start
+            if data[at] == 92:
+                if length == 0 and at + 2 < size and data[at + 1] == 78 and (data[at + 2] == 9 or data[at + 2] == 10):
+                    length = np.int64(-1)
+                    at += 2
+                else:
+                    to, at = _resolve(data, at, size)
+                    if at == size:
+                        return -1
+                    length = to - start
+                window = at + 1
+                marks = _look(data, window, size)
+            offsets[c, row] = start
+            lengths[c, row] = np.int32(length)
+            if data[at] != (10 if c == width - 1 else 9):
+                return -1
+            at += 1
+        row += 1
+    return row
+
+
+@kernel
+def _resolve(data: Bytes, at: Any, size: Any) -> tuple[Any, Any]:
+    """Resolves a value's escapes in place, from its first backslash on: (where the value ends now, where its field does)."""
+    to = at
+    while at < size and data[at] != 9 and data[at] != 10:
+        byte = data[at]
+        at += 1
+        if byte == 92 and at < size:
+            byte = data[at]
+            at += 1
+            if byte == 98:
+                byte = np.uint8(8)
+            elif byte == 116:
+                byte = np.uint8(9)
+            elif byte == 110:
+                byte = np.uint8(10)
+            elif byte == 118:
+                byte = np.uint8(11)
+            elif byte == 102:
+                byte = np.uint8(12)
+            elif byte == 114:
+                byte = np.uint8(13)
+        data[to] = byte
+        to += 1
+    return to, at

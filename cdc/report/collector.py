@@ -1,0 +1,262 @@
+"""The report (``cdc.report.shape``) as it stands now: from the status files, the log and the source."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from cdc.errors import ConfigError
+from cdc.log.contract import LogReader, selected
+from cdc.model.position import Cut, Position, format_lsn
+from cdc.pace import slowness
+from cdc.report.probe import SourceProbe
+from cdc.report.problems import problems_of
+from cdc.report.shape import (
+    CaptureReport,
+    FollowerReport,
+    Lag,
+    LogReport,
+    ProcessReport,
+    Report,
+    SnapshotReport,
+    StopReport,
+    TopicReport,
+    catch_up_of,
+)
+from cdc.settings.models import Settings, StoreOptions
+from cdc.settings.storetables import mistaken
+from cdc.state import status, stops
+from cdc.terminal import visible
+from cdc.version import VERSION
+
+SIZE_S: Final = 10.0
+"""The log's size is looked at no more often than this,"""
+SIZE_SHARE: Final = 100
+"""and takes no more than one part in so many of the time."""
+STALE_S: Final = 10.0
+"""A live part writes its status every second; after this long its last word no longer counts as alive (on a busy machine: longer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    size_bytes: int
+    again_at: float
+    """Monotonic time from which on it is to be looked at again."""
+
+
+_sizes: Final[dict[Path, _Size]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Statuses:
+    """The status files, each read once, so that one report does not contradict itself. ``followers``: by store."""
+
+    capture: status.CaptureStatus | None
+    supervisor: status.SupervisorStatus | None
+    followers: Mapping[str, status.FollowerStatus | None]
+
+    @classmethod
+    def by_now(cls, settings: Settings) -> Self:
+        run_dir = settings.run_dir
+        followers = {store: status.read_follower(run_dir, store) for store in settings.stores}
+        return cls(status.read_capture(run_dir), status.read_supervisor(run_dir), followers)
+
+    def silent_s(self) -> dict[str, float]:
+        """The parts whose processes live and have reported nothing for too long, with the seconds."""
+        parts = {"capture": self.capture, **{f"follow-{store}": saved for store, saved in self.followers.items()}}
+        return {
+            part: status.silent_s(saved)
+            for part, saved in parts.items()
+            if saved is not None and status.alive(saved.pid) and not _alive(saved)
+        }
+
+    def table_notes(self) -> Sequence[str]:
+        return () if self.capture is None else self.capture.notes
+
+    def problems(self) -> Iterator[str]:
+        """What the files say beside their parts' states."""
+        if self.capture is not None and self.capture.log_alarm:
+            yield self.capture.log_alarm
+        followers = {f"follower {store}": saved for store, saved in self.followers.items()}
+        for what, saved in {"capture": self.capture, "cdc run": self.supervisor, **followers}.items():
+            if saved is not None and (line := status.other_version(saved, what)):
+                yield line
+
+
+def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[str], now: float) -> Lag:
+    """How far ``position`` lies behind the log's head, counting only the tables that the store's patterns select. ``now``: by the source's
+    clock, which has dated the commits."""
+    if position >= head.position:
+        return Lag(0, 0, 0.0)
+    topics = [topic.name for topic in selected(reader, tables) if topic.last > position]
+    pieces = reader.slices(topics, position, head.position, 1 << 62) if topics else ()
+    if not pieces:
+        return Lag(0, 0, 0.0)
+    first = reader.cut_within(position, 1, 1)
+    seconds = max(0.0, now - first.commit_ts_us / 1e6) if first.commit_ts_us else 0.0
+    return Lag(sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces), seconds)
+
+
+def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
+    """The facts as they stand now. Raises only when the log itself cannot be read (LogCorrupt); everything else is in the report.
+
+    Keep ``probe`` between calls where you call again and again: its connection and its WAL rate live in it.
+    """
+    now = time.time()
+    head = reader.head()
+    source = probe.read()
+    statuses = _Statuses.by_now(settings)
+    capture = _capture(statuses.capture)
+    source_now = probe.now()
+    followers = tuple(_follower(statuses, name, store, reader, head, source_now) for name, store in settings.stores.items())
+    stopped = tuple(
+        StopReport(stop.name, str(stop.state), stop.part, visible(stop.message), visible(stop.hint), stop.since)
+        for stop in stops.held(settings.run_dir)
+    )
+    daemon = _running(statuses.supervisor)
+    processes = _processes(daemon)
+    mistaken = (mistake.line() for mistake in _mistaken(settings, reader, capture))
+    further = [*statuses.problems(), *mistaken, *daemon.problems]
+    problems = problems_of(source, capture, followers, stopped, processes, statuses.silent_s(), further)
+    return Report(
+        version=VERSION,
+        at=now,
+        healthy=not problems,
+        problems=problems,
+        notes=tuple(visible(note) for note in (*daemon.notes, *statuses.table_notes())),
+        source=source,
+        capture=capture,
+        log=_log(settings.log.dir, reader, head),
+        followers=followers,
+        stops=stopped,
+        processes=processes,
+    )
+
+
+def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | None) -> Iterator[ConfigError]:
+    """What is wrong with the stores' tables, as far as it is known which tables are captured."""
+    logged = [topic.table for topic in reader.topics()]
+    read = [entry.table for entry in capture.snapshot] if capture is not None else []
+    return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())
+
+
+def _capture(saved: status.CaptureStatus | None) -> CaptureReport | None:
+    if saved is None:
+        return None
+    alive = _alive(saved)
+    return CaptureReport(
+        state=saved.state,
+        alive=alive,
+        stop=saved.stop,
+        error=saved.error,
+        position=saved.position,
+        commit_lsn=_lsn(saved.commit_lsn),
+        commit_ts=_seconds(saved.commit_ts_us),
+        received_lsn=_lsn(saved.received_lsn),
+        confirmed_lsn=_lsn(saved.confirmed_lsn),
+        changes=saved.changes,
+        changes_per_s=saved.changes_per_s if alive else 0.0,
+        wire_bytes=saved.wire_bytes,
+        snapshot=tuple(SnapshotReport(entry.table, entry.done, entry.total, entry.finished) for entry in saved.snapshot),
+        updated_at=saved.updated_at,
+        snapshot_paused=saved.snapshot_paused,
+        left_out=tuple(saved.left_out),
+    )
+
+
+def _follower(parts: _Statuses, name: str, store: StoreOptions, reader: LogReader, head: Cut, now: float) -> FollowerReport:
+    saved = parts.followers[name]
+    if saved is None:
+        saved = status.FollowerStatus(name, store.kind, state="never started")
+        lag = None
+    else:
+        lag = lag_of(reader, head, Position(saved.position), store.tables, now)
+    alive = _alive(saved)
+    rows_per_s = saved.rows_per_s if alive else 0.0
+    held = sum(topic.rows for topic in selected(reader, store.tables))
+    return FollowerReport(
+        store=name,
+        kind=store.kind,
+        state=saved.state,
+        alive=alive,
+        stop=saved.stop,
+        error=saved.error,
+        position=saved.position,
+        commit_lsn=_lsn(saved.commit_lsn),
+        commit_ts=_seconds(saved.commit_ts_us),
+        lag=lag,
+        written=saved.written,
+        stale=saved.stale,
+        dead=saved.dead,
+        batches=saved.batches,
+        rows_per_s=rows_per_s,
+        updated_at=saved.updated_at,
+        catch_up=catch_up_of(lag, held, status.unread_rows(parts.capture, store.tables), rows_per_s),
+    )
+
+
+def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
+    topics = tuple(TopicReport(topic.name, topic.rows, topic.bytes, int(topic.first), int(topic.last)) for topic in reader.topics())
+    standing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    return LogReport(
+        dir=str(folder),
+        position=int(head.position),
+        commit_lsn=_lsn(head.commit_lsn),
+        commit_ts=_seconds(head.commit_ts_us),
+        rows=sum(topic.rows for topic in topics),
+        bytes=size_on_disk(folder),
+        disk_free_bytes=shutil.disk_usage(standing).free,
+        tables=topics,
+    )
+
+
+def size_on_disk(folder: Path) -> int:
+    """As of some seconds ago: a log has a file for every so many changes, and the page asks every second."""
+    now = time.monotonic()
+    known = _sizes.get(folder)
+    if known is not None and now < known.again_at:
+        return known.size_bytes
+    size_bytes = _walked(folder)
+    took_s = time.monotonic() - now
+    _sizes[folder] = _Size(size_bytes, now + max(SIZE_S, SIZE_SHARE * took_s))
+    return size_bytes
+
+
+def _walked(folder: Path) -> int:
+    total = 0
+    for place, _, files in os.walk(folder):  # passes over folders that go meanwhile, such as a spool's
+        for name in files:
+            with suppress(FileNotFoundError):  # sealed and removed while we looked
+                total += Path(place, name).stat().st_size
+    return total
+
+
+def _running(saved: status.SupervisorStatus | None) -> status.SupervisorStatus:
+    """The supervisor, if it runs; else one without children."""
+    return saved if saved is not None and status.alive(saved.pid) else status.SupervisorStatus()
+
+
+def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
+    return tuple(
+        ProcessReport(child.name, child.pid, child.state, child.restarts, child.exit_code, child.started_at)
+        for child in daemon.processes
+    )
+
+
+def _alive(saved: status.CaptureStatus | status.FollowerStatus) -> bool:
+    """A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent."""
+    return status.alive(saved.pid) and (saved.state == "starting" or status.silent_s(saved) < STALE_S * slowness())
+
+
+def _lsn(lsn: int | None) -> str | None:
+    return format_lsn(lsn) if lsn else None
+
+
+def _seconds(microseconds: int) -> float | None:
+    return microseconds / 1e6 if microseconds else None

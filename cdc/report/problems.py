@@ -1,0 +1,108 @@
+"""What is wrong with the service, one line each: the part, what is the matter → what helps. Pure; empty means healthy.
+
+A part is well when it lives, is in one of its well states, and has reported no error. Every other state has a line, so whatever looks at the parts
+(status, page, metrics, ``/readyz``) says the same of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from cdc.report.shape import CaptureReport, FollowerReport, ProcessReport, SourceReport, StopReport
+from cdc.terminal import counted, visible
+
+WELL: Final = frozenset({"streaming", "snapshot", "following"})
+_HELP: Final[Mapping[str, str]] = {
+    "starting": "wait a moment; if it lasts, see the log of cdc run",
+    "retrying": "cdc doctor",
+    "waiting": "see whether the store is up",
+}
+"""By the state of a part that lives."""
+
+
+def problems_of(
+    source: SourceReport,
+    capture: CaptureReport | None,
+    followers: Sequence[FollowerReport],
+    stopped: Sequence[StopReport],
+    processes: Sequence[ProcessReport],
+    silent_s: Mapping[str, float],
+    further: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """``further``: lines that stand by themselves. ``silent_s``: part (``capture``, ``follow-NAME``) → for how long its process, which lives, has reported nothing; only too long ones."""
+    held = {stop.part for stop in stopped}
+    children = {child.name: child for child in processes}
+    lines = [
+        *_of_source(source, capture),
+        *_of_capture(capture, held, children.get("capture"), silent_s),
+        *further,
+        *(line for follower in followers for line in _of_follower(follower, held, children.get("followers"), silent_s)),
+        *(f"{stop.part} stopped: {stop.state}: {stop.message} → {stop.hint}" for stop in stopped),
+    ]
+    return tuple(map(visible, lines))
+
+
+def _of_source(source: SourceReport, capture: CaptureReport | None) -> Iterator[str]:
+    if not source.reachable:
+        yield f"the source is unreachable: {source.error} → cdc doctor"
+    elif source.slot is not None and not source.slot.exists:
+        yield f"replication slot {source.slot.name!r} does not exist → cdc doctor"
+    elif capture is not None and capture.alive and capture.error:
+        # It runs, and says itself why it does not read: to start it does not help.
+        yield from (line.replace("→ cdc run", "→ fix what capture reports") for line in source.alarms)
+    else:
+        yield from source.alarms
+
+
+def _of_capture(
+    capture: CaptureReport | None, held: Collection[str], child: ProcessReport | None, silent_s: Mapping[str, float]
+) -> Iterator[str]:
+    if "capture" in held:
+        return
+    if capture is None:
+        yield _dead("capture", "never started", None, child, None)
+        return
+    if capture.alive:
+        yield from _living("capture", capture.state, capture.error, child)
+        yield from (line if " → " in line else f"{line} → cdc doctor" for line in capture.left_out)
+    else:
+        yield _dead("capture", capture.state, capture.error, child, silent_s.get("capture"))
+
+
+def _of_follower(
+    follower: FollowerReport, held: Collection[str], child: ProcessReport | None, silent_s: Mapping[str, float]
+) -> Iterator[str]:
+    part, label = f"follow-{follower.store}", f"follower {follower.store}"
+    if part not in held:
+        if follower.alive:
+            yield from _living(label, follower.state, follower.error, child)
+        else:
+            yield _dead(label, follower.state, follower.error, child, silent_s.get(part))
+    if follower.dead:
+        yield f"store {follower.store} set {counted(follower.dead, 'change')} aside → cdc audit {follower.store} names the rows"
+
+
+def _living(label: str, state: str, error: str | None, child: ProcessReport | None) -> Iterator[str]:
+    if child is not None and child.state == "refused":
+        yield f"{label} refuses its configuration → cdc doctor"
+    elif error is not None:
+        yield f"{label} is {state}: {error}" + ("" if " → " in error else f" → {_HELP.get(state, 'see the log of cdc run')}")
+    elif state not in WELL:
+        yield f"{label} is {state} → {_HELP.get(state, 'cdc run')}"
+
+
+def _dead(label: str, state: str, error: str | None, child: ProcessReport | None, silent_s: float | None) -> str:
+    if child is not None and child.state == "refused":
+        return f"{label} refuses its configuration → cdc doctor"
+    if child is not None and child.state == "backing-off":
+        why = f" ({error})" if error else ""
+        return (
+            f"{label} ended{why} and is started again by itself, {counted(child.restarts, 'time')} so far → see the log of cdc run"
+        )
+    if silent_s is not None:
+        return f"{label} has reported nothing for {silent_s:.0f} s → see the log of cdc run; if it lasts, restart it"
+    if child is not None and child.state in ("starting", "running"):
+        return f"{label} is starting → {_HELP['starting']}"
+    never = state == "never started" and label == "capture"
+    return f"{label} {'has never run' if never else 'does not run'} → cdc run"

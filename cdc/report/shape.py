@@ -1,0 +1,208 @@
+"""Everything that `cdc status`, `/v1/status` and the status page show, as one value (``cdc.report.collector`` makes it).
+
+``Report.to_json()`` is the stable JSON shape. LSNs are text in Postgres's notation (or null), times are Unix seconds, sizes are bytes.
+
+=============  ===============================================================================================================
+``version``    the package's version
+``at``         when the facts were gathered
+``healthy``    true when nothing is stopped, down or in danger: then ``problems`` is empty
+``problems``   one line each: what is wrong → the command that helps
+``notes``      one line each: what is not wrong and good to know, such as settings that take effect at the next start
+``source``     ``reachable``, ``error``, ``address`` (host:port/database), ``slot`` (or null): {``name``, ``exists``, ``active``,
+               ``wal_status``, ``server_lsn``, ``confirmed_lsn``, ``lag_bytes`` (written and not confirmed), ``held_bytes`` (WAL kept
+               because of the slot), ``max_keep_bytes``, ``safe_wal_bytes`` (the WAL budget that is left, null = no limit),
+               ``wal_bytes_per_s``, ``budget_eta_s`` (until the budget is used up at that rate; null = no limit, or not known yet)},
+               ``alarms`` (one line each: what endangers the slot → what helps), ``transactions`` that keep WAL from being freed:
+               [{``pid``, ``xid``, ``age_s``, ``application``, ``gid`` (of a prepared one), ``at_least`` (true: watched for so long, as the role may
+               not see more)}]
+``capture``    null before its first start, else {``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``,
+               ``received_lsn``, ``confirmed_lsn``, ``changes``, ``changes_per_s``, ``wire_bytes``, ``snapshot``: [{``table``, ``done``,
+               ``total``, ``finished``}], ``snapshot_paused`` (why reading tables stands still, or null), ``left_out`` (one line each:
+               what of the selected tables does not reach the log → what helps), ``updated_at``}
+``log``        {``dir``, ``position``, ``commit_lsn``, ``commit_ts``, ``rows``, ``bytes`` (on disk), ``disk_free_bytes``, ``tables``: [{``name``,
+               ``rows``, ``bytes``, ``first``, ``last``}]}
+``followers``  [{``store``, ``kind``, ``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``, ``lag``:
+               {``changes``, ``bytes``, ``seconds``} (the log's head against the store's applied position; bytes and changes of the store's own
+               tables; seconds = age of the oldest commit not yet applied; null before the follower's first word), ``written``,
+               ``stale``, ``dead``, ``batches``, ``rows_per_s``, ``catch_up`` (null unless the store is far behind, as in its first load:
+               {``done``, ``total`` (changes of its tables, and rows that are still to be read), ``rows_per_s``, ``eta_s`` (null = not known yet)}),
+               ``updated_at``}], one for each store of the configuration
+``stops``      [{``name`` (what `cdc resume` takes), ``state``, ``part``, ``message``, ``hint``, ``since``}]
+``processes``  the supervisor's children: [{``name``, ``pid``, ``state``, ``restarts``, ``exit_code``, ``started_at``}]
+=============  ===============================================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cdc.source.pins import Pin
+from cdc.state.chronicle import LOADING_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReport:
+    name: str
+    exists: bool
+    active: bool
+    wal_status: str | None
+    server_lsn: str
+    confirmed_lsn: str | None
+    lag_bytes: int | None
+    held_bytes: int | None
+    max_keep_bytes: int | None
+    safe_wal_bytes: int | None
+    wal_bytes_per_s: float | None
+    budget_eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    reachable: bool
+    error: str | None
+    address: str
+    slot: SlotReport | None
+    alarms: tuple[str, ...] = ()
+    transactions: tuple[Pin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReport:
+    table: str
+    done: int
+    total: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    state: str
+    alive: bool
+    stop: str | None
+    error: str | None
+    position: int
+    commit_lsn: str | None
+    commit_ts: float | None
+    received_lsn: str | None
+    confirmed_lsn: str | None
+    changes: int
+    changes_per_s: float
+    wire_bytes: int
+    snapshot: tuple[SnapshotReport, ...]
+    updated_at: float
+    snapshot_paused: str | None = None
+    """Why reading tables stands still now."""
+    left_out: tuple[str, ...] = ()
+    """What of the selected tables does not reach the log → what helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReport:
+    name: str
+    rows: int
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    dir: str
+    position: int
+    commit_lsn: str | None
+    commit_ts: float | None
+    rows: int
+    bytes: int
+    disk_free_bytes: int
+    tables: tuple[TopicReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What a store lacks; see ``lag`` in the module's text."""
+
+    changes: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """How far a store that is far behind has come, as in its first load."""
+
+    done: int
+    total: int
+    rows_per_s: float
+    eta_s: float | None
+
+
+def catch_up_of(lag: Lag | None, held: int, unread: int, rows_per_s: float) -> CatchUp | None:
+    """None for a store that is merely behind.
+
+    held: changes of the store's tables in the log. unread: rows of these tables that the snapshot has not read yet.
+    """
+    missing = (held if lag is None else lag.changes) + unread
+    if missing < LOADING_ROWS:
+        return None
+    return CatchUp(held + unread - missing, held + unread, rows_per_s, round(missing / rows_per_s, 1) if rows_per_s > 0 else None)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerReport:
+    store: str
+    kind: str
+    state: str
+    alive: bool
+    stop: str | None
+    error: str | None
+    position: int
+    commit_lsn: str | None
+    commit_ts: float | None
+    lag: Lag | None
+    written: int
+    stale: int
+    dead: int
+    batches: int
+    rows_per_s: float
+    updated_at: float
+    catch_up: CatchUp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopReport:
+    name: str
+    state: str
+    part: str
+    message: str
+    hint: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    name: str
+    pid: int
+    state: str
+    restarts: int
+    exit_code: int | None
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    version: str
+    at: float
+    healthy: bool
+    problems: tuple[str, ...]
+    source: SourceReport
+    capture: CaptureReport | None
+    log: LogReport
+    followers: tuple[FollowerReport, ...]
+    stops: tuple[StopReport, ...]
+    processes: tuple[ProcessReport, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts and lists in the shape that the module's text gives."""
+        return asdict(self)

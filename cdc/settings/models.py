@@ -1,0 +1,247 @@
+"""What ``cdc.toml`` may say, as typed values; ``cdc.settings.file`` reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+import structlog
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from cdc.model.selection import matches, named
+from cdc.model.showing import As, AsRules
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""Nobody writes a longer configuration by hand."""
+
+
+_log = structlog.get_logger("settings")
+
+
+class Strict(BaseModel):
+    """Base of every settings model: frozen, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _select_something(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    if all(pattern.startswith("!") for pattern in patterns):
+        why = "every pattern in it only takes tables out" if patterns else "it is empty"
+        raise ValueError(f'selects no table: {why}; write a pattern such as "public.*" first')
+    return patterns
+
+
+Patterns = Annotated[tuple[str, ...], AfterValidator(_select_something)]
+"""Of ``schema.table`` (``cdc.model.selection``)."""
+ColumnPolicy = Literal["keep", "drop", "mask", "hmac", "encrypt"]
+"""What of a column's values may reach the log (``cdc.privacy.policies``)."""
+
+
+class Privacy(Strict):
+    key: SecretStr | None = None
+    """What the hmac and encrypt policies derive their keys from; at least 32 bytes."""
+    strict: bool = False
+    """Every column of a captured table has to be named in ``source.columns``; capture stops where one is not."""
+
+
+class SecretFile(SecretStr):
+    """A secret that stands in a file. It is read again each time it is asked for, so that a rotated password counts from the next
+    connection on; while the file cannot be read, the last one that could counts, which is said once."""
+
+    def __init__(self, secret: str, path: Path) -> None:
+        super().__init__(secret)
+        self._path = path
+        self._problem: str | None = None
+
+    def get_secret_value(self) -> str:
+        problem = None
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                text = file.read(MAX_FILE_BYTES + 1)
+        except (OSError, UnicodeDecodeError) as error:
+            problem = getattr(error, "strerror", None) or "it is not text"
+        else:
+            if text and len(text) <= MAX_FILE_BYTES:
+                self._secret_value = text.rstrip("\r\n")
+            else:
+                problem = "it is too long" if text else "it is empty"
+        if problem not in (None, self._problem):
+            hint = f"make it readable for this account again: {self._path}"
+            _log.warning(
+                "a secret's file cannot be read, so the last secret counts", file=str(self._path), problem=problem, hint=hint
+            )
+        self._problem = problem
+        return self._secret_value
+
+
+class Source(Strict):
+    dsn: SecretStr
+    tables: Patterns = ("public.*",)
+    slot: str = "cdc"
+    publication: str = Field("cdc", min_length=1, max_length=63)
+    failover: bool = True
+    """A slot that is made here can be synchronised to standbys (where the server has that, from 17 on), so that capture goes on after
+    a failover."""
+    streaming: bool = True
+    """Large transactions are received while they run, into a spool beside the log, so that their commit is near when they end."""
+    two_phase: bool = False
+    """Prepared transactions are received at PREPARE instead of COMMIT PREPARED; visible at COMMIT PREPARED either way."""
+    columns: Mapping[str, Mapping[str, ColumnPolicy]] = {}
+    """``schema.table`` → column → what of its values may reach the log."""
+    snapshot_chunk_rows: int = Field(50_000, ge=1)
+    """So many rows of a table enter the stream at once."""
+    snapshot_workers: int = Field(2, ge=1, le=32)
+    """Connections that read tables, or parts of one, at the same time."""
+    snapshot_rows_per_s: int | None = Field(None, ge=1)
+    """At most so many rows are read; as many as it takes when left out."""
+    snapshot_pause_lag_mb: int = Field(1024, ge=1)
+    """While the log is farther behind the server than this, nothing is read."""
+
+    @field_validator("slot")
+    @classmethod
+    def _is_a_slot_name(cls, name: str) -> str:
+        if re.fullmatch("[a-z0-9_]{1,63}", name) is None:
+            raise ValueError("a slot's name holds lower-case letters, digits and _ only, at most 63 of them")
+        return name
+
+    @model_validator(mode="after")
+    def _nothing_unprotected_is_kept(self) -> Self:
+        if self.two_phase and self.columns:
+            # Prepared transactions are kept as they came, so before column policies apply.
+            raise ValueError(
+                "two_phase cannot stand together with source.columns: what is prepared is kept on disk as it came, before any policy; "
+                "leave two_phase out, and prepared transactions come at COMMIT PREPARED"
+            )
+        return self
+
+
+class Log(Strict):
+    dir: Path = Path("var/log")
+    segment_bytes: int = Field(64 * 2**20, ge=4096)
+    """An Arrow segment that has grown to this size is closed and sealed to Parquet."""
+    cleanup: Literal["keep"] = "keep"
+
+
+class Http(Strict):
+    listen: str = "127.0.0.1:8642"
+    """host:port. Any other address than loopback needs ``token``, ``tls_cert`` and ``tls_key``."""
+    token: SecretStr | None = None
+    """What clients send as ``Authorization: Bearer …``."""
+    tls_cert: Path | None = None
+    """PEM: the server's certificate and its chain."""
+    tls_key: Path | None = None
+    hosts: tuple[str, ...] = ()
+    """Further names under which a browser may reach the port, such as a proxy's."""
+
+    @field_validator("listen")
+    @classmethod
+    def _is_an_address(cls, listen: str) -> str:
+        host, colon, port = listen.rpartition(":")
+        if not colon or not host.removeprefix("[").removesuffix("]") or not port.isdecimal() or int(port) > 65535:
+            raise ValueError("not an address; write host:port, such as 127.0.0.1:8642")
+        return listen
+
+
+SchemaPolicy = Literal["apply", "pause", "ignore"]
+"""What a store does when a table's definition changes: follow it, wait for an operator, or go on in the former shape."""
+
+
+class Contract(Strict):
+    """What the readers of one table's stores rely on."""
+
+    require: tuple[str, ...]
+    """Columns without which a store stops before the change that takes one away."""
+
+
+class TableOptions(Strict):
+    """``[stores.NAME.tables."schema.table"]``: what a store makes of one table (* and ? match)."""
+
+    as_: Mapping[str, As] = Field({}, alias="as")
+    """Column → how the store shows it."""
+
+
+class StoreTables(Strict):
+    """``tables`` of a store: a list of patterns; or a table, whose ``select`` is that list and whose other keys are tables with options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, TableOptions] = Field(init=False)
+
+    select: Patterns = ("*",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_list_for_short(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw if isinstance(raw, StoreTables) else {"select": raw}
+        for key in raw:
+            if key != "select" and "." not in str(key):
+                raise ValueError(f"{key} is neither `select` nor a table, which is written schema.table")
+        return raw
+
+    @model_validator(mode="after")
+    def _options_are_of_tables_that_are_held(self) -> Self:
+        for pattern in self.options:
+            if named((pattern,)) and not matches(self.select, pattern):
+                raise ValueError(f"{pattern} has options here, but is not a table of this store; add it to tables.select")
+        return self
+
+    @property
+    def options(self) -> Mapping[str, TableOptions]:
+        return self.__pydantic_extra__ or {}
+
+
+class StoreOptions(Strict):
+    """What every store's options have; each sink's own model extends it."""
+
+    renders: ClassVar[bool] = False
+    """Whether the store makes JSON of values, so that a column may be shown in another way."""
+
+    kind: str
+    held: StoreTables = Field(StoreTables(), alias="tables")
+    batch_rows: int = Field(200_000, ge=1)
+    batch_bytes: int = Field(64 * 2**20, ge=1)
+    workers_from_rows: int = Field(20_000, ge=0)
+    """Ranges of at least so many rows are applied by Spark's workers where the store takes several writers; 0: never.
+
+    Shipping work to them costs about 90 ms, so it pays only for ranges that take longer than that."""
+    schema_policy: SchemaPolicy = Field("apply", alias="schema")
+    schema_for: Mapping[str, SchemaPolicy] = {}
+    """The same for single tables (schema.table, * and ? match); the last that matches decides."""
+
+    @model_validator(mode="after")
+    def _only_what_it_can(self) -> Self:
+        if not self.renders and self.as_rules:
+            raise ValueError(f"a store of kind {self.kind} holds the types of the database: it knows no `as`")
+        return self
+
+    @property
+    def tables(self) -> Patterns:
+        """The patterns of the tables that the store holds."""
+        return self.held.select
+
+    @property
+    def as_rules(self) -> AsRules:
+        """How this store shows columns, by patterns of tables."""
+        return tuple((pattern, options.as_) for pattern, options in self.held.options.items() if options.as_)
+
+    def policy(self, table: str) -> SchemaPolicy:
+        """What this store does when the table (``schema.table``) changes."""
+        found = self.schema_policy
+        for pattern, policy in self.schema_for.items():
+            if matches((pattern,), table):
+                found = policy
+        return found
+
+
+class Settings(Strict):
+    source: Source
+    log: Log = Log()
+    stores: Mapping[str, StoreOptions] = {}
+    contracts: Mapping[str, Contract] = {}
+    """By table (``schema.table``); counts for every store that holds the table."""
+    privacy: Privacy = Privacy()
+    http: Http = Http()
+    run_dir: Path = Path("var/run")
+    """Status files, Spark's scratch space, stop states: what one machine's processes tell each other."""

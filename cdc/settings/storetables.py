@@ -1,0 +1,32 @@
+"""Whether what the stores are to hold is captured at all: a mistyped name would leave a store empty without a word. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+
+from cdc.errors import ConfigError
+from cdc.model.selection import matches, named
+from cdc.model.table import Table
+from cdc.settings.models import StoreOptions
+
+
+def mistaken(stores: Mapping[str, StoreOptions], tables: Sequence[Table | str]) -> Iterator[ConfigError]:
+    """For each pattern of a store that names one table, and none of these; and for each store whose patterns select none of these.
+
+    tables: those that are captured, or were and are in the log. A pattern with wildcards may wait for tables to come, but not all of them.
+    """
+    names = [table if isinstance(table, str) else table.qualified for table in tables]
+    for store, options in stores.items():
+        key = f"stores.{store}.tables"
+        unknown = [one for one in named(options.tables) if not any(matches((one,), table) for table in tables)]
+        for pattern in unknown:
+            yield ConfigError(f"{key}: no table {pattern} is captured", hint=_suggestion(pattern, names, key))
+        if not unknown and not any(matches(options.tables, table) for table in tables):
+            yield ConfigError(f"{key} selects no captured table ({', '.join(options.tables)})", hint=_suggestion("", names, key))
+
+
+def _suggestion(pattern: str, names: Sequence[str], key: str) -> str:
+    close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.6)
+    known = f"captured are: {', '.join(sorted(names)[:20])}" if names else "source.tables says what is captured"
+    return f"did you mean {close[0]}? Correct {key}" if close else f"correct {key}; {known}"

@@ -1,0 +1,325 @@
+"""Compiled loops of the JSON encoder: typed values → text in one byte buffer, and rows put together from such buffers.
+
+A *text column* is ``(data, offsets)``: uint8 bytes and int64 offsets, ``len + 1`` of them, as in Arrow's large types.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cdc.kernels.jit import inlined, kernel
+from cdc.kernels.memcpy import copied
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+
+VALUE: Final = 0
+NULL: Final = 1
+ABSENT: Final = 2
+"""What stands in a row at a piece's place (``states``): the value, its NULL text, or nothing at all."""
+
+HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+_BASE64: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+SHORT: Final = np.zeros(32, np.uint8)
+for _code, _letter in ((8, b"b"), (9, b"t"), (10, b"n"), (12, b"f"), (13, b"r")):
+    SHORT[_code] = _letter[0]
+
+_DAY_US: Final = 86_400_000_000
+
+
+@kernel
+def _put_digits(out: Any, end: int, value: Any) -> int:
+    """Writes the decimal digits of an unsigned value so that they end before ``end``; returns where they start."""
+    rest = np.uint64(value)
+    ten = np.uint64(10)
+    while True:
+        end -= 1
+        quotient = rest // ten
+        out[end] = np.uint8(48 + rest - quotient * ten)
+        rest = quotient
+        if rest == np.uint64(0):
+            return end
+
+
+@kernel
+def _put_padded(out: Any, at: int, value: Any, width: int) -> int:
+    for k in range(width - 1, -1, -1):
+        out[at + k] = np.uint8(48 + value % 10)
+        value //= 10
+    return at + width
+
+
+@kernel
+def integer_text(values: Any) -> Any:
+    """int64 values → text column."""
+    count = len(values)
+    data = np.empty(count * 20, np.uint8)
+    offsets = np.empty(count + 1, np.int64)
+    scratch = np.empty(24, np.uint8)
+    at = 0
+    offsets[0] = 0
+    for i in range(count):
+        value = values[i]
+        if value < 0:
+            data[at] = 45
+            at += 1
+            start = _put_digits(scratch, 24, np.uint64(0) - np.uint64(value))
+        else:
+            start = _put_digits(scratch, 24, np.uint64(value))
+        for k in range(start, 24):
+            data[at] = scratch[k]
+            at += 1
+        offsets[i + 1] = at
+    return data[:at], offsets
+
+
+@kernel
+def decimal_text(words: Any, scale: int) -> Any:
+    """decimal128 values (two little-endian 64-bit words each) → text column with exactly ``scale`` decimal places."""
+    count = len(words) // 2
+    data = np.empty(count * 41, np.uint8)
+    offsets = np.empty(count + 1, np.int64)
+    scratch = np.empty(64, np.uint8)
+    at = 0
+    offsets[0] = 0
+    mask = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    billion = np.uint64(1_000_000_000)
+    for i in range(count):
+        low, high = np.uint64(words[2 * i]), np.uint64(words[2 * i + 1])
+        if high >> np.uint64(63):
+            low = ~low + np.uint64(1)
+            high = ~high + (np.uint64(1) if low == np.uint64(0) else np.uint64(0))
+            data[at] = 45
+            at += 1
+        start = 64
+        while high != np.uint64(0):  # nine digits at a time, by long division of the four 32-bit halves
+            high_quotient = high // billion
+            rest = high - high_quotient * billion
+            upper = rest << half | low >> half
+            upper_quotient = upper // billion
+            rest = upper - upper_quotient * billion
+            lower = rest << half | low & mask
+            lower_quotient = lower // billion
+            rest = lower - lower_quotient * billion
+            high, low = high_quotient, upper_quotient << half | lower_quotient
+            _put_padded(scratch, start - 9, np.int64(rest), 9)
+            start -= 9
+        start = _put_digits(scratch, start, low)
+        while start < 64 and scratch[start] == 48:
+            start += 1
+        while 64 - start < scale + 1:
+            start -= 1
+            scratch[start] = 48
+        for k in range(start, 64 - scale):
+            data[at] = scratch[k]
+            at += 1
+        if scale > 0:
+            data[at] = 46
+            at += 1
+            for k in range(64 - scale, 64):
+                data[at] = scratch[k]
+                at += 1
+        offsets[i + 1] = at
+    return data[:at], offsets
+
+
+@kernel
+def _put_date(out: Any, at: int, days: Any) -> int:
+    """YYYY-MM-DD of the days since 1970-01-01, years 0001 to 9999 (Howard Hinnant's civil_from_days)."""
+    shifted = days + 719468
+    era = shifted // 146097
+    day_of_era = shifted - era * 146097
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // 146096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month + 2) // 5 + 1
+    month = month + 3 if month < 10 else month - 9
+    year = year_of_era + era * 400 + (1 if month <= 2 else 0)
+    at = _put_padded(out, at, year, 4)
+    out[at] = 45
+    at = _put_padded(out, at + 1, month, 2)
+    out[at] = 45
+    return _put_padded(out, at + 1, day, 2)
+
+
+@kernel
+def _put_clock(out: Any, at: int, micros: int) -> int:
+    """HH:MM:SS[.ffffff] without the fraction's trailing zeros."""
+    seconds = micros // 1_000_000
+    fraction = micros - seconds * 1_000_000
+    at = _put_padded(out, at, seconds // 3600, 2)
+    out[at] = 58
+    at = _put_padded(out, at + 1, seconds // 60 % 60, 2)
+    out[at] = 58
+    at = _put_padded(out, at + 1, seconds % 60, 2)
+    if fraction > 0:
+        out[at] = 46
+        at = _put_padded(out, at + 1, fraction, 6)
+        while out[at - 1] == 48:
+            at -= 1
+    return at
+
+
+@kernel
+def date_text(days: Any) -> Any:
+    """int32 days since 1970-01-01 → text column "YYYY-MM-DD"."""
+    count = len(days)
+    data = np.empty(count * 10, np.uint8)
+    offsets = np.arange(count + 1) * 10
+    for i in range(count):
+        _put_date(data, i * 10, np.int64(days[i]))
+    return data, offsets
+
+
+@kernel
+def time_text(micros: Any) -> Any:
+    """int64 microseconds of the day → text column "HH:MM:SS[.ffffff]"."""
+    count = len(micros)
+    data = np.empty(count * 15, np.uint8)
+    offsets = np.empty(count + 1, np.int64)
+    at = 0
+    offsets[0] = 0
+    for i in range(count):
+        at = _put_clock(data, at, micros[i])
+        offsets[i + 1] = at
+    return data[:at], offsets
+
+
+@kernel
+def timestamp_text(micros: Any, zulu: bool) -> Any:
+    """int64 microseconds since 1970-01-01 → text column "YYYY-MM-DDTHH:MM:SS[.ffffff][Z]"."""
+    count = len(micros)
+    data = np.empty(count * 27, np.uint8)
+    offsets = np.empty(count + 1, np.int64)
+    at = 0
+    offsets[0] = 0
+    for i in range(count):
+        days = micros[i] // _DAY_US
+        at = _put_date(data, at, days)
+        data[at] = 84
+        at = _put_clock(data, at + 1, micros[i] - days * _DAY_US)
+        if zulu:
+            data[at] = 90
+            at += 1
+        offsets[i + 1] = at
+    return data[:at], offsets
+
+
+@kernel
+def base64_text(source: Any, source_offsets: Any) -> Any:
+    """Bytes → text column of their base64."""
+    count = len(source_offsets) - 1
+    offsets = np.empty(count + 1, np.int64)
+    offsets[0] = 0
+    for i in range(count):
+        offsets[i + 1] = offsets[i] + (source_offsets[i + 1] - source_offsets[i] + 2) // 3 * 4
+    data = np.empty(offsets[count], np.uint8)
+    for i in range(count):
+        at, k, end = offsets[i], source_offsets[i], source_offsets[i + 1]
+        while k < end:
+            left = end - k
+            first = source[k]
+            second = source[k + 1] if left > 1 else np.uint8(0)
+            third = source[k + 2] if left > 2 else np.uint8(0)
+            data[at] = _BASE64[first >> 2]
+            data[at + 1] = _BASE64[(first & 3) << 4 | second >> 4]
+            data[at + 2] = _BASE64[(second & 15) << 2 | third >> 6] if left > 1 else 61
+            data[at + 3] = _BASE64[third & 63] if left > 2 else 61
+            at += 4
+            k += 3
+    return data, offsets
+
+
+@kernel
+def _escaped_bytes(byte: int) -> int:
+    """How many bytes more than one this byte takes inside a JSON string."""
+    if byte >= 32:
+        return 1 if byte == 34 or byte == 92 else 0
+    return 1 if SHORT[byte] else 5
+
+
+@kernel
+def needs_escape(source: Any) -> bool:
+    """Whether any byte cannot stand in a JSON string as it is."""
+    for block in range(0, len(source), 4096):  # the inner loop has no exit, so that it is vectorised
+        found = 0
+        for k in range(block, min(block + 4096, len(source))):
+            byte = source[k]
+            found |= (byte < 32) | (byte == 34) | (byte == 92)
+        if found:
+            return True
+    return False
+
+
+@inlined
+def put_escape(out: Any, at: int, byte: Any) -> int:
+    """Writes what stands in a JSON string for a byte that cannot (RFC 8259: quote, backslash, U+0000 to U+001F)."""
+    out[at] = 92
+    if byte >= 32:
+        out[at + 1] = byte
+        return at + 2
+    if SHORT[byte]:
+        out[at + 1] = SHORT[byte]
+        return at + 2
+    out[at + 1] = 117
+    out[at + 2] = 48
+    out[at + 3] = 48
+    out[at + 4] = HEX[byte >> 4]
+    out[at + 5] = HEX[byte & 15]
+    return at + 6
+
+
+@kernel
+def escape_text(source: Any, source_offsets: Any) -> Any:
+    """UTF-8 text → text column of it as the inside of JSON strings."""
+    count = len(source_offsets) - 1
+    extra = 0
+    for k in range(source_offsets[0], source_offsets[count]):
+        extra += _escaped_bytes(source[k])
+    data = np.empty(source_offsets[count] - source_offsets[0] + extra, np.uint8)
+    offsets = np.empty(count + 1, np.int64)
+    at = 0
+    offsets[0] = 0
+    for i in range(count):
+        for k in range(source_offsets[i], source_offsets[i + 1]):
+            byte = source[k]
+            if byte >= 32 and byte != 34 and byte != 92:
+                data[at] = byte
+                at += 1
+            else:
+                at = put_escape(data, at, byte)
+        offsets[i + 1] = at
+    return data, offsets
+
+
+@kernel
+def add_lengths(lengths: Any, offsets: Any, states: Any, around: int, null_bytes: int) -> None:
+    """Adds what one piece takes in each row; ``states`` is empty when every row has a value."""
+    if len(states) == 0:
+        for i in range(len(lengths)):
+            lengths[i] += offsets[i + 1] - offsets[i] + around
+        return
+    for i in range(len(lengths)):
+        if states[i] == VALUE:
+            lengths[i] += offsets[i + 1] - offsets[i] + around
+        elif states[i] == NULL:
+            lengths[i] += null_bytes
+
+
+@kernel
+def put_piece(out: Any, cursors: Any, data: Any, offsets: Any, states: Any, before: Any, after: Any, null: Any) -> None:
+    """Writes one piece of every row at the row's cursor and moves the cursor."""
+    for i in range(len(cursors)):
+        at = cursors[i]
+        state = VALUE if len(states) == 0 else states[i]
+        if state == VALUE:
+            at = copied(out, at, before, 0, len(before))
+            at = copied(out, at, data, offsets[i], offsets[i + 1] - offsets[i])
+            at = copied(out, at, after, 0, len(after))
+        elif state == NULL:
+            at = copied(out, at, null, 0, len(null))
+        cursors[i] = at

@@ -1,0 +1,76 @@
+"""JSON read so that no number passes a double, and documents of ``sinks.render.jsonrows`` as what they mean, for the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from cdc.model.table import Table
+from sinks.contract import audit_schema
+from sinks.render.jsonrows import EXACT, Style
+from sinks.render.kinds import JSON_KINDS, Kind, Leaf, kind_of
+from sinks.render.literals import is_number, literal
+from sinks.render.meaning import held_column, meant
+from sinks.render.meaning import parse as parse
+
+
+def row_texts(documents: Sequence[Mapping[str, Any]], table: Table, style: Style = EXACT) -> pa.RecordBatch:
+    """Documents (as ``parse`` gives them) as rows of what they mean (``sinks.render.meaning``); a column that a document lacks is NULL.
+
+    Schema: ``sinks.contract.audit_schema(table)``.
+    """
+    columns = []
+    for column in table.columns:
+        label, kind = style.names.get(column.name, column.name), kind_of(column, style.as_.get(column.name))
+        there = [label in document if kind in JSON_KINDS else document.get(label) is not None for document in documents]
+        values = [document[label] for document, has in zip(documents, there, strict=True) if has]
+        held = held_column(values, column, kind, doubles=style.doubles)
+        columns.append(held if all(there) else _spread(held, there))
+    return pa.RecordBatch.from_arrays(columns, schema=audit_schema(table))
+
+
+def _spread(held: pa.Array, there: Sequence[bool]) -> pa.Array:
+    """``held`` at the places that have a value, NULL elsewhere."""
+    places, number = [], 0
+    for has in there:
+        places.append(number if has else None)
+        number += has
+    return held.take(pa.array(places, pa.int64()))
+
+
+def meant_rows(rows: pa.RecordBatch, table: Table, style: Style = EXACT) -> pa.RecordBatch:
+    """Rows of Postgres's text as what ``row_texts`` gives for the documents that hold them; columns that are not the table's as they are."""
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    for column in table.columns:
+        kind = kind_of(column, style.as_.get(column.name))
+        columns[column.name] = meant(columns[column.name], column, kind, doubles=style.doubles)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)) if columns else rows
+
+
+def from_fields(fields: Mapping[str, str], table: Table, style: Style = EXACT) -> dict[str, Any]:
+    """A row of text fields (``jsonrows.field_pieces``) as the document that has the same values, as ``parse`` would give it."""
+    document: dict[str, Any] = {}
+    for column in table.columns:
+        label = style.names.get(column.name, column.name)
+        if label in fields:
+            document[label] = _from_field(fields[label], kind_of(column, style.as_.get(column.name)))
+    return document
+
+
+def _from_field(text: str, kind: Kind) -> Any:
+    if kind in JSON_KINDS:
+        return parse(literal(kind, text))
+    if kind is Leaf.NUMBER:
+        return parse(text) if is_number(text) else text
+    if kind is Leaf.BOOL:
+        return {"true": True, "false": False}.get(text, text)
+    return text if (isinstance(kind, Leaf) and kind is not Leaf.POINT) or text[:1] not in ("{", "[") else _parsed_or_text(text)
+
+
+def _parsed_or_text(text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError:
+        return text  # an array with lower bounds: [2:3]={1,2}
