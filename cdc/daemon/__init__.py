@@ -1,0 +1,1 @@
+"""`cdc run`: the supervisor, its signals, and the configuration that its processes go by."""

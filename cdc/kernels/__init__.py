@@ -1,0 +1,1 @@
+"""How hot loops are compiled (``jit.py``, ``cache.py``), and what several of them share."""

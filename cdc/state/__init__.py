@@ -1,0 +1,4 @@
+"""What processes tell each other, and their own next start: status files, stop states, requests, approvals, leases.
+
+``jsonfile.py`` writes the bytes, ``statefile.py`` is one kind of such a file.
+"""
