@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.settings import Source
-from cdc.source import connect
+from cdc.source import connect, sight
 from cdc.source.catalog import find_tables
 from cdc.source.facts import read_facts
 from cdc.source.membership import read_membership
@@ -109,3 +109,28 @@ def published(sql: psycopg.Connection[Any], table: str) -> bool:
 
 def widened(capture: Capture) -> bool:
     return all(row.get("w") == "5" for row in capture.rows("public.other").values())
+
+
+def test_looks_that_keep_failing_are_a_problem_with_who_is_in_the_way(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody but a superuser can lock: the catalog itself, as VACUUM FULL does."""
+    monkeypatch.setattr(sight, "BLIND_S", 1.0)
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=("public.*",))
+    with postgres.connect() as sql, postgres.connect() as other:
+        sql.execute("create table t (id int primary key)")
+        other.execute("create table headwater_stranger (id int primary key)")
+        with capture.running():
+            capture.until_snapshot_done()
+            assert capture.status.left_out == []
+            other.execute("begin; lock table headwater_stranger, pg_inherits in access exclusive mode")
+            pid = other.info.backend_pid
+            capture.until(lambda: capture.status.left_out != [], "for the problem", deadline_s=SOON_S)
+            (line,) = capture.status.left_out
+            assert line.startswith(
+                "capture cannot look at the catalog (canceling statement due to lock timeout): new tables are not captured"
+            )
+            assert f"pid {pid} has locked pg_inherits" in line
+            assert line.endswith(f"wait, or select pg_terminate_backend({pid})")
+            other.execute("rollback")
+            capture.until(lambda: capture.status.left_out == [], "for sight", deadline_s=SOON_S)
