@@ -82,6 +82,10 @@ class Evolving:
         """What of the selected tables does not reach the log, one line each with what helps, as of the last look at the catalog."""
         return () if self._watch is None else self._watch.left_out
 
+    def blind(self) -> str | None:
+        """Why the catalog has not been looked at for a while, with what helps; None when all is well."""
+        return None if self._watch is None else self._watch.blind
+
     def notes(self) -> Sequence[str]:
         """What to know of captured tables, one line each with what helps, as of the last look at the catalog."""
         return () if self._watch is None else self._watch.notes

@@ -125,7 +125,7 @@ def _capture(
                     )
                     meter.loaded, meter.paused = partial(_loaded, coordinator), partial(_paused, coordinator)
                     meter.passed_over = evolving.refused
-                    meter.left_out = partial(_left_out, evolving, coordinator)
+                    meter.left_out = partial(_left_out, evolving, coordinator, meter)
                     meter.notes = evolving.notes
                     coordinator.start()
                     watch.start()
@@ -213,11 +213,12 @@ def _loaded(coordinator: SnapshotCoordinator) -> bool:
     return coordinator.finished
 
 
-def _left_out(evolving: Evolving, coordinator: SnapshotCoordinator) -> list[str]:
-    """What of the selected tables does not reach the log, one line each with what helps."""
+def _left_out(evolving: Evolving, coordinator: SnapshotCoordinator, meter: Meter) -> list[str]:
+    """What of the selected tables does not reach the log, one line each with what helps. While the stream itself has a problem, its own words do."""
     refused = [f"table {one.table} is not captured: it {one.problem} → {one.hint}" for one in evolving.refused().values()]
     unread = [f"cannot be read: {problem.line()}" for problem in coordinator.unreadable]
-    return sorted([*refused, *unread, *evolving.left_out()])
+    blind = evolving.blind() if meter.status.error is None else None
+    return sorted([*refused, *unread, *evolving.left_out(), *([blind] if blind else [])])
 
 
 def _paused(coordinator: SnapshotCoordinator) -> str | None:

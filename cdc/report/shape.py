@@ -18,7 +18,7 @@
 ``capture``    null before its first start, else {``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``,
                ``received_lsn``, ``confirmed_lsn``, ``changes``, ``changes_per_s``, ``wire_bytes``, ``snapshot``: [{``table``, ``done``,
                ``total``, ``finished``}], ``snapshot_paused`` (why reading tables stands still, or null), ``left_out`` (one line each:
-               what of the selected tables does not reach the log → what helps), ``updated_at``}
+               what of the selected tables does not reach the log, or why nobody knows → what helps), ``updated_at``}
 ``log``        {``dir``, ``position``, ``commit_lsn``, ``commit_ts``, ``rows``, ``bytes`` (on disk), ``disk_free_bytes``, ``tables``: [{``name``,
                ``rows``, ``bytes``, ``first``, ``last``}]}
 ``followers``  [{``store``, ``kind``, ``state``, ``alive``, ``stop``, ``error``, ``position``, ``commit_lsn``, ``commit_ts``, ``lag``:

@@ -34,6 +34,7 @@ from cdc.source.kin import KeptBack, Undecided, refuse_undecided
 from cdc.source.membership import check_publishes
 from cdc.source.problems import Refusal, find_problems
 from cdc.source.publication import add_tables, drop_table, read_publication
+from cdc.source.sight import Sight
 from cdc.source.trigger import SetAside, set_aside_by_trigger
 from cdc.source.vanishing import vanished
 
@@ -90,6 +91,7 @@ class CatalogWatch:
         """What of the selected tables does not reach the log, one line each with what helps, as of the last look; read by other threads."""
         self.notes: tuple[str, ...] = ()
         """What to know of captured tables, one line each with what helps, as of the last look; read by other threads."""
+        self._sight = Sight()
         self._undecided = undecided
         self._kept_back = KeptBack(undecided)
         self._source = source
@@ -130,6 +132,11 @@ class CatalogWatch:
         """From any thread: the selected tables (by OID) that are not captured, and why."""
         return {**self._barred, **self._passed_over}
 
+    @property
+    def blind(self) -> str | None:
+        """From any thread: why the catalog has not been looked at for a while, with what helps."""
+        return self._sight.problem
+
     def join(self) -> None:
         """After ``stop`` was set."""
         self._wake.set()
@@ -145,7 +152,7 @@ class CatalogWatch:
                         (_LOCK_TIMEOUT, f"{_HELD_S}s"),
                     )
                     while not self._stop.is_set():
-                        self._look(connection)
+                        self._try(connection)
                         self._wake.wait(INTERVAL_S)
                         self._wake.clear()
             except ConfigError as error:
@@ -153,6 +160,7 @@ class CatalogWatch:
                 return
             except (SourceError, psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
                 text = str(error) if isinstance(error, SourceError) else reason(error)
+                self._sight.failed(text)
                 _log.warning("cannot look at the catalog now", reason=text, again_in_s=_RETRY_S)
                 self._stop.wait(_RETRY_S)
             except psycopg.Error as error:
@@ -163,6 +171,14 @@ class CatalogWatch:
             except Exception as error:
                 self._fail(error)
                 return
+
+    def _try(self, connection: psycopg.Connection) -> None:
+        try:
+            self._look(connection)
+        except psycopg.errors.LockNotAvailable:
+            self._sight.locked_out(connection)
+            raise
+        self._sight.clear()
 
     def _look(self, connection: psycopg.Connection) -> None:
         publication = self._source.publication

@@ -11,13 +11,14 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.settings.models import Source
-from cdc.source import connect
+from cdc.source import connect, sight
 from cdc.source.catalog import find_tables
+from cdc.source.checks import check_source
 from cdc.source.facts import read_facts
 from cdc.source.membership import read_membership
 from cdc.source.publication import ensure_publication, read_publication, refuse_unreadable
 from cdc.source.rows import SourceRows, snapshot
-from snapshots.catalog import load_tables, looks, reload_tables
+from snapshots.catalog import Locked, load_tables, looks, reload_tables
 from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
@@ -53,6 +54,7 @@ def lock(owner: psycopg.Connection[Any]) -> None:
 def test_no_question_about_the_catalog_waits(pg_versions: Database, locked: psycopg.Connection[Any], covered: str) -> None:
     with pg_versions.connect() as sql:
         sql.execute(f"create publication cdc {covered} with (publish_via_partition_root = true)".encode())
+    untold = {"public.mine"} if "where" in covered else set()
     lock(locked)
     with connect(pg_versions.dsn) as asking:
         asking.execute("set statement_timeout = '5s'")
@@ -69,10 +71,18 @@ def test_no_question_about_the_catalog_waits(pg_versions: Database, locked: psyc
         ) == len(tables)
         assert [source.name for source in load_tables(asking, ("*",), "cdc")] == ["public.mine", "public.other", "public.parted"]
         oids = [facts.oid for facts in tables.values()]
-        assert reload_tables(asking, oids, "cdc").keys() == looks(asking, oids).keys() == set(oids)
+        read = reload_tables(asking, oids, "cdc")
+        assert read.keys() == looks(asking, oids).keys() == set(oids)
+        # Without its row filter nothing of a table may be read.
+        assert {source.name for source, problem in read.values() if isinstance(problem, Locked)} == untold
+        assert {source.name for source, _ in read.values() if source.untold} == untold
+        source = Source(dsn=SecretStr(pg_versions.dsn), tables=("public.*",))
+        assert not [finding for finding in check_source(asking, source, log_has_begun=False) if finding.level == "fail"]
         with snapshot(asking):
             rows = SourceRows(asking, tables["other"].table(), "cdc")
             assert sum(len(batch) for batch in rows.scan()) == (1 if "where" in covered else 2)
+        locked.rollback()
+        assert not any(source.untold or problem for source, problem in reload_tables(asking, oids, "cdc").values())
 
 
 def test_capture_goes_on_with_the_other_tables(pg_versions: Database, locked: psycopg.Connection[Any], tmp_path: Path) -> None:
@@ -109,3 +119,28 @@ def published(sql: psycopg.Connection[Any], table: str) -> bool:
 
 def widened(capture: Capture) -> bool:
     return all(row.get("w") == "5" for row in capture.rows("public.other").values())
+
+
+def test_looks_that_keep_failing_are_a_problem_with_who_is_in_the_way(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody but a superuser can lock: the catalog itself, as VACUUM FULL does."""
+    monkeypatch.setattr(sight, "BLIND_S", 1.0)
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=("public.*",))
+    with postgres.connect() as sql, postgres.connect() as other:
+        sql.execute("create table t (id int primary key)")
+        other.execute("create table headwater_stranger (id int primary key)")
+        with capture.running():
+            capture.until_snapshot_done()
+            assert capture.status.left_out == []
+            other.execute("begin; lock table headwater_stranger, pg_inherits in access exclusive mode")
+            pid = other.info.backend_pid
+            capture.until(lambda: capture.status.left_out != [], "for the problem", deadline_s=SOON_S)
+            (line,) = capture.status.left_out
+            assert line.startswith(
+                "capture cannot look at the catalog (canceling statement due to lock timeout): new tables are not captured"
+            )
+            assert f"pid {pid} has locked pg_inherits" in line
+            assert line.endswith(f"wait, or select pg_terminate_backend({pid})")
+            other.execute("rollback")
+            capture.until(lambda: capture.status.left_out == [], "for sight", deadline_s=SOON_S)

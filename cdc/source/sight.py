@@ -1,0 +1,69 @@
+"""Whether the looks at the catalog succeed, and what stands in their way when they have not for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+
+BLIND_S: Final = 10.0
+"""Looks that have failed for longer are worth telling of."""
+_MOST: Final = 3
+
+# Asked once our own wait has ended. Looks open the catalog's tables and those of schema headwater, so a lock on one of these comes first; the
+# transaction that was prepared with a lock has no pid.
+_HOLDERS: Final = """
+select l.pid, l.relation::regclass::text
+from pg_locks l
+where l.granted and l.locktype = 'relation' and l.mode = 'AccessExclusiveLock' and l.pid is distinct from pg_backend_pid()
+  and l.database in (0, (select d.oid from pg_database d where d.datname = current_database()))
+order by not (l.relation < 16384 or exists (
+           select from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = l.relation and n.nspname = 'headwater')), l.pid, 2
+limit %s
+"""
+
+Holder = tuple[int | None, str]
+"""Who (pid; None: a prepared transaction) has locked which table."""
+
+
+@dataclass(slots=True)
+class Sight:
+    """One thread looks; ``problem`` may be read by any."""
+
+    clock: Callable[[], float] = time.monotonic
+    problem: str | None = None
+    """One line with what helps, once the looks have failed for more than a short while."""
+    _since: float | None = field(default=None, init=False)
+    _holders: Sequence[Holder] = field(default=(), init=False)
+
+    def clear(self) -> None:
+        """A look has succeeded."""
+        self._since, self._holders, self.problem = None, (), None
+
+    def locked_out(self, connection: psycopg.Connection) -> None:
+        """A look has waited for a lock in vain; outside a transaction. The look's failure is told afterwards."""
+        with suppress(psycopg.Error):
+            self._holders = connection.execute(_HOLDERS, (_MOST,)).fetchall()
+
+    def failed(self, reason: str) -> None:
+        now = self.clock()
+        self._since = now if self._since is None else self._since
+        if now - self._since >= BLIND_S:
+            what = "new tables are not captured, and changed ones only as far as the event trigger tells of them"
+            self.problem = f"capture cannot look at the catalog ({reason}): {what} → {_help(self._holders)}"
+        self._holders = ()
+
+
+def _help(holders: Sequence[Holder]) -> str:
+    if not holders:
+        return "cdc doctor"
+    pids = list(dict.fromkeys(pid for pid, _ in holders if pid is not None))
+    named = [f"{'a prepared transaction' if pid is None else f'pid {pid}'} has locked {table}" for pid, table in holders]
+    ends = [f"select pg_terminate_backend({pid})" for pid in pids[:1]] or [
+        "COMMIT PREPARED or ROLLBACK PREPARED it (pg_prepared_xacts)"
+    ]
+    return f"{', '.join(named)}: wait, or {ends[0]}"
