@@ -405,6 +405,11 @@ def gaps_are_taken(patch: Patch) -> None:
     _sharpen(patch, dangers={"store": Moods(dropped=0.3)})
 
 
+def an_older_copy_takes_a_new_shape(patch: Patch) -> None:
+    original = TableUnit.answer
+    patch.setattr(TableUnit, "answer", lambda self, call: original(self, call) if call.sequenced else Answer.DONE)
+
+
 def erasing_spares_the_tables(patch: Patch) -> None:
     patch.setattr(MemorySink, "erase", lambda self: self._store.lose(None))
 
@@ -461,6 +466,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (no_writer_is_too_old, "l", 57),
     (opening_fences_the_ledger_only, "l", 57),
     (gaps_are_taken, "fij", 23),
+    (an_older_copy_takes_a_new_shape, "fij", 7762),
     (erasing_spares_the_tables, "ik", 20),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
