@@ -102,7 +102,10 @@ def agrees(sql: psycopg.Connection[Any], statement: str) -> None:
     assert publication.tables == {every[oid][0] for oid in theirs}, statement
     assert publication.filtered == {every[oid][0] for oid, (_, row_filter) in theirs.items() if row_filter}, statement
     assert set(read_membership(sql, "p").tables) == set(theirs), statement
-    read = {oid: (list(source.table.names), source.row_filter) for oid, (source, _) in reload_tables(sql, list(every), "p").items()}
+    read = {
+        oid: (list(source.table.names), source.row_filter)
+        for oid, (source, _) in reload_tables(sql, list(every), ["*"], "p").items()
+    }
     assert read == theirs, statement
 
 
