@@ -255,7 +255,7 @@ def test_an_older_copy_takes_no_shape_for_rows_that_it_lacks(lab: Lab, unit: str
     """A follower skips what came before a table's shape."""
     sink = lab.opened()
     step(lab, sink, *FIRST)
-    older = lab.units.copy()
+    older, holds = lab.units.copy(), lab.log.head.position
     step(lab, sink, *SECOND)
     for changes in CHANGED:
         lab.log.put(changes)
@@ -267,7 +267,7 @@ def test_an_older_copy_takes_no_shape_for_rows_that_it_lacks(lab: Lab, unit: str
         sink.commit(lab.log.head)
     shape = lab.opened().shape(ORDERS.qualified)
     assert shape is not None
-    assert shape.position == 0
+    assert shape.position <= holds
     widened_whole(lab, heal(lab))
 
 
