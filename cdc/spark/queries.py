@@ -166,6 +166,10 @@ class Query:
         self._accident: str | None = None
         self._accidents = 0
         """Queries in a row that did not end well."""
+        self._batch = threading.Lock()
+        """Held by the micro-batch that is under way."""
+        self._leaving = threading.Event()
+        """The query is to end: its next micro-batches do nothing."""
         self._thread = threading.Thread(target=self._run, name=f"follow-{follower.store}", daemon=True)
 
     def start(self) -> None:
@@ -272,17 +276,20 @@ class Query:
         frame = frame.option("tables", json.dumps(list(options.tables))).option("startPosition", str(start))
         frame = frame.option("maxRows", str(options.batch_rows)).option("maxBytes", str(options.batch_bytes)).load()
         pace = Pace(0.0, 0.0, _interval_s(options))
+        leaving = self._leaving = threading.Event()
 
         def on_batch(frame: Any, number: int) -> None:
-            if not self._stop.is_set():
-                began = time.monotonic()
+            began = time.monotonic()
+            with self._batch:
+                if self._stop.is_set() or leaving.is_set():
+                    return
                 try:
                     after = end_of(checkpoint, number - 1).position if number else start
                     self._follower.follow_to(end_of(checkpoint, number), Slices(after, frame))
                 except Exception as error:
                     self._accident = place_of(error)
                     raise
-                self._stop.wait(pace.rest_s(time.monotonic() - began))
+            leaving.wait(pace.rest_s(time.monotonic() - began))
 
         writer = (
             frame.writeStream.queryName(self._follower.store).option("checkpointLocation", str(checkpoint)).foreachBatch(on_batch)
@@ -307,10 +314,12 @@ class Query:
         self._follower.report()
 
     def _end(self, query: StreamingQuery) -> None:
+        self._leaving.set()
+        with self._batch:
+            pass  # never in the middle of a batch: Spark would print pages about it
         try:
-            # Never in the middle of a batch: Spark would print pages about it.
-            with self._follower.between_batches():
-                query.stop()
+            # Not under a lock that a batch waits for: Spark waits for the batch.
+            query.stop()
         except Exception as error:  # Spark says StreamingQueryException, py4j its own: the query is over either way
             self._follower.status.error = f"stopping the query of store {self._follower.store}: {type(error).__name__}"
 
