@@ -108,7 +108,7 @@ class Definitions:
         self._topics = {table.qualified: oid for oid, table in self._tables.items()}
         self._again: dict[int, bool] = {}
         self._displaced: list[int] = []
-        self._unselected = {oid for oid, told in self._facts.items() if not wanted(f"{told.schema}.{told.name}")}
+        self._unselected = {oid for oid, told in self._facts.items() if not wanted(told.qualified)}
         self.passed_over = {oid for oid, told in self._facts.items() if told.refused} | self._unselected
         """Tables (OIDs) of which no row is logged: they are not selected, nothing identifies their rows, or the facts say that they cannot be
         captured. They begin again when they can."""
@@ -327,11 +327,11 @@ class Definitions:
         if facts.publishing is None:
             self._look()  # only a look at the catalog tells whether it is published
             return []
-        if not self._wanted(facts.table().qualified):
+        if not self._wanted(facts.qualified):
             self._facts_changed |= facts != before
             self._facts[facts.oid] = facts
             return self._deselected(facts.table())
-        if before is not None and not self._wanted(before.table().qualified):
+        if before is not None and not self._wanted(before.qualified):
             before = None
         self._unselected.discard(facts.oid)
         if facts.publishing.published and reserved_column(facts.table()) is not None:

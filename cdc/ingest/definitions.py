@@ -116,7 +116,7 @@ class Evolving:
         new = [
             found
             for found in read_facts(connection, self._settings.publication, published=True)
-            if found.oid not in facts and _free(tables.get(f"{found.schema}.{found.name}"), found.oid)
+            if found.oid not in facts and _free(tables.get(found.qualified), found.oid)
         ]
         if new:
             facts.update((found.oid, found) for found in new)

@@ -152,6 +152,11 @@ class Facts:
             return tuple(column for column in self.columns if column.attnum in publishing.listed)
         return tuple(c for c in self.columns if not c.generated or (publishing.stored and c.generated == STORED))
 
+    @property
+    def qualified(self) -> str:
+        """As ``Table.qualified``."""
+        return f"{self.schema}.{self.name}"
+
     def table(self) -> Table:
         """The definition: equal to what capture makes of the RELATION message, and the snapshot of the catalog."""
         columns = self.published

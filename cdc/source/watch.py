@@ -276,7 +276,7 @@ class CatalogWatch:
             refuse_twins([facts.table() for facts in covered])
             for facts in covered:
                 if (column := reserved_column(facts.table())) is not None:
-                    raise ColumnReserved(facts.table().qualified, column)
+                    raise ColumnReserved(facts.qualified, column)
         except (SourceError, ColumnReserved) as error:
             self._fail(error)
 

@@ -166,8 +166,6 @@ class Query:
         self._accident: str | None = None
         self._accidents = 0
         """Queries in a row that did not end well."""
-        self._batch = threading.Lock()
-        """Held by the micro-batch that is under way."""
         self._leaving = threading.Event()
         """The query is to end: its next micro-batches do nothing."""
         self._thread = threading.Thread(target=self._run, name=f"follow-{follower.store}", daemon=True)
@@ -280,7 +278,7 @@ class Query:
 
         def on_batch(frame: Any, number: int) -> None:
             began = time.monotonic()
-            with self._batch:
+            with self._follower.between_batches():
                 if self._stop.is_set() or leaving.is_set():
                     return
                 try:
@@ -315,7 +313,7 @@ class Query:
 
     def _end(self, query: StreamingQuery) -> None:
         self._leaving.set()
-        with self._batch:
+        with self._follower.between_batches():
             pass  # never in the middle of a batch: Spark would print pages about it
         try:
             # Not under a lock that a batch waits for: Spark waits for the batch.
