@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,6 +173,7 @@ def test_a_query_waits_by_no_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, 
         applied=Cut(Position(0), Lsn(0)),
         options=SimpleNamespace(tables=["*"], batch_rows=1, batch_bytes=1, commit_interval_ms=60),
         follow_to=lambda cut, _: applied.append((cut, time.monotonic())),
+        between_batches=nullcontext,
     )
     monkeypatch.setattr(follow, "end_of", lambda *_: Cut(Position(5), Lsn(5)))
     stop = follow.threading.Event()
