@@ -50,7 +50,7 @@ HEADROOM_BYTES: Final = 2**20
 STAGING_BYTES: Final = 2**20
 """The most that one read takes."""
 
-IDLE_MS: Final = 100
+IDLE_MS: Final = 250
 """An idle receiver looks this often whether it shall stop."""
 
 ANSWER_S: Final = 30.0

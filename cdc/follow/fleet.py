@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,9 +96,10 @@ class Fleet:
 
     def look(self) -> None:
         """Raises what ended a store's thread where nothing should; writes the log's lines."""
+        capture = self._capture()
         for one in self._stores.values():
             one.runner.check()
-            one.lines.look()
+            one.lines.look(capture)
 
     def adapt(self, wanted: Mapping[str, StoreOptions]) -> None:
         """Brings what is followed nearer to what is wanted; never waits. To be called again and again."""
@@ -150,7 +152,7 @@ class Fleet:
         halt = threading.Event()
         options = self._wanted[store]
         follower = Follower(store, options, self.log_dir, self.reader, self.run_dir, halt, self.contracts)
-        return _Standing(follower, self.runner(follower, halt), halt, StoreLog(follower, self.reader, self.run_dir))
+        return _Standing(follower, self.runner(follower, halt), halt, StoreLog(follower, self.reader))
 
     def _leave_out(self, store: str) -> bool:
         stop = self._stop_of(store)
@@ -162,6 +164,10 @@ class Fleet:
         )
         return True
 
+    def _capture(self) -> Callable[[], status.CaptureStatus | None]:
+        """Reads capture's status when it is first called: once for all stores."""
+        return cache(lambda: status.read_capture(self.run_dir))
+
     def _stop_of(self, store: str) -> stops.Stop | None:
         return stops.held_by(self.run_dir, f"follow-{store}")
 
@@ -170,7 +176,7 @@ class Fleet:
 
     def _end(self, store: str, one: _Standing) -> None:
         one.follower.close()
-        one.lines.look()
+        one.lines.look(self._capture())
         if one.leaving:
             del self._stores[store]
             if store not in self._wanted:

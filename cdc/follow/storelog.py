@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
@@ -11,8 +11,8 @@ import structlog
 from cdc.follow.follower import Follower
 from cdc.log.contract import LogReader, selected
 from cdc.model.position import Position
-from cdc.state import status
 from cdc.state.chronicle import INTERVAL_S, LOADING_ROWS, Counted, StoreChronicle
+from cdc.state.status import CaptureStatus, unread_rows
 
 _ALL: Final = 2**62
 
@@ -20,35 +20,33 @@ _ALL: Final = 2**62
 class StoreLog:
     """One store's. One thread only."""
 
-    def __init__(self, follower: Follower, reader: LogReader, run_dir: Path) -> None:
+    def __init__(self, follower: Follower, reader: LogReader) -> None:
         self._follower = follower
         self._reader = reader
-        self._run_dir = run_dir
         self._chronicle = StoreChronicle(follower.store)
         self._counted = Counted(0, 0, True)
         self._counted_at = float("-inf")
         self._log: Any = structlog.get_logger(f"store {follower.store}")
 
-    def look(self) -> None:
-        """Says what has changed since the last call."""
+    def look(self, capture: Callable[[], CaptureStatus | None]) -> None:
+        """Says what has changed since the last call. ``capture``: reads its status; called now and then."""
         now = time.monotonic()
         if now - self._counted_at >= INTERVAL_S:
             self._counted_at = now
-            self._counted = self._count()
+            self._counted = self._count(capture)
         line = self._chronicle.look(self._follower.status, self._counted, now)
         if line is not None:
             getattr(self._log, line.level)(line.words, facts=line.facts)
 
-    def _count(self) -> Counted:
+    def _count(self, capture: Callable[[], CaptureStatus | None]) -> Counted:
         # In this order: what is written in between counts as missing, and so as written afterwards.
         rows = self._follower.status.written + self._follower.status.stale
         after, head = self._follower.applied.position, self._reader.head().position
-        return Counted(self._missing(after, head), rows, after == 0)
+        unread = unread_rows(capture(), self._follower.options.tables)
+        return Counted(self._missing(after, head, unread), rows, after == 0)
 
-    def _missing(self, after: Position, head: Position) -> int:
-        tables = self._follower.options.tables
-        unread = status.unread_rows(status.read_capture(self._run_dir), tables)
+    def _missing(self, after: Position, head: Position, unread: int) -> int:
         if head - after + unread < LOADING_ROWS:
             return head - after + unread
-        topics = [topic.name for topic in selected(self._reader, tables) if topic.last > after]
+        topics = [topic.name for topic in selected(self._reader, self._follower.options.tables) if topic.last > after]
         return unread + sum(piece.rows for piece in self._reader.slices(topics, after, head, _ALL))

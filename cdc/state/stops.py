@@ -59,7 +59,11 @@ def record(run_dir: Path, part: str, stopped: Stopped) -> Stop:
 
 def held(run_dir: Path) -> list[Stop]:
     """Every stop state that waits for an operator, the oldest first."""
-    found = (_read(path) for path in (run_dir / "stops").glob("*.json"))
+    try:
+        paths = list((run_dir / "stops").iterdir())  # not glob: it costs more, and this runs several times a second
+    except FileNotFoundError:
+        return []
+    found = (_read(path) for path in paths if path.suffix == ".json")
     return sorted((stop for stop in found if stop is not None), key=lambda stop: (stop.since, stop.name))
 
 
