@@ -50,8 +50,9 @@ from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
 from cdc.log.embedded.format import RECORD_BYTES, decode_head, decode_timeline_header
 from cdc.log.embedded.names import Places
-from cdc.log.embedded.reader import EmbeddedLogReader, open_reader
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.timeline import Timeline
+from cdc.log.home import open_reader
 from cdc.model.batch import OP, Op, table_of
 from cdc.model.position import Position
 from cdc.state.status import FollowerStatus, read_follower

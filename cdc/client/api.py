@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cdc.client.wait import Waited, parse_wanted, wait
 from cdc.log.contract import LogReader
-from cdc.log.embedded.reader import open_reader
+from cdc.log.home import open_reader
 from cdc.model.position import Lsn
 from cdc.settings.file import load
 from cdc.settings.models import Settings

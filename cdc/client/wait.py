@@ -16,12 +16,12 @@ import psycopg
 
 from cdc.errors import ConfigError, SourceError, WaitTimeout
 from cdc.log.contract import LogReader
-from cdc.log.embedded.names import HEAD
-from cdc.log.embedded.watch import Watch
+from cdc.log.home import head_file
 from cdc.model.position import Cut, Lsn, Position, format_lsn, parse_lsn
 from cdc.settings.models import Settings, StoreOptions
 from cdc.source.connection import connect, reason
 from cdc.state import status, stops
+from cdc.state.filewatch import Watch
 from sinks import make_sink
 
 _Answer = TypeVar("_Answer")
@@ -151,7 +151,7 @@ class _Changes:
     """What the parts write while somebody waits: the log's head, and the status files."""
 
     def __init__(self, settings: Settings) -> None:
-        self._paths = (settings.log.dir / HEAD, settings.run_dir / "status")
+        self._paths = (head_file(settings.log.dir), settings.run_dir / "status")
         self._watch: Watch | None = None
         self._pause_s = POLL_S[0]
         self._look_for()

@@ -52,6 +52,6 @@ def unopened_sink(settings: Settings, name: str) -> Sink:
 
 
 def open_log(settings: Settings) -> LogReader:
-    from cdc.log.embedded.reader import open_reader
+    from cdc.log.home import open_reader
 
     return open_reader(settings.log.dir)

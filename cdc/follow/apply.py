@@ -16,7 +16,7 @@ from cdc.errors import ConfigError, StoreError
 from cdc.follow.rules import Rules
 from cdc.follow.survey import Survey, TopicRange
 from cdc.log.contract import LogReader
-from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.home import open_reader
 from cdc.model.batch import LSN, first_position, last_position, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of, schema_record
 from cdc.model.position import Position
@@ -181,7 +181,7 @@ class _Worker:
     def __init__(self, rules: Rules, log_dir: Path) -> None:
         self.rules = rules
         self._sink = make_sink(rules.store, rules.options)
-        self._reader = EmbeddedLogReader(log_dir)
+        self._reader = open_reader(log_dir)
         self._prepared = Prepared()
         self._writer: Writer | None = None
         """Under whom the sink is open; None while it is not."""

@@ -41,7 +41,7 @@ from cdc.http.events import EventStream, Failure, Feed
 from cdc.http.guard import Guard, access_of
 from cdc.http.metrics import ReportCollector
 from cdc.http.waits import wait_while_asked
-from cdc.log.embedded.reader import open_reader
+from cdc.log.home import open_reader
 from cdc.model.position import Lsn, format_lsn
 from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe

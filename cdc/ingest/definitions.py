@@ -14,8 +14,8 @@ import structlog
 from cdc import source
 from cdc.capture.definitions import Definitions
 from cdc.errors import Stopped
-from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.ended import ended_topics
+from cdc.log.home import open_reader
 from cdc.model.facts import Facts
 from cdc.model.selection import matches
 from cdc.model.table import Table
@@ -135,7 +135,7 @@ class Evolving:
 
     def _topics(self) -> tuple[dict[str, Table], list[str]]:
         """The newest definition of each topic, and the topics whose table is gone."""
-        reader = EmbeddedLogReader(self._folder)
+        reader = open_reader(self._folder)
         try:
             return {topic.name: topic.table for topic in reader.topics()}, list(ended_topics(reader))
         finally:

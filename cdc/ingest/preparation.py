@@ -21,7 +21,7 @@ from cdc.capture.toast import ToastMemory
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
 from cdc.log.contract import LogWriter
-from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.home import open_reader
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Lsn, format_lsn
 from cdc.model.selection import matches
@@ -140,7 +140,7 @@ class Preparation:
 
     def _read_everything_again(self, connection: psycopg.Connection, reload: reloads.Reload, begin: Lsn) -> None:
         """The log's topics say that they are empty before the rows come; tables that are not known by this name begin as new ones."""
-        with closing(EmbeddedLogReader(self._folder)) as log:
+        with closing(open_reader(self._folder)) as log:
             topics = {topic.name for topic in log.topics()}
         tables = load_published(connection, self._settings.publication, self._settings.tables)
         _log.warning("reads every table again", state=str(reload.state), tables=len(tables), lsn=format_lsn(begin))

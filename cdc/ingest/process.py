@@ -34,11 +34,10 @@ from cdc.ingest.meter import STATUS_S, Meter
 from cdc.ingest.preparation import Preparation
 from cdc.ingest.slotalarms import Alarms
 from cdc.log.contract import LogWriter
-from cdc.log.embedded.reader import EmbeddedLogReader
-from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.log.home import open_reader, open_writer
 from cdc.model.batch import table_of
 from cdc.model.pgtypes import PINNED_SETTINGS
-from cdc.model.position import ZERO_CUT, Cut, Position, format_lsn
+from cdc.model.position import Cut, Position, format_lsn
 from cdc.pgvalues.values import Flags
 from cdc.privacy.policies import ProtectedWriter, Protection, protection_of
 from cdc.settings.models import Settings
@@ -65,13 +64,13 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
     warmed: called when everything is loaded that stays as long as the process.
     Raises SourceError or ConfigError when capture cannot begin, Stopped for a stop state. A connection that breaks later is opened again.
     """
-    with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
-        with closing(EmbeddedLogReader(settings.log.dir)) as log:
+    with closing(open_writer(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
+        with closing(open_reader(settings.log.dir)) as log:
             protection = protection_of(settings, log, remember=True)
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
         meter = Meter(settings.run_dir, settings.source.slot, progress)
-        meter.log_alarm = unguarded.seal_alarm
+        meter.log_alarm = unguarded.alarm
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
         meter.say("starting")
         warm()
@@ -269,8 +268,8 @@ def _stream_once(
 
 def _continuity(now: Identity, head: Cut, folder: Path, facts: SlotFacts) -> Continuity:
     """What the server sends again of what the log holds. ``facts``: of the slot while this connection has it."""
-    with closing(EmbeddedLogReader(folder)) as log:
-        last = log.timeline.last_commit() if log.timeline else ZERO_CUT
+    with closing(open_reader(folder)) as log:
+        last = log.last_commit()
     return Continuity(last, head, max(now.since_lsn, facts.confirmed_lsn or 0))
 
 
@@ -294,10 +293,9 @@ def _catch_up(memory: ToastMemory, writer: LogWriter, folder: Path) -> None:
     known = identity.recorded(folder)
     if known is not None and memory.position < known.since_position:
         memory.begin_at(known.since_position)
-    with closing(EmbeddedLogReader(folder)) as reader:
-        indexes = reader.timeline.topics.values() if reader.timeline else ()
-        for name in [index.name for index in indexes if index.last > memory.position]:
-            for batch in reader.read(name, Position(memory.position), writer.head.position):
+    with closing(open_reader(folder)) as reader:
+        for topic in [topic for topic in reader.topics() if topic.last > memory.position]:
+            for batch in reader.read(topic.name, Position(memory.position), writer.head.position):
                 memory.learn(batch)
     crashpoint("capture.toast_caught_up")
     memory.commit(writer.head.position)

@@ -76,6 +76,10 @@ class LogWriter(Protocol):
         """Drops everything staged; the next position is again ``head.position + 1``."""
         ...
 
+    def alarm(self) -> str | None:
+        """What the disk refuses, with what helps, while the log goes on without it; else None."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -105,6 +109,10 @@ class LogReader(Protocol):
     def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
         """The first cut whose commit LSN is >= ``lsn``; None when the log has not come that far. Where LSNs have fallen (the source was
         restored, or is another cluster), only the cuts since then count."""
+        ...
+
+    def last_commit(self) -> Cut:
+        """The last cut that brought changes together with a new LSN (``ZERO_CUT``: none has), so that it is one of the source's commits."""
         ...
 
     def lineage(self) -> Lineage | None:

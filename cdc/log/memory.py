@@ -88,6 +88,9 @@ class MemoryWriter:
         """The staged ones, in the order of the appends."""
         return [position for batch in self._staged if topic in (None, _topic(batch)) for position in positions_of(batch)]
 
+    def alarm(self) -> str | None:
+        return None
+
     def close(self) -> None:
         self.rollback()
 
@@ -142,6 +145,11 @@ class MemoryReader:
                 present.clear()
             present.append(cut)
         return next((cut for cut in present if cut.commit_lsn >= lsn), None)
+
+    def last_commit(self) -> Cut:
+        cuts = [ZERO_CUT, *self._log.cuts]
+        commits = [cut for before, cut in pairwise(cuts) if cut.position > before.position and cut.commit_lsn != before.commit_lsn]
+        return commits[-1] if commits else ZERO_CUT
 
     def lineage(self) -> Lineage:
         return self._log.lineage

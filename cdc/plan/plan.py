@@ -20,8 +20,8 @@ from cdc.capture.definitions import Definitions
 from cdc.errors import ConfigError, HeadwaterError, SourceError, StopState
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader
-from cdc.log.embedded.reader import open_reader
 from cdc.log.ended import ended_topics
+from cdc.log.home import open_reader
 from cdc.model.evolution import Kind, SchemaChange
 from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches, named

@@ -333,6 +333,9 @@ class ProtectedWriter:
     def rollback(self) -> None:
         self._writer.rollback()
 
+    def alarm(self) -> str | None:
+        return self._writer.alarm()
+
     def close(self) -> None:
         self._writer.close()
 

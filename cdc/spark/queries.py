@@ -29,7 +29,7 @@ from cdc.follow.apply import Slices
 from cdc.follow.fleet import Fleet
 from cdc.follow.follower import LARGE_ROWS, Follower
 from cdc.log.contract import LogReader
-from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.home import open_reader
 from cdc.model.position import Cut, Position
 from cdc.pace import Pace
 from cdc.settings.models import Contract, StoreOptions
@@ -71,7 +71,7 @@ def run_followers(
     """
     scratch = run_dir / "spark"
     engine = Engine(scratch / "local")
-    with closing(EmbeddedLogReader(log_dir)) as reader:
+    with closing(open_reader(log_dir)) as reader:
 
         def query(follower: Follower, halt: threading.Event) -> Query:
             return Query(engine, follower, reader, log_dir, scratch, halt)

@@ -40,7 +40,7 @@ from pyspark.sql.types import StructType
 
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Slice, selected
-from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.home import open_reader
 from cdc.model.batch import META_FIELDS, OP, batch_schema
 from cdc.model.pgtypes import canonical_text
 from cdc.model.position import Cut, Lsn, Position
@@ -107,7 +107,7 @@ class Plan:
         """Raises ConfigError when there is no log: a wrong path must not look like an empty table."""
         if not self.dir.is_dir():
             raise ConfigError(f"there is no log in {self.dir}", hint="name the folder that [log] dir of cdc.toml names")
-        return EmbeddedLogReader(self.dir)
+        return open_reader(self.dir)
 
     def topics(self, log: LogReader) -> list[str]:
         return [topic.name for topic in selected(log, self.tables)]

@@ -248,6 +248,19 @@ def test_lsns_of_a_restored_source_begin_lower(log: Home) -> None:
     assert log.reader.cut_at_lsn(Lsn(1000)) is None
 
 
+def test_the_last_commit_of_the_source_brought_changes_and_an_lsn_of_its_own(log: Home) -> None:
+    assert log.reader.last_commit() == ZERO_CUT
+    log.put(lsn=50)
+    assert log.reader.last_commit() == ZERO_CUT, "an LSN alone is no commit"
+    first = log.put(changes(ORDERS, [1]), lsn=100)
+    assert log.reader.last_commit() == first
+    log.put(changes(ORDERS, [2]), lsn=100)
+    assert log.reader.last_commit() == first, "rows that the snapshot read have the LSN that was there"
+    second = log.put(changes(ORDERS, [3]), lsn=90)
+    log.put(lsn=200)
+    assert log.new_reader().last_commit() == log.reader.last_commit() == second
+
+
 def test_topics(log: Home) -> None:
     log.put(changes(ORDERS, [1, 2]), changes(USERS, [3]))
     log.put(changes(NOTES, [4]), changes(USERS, [5, 6]))

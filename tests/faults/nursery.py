@@ -158,7 +158,7 @@ def capture(job: Job) -> int:
 def follow(job: Job) -> int:
     """The store's follower without Spark, until it has applied everything that the log holds."""
     from cdc.follow.follower import Follower
-    from cdc.log.embedded.reader import open_reader
+    from cdc.log.home import open_reader
 
     settings = settings_of(job)
     [(name, options)] = settings.stores.items()

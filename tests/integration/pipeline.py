@@ -15,7 +15,7 @@ from cdc.capture.warm import warm
 from cdc.follow.follower import Follower
 from cdc.ingest.process import run_capture
 from cdc.log.contract import LogReader
-from cdc.log.embedded.reader import open_reader
+from cdc.log.home import open_reader
 from cdc.settings.models import Settings
 from cdc.spark.causes import place_of
 from cdc.state import status

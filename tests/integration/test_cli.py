@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from cdc.embedded import passfile
-from cdc.log.embedded.reader import open_reader
+from cdc.log.home import open_reader
 from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.settings.file import load

@@ -14,7 +14,7 @@ import pytest
 from cdc.audit.findings import TableAudit
 from cdc.audit.stores import audit
 from cdc.commands.audit import lines
-from cdc.log.embedded.reader import open_reader
+from cdc.log.home import open_reader
 from cdc.plan.plan import plan_catalog
 from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe

@@ -14,8 +14,8 @@ from pydantic import SecretStr
 from cdc.commands.plan import lines
 from cdc.commands.preflight import refuse_unknown
 from cdc.errors import ConfigError, SourceError
-from cdc.log.embedded.reader import open_reader
 from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.log.home import open_reader
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import Lsn
 from cdc.plan.plan import JOINS, Plan, plan_catalog, plan_ddl

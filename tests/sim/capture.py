@@ -22,7 +22,6 @@ from cdc.ingest.loop import Ingest
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
-from cdc.model.position import ZERO_CUT
 from cdc.state.status import CaptureStatus
 from snapshots.feed import SnapshotFeed
 from snapshots.progress import SnapshotProgress
@@ -129,8 +128,7 @@ class Capture:
             two_phase=ways.two_phase,
             met=self._met,
         )
-        timeline = self._log.timeline
-        last = timeline.last_commit() if timeline else ZERO_CUT
+        last = self._log.last_commit()
         continuity = Continuity(last, head, max(self._since_lsn, slot.confirmed))
         durable_lsn = head.commit_lsn if continuity.done else max(last.commit_lsn, continuity.start_lsn)
         self._spools = Spools(self._folder)

@@ -16,8 +16,8 @@ from cdc.client import wait as waiting
 from cdc.client.api import Client
 from cdc.client.wait import judge, parse_wanted, target_of, wait
 from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
-from cdc.log.embedded.reader import open_reader
 from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.log.home import open_reader
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import batch_schema
 from cdc.model.position import Lsn, Position

@@ -23,23 +23,18 @@ from cdc.log.embedded.names import Places
 from cdc.log.embedded.sealedsegment import SealedSegment
 from cdc.log.embedded.segment import Place, Segment
 from cdc.log.embedded.timeline import Run, Timeline, TopicIndex
-from cdc.log.embedded.watch import Watch
 from cdc.log.views import alone, clip, joined
 from cdc.model.batch import table_of
 from cdc.model.lineage import Lineage
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
+from cdc.state.filewatch import Watch
 
 RUN_BYTES: Final = 4 * 2**20
 """How much is checked and decoded before its first batch is handed out."""
 OPEN_SEGMENTS: Final = 64
 """Segments that stay open for the next read; a sealed one keeps its disk space until it is pushed out."""
 NO_LOG_POLL_S: Final = 0.05
-
-
-def open_reader(dir: Path) -> EmbeddedLogReader:
-    """A reader of the log in this folder, whether or not there is one yet."""
-    return EmbeddedLogReader(dir)
 
 
 class EmbeddedLogReader:
@@ -110,6 +105,10 @@ class EmbeddedLogReader:
     def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
         timeline = self._refreshed()
         return timeline.at_lsn(lsn) if timeline else None
+
+    def last_commit(self) -> Cut:
+        timeline = self._refreshed()
+        return timeline.last_commit() if timeline else ZERO_CUT
 
     def lineage(self) -> Lineage | None:
         timeline = self._refreshed()

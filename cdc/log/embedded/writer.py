@@ -106,7 +106,7 @@ class EmbeddedLogWriter:
     def next_position(self) -> Position:
         return Position(self._published.position + self._staged.density.rows + 1)
 
-    def seal_alarm(self) -> str | None:
+    def alarm(self) -> str | None:
         """Why the disk refuses to take sealed files, with what helps, while it does; the log itself goes on."""
         refused = self._sealer.refused if self._sealer else None
         if refused is None:

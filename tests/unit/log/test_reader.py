@@ -14,16 +14,17 @@ import pytest
 
 from cdc.errors import LogCorrupt
 from cdc.log.embedded import reader as readers
-from cdc.log.embedded import watch
 from cdc.log.embedded.format import RECORD_BYTES, Group, Head, Part, crc32c, encode_group, encode_timeline_header
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.inspect import cat, ls, stat
-from cdc.log.embedded.reader import EmbeddedLogReader, open_reader
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.log.home import open_reader
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
 from cdc.model.position import ZERO_CUT, Lsn, Position
+from cdc.state import filewatch as watch
 from tests.unit.log.changes import NOTES, ORDERS, ORDERS_WIDER, USERS, changes, everything, positions_in, rows_of
 from tests.unit.log.disks import QuickDisk
 

@@ -233,7 +233,7 @@ def test_a_full_disk_keeps_the_segment_and_sealing_tries_again(tmp_path: Path, m
     disk.fail("create", 28)
     writer = EmbeddedLogWriter(root, segment_bytes=5000, disk=disk)
     writer.drain_seals()
-    assert writer.seal_alarm() is None
+    assert writer.alarm() is None
     assert disk.calls.count("create") == 2
     writer.close()
     assert rows_of(EmbeddedLogReader(root).read("public.orders", Position(0), ALL)) == rows
@@ -245,7 +245,7 @@ def test_a_disk_that_refuses_sealed_files_is_said_with_what_helps(tmp_path: Path
     disk.fail("create", errno.ENOSPC)
     writer = EmbeddedLogWriter(root, segment_bytes=5000, disk=disk)
     deadline = time.monotonic() + 60
-    while (alarm := writer.seal_alarm()) is None:
+    while (alarm := writer.alarm()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     assert alarm.startswith(f"the log's segments in {root} are not being sealed and stay large: No space left on device")

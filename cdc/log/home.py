@@ -1,0 +1,29 @@
+"""The one place that makes a log's readers and its writer. Who asks here knows where a log lives, and not which kind of home that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cdc.log.contract import LogReader, LogWriter
+from cdc.log.embedded.names import HEAD
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
+
+
+def open_reader(folder: Path) -> LogReader:
+    """A reader of the log in this folder, whether or not there is one yet."""
+    return EmbeddedLogReader(folder)
+
+
+def open_writer(folder: Path, *, segment_bytes: int) -> LogWriter:
+    """The writer, which makes the log when there is none and recovers it after a crash.
+
+    Raises ConfigError when another process writes there or the folder is not ours to write, LogCorrupt for damage, OSError when the disk
+    refuses.
+    """
+    return EmbeddedLogWriter(folder, segment_bytes=segment_bytes)
+
+
+def head_file(folder: Path) -> Path:
+    """The file that is written whenever the log's head moves."""
+    return folder / HEAD
