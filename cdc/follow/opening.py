@@ -31,6 +31,7 @@ class Opening:
         self._lease: Lease | None = None
         self._outdone = False
         """A later writer was met under this lease."""
+        self.is_open = False
 
     @cached_property
     def sink(self) -> Sink:
@@ -82,10 +83,13 @@ class Opening:
             rebuilds.carried_out(self._run_dir, self._store)
             crashpoint("rebuild.done")
         self.number += 1
+        self.is_open = True
         return applied
 
     def close(self) -> None:
-        if "sink" in vars(self):
+        """Closes the sink if it is open; the lease is kept."""
+        if self.is_open:
+            self.is_open = False
             self.sink.close()
 
     def release(self) -> None:

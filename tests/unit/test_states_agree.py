@@ -253,7 +253,7 @@ def words(path: str, pattern: str) -> set[str]:
                 | words("cdc/ingest/meter.py", r"status\.state.* = .*")
             ),
         ),
-        (status.FOLLOWER_STATES, lambda: words("cdc/follow/follower.py", r"status\.state.* = .*") | {"starting", "never started"}),
+        (status.FOLLOWER_STATES, lambda: words("cdc/follow/reporter.py", r"status\.state.* = .*") | {"starting", "never started"}),
         (status.PROCESS_STATES, lambda: words("cdc/daemon/supervisor.py", r"status\.state.* = .*|Next\(.*") | {"starting"}),
     ],
     ids=["capture", "follower", "process"],

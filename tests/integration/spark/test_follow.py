@@ -23,7 +23,7 @@ from cdc.crashpoint import armed
 from cdc.errors import HeadwaterError, StoreError
 from cdc.follow import apply as applying
 from cdc.follow import follower as followers
-from cdc.follow import opening, stride
+from cdc.follow import opening, ranges, stride
 from cdc.follow.rules import Rules
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import OP, Op
@@ -328,7 +328,7 @@ def test_workers_and_driver_apply_the_same(
     """A range with a TRUNCATE is an order of its own and stays in the driver, where a table's rows before its last one are skipped."""
     shipped: list[Any] = []
     real = applying.outcome_of
-    monkeypatch.setattr(followers, "outcome_of", lambda results: shipped.append(results) or real(results))
+    monkeypatch.setattr(ranges, "outcome_of", lambda results: shipped.append(results) or real(results))
     traffic.truncates = truncates
     traffic.bulk(3_000)
     traffic.transactions(150 if truncates else 30)

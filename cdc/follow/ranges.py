@@ -1,0 +1,137 @@
+"""Which range of the log a store takes next, and the taking of it: everything between a follower and ``apply_range``.
+
+A range ends at a cut, holds as many rows as the store takes in a few seconds, and ends before a schema change that has to wait for an
+operator. A large one may be divided among Spark's workers, which is decided here, too. Nothing here commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.follow.apply import Prepared, Slices, Writer, apply_range, on_workers, outcome_of
+from cdc.follow.rules import Pause, Rules
+from cdc.follow.stride import Stride
+from cdc.follow.survey import Survey, survey
+from cdc.log.contract import LogReader, selected
+from cdc.model.position import Cut, Position
+from cdc.settings.models import StoreOptions
+from sinks.contract import Outcome, Shape, Sink
+
+_RESULT_DDL: Final = "written long, stale long, dead string, error string, hint string, retryable boolean"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A store that a follower has open, and under which name its workers write to it."""
+
+    sink: Sink
+    writer: Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A range that a store was given, up to ``cut``; to be committed there."""
+
+    cut: Cut
+    outcome: Outcome
+    rows: int
+    seconds: float
+
+
+class ChangeWaits(Exception):
+    """The store holds everything before a schema change that has to wait for an operator."""
+
+    def __init__(self, pause: Pause) -> None:
+        super().__init__(str(pause.stopped))
+        self.pause = pause
+
+
+class Ranges:
+    """One store's. Not thread-safe."""
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        reader: LogReader,
+        rules: Rules,
+        clock: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._reader = reader
+        self._clock = clock
+        self._stride = Stride(options.batch_rows)
+        self._prepared = Prepared()
+        self._rules = rules
+
+    def within(self, after: Position) -> Cut:
+        """How far to go from there so that the next commit comes in a few seconds."""
+        return self._reader.cut_within(after, self._stride.rows, self._options.batch_bytes)
+
+    def opened(self) -> None:
+        """The store was opened again: what was known of it does not count any more."""
+        self._prepared = Prepared()
+
+    def failed(self) -> None:
+        self._stride.failed()
+
+    def committed(self, taken: Taken, seconds: float) -> None:
+        """What was taken is committed, which took so long."""
+        self._stride.took(taken.rows, taken.seconds, seconds)
+
+    def take(self, opened: Opened, after: Position, end: Cut, slices: Slices | None) -> Taken:
+        """Applies what comes after ``after``, up to ``end`` or less. slices: a micro-batch that Spark has divided among its workers.
+
+        Raises ChangeWaits when nothing can be taken before an operator has decided; StoreError, ConfigError.
+        """
+        began = self._clock()
+        sink, on_workers = opened.sink, self.on_workers(opened.sink)
+        # What the workers get is what Spark has divided among them: the whole.
+        rows = self._stride.rows if slices is None or not on_workers else self._options.batch_rows
+        cut = self._reader.cut_within(after, rows, self._options.batch_bytes)
+        if cut.position >= end.position:
+            cut = end
+        starts = {topic: max(after, sink.held(topic)) for topic in self._topics()}
+        seen = survey(self._reader, starts, cut.position)
+        if (pause := self._pause(sink, seen)) is not None:
+            cut = self._cut_before(after, pause)
+            seen = survey(self._reader, starts, cut.position)
+        # Not where the store stands elsewhere than the micro-batch begins: it was set back, or has taken a part of it here.
+        exactly = slices is not None and cut is end and all(start == slices.after for start in (after, *starts.values()))
+        large = on_workers and cut.position - after >= self._options.workers_from_rows and not seen.barriers
+        if slices is not None and exactly and large:
+            outcome = self._divided(opened, seen, slices)
+        else:
+            outcome = apply_range(sink, self._reader, seen, self._prepared, self._rules)
+        return Taken(cut, outcome, cut.position - after, self._clock() - began)
+
+    def on_workers(self, sink: Sink) -> bool:
+        """Large ranges are for Spark's workers."""
+        return sink.parallel and self._options.workers_from_rows > 0
+
+    def _topics(self) -> list[str]:
+        return [topic.name for topic in selected(self._reader, self._options.tables)]
+
+    def _divided(self, opened: Opened, seen: Survey, slices: Slices) -> Outcome:
+        for found in seen.topics:
+            for table in found.tables:
+                self._prepared.ensure(opened.sink, table)
+        return outcome_of(slices.frame.mapInArrow(on_workers(self._rules, opened.writer), _RESULT_DDL).toArrow())
+
+    def _pause(self, sink: Sink, seen: Survey) -> Pause | None:
+        changed = [found.topic for found in seen.topics if found.changes]
+        shapes = {topic: self._prepared.shape(sink, topic) for topic in changed}
+        for found in seen.topics:
+            if found.changes and shapes[found.topic] is None and found.first is not None:
+                shapes[found.topic] = Shape(found.first, Position(0))
+        return self._rules.first_pause(seen, shapes)
+
+    def _cut_before(self, after: Position, pause: Pause) -> Cut:
+        """The last cut before the change, so that the store waits with everything that came before."""
+        rows = pause.position - 1 - after
+        if rows > 0:
+            cut = self._reader.cut_within(after, rows, 2**62)
+            if cut.position < pause.position:
+                return cut
+        raise ChangeWaits(pause)

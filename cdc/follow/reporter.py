@@ -1,0 +1,135 @@
+"""What a follower's status file says, and when it is written.
+
+A commit is shown at once, unless commits follow each other closely: then ten times a second, and the last one once nothing follows it.
+A change of state is always written. The file is also written now and then when nothing has changed, so that a reader can tell silence
+from death (``cdc.state.status``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
+from cdc.follow.stride import Rate
+from cdc.model.position import ZERO_CUT, Cut
+from cdc.state import status, stops
+from cdc.state.status import FollowerStatus
+from sinks.contract import Outcome
+
+COMMITS_S: Final = 0.1
+"""Commits that follow each other closely are written this often."""
+
+
+class Reporter:
+    """One store's. Thread-safe where two threads can meet: ``report``."""
+
+    def __init__(self, run_dir: Path, store: str, kind: str, clock: Callable[[], float]) -> None:
+        self.status = _beginning(run_dir, store, kind)
+        self._run_dir = run_dir
+        self._clock = clock
+        self._rates = Rate(clock())
+        self._lock = threading.Lock()
+        self._reported: FollowerStatus | None = None
+        self._commit_at = float("-inf")
+        """When a commit was last written."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.status.state == "stopped"
+
+    def report(self, *, when_due: bool = False) -> None:
+        """Writes the status file. when_due: only if something has changed, or nobody has heard of this store for a while."""
+        with self._lock:
+            self.status.rows_per_s = self._rates.per_s(self.status.written + self.status.stale, self._clock())
+            if when_due and status.silent_s(self.status) < status.BEAT_S and self.status == self._reported:
+                return
+            status.stamp(self.status)
+            status.write(self._run_dir, self._part, self.status)
+            self._reported = replace(self.status)
+
+    def following(self) -> None:
+        """The store can be reached and takes what it is given. A stop state stays, whoever has entered it meanwhile."""
+        if self.status.state in ("starting", "waiting"):
+            self.status.state, self.status.error = "following", None
+            self.report()
+
+    def waiting(self, error: StoreError) -> None:
+        """The store is down, and is tried again."""
+        self.status.state, self.status.error = "waiting", error.line()
+        self.report()
+
+    def failed(self, error: HeadwaterError) -> None:
+        """Enters the stop state that the error names; it is recorded, and so survives a restart."""
+        stopped = (
+            error if isinstance(error, Stopped) else Stopped(StopState.STORE_REFUSES, str(error), hint=_then_resume(error.hint))
+        )
+        stopped.hint = _of_one_part(stopped, self._part)
+        stops.record(self._run_dir, self._part, stopped)
+        self.status.state, self.status.stop, self.status.error = "stopped", str(stopped.state), stopped.line()
+        if stopped.state in (StopState.DIVERGED, StopState.OTHER_LOG):
+            self._show(ZERO_CUT)  # what it holds is none of this log's
+        self.report()
+
+    def exited(self) -> None:
+        """The follower has closed the store."""
+        if not self.stopped:
+            self.status.state = "exited"
+        self.report()
+
+    def found(self, applied: Cut) -> None:
+        """The store says by itself that it holds this much."""
+        lower = applied.position < self.status.position
+        if applied.position == 0:
+            self.status.dead = 0
+        self._show(applied)
+        if lower:
+            self.report()  # at once: somebody may be waiting for what the store has lost
+
+    def committed(self, cut: Cut, outcome: Outcome) -> None:
+        """The store holds everything up to ``cut``."""
+        self.status.written += outcome.written
+        self.status.stale += outcome.stale
+        self.status.dead += len(outcome.dead)
+        self.status.batches += 1
+        news = (self.status.state, self.status.error) != ("following", None)
+        if not self.stopped:
+            self.status.state, self.status.error = "following", None  # what an accident left there is over
+        self._show(cut)
+        if news or self._clock() - self._commit_at >= COMMITS_S:
+            self._commit_at = self._clock()
+            self.report()
+
+    @property
+    def _part(self) -> str:
+        return f"follow-{self.status.store}"
+
+    def _show(self, cut: Cut) -> None:
+        self.status.position, self.status.commit_lsn, self.status.commit_ts_us = cut.position, cut.commit_lsn, cut.commit_ts_us
+
+
+def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
+    """Until the store has been opened, it is where it was last seen."""
+    now = FollowerStatus(store=store, kind=kind, pid=os.getpid())
+    seen = status.read_follower(run_dir, store)
+    if seen is not None and seen.kind == kind:
+        now.position, now.commit_lsn, now.commit_ts_us = seen.position, seen.commit_lsn, seen.commit_ts_us
+        now.dead = seen.dead  # what was set aside stays so over a restart
+    return now
+
+
+def _of_one_part(stopped: Stopped, part: str) -> str | None:
+    """The hint, with this part alone in the command: capture or another store may be stopped for the same reason."""
+    command = f"cdc resume {stopped.state}"
+    return stopped.hint and stopped.hint.replace(command, f"{command}:{part}").replace(f"{part}:{part}", part)
+
+
+def _then_resume(hint: str | None) -> str:
+    resume = f"cdc resume {StopState.STORE_REFUSES}"
+    if hint and resume in hint:
+        return hint
+    return f"{hint}; then {resume}" if hint else resume
