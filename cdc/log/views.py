@@ -9,10 +9,9 @@ import pyarrow as pa
 
 from cdc.model.batch import ALONE
 
-SMALL_ROWS: Final = 4096
-"""Batches below this are joined with their neighbours: a sink pays per batch, and a busy log is full of tiny ones."""
-MEASURED_ROWS: Final = 256
 JOINED_ROWS: Final = 16_384
+"""Batches of less than a quarter of this are joined with their neighbours: a sink pays per batch, and a busy log is full of tiny ones."""
+MEASURED_ROWS: Final = 256
 JOINED_BYTES: Final = 8 * 2**20
 
 
@@ -42,7 +41,9 @@ def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start) if start else batch
 
 
-def joined(batches: Iterable[pa.RecordBatch], large_bytes: int = JOINED_BYTES) -> Iterator[pa.RecordBatch]:
+def joined(
+    batches: Iterable[pa.RecordBatch], large_bytes: int = JOINED_BYTES, *, upto_rows: int = JOINED_ROWS
+) -> Iterator[pa.RecordBatch]:
     """The same changes in fewer batches: neighbours of one schema version are joined while they are small.
 
     ``large_bytes``: a batch of at least ``MEASURED_ROWS`` rows and so many bytes is not small: joining it would only be a copy.
@@ -50,7 +51,7 @@ def joined(batches: Iterable[pa.RecordBatch], large_bytes: int = JOINED_BYTES) -
     waiting: list[pa.RecordBatch] = []
     rows = size = measured = 0
     for batch in batches:
-        small = batch.num_rows < SMALL_ROWS and (batch.num_rows < MEASURED_ROWS or batch.nbytes < large_bytes)
+        small = 4 * batch.num_rows < upto_rows and (batch.num_rows < MEASURED_ROWS or batch.nbytes < large_bytes)
         if waiting and not (small and _same_version(waiting[0], batch)):
             yield _join(waiting)
             waiting, rows, size, measured = [], 0, 0, 0
@@ -62,7 +63,7 @@ def joined(batches: Iterable[pa.RecordBatch], large_bytes: int = JOINED_BYTES) -
         if len(waiting) > 1:
             # What they hold in memory: what of it they show (``nbytes``) takes longer to find out than reading a tiny batch.
             size, measured = size + sum(one.get_total_buffer_size() for one in waiting[measured:]), len(waiting)
-        if rows >= JOINED_ROWS or size >= JOINED_BYTES:
+        if rows >= upto_rows or size >= JOINED_BYTES:
             yield _join(waiting)
             waiting, rows, size, measured = [], 0, 0, 0
     if waiting:

@@ -27,15 +27,12 @@ READ_KEYS: Final = 500
 
 
 def scanned(server: Server, prefix: str) -> Iterator[list[bytes]]:
-    """The keys below the prefix, each once, in pieces of at most ``READ_KEYS``."""
+    """The keys below the prefix, in pieces of at most ``READ_KEYS``. Some may come twice (see ``sinks.cache.seenkeys``)."""
     pattern = "".join("\\" + c if c in "*?[]\\^-" else c for c in prefix) + "*"
-    seen: set[bytes] = set()  # SCAN may give a key twice
     cursor = 0
     while True:
         cursor, found = server.ask(partial(_page, cursor, pattern))
-        fresh = [key for key in dict.fromkeys(found) if key not in seen]
-        seen.update(fresh)
-        yield from (fresh[start : start + READ_KEYS] for start in range(0, len(fresh), READ_KEYS))
+        yield from (found[start : start + READ_KEYS] for start in range(0, len(found), READ_KEYS))
         if cursor == 0:
             return
 

@@ -28,6 +28,7 @@ from sinks.cache.barriers import Barriers
 from sinks.cache.fence import Answer, Writer, answer
 from sinks.cache.ledger import Ledger, Projection
 from sinks.cache.options import Options
+from sinks.cache.seenkeys import SeenKeys
 from sinks.cache.server import Server
 from sinks.cache.standing import Standing, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, Transactions, lost
@@ -288,8 +289,9 @@ class CacheSink:
             keys = self._known.keys(table)
         except ConfigError:
             return  # its rows are set aside
-        for names in reading.scanned(self._server, keys.prefix):
-            if names:
+        seen = SeenKeys()
+        for found in reading.scanned(self._server, keys.prefix):
+            if names := seen.fresh(found):
                 yield self._rows(names, table)
 
     def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:

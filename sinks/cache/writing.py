@@ -25,12 +25,14 @@ from sinks.deadletters import letter_id, letter_json
 from sinks.render.jsonrows import Texts
 
 LIMITS: Final = Limits(rows=500, bytes=1 << 19)
-"""Of one transaction. More at once are not written faster, and all other clients of the server wait meanwhile: here for a millisecond."""
-HASH_ROWS: Final = 200
-"""The server keeps each row's command until EXEC, in as many pieces as it has items; many of them at once cost it more."""
+"""Of one transaction. More at once are not written faster, and all other clients of the server wait meanwhile: for a millisecond, with hashes two.
+With fewer the server waits for us: it has taken in a transaction's rows before its look at the ledger has been answered."""
 SLICE_ROWS: Final = 8192
 SLICE_BYTES: Final = 4 << 20
 """So much of a batch is made ready at once: what that costs beside the rows themselves is shared by many, and memory stays small."""
+FIRST_ROWS: Final = 512
+GROWTH: Final = 4
+"""The server waits for the first slice, so that one is small; each of the next is so many times as large, and ready before the one before is written."""
 VALUE_BYTES_MAX: Final = 512 << 20
 """The server's own limit of one value (proto-max-bulk-len)."""
 
@@ -142,8 +144,7 @@ class Rowwriter:
         letters = tuple(DeadLetter(topic, Position(int(positions[row])), reason) for row, reason in sorted(reasons.items()))
         clear = np.ones(len(batch), np.uint8) if making.over and written.items is not None else written.partial
         rows = Rows(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items, clear)
-        limits = LIMITS if written.items is None else replace(LIMITS, rows=min(LIMITS.rows, HASH_ROWS))
-        return [*self._lettered(topic, letters), *parts_of(frame, rows, limits, making.after or 0)], letters
+        return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS, making.after or 0)], letters
 
     def _lettered(self, topic: str, letters: Letters) -> list[Part]:
         if not letters:
@@ -153,10 +154,14 @@ class Rowwriter:
 
 
 def _slices(making: _Making, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_Making, pa.RecordBatch]]:
+    wanted = FIRST_ROWS
     for batch in batches:
-        rows = max(1, min(SLICE_ROWS, SLICE_BYTES * len(batch) // max(batch.nbytes, 1)))
-        for start in range(0, len(batch), rows):
-            piece = batch.slice(start, rows)
+        most = max(1, min(SLICE_ROWS, SLICE_BYTES * len(batch) // max(batch.nbytes, 1)))
+        start = 0
+        while (left := len(batch) - start) > 0:
+            piece = batch.slice(start, left if left <= min(most, 2 * wanted) else min(most, wanted))
             yield making, piece
             if making.after is not None:
                 making = replace(making, after=last_position(piece))
+            start += len(piece)
+            wanted = min(SLICE_ROWS, wanted * GROWTH)

@@ -23,6 +23,7 @@ from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import ZERO_CUT, Cut, Lsn
 from cdc.settings.models import SecretFile
 from cdc.state import stops
+from sinks.cache import reading
 from sinks.cache.sink import CacheSink, Options
 from sinks.contract import Outcome
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
@@ -86,6 +87,20 @@ def test_a_row_is_a_hash_when_asked_for(valkey: Any, opened: Opened) -> None:
         found = client.hgetall("public.orders:1")
     texts = {name: text for name, text in order(1, None).items() if text is not None}
     assert found == {**texts, "created_at": "2013-01-01T10:00:00Z"}
+
+
+def test_a_key_that_the_server_gives_twice_is_one_row(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = opened()
+    opened.feed(sink, upserts(ORDERS, 1, [order(key) for key in range(700)]))
+    page = reading._page
+
+    def twice(*given: Any) -> tuple[int, list[bytes]]:
+        cursor, found = page(*given)
+        return cursor, [*found, *found]
+
+    monkeypatch.setattr(reading, "_page", twice)
+    found = [row["id"] for rows in sink.scan(ORDERS) for row in rows.to_pylist()]
+    assert sorted(found, key=int) == [str(key) for key in range(700)]
 
 
 @pytest.mark.parametrize("begins_with_a_key", [True, False])

@@ -32,6 +32,8 @@ from cdc.state.filewatch import Watch
 
 RUN_BYTES: Final = 4 * 2**20
 """How much is checked and decoded before its first batch is handed out."""
+JOINED_ROWS: Final = 65_536
+"""Handed out together, where they are small: whoever writes them pays for each batch, and begins the next one with nothing to do."""
 OPEN_SEGMENTS: Final = 64
 """Segments that stay open for the next read; a sealed one keeps its disk space until it is pushed out."""
 NO_LOG_POLL_S: Final = 0.05
@@ -131,7 +133,7 @@ class EmbeddedLogReader:
         index = self._index(topic, upto)
         if index is None:
             return
-        for batch in joined(self._batches(index, after, upto)):
+        for batch in joined(self._batches(index, after, upto), upto_rows=JOINED_ROWS):
             yield from alone(batch)
 
     def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:

@@ -41,6 +41,19 @@ def test_a_reader_may_come_before_the_log(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_commits_of_some_thousand_rows_are_handed_out_together(quick_folder: Path) -> None:
+    """A store pays for each batch, and has nothing to do between two of them."""
+    writer = EmbeddedLogWriter(quick_folder, seal=False, disk=QuickDisk())
+    for start in range(1, 40_000, 5000):
+        writer.append(changes(USERS, range(start, start + 5000), width=1))
+        writer.commit(Lsn(start), 0)
+    writer.close()
+    with closing(EmbeddedLogReader(quick_folder)) as reader:
+        batches = list(reader.read("public.users", Position(0), Position(40_000)))
+    assert [len(batch) for batch in batches] == [40_000]
+    assert positions_in(batches) == list(range(1, 40_001))
+
+
 def test_the_head_is_believed_and_nothing_else(tmp_path: Path) -> None:
     """An entry that is in the timeline's file but not yet published may not be durable: it does not show."""
     root = tmp_path / "log"
