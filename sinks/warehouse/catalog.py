@@ -121,6 +121,20 @@ class Java:
         self.unpartitioned = iceberg.PartitionSpec.unpartitioned()
         self._mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
 
+        self._consumer = jvm.java.lang.Class.forName("java.util.function.Consumer")
+        self._handlers = jvm.java.beans.EventHandler
+        self._array_list = jvm.java.util.ArrayList
+
+    def kept(self) -> tuple[Any, Any]:
+        """A Java list, and a Java consumer that adds to it whatever it is given."""
+        kept = self._array_list()
+        return kept, self._handlers.create(self._consumer, kept, "add", "")
+
+    def texts(self, java_list: Any) -> list[str]:
+        """A Java list of strings, in one round trip."""
+        found: list[str] = json.loads(self._mapper.writeValueAsString(java_list))
+        return found
+
     def strings(self, java_map: Any) -> dict[str, str]:
         """A Java map of strings, in one round trip; iterating over it would take several an entry, and an exception to end."""
         found: dict[str, str] = json.loads(self._mapper.writeValueAsString(java_map))
@@ -409,12 +423,17 @@ class IcebergTable:
         self._committed()
 
     def expire(self, older_than_ms: int) -> None:
-        """Forgets snapshots older than that, and deletes the files that only they needed."""
+        """Forgets snapshots older than that, and deletes the files that only they needed: not before the metadata without them is durable, for
+        a power cut brings the former back."""
+        unneeded, keep = self._use.kept()
         with commit_errors():
-            self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2).cleanExpiredFiles(True).commit()
-        with errors("read a table's metadata"):
-            self.renew()
-        self._stamp = self._stamped()
+            expiry = self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2)
+            expiry.cleanExpiredFiles(True).deleteWith(keep).commit()
+        self._committed()
+        with errors("delete what has expired"):
+            for path in map(Path, map(_local, self._use.texts(unneeded))):
+                path.unlink(missing_ok=True)
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
     def sync_all(self, warehouse: Path) -> None:
         """For whoever will write: everything of the table's metadata, and every folder from there up to the one that the warehouse's is in.
