@@ -168,6 +168,12 @@ class SearchSink:
         table = table_of(changes.schema)
         if len(changes) == 0:
             return NOTHING
+        self._tables.failed.add(table.qualified)  # unless it gets to the end
+        outcome = self._taken(table, changes)
+        self._tables.failed.discard(table.qualified)
+        return outcome
+
+    def _taken(self, table: Table, changes: pa.RecordBatch) -> Outcome:
         if changes.column(OP)[0].as_py() == Op.TRUNCATE:
             return self._barriers.truncate(table, first_position(changes))
         if (change := schema_change_of(changes)) is not None:
@@ -194,20 +200,21 @@ class SearchSink:
         self._purge()
 
     def _record(self, entry: Entry) -> None:
-        """One request: what each index that was written says of itself, and the ledger. Whichever of them are taken, what counts is what all of
+        """One request: what each index with changes says of itself, and the ledger. Whichever of them are taken, what counts is what all of
         them say."""
-        cut = entry.mark.cut
-        ended = [self._tables.end(place, cut) for place in self._tables.begun]
+        cut, tables = entry.mark.cut, self._tables
+        passed_over = tables.passed_over(cut, by_workers=self._options.workers_from_rows > 0)
+        ended = [tables.end(place, cut) for place in (*tables.begun, *passed_over)]
         ledger = self._ledger.change(entry)
         crashpoint("search.ledger.before_write")
         self._claiming = cut
         try:
-            self._tables.send(ended, ledger)
+            tables.send(ended, ledger)
         except Conflict:
             there = None if ledger.taken else self._ledger.peek()
             if there is None or there.mark.log != entry.mark.log or order(there.mark.cut) < order(cut):
                 raise
-            self._tables.known.clear()  # somebody else has come as far: this cut adds nothing
+            tables.known.clear()  # somebody else has come as far: this cut adds nothing
         self._claiming = None
         crashpoint("search.ledger.written")
 

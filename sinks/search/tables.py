@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
-from cdc.log.contract import LogReader, selected
+from cdc.log.contract import LogReader, Topic, selected
+from cdc.model.batch import ALONE, OP
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.table import Table
@@ -90,6 +91,8 @@ class Tables:
         self.applied: Cut = ZERO_CUT
         self.held: dict[str, Position] = {}
         self.known: dict[str, Place] = {}
+        self.failed: set[str] = set()
+        """The topics of which a batch was not taken, as far as is known."""
         self._seen: dict[str, Standing] = {}
         self._relied_on: dict[str, Position] = {}
         """How far each shape reaches that was given: changes before it are not brought again."""
@@ -107,6 +110,7 @@ class Tables:
         self._log, self._lineage, self._writing = log, lineage, writing
         self.indices.log = lineage.log
         self.known.clear()
+        self.failed.clear()
         self._relied_on.clear()
 
     @property
@@ -285,8 +289,12 @@ class Tables:
         return replace(self._written(place, place.standing.begun(lineage, reach)), begins=True)
 
     def end(self, place: Place, cut: Cut) -> Written:
-        """The stretch ends at this cut: to be sent once its rows have been taken."""
-        return self._written(place, place.standing.ended(self.lineage(), cut))
+        """The stretch ends at this cut: to be sent once its rows have been taken. Where none has begun, nothing had to be written up to there,
+        and one change says so: like the first of a stretch it is taken only by the index that this process knows."""
+        lineage, standing = self.lineage(), place.standing
+        if place.terms is None:
+            standing = standing.begun(lineage, standing.reach)
+        return self._written(place, standing.ended(lineage, cut))
 
     def say(self, place: Place, reach: int, **changed: Any) -> None:
         """Writes what has changed in the standing but for its cut, such as its floor or its shape, once all that it stands for is written."""
@@ -326,16 +334,49 @@ class Tables:
 
     def join(self, cut: Cut) -> None:
         """Takes over the stretches that other processes have begun on this one's behalf, up to the cut."""
-        for topic in selected(self.log, self._patterns):
-            known = self.known.get(topic.name)
-            if known is not None and known.terms is not None:
-                continue
-            if self.log.last_change(topic.name, cut.position) <= self.held_of(topic.name):
-                continue
+        for topic in self._not_begun(cut):
             live = self.find(topic.table)
             if live is not None and live.whole is not None and live.said and live.whole.standing.writing:
-                place = self.adopt(live, topic.table)
+                place = self._adopt_as_it_is(live, topic)
                 place.terms = tuple(copy.begun_in for copy in live.copies if copy is not None)
+
+    def passed_over(self, cut: Cut, *, by_workers: bool) -> list[Place]:
+        """Where changes up to the cut have left nothing to write, such as a change of definition that a policy ignores. Asks the cluster only
+        for an index that this process has not written yet.
+
+        ``by_workers``: other processes may have written on this one's behalf. Of a range with a TRUNCATE or SCHEMA record in it they get
+        nothing; in any other, an index that no stretch has begun in is not the one that they wrote.
+        """
+        found = []
+        for topic in self._not_begun(cut):
+            if by_workers and not self._changed_as_a_whole(topic.name, cut):
+                continue
+            place = self.known.get(topic.name)
+            if place is None and (live := self.find(topic.table)) is not None and live.said:
+                place = self._adopt_as_it_is(live, topic)
+            if place is not None:
+                found.append(place)
+        return found
+
+    def _not_begun(self, cut: Cut) -> Iterator[Topic]:
+        """The topics with changes up to the cut that the store does not hold, and that no stretch of this process covers."""
+        for topic in selected(self.log, self._patterns):
+            known, held = self.known.get(topic.name), self.held_of(topic.name)
+            if topic.last <= held or (known is not None and known.terms is not None):
+                continue
+            if self.log.last_change(topic.name, cut.position) > held:
+                if topic.name in self.failed:
+                    raise self._lost(topic.name)
+                yield topic
+
+    def _changed_as_a_whole(self, topic: str, cut: Cut) -> bool:
+        changes = self.log.read(topic, self.held_of(topic), cut.position)
+        return any(batch.column(OP)[0].as_py() in ALONE for batch in changes)
+
+    def _adopt_as_it_is(self, live: Found, topic: Topic) -> Place:
+        """Under the definition that its documents have, which need not be the log's newest."""
+        shape = live.whole and live.whole.standing.shape
+        return self.adopt(live, shape.table if shape else topic.table)
 
     def send(self, written: Sequence[Written], *others: Change) -> None:
         """All of it in one request. Raises StoreError when a part was not taken."""

@@ -1,4 +1,5 @@
-"""The one file that talks to Iceberg's Java library: tables, their files, and commits. It lives in Spark's JVM; no Spark job runs.
+"""The one file that talks to Iceberg's Java library (its classes are in ``java``): tables, their files, and commits. It lives in Spark's JVM;
+no Spark job runs.
 
 Everything that a commit does is one Iceberg transaction: the snapshot (with position and commit LSN in its summary), the table's
 properties and nothing between them. Raises StoreError only.
@@ -24,6 +25,7 @@ from cdc.model.position import ZERO_CUT
 from sinks.warehouse.columns import Add, Change, Field, Rename, Widen, parse_schema
 from sinks.warehouse.disk import looked_at, stamp, sync
 from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
+from sinks.warehouse.java import Java
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed, mark_of
 from sinks.warehouse.vectors import Blob
 
@@ -98,33 +100,6 @@ class Pending:
 
     java: Any
     fields: tuple[Field, ...]
-
-
-class Java:
-    """The Java classes that are used, looked up once: every step through a Java package is a round trip to the JVM."""
-
-    def __init__(self, jvm: Any) -> None:
-        iceberg = jvm.org.apache.iceberg
-        self.hash_map = jvm.java.util.HashMap
-        # Iceberg looks every 10 ms whether its worker threads are done, several times a commit. Done at once, nothing is waited for.
-        self.directly = iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
-        self.lists = iceberg.relocated.com.google.common.collect.Lists
-        self.table_identifier = iceberg.catalog.TableIdentifier
-        self.schema_parser = iceberg.SchemaParser
-        self.snapshot_parser = iceberg.SnapshotParser
-        self.types = iceberg.types.Types
-        self.data_files = iceberg.DataFiles
-        self.file_metadata = iceberg.FileMetadata
-        self.metrics_config = iceberg.MetricsConfig
-        self.parquet_util = iceberg.parquet.ParquetUtil
-        self.always_true = iceberg.expressions.Expressions.alwaysTrue()
-        self.unpartitioned = iceberg.PartitionSpec.unpartitioned()
-        self._mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
-
-    def strings(self, java_map: Any) -> dict[str, str]:
-        """A Java map of strings, in one round trip; iterating over it would take several an entry, and an exception to end."""
-        found: dict[str, str] = json.loads(self._mapper.writeValueAsString(java_map))
-        return found
 
 
 class Catalog:
@@ -279,6 +254,22 @@ class IcebergTable:
                 tasks.close()
         return found
 
+    def needed(self) -> frozenset[str]:
+        """The names of all files that any snapshot needs, those of other branches and tags among them."""
+        with errors("look for the files that its snapshots need"):
+            use, io, manifests = self._use, self._java.io(), self._use.hash_set()
+            snapshots = use.lists.newArrayList(self._java.snapshots())
+            for number in range(snapshots.size()):
+                manifests.addAll(snapshots.get(number).allManifests(io))
+            found: set[str] = set()
+            for manifest in use.lists.newArrayList(manifests):
+                paths = use.manifest_files.readPaths(manifest, io, self._java.specs())
+                try:
+                    found.update(Path(path).name for path in use.texts(use.lists.newArrayList(paths)))
+                finally:
+                    paths.close()
+        return frozenset(found)
+
     def _vector(self, deletes: Any) -> Vector | None:
         if not deletes.size():
             return None
@@ -409,12 +400,17 @@ class IcebergTable:
         self._committed()
 
     def expire(self, older_than_ms: int) -> None:
-        """Forgets snapshots older than that, and deletes the files that only they needed."""
+        """Forgets snapshots older than that, and deletes the files that only they needed: not before the metadata without them is durable, for
+        a power cut brings the former back."""
+        unneeded, keep = self._use.kept()
         with commit_errors():
-            self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2).cleanExpiredFiles(True).commit()
-        with errors("read a table's metadata"):
-            self.renew()
-        self._stamp = self._stamped()
+            expiry = self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2)
+            expiry.cleanExpiredFiles(True).deleteWith(keep).commit()
+        self._committed()
+        with errors("delete what has expired"):
+            for path in map(Path, map(_local, self._use.texts(unneeded))):
+                path.unlink(missing_ok=True)
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
     def sync_all(self, warehouse: Path) -> None:
         """For whoever will write: everything of the table's metadata, and every folder from there up to the one that the warehouse's is in.

@@ -26,6 +26,18 @@ Convert = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
+class Folder:
+    """Where a table's data files and deletion vectors lie. A new one's name begins with its writer's (``leftovers``)."""
+
+    path: Path
+    writer: str
+
+    def fresh(self, ending: str) -> Path:
+        """The path of a file that is to be written."""
+        return self.path / f"{self.writer}-{uuid4().hex}.{ending}"
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """One data file that ``write`` has written and synced."""
 
@@ -36,21 +48,21 @@ class Written:
 
 
 def write(
-    folder: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch], masks: Sequence[Mask], convert: Convert, file_bytes: int
+    folder: Folder, schema: pa.Schema, batches: Sequence[pa.RecordBatch], masks: Sequence[Mask], convert: Convert, file_bytes: int
 ) -> list[Written]:
     """Writes the rows that the masks select, converted to ``schema``, in order, and syncs every file. Two files at a time."""
     counts = [int(np.count_nonzero(mask)) for mask in masks]
     total = sum(counts)
     if not total:
         return []
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        sync(folder.parent)
+    if not folder.path.is_dir():
+        folder.path.mkdir(parents=True, exist_ok=True)
+        sync(folder.path.parent)
     # Arrow's own size of a row is about three times the compressed one.
     bytes_in = sum(batch.nbytes * count // max(batch.num_rows, 1) for batch, count in zip(batches, counts, strict=True))
     parts = max(1, min(_WRITERS, total // _ROWS_WORTH_A_THREAD), -(-bytes_in // (3 * file_bytes)))
     edges = [total * part // parts for part in range(parts + 1)]
-    jobs = [(folder / f"{uuid4().hex}.parquet", first, after) for first, after in pairwise(edges)]
+    jobs = [(folder.fresh("parquet"), first, after) for first, after in pairwise(edges)]
 
     def one(job: tuple[Path, int, int]) -> Written:
         path, first, after = job
@@ -65,17 +77,17 @@ def write(
     else:
         with ThreadPoolExecutor(_WRITERS) as pool:
             written = list(pool.map(one, jobs))
-    sync(folder)
+    sync(folder.path)
     return written
 
 
-def write_table(folder: Path, rows: pa.Table) -> Written:
+def write_table(folder: Folder, rows: pa.Table) -> Written:
     """Writes rows that are in the table's shape as one file, and syncs it. Without rows there is no file."""
-    path = folder / f"{uuid4().hex}.parquet"
+    path = folder.fresh("parquet")
     if rows.num_rows:
         pq.write_table(rows, path, row_group_size=_ROW_GROUP_ROWS, **WRITER_OPTIONS)
         sync(path)
-        sync(folder)
+        sync(folder.path)
     return Written(path, 0, rows.num_rows)
 
 

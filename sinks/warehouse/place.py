@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -91,8 +90,10 @@ class KeyCache:
 class Place:
     """Not thread-safe. After any StoreError: make a new one."""
 
-    def __init__(self, table: IcebergTable, options: Options, cache: KeyCache) -> None:
+    def __init__(self, table: IcebergTable, options: Options, cache: KeyCache, writer: str = "") -> None:
+        """``writer``: whose name new files carry; whoever only reads needs none."""
         self.iceberg = table
+        self.folder = datafiles.Folder(table.location / "data", writer)
         self._options = options
         self._cache = cache
         self._live: dict[str, Live] = {}
@@ -100,6 +101,8 @@ class Place:
         self._bounds: dict[tuple[str, KeyPlan], tuple[int, int] | None] = {}
         self._fields = table.fields
         self._files_seen: tuple[int, int | None] | None = None
+        self._vector_files: tuple[Path, ...] = ()
+        """Of the commit that is being made."""
         self.mark = _marked(table)
         """As this object found the table, or left it. Nothing is written onto a table that says anything else."""
 
@@ -166,14 +169,14 @@ class Place:
             self._bounds.clear()
             if not replace_all:
                 again = self._written_again(change.table, replaced, pending)
-        self._fields = pending.fields
+        self._fields, self._vector_files = pending.fields, ()
         written = self._write_rows(group, last)
         crashpoint("warehouse.files_written")
         try:
             self._commit(pending, group, last, written, again, replace_all, signed)
         except CommitConflict:
-            for piece in (*written, *again.values()):
-                piece.path.unlink(missing_ok=True)
+            for path in (*(piece.path for piece in (*written, *again.values())), *self._vector_files):
+                path.unlink(missing_ok=True)
             return False
         except CommitUnknown as error:
             self.iceberg.refresh()
@@ -226,7 +229,7 @@ class Place:
         columns = {field.name: (rows if field.name in mine else kept).column(field.name) for field in schema}
         names = exact_names(self.iceberg.fields, held, fields, table)
         columns[EXACT] = carried_exact(rows.column(EXACT), kept.column(EXACT), names, table)
-        return datafiles.write_table(self.iceberg.location / "data", pa.table(columns, schema=schema))
+        return datafiles.write_table(self.folder, pa.table(columns, schema=schema))
 
     def _refresh(self) -> None:
         """Raises StoreError when the table does not carry the mark that it was found or left with."""
@@ -241,8 +244,7 @@ class Place:
         def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
             return to_rows(batch, table_of(batch.schema), schema)
 
-        folder = self.iceberg.location / "data"
-        return datafiles.write(folder, schema, group.batches, last.upserts, convert, self._options.file_bytes)
+        return datafiles.write(self.folder, schema, group.batches, last.upserts, convert, self._options.file_bytes)
 
     def _commit(
         self,
@@ -290,7 +292,7 @@ class Place:
 
     def missing(self) -> str | None:
         """The name of a file that the table needs and that is not there, if any. Looks only where files came or went since the last time."""
-        folder = self.iceberg.location / "data"
+        folder = self.folder.path
         try:
             now = folder.stat().st_mtime_ns, self.iceberg.snapshot
         except FileNotFoundError:
@@ -314,7 +316,11 @@ class Place:
         added = [self.iceberg.data_file(written.path)] if written.rows else []
         vectors = [live.vector for live in chosen if live.vector is not None]
         changes = Changes(added, [live.file for live in chosen], drop_vectors=vectors, rewrite=True)
-        self.iceberg.commit(self.iceberg.begin(), changes, replace(signed, mark=self.mark), {})
+        try:
+            self.iceberg.commit(self.iceberg.begin(), changes, replace(signed, mark=self.mark), {})
+        except CommitConflict:
+            written.path.unlink(missing_ok=True)
+            raise
         for live in chosen:
             del self._live[live.file.path]
             self._bounds = {key: value for key, value in self._bounds.items() if key[0] != live.file.path}
@@ -341,8 +347,9 @@ class Place:
                 grown[path] = gone
         if not grown:
             return emptied, {}
-        target = self.iceberg.location / "data" / f"{uuid4().hex}.puffin"
+        target = self.folder.fresh("puffin")
         content, blobs = puffin({self._live[path].file.location: gone for path, gone in grown.items()})
+        self._vector_files = (target,)
         target.write_bytes(content)
         sync(target)
         sync(target.parent)

@@ -34,6 +34,7 @@ from sinks.warehouse.disk import lacking
 from sinks.warehouse.erasing import erase
 from sinks.warehouse.failures import CommitConflict, CommitUnknown, java_name
 from sinks.warehouse.keys import encode, key_plan
+from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed, mark_properties
 from sinks.warehouse.names import LEDGERS, STAGING, place_of, safe
 from sinks.warehouse.options import Options
@@ -94,6 +95,7 @@ class Warehouse:
         self._upkeep.clear()
         self._staging.clear()
         if epoch is not None:
+            self._scratch.remove()  # another opening, another name
             with suppress(OSError):
                 self._scratch.sweep()
         self._ledger = self._catalog.load((LEDGERS,), safe(self.name))
@@ -139,6 +141,7 @@ class Warehouse:
         """From now on writers of an earlier epoch are refused."""
         try:
             self._path.mkdir(parents=True, exist_ok=True)
+            self._scratch.folder()  # from now on everybody can see that the writer of our files lives
             if self._ledger is None:
                 given = {STORE_KEY: self.name, **mark_properties(self._lineage().mark(ZERO_CUT))}
                 self._ledger = self._opened().create((LEDGERS,), safe(self.name), _LEDGER_SCHEMA, given)
@@ -243,8 +246,8 @@ class Warehouse:
     def _add(self, source: str, table: IcebergTable) -> None:
         if self._epoch is not None:
             table.sync_all(self._path)  # the next ledger counts on what was found here
-        self._places[source] = Place(table, self.options, self._keys)
-        self._upkeep[source] = Upkeep(self._places[source], self.options)
+        place = self._places[source] = Place(table, self.options, self._keys, self._scratch.owner)
+        self._upkeep[source] = Upkeep(place, self.options, Leftovers(place, self._scratch.lives))
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         if not changes.num_rows:

@@ -27,6 +27,15 @@ class Scratch:
         self._folder = home / uuid4().hex
         self._lock: int | None = None
 
+    @property
+    def owner(self) -> str:
+        """The folder's name, which nobody had before and nobody has after ``remove``."""
+        return self._folder.name
+
+    def lives(self, owner: str) -> bool:
+        """Whether this object or another one, in any process, has that folder. One that has not asked for its ``folder`` has none."""
+        return (owner == self.owner and self._lock is not None) or not _is_free(self._home / owner / _LOCK)
+
     def folder(self) -> Path:
         """Made on the first call."""
         if self._lock is None:
@@ -51,6 +60,7 @@ class Scratch:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
+            self._folder = self._home / uuid4().hex
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

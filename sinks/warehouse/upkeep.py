@@ -1,11 +1,10 @@
-"""Small files become large ones and old snapshots go. Bounded work after a commit; correctness never depends on it."""
+"""Small files become large ones, old snapshots go, and what failed commits have left. Bounded work after a commit; correctness never depends on it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ from sinks.warehouse import datafiles
 from sinks.warehouse.columns import LAST_UPDATED, ROW_ID
 from sinks.warehouse.disk import sync
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
+from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import Signed
 from sinks.warehouse.options import MB, Options
 from sinks.warehouse.place import Live, Place
@@ -54,8 +54,9 @@ def _within(tier: Sequence[Live], limit_bytes: int) -> list[Live]:
 class Upkeep:
     """One place's upkeep."""
 
-    def __init__(self, place: Place, options: Options) -> None:
+    def __init__(self, place: Place, options: Options, leftovers: Leftovers) -> None:
         self._place = place
+        self._leftovers = leftovers
         self._options = options
         self._expired_at = time.monotonic()
         self._began = time.time() - time.monotonic()
@@ -72,6 +73,7 @@ class Upkeep:
         except (CommitConflict, CommitUnknown):
             # The table is whole either way; the next commit looks at it afresh.
             self._place.look_again()
+        self._leftovers.remove(signed.epoch)
 
     def _now(self) -> float:
         """The wall clock, unless it was set forward since we began: snapshots that were made before that would look old."""
@@ -80,8 +82,7 @@ class Upkeep:
 
 def merged(place: Place, chosen: Sequence[Live]) -> datafiles.Written:
     """The live rows of these files in one new file, each with its lineage."""
-    folder = place.iceberg.location / "data"
-    path = folder / f"{uuid4().hex}.parquet"
+    path = place.folder.fresh("parquet")
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
@@ -95,7 +96,7 @@ def merged(place: Place, chosen: Sequence[Live]) -> datafiles.Written:
         if writer is not None:
             writer.close()
     sync(path)
-    sync(folder)
+    sync(path.parent)
     return datafiles.Written(path, 0, rows)
 
 

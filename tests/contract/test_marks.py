@@ -540,6 +540,22 @@ def test_changes_that_the_store_passes_over_count_as_held(lab: Lab) -> None:
     assert sink.applied() == lab.applied() == lab.opened().applied() == cut(6)
 
 
+def test_a_definition_that_was_changed_before_the_process_ended_counts_as_held(lab: Lab) -> None:
+    """What a shape covers is not brought again, so nothing more is written up to there."""
+    sink = lab.opened()
+    step(lab, sink, *FIRST)
+    change = schema(dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", TEXT))), 6)
+    lab.log.put(change)
+    apply(sink, change)
+    sink = lab.opened()
+    shape = sink.shape(ORDERS.qualified)
+    assert shape is not None
+    if shape.position < 6:
+        apply(sink, change)
+    sink.commit(cut(6))
+    assert sink.applied() == lab.applied() == lab.opened().applied() == cut(6)
+
+
 def test_a_table_whose_topic_only_reads_like_one_of_the_stores_is_none_of_its_tables(lab: Lab) -> None:
     """Of "public.other"."pairs" the topic's name could be read as a table of the schema public, too."""
     stranger = dataclasses.replace(PAIRS, oid=16499, schema="public.other")

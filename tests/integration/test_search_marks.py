@@ -20,7 +20,7 @@ import pytest
 from cdc.embedded.opensearch import OpenSearch
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.log.memory import MemoryLog
-from cdc.model.batch import Op
+from cdc.model.batch import Op, first_position
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column, Table
@@ -28,7 +28,7 @@ from sinks.contract import EpochPassed
 from sinks.search.sink import Options, SearchSink
 from sinks.search.wire import Answer, Cluster
 from tests.contract.lossy_proxy import LossyProxy
-from tests.contract.rows import ORDERS, Row, batch, order
+from tests.contract.rows import ORDERS, Row, batch, order, schema
 
 ITEMS = dataclasses.replace(ORDERS, oid=16500, name="items")
 LEDGER = ".headwater-search"
@@ -59,6 +59,8 @@ class Feed:
         self.applied: Cut | None = None
         self.between: Callable[[], None] = lambda: None
         """Called before each batch and before the commit."""
+        self.passed_over: set[int] = set()
+        """The positions of changes that the store's policy ignores."""
         self.past: dict[tuple[str, str], list[tuple[int, Row | None]]] = {}
         """Per table and key what each change has made of it."""
 
@@ -90,6 +92,13 @@ class Feed:
     def insert(self, table: Table, *keys: int, note: str = "") -> Cut:
         return self.add(table, *((Op.INSERT, order(key, note=note)) for key in keys))
 
+    def pass_over(self, table: Table) -> Cut:
+        """A change of definition that the store's policy ignores."""
+        position = self.writer.next_position
+        self.passed_over.add(position)
+        self.writer.append(schema(dataclasses.replace(table, columns=(*table.columns, Column("ignored", TEXT))), position))
+        return self.writer.commit(Lsn(self.writer.head.commit_lsn + 10), 0)
+
     def follow(self, *, attempts: int = 6) -> None:
         """Until the store says that it holds the log's head. Raises what the last attempt raised."""
         for attempt in range(attempts):
@@ -112,7 +121,8 @@ class Feed:
         for topic in reader.topics():
             for changes in reader.read(topic.name, self.applied.position, head.position):
                 self.between()
-                self.sink.apply(changes)
+                if first_position(changes) not in self.passed_over:
+                    self.sink.apply(changes)
         self.between()
         self.sink.commit(head)
         self.applied = head
@@ -474,6 +484,117 @@ def test_a_table_selected_later_is_not_whole_until_it_is_there(feed: Feed) -> No
     feed.holds(ORDERS, ITEMS)
 
 
+# -- what is passed over ----------------------------------------------------------------------------------------------
+
+
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every request from now on."""
+    made: list[str] = []
+    real = Cluster.send
+
+    def send(cluster: Cluster, method: str, path: str, *given: Any, **named: Any) -> Answer:
+        made.append(f"{method} {path}")
+        return real(cluster, method, path, *given, **named)
+
+    monkeypatch.setattr(Cluster, "send", send)
+    return made
+
+
+def test_what_is_passed_over_costs_no_request(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index says so in the request of the commit, and costs one look when this process has not written it yet."""
+    feed.insert(ORDERS, 1)
+    feed.insert(ITEMS, 1)
+    feed.follow()
+    feed.insert(ORDERS, 2)
+    made = requests(monkeypatch)
+    feed.advance()
+    usual = list(made)
+    made.clear()
+    feed.insert(ORDERS, 3)
+    feed.pass_over(ITEMS)
+    feed.advance()
+    assert made == usual
+    assert len(usual) == 2
+    made.clear()
+    feed.pass_over(ITEMS)
+    feed.advance()
+    assert made == ["POST /_bulk"]
+    feed.holds(ORDERS, ITEMS)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_what_is_passed_over_counts_as_held_by_every_shard(opensearch: OpenSearch, shards: int) -> None:
+    """Also by a process that has not written the index."""
+    feed = Feed(opensearch, shards=shards)
+    feed.insert(ORDERS, *range(20))
+    feed.follow()
+    feed.sink = feed.another()
+    feed.applied = feed.sink.open(feed.log.reader(), 2)
+    feed.pass_over(ORDERS)
+    feed.advance()
+    feed.holds()
+    feed.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "older", "moved"])
+@pytest.mark.parametrize("known", [True, False])
+def test_an_index_that_is_another_by_now_is_not_said_to_have_passed_anything(
+    feed: Feed, opensearch: OpenSearch, shots: Shots, how: str, known: bool
+) -> None:
+    feed.insert(ORDERS, 1)
+    feed.insert(ITEMS, 1)
+    feed.follow()
+    shot = shots.take("public.orders@1")
+    feed.insert(ORDERS, 2)
+    feed.follow()
+    if not known:
+        feed.sink = feed.another()
+        feed.applied = feed.sink.open(feed.log.reader(), 2)
+        feed.epoch = 3
+    if how == "deleted":
+        opensearch.request("DELETE", "/public.orders@1")
+    else:
+        shots.restore(shot, "public.orders@1", close=how == "moved")
+    feed.pass_over(ORDERS)
+    feed.insert(ITEMS, 2)
+    with suppress(StoreError):
+        feed.advance()
+    assert feed.reported().position <= (0 if how == "deleted" else 2)
+    feed.open_again(ORDERS, ITEMS)
+
+
+def test_a_commit_that_passes_changes_over_and_is_not_answered(opensearch: OpenSearch) -> None:
+    proxy = LossyProxy(opensearch.port)
+    feed = Feed(opensearch)
+    feed.insert(ORDERS, 1)
+    feed.url = f"http://127.0.0.1:{proxy.port}"
+    feed.sink = feed.another()
+    feed.follow()
+    proxy.lose_answers = True
+    feed.pass_over(ORDERS)
+    with pytest.raises(StoreError):
+        feed.sink.commit(feed.log.head)
+    proxy.lose_answers = False
+    feed.sink.commit(feed.log.head)
+    feed.holds()
+    feed.insert(ORDERS, 2)
+    feed.catch_up()
+    feed.holds()
+    feed.close()
+    proxy.close()
+
+
+def test_rows_that_were_not_taken_are_not_passed_over(feed: Feed, opensearch: OpenSearch) -> None:
+    feed.insert(ORDERS, 1)
+    feed.follow()
+    opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.write": True})
+    with pytest.raises(StoreError, match="index write"):
+        feed.write_uncommitted(2)
+    opensearch.request("PUT", "/public.orders@1/_settings", {"index.blocks.write": None})
+    feed.refuse_commit(reported=1)
+    feed.open_again()
+
+
 # -- who writes --------------------------------------------------------------------------------------------------------
 
 
@@ -791,4 +912,6 @@ def _traffic(feed: Feed, chance: random.Random, step: int) -> None:
             changes.append((op, order(chance.randrange(12), note=f"{step}.{number}")))
         if chance.random() < 0.1:
             changes = [(Op.TRUNCATE, {})]
+        if chance.random() < 0.2:
+            feed.pass_over(table)
         feed.add(table, *changes)

@@ -641,6 +641,31 @@ def test_a_commit_that_is_found_to_have_happened_is_synced(
     assert_whole(shop)
 
 
+@pytest.mark.parametrize(
+    "error", [None, KeyboardInterrupt(), OSError(errno.EIO, "input/output error")], ids=["no", "process ends", "disk fails"]
+)
+def test_what_has_expired_is_deleted_only_once_no_metadata_that_is_durable_names_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """A power cut takes back what was not synced, and so brings back the metadata before it."""
+    power = Power(shop, monkeypatch)
+    sink = filled(shop, 9, compact_files=2)
+    table = sink._places[ORDERS.qualified].iceberg
+    before = {path for path in table.location.rglob("*") if path.suffix in (".avro", ".parquet", ".puffin")}
+    if error is None:
+        table.expire(2**60)
+        power.assert_nothing_to_lose()
+        assert len(before - set(table.location.rglob("*"))) > 5
+        files = {path.name for path in table.location.rglob("*")}
+        assert [name for name in files if name.endswith(".avro.crc") and name[1:-4] not in files] == []
+    else:
+        power.accident = "/orders/metadata/", error
+        with pytest.raises((KeyboardInterrupt, StoreError)):
+            table.expire(2**60)
+        assert before <= set(table.location.rglob("*"))
+    assert_whole(shop)
+
+
 def assert_whole(shop: Shop) -> None:
     reader = shop.sink(reads=True)
     assert reader.applied() == shop.log.head
