@@ -27,6 +27,7 @@
 -- Every name below means the system's own object. A schema that others may create in could hold a function that fits a call better.
 set search_path = pg_catalog, pg_temp;
 set client_min_messages = warning;
+set default_transaction_isolation = 'read committed';
 select rolsuper as super from pg_roles where rolname = current_user \gset
 
 -- A superuser's functions in schema headwater run in everybody's DDL (see "Definitions" below), so nobody else may ever decide what they are.
@@ -61,7 +62,11 @@ begin
   join (values
     ('ddl_password', 'password text'),
     ('publications', 'name name'),
-    ('set_aside', 'publication name, relation oid, entry oid, again boolean')) made(name, columns) on made.name = c.relname
+    ('set_aside', 'publication name, relation oid, entry oid, again boolean'),
+    ('set_aside', 'publication name, relation oid, entry oid, again boolean, place bigint')) made(name, columns) on made.name = c.relname
+    -- the first as it was made before, and is changed below
+    and (c.relname <> 'set_aside' or (made.columns like '%place%') = exists (
+      select from pg_attribute a where a.attrelid = c.oid and a.attname = 'place'))
   where n.nspname = 'headwater' and not (
     c.relkind = 'r' and c.relpersistence = 'p' and not c.relispartition and not c.relrowsecurity and c.reloftype = 0 and c.relchecks = 0
     and made.columns = (
@@ -125,6 +130,8 @@ having count(*) > 0 \gexec
 -- a partition without one, ...): Postgres refuses updates and deletes of a published table like that. And it puts the table back once it has an identity again.
 -- It does so with the publications that this file was run for (headwater.publications), and with no other.
 \if :super
+-- DDL of others comes to wait for who waits here, if only a little.
+set lock_timeout = '2s';
 begin;
 -- Not "if not exists": what others make between the look above and now ends this with an error.
 select 'create schema headwater' where not exists (select from pg_namespace where nspname = 'headwater') \gexec
@@ -137,13 +144,17 @@ alter table headwater.ddl_password owner to current_user;
 
 -- The publications whose tables are looked after; and the tables that have left one of them, with the catalog row by which they are back (null: they
 -- are out), and whether they can come back as they were: without a column list and a row filter, which may have kept something from being published.
+-- Rows are only added, without a unique index, and of those for one table the last counts: so nobody waits for another's transaction here.
 select 'create table headwater.publications (name name primary key)'
 where not exists (select from pg_class c where c.relnamespace = 'headwater'::regnamespace and c.relname = 'publications') \gexec
 alter table headwater.publications owner to current_user;
 insert into headwater.publications values (:'publication') on conflict do nothing;
-select 'create table headwater.set_aside (publication name, relation oid, entry oid, again boolean not null, primary key (publication, relation))'
+select 'create table headwater.set_aside (publication name not null, relation oid not null, entry oid, again boolean not null)'
 where not exists (select from pg_class c where c.relnamespace = 'headwater'::regnamespace and c.relname = 'set_aside') \gexec
 alter table headwater.set_aside owner to current_user;
+alter table headwater.set_aside drop constraint if exists set_aside_pkey;
+select 'alter table headwater.set_aside add place bigint generated always as identity'
+where not exists (select from pg_attribute a where a.attrelid = 'headwater.set_aside'::regclass and a.attname = 'place') \gexec
 insert into headwater.ddl_password select gen_random_uuid()::text where not exists (select from headwater.ddl_password);
 create or replace function headwater.ddl_facts(relation oid) returns json
 language sql stable set search_path = pg_catalog, pg_temp as $facts$
@@ -212,6 +223,14 @@ json_build_object(
 from pg_class c where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence <> 't'
 $facts$;
 
+-- Whether the transaction sees what others have committed. Under REPEATABLE READ and SERIALIZABLE the catalog looks to queries as it did when the
+-- transaction began; DDL itself goes by what is there now. And what a serializable transaction reads of a table may not be written by others: so
+-- headwater.set_aside is never read there, and what takes reading it is left to Headwater's looks at the catalog.
+create or replace function headwater.ddl_current() returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $current$
+select current_setting('transaction_isolation') in ('read committed', 'read uncommitted')
+$current$;
+
 -- Whether Postgres refuses updates or deletes of rows in the table, or in one of its partitions, with the publication having the table
 -- (CheckCmdReplicaIdentity in execReplication.c, pub_contains_invalid_column in publicationcmds.c).
 create or replace function headwater.ddl_breaks(relation oid, publication oid) returns boolean
@@ -230,6 +249,8 @@ select exists (
   join pg_class l on l.oid = leaf.oid and l.relkind = 'r' and l.relpersistence = 'p'
   left join pg_index x on x.indrelid = l.oid and x.indisvalid and x.indislive and x.indisunique and x.indimmediate and x.indpred is null
     and case l.relreplident when 'd' then x.indisprimary when 'i' then x.indisreplident else false end
+    -- An index that was dropped since the transaction began is still seen, but has no file. (What looks this up takes no lock.)
+    and (headwater.ddl_current() or pg_relation_filenode(x.indexrelid) is not null)
   cross join lateral (
     -- What the identity has and the stream would not: a column list counts by names, as numbers differ from partition to partition.
     select exists (
@@ -258,68 +279,96 @@ select coalesce(array_agg(tree.oid), '{}') from tree
 $with$;
 
 -- An ALTER PUBLICATION that does not wait long: it needs a lock on the publication, which another transaction keeps to its end, and that one may
--- come to wait for ours.
-create or replace function headwater.ddl_try(statement text) returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp as $try$
+-- come to wait for ours. seen: whether the table was seen in the publication, or may merely be there.
+create or replace function headwater.ddl_try(statement text, seen boolean) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5ms' as $try$
 begin
-  for attempt in 1 .. 50 loop
+  for attempt in 1 .. case when seen then 50 else 2 end loop
     begin
-      perform set_config('lock_timeout', '5ms', true);
       execute statement;
       return true;
-    exception when lock_not_available then
-      perform pg_sleep(0.02);
+    exception
+      when lock_not_available then
+        perform pg_sleep(0.02);
+      when undefined_object then
+        if seen then
+          raise;
+        end if;
+        return false;
     end;
   end loop;
-  raise warning 'headwater: % could not be done, another transaction has just changed the publication: do it by hand', statement;
+  if seen then
+    raise warning 'headwater: % could not be done, another transaction has just changed the publication: do it by hand', statement;
+  end if;
   return false;
 end
 $try$;
 
+-- The last word on each table that has left a publication. Not for a transaction that is not current.
+create or replace function headwater.ddl_out() returns setof headwater.set_aside
+language sql stable set search_path = pg_catalog, pg_temp as $out$
+select distinct on (s.publication, s.relation) s.* from headwater.set_aside s order by s.publication, s.relation, s.place desc
+$out$;
+
 -- Takes out of the publications what cannot stay there, and puts back what can come back. touched: the tables that may have changed, with
 -- all that they are partitions of.
 create or replace function headwater.ddl_settle(touched oid[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '0' as $settle$
+language plpgsql set search_path = pg_catalog, pg_temp as $settle$
 declare
+  current constant boolean := headwater.ddl_current();
   one record;
 begin
+  -- A table may have been published since the transaction began: then ALTER PUBLICATION knows.
   for one in
-    select p.oid as publication, p.pubname, c.oid as relation, n.nspname, c.relname, entry.prattrs is null and entry.prqual is null as again
+    select p.pubname, c.oid as relation, entry.oid is not null as seen, entry.prattrs is null and entry.prqual is null as again
     from headwater.publications ours
     join pg_publication p on p.pubname = ours.name
-    join pg_publication_rel entry on entry.prpubid = p.oid
-    join pg_class c on c.oid = entry.prrelid
-    join pg_namespace n on n.oid = c.relnamespace
-    where c.oid = any (touched) and headwater.ddl_breaks(c.oid, p.oid)
+    join pg_class c on c.oid = any (touched)
+    left join pg_publication_rel entry on entry.prpubid = p.oid and entry.prrelid = c.oid
+    where (entry.oid is not null or not current and c.relkind in ('r', 'p') and c.relpersistence = 'p') and headwater.ddl_breaks(c.oid, p.oid)
   loop
-    if headwater.ddl_try(format('alter publication %I drop table only %I.%I', one.pubname, one.nspname, one.relname)) then
-      insert into headwater.set_aside values (one.pubname, one.relation, null, one.again)
-      on conflict (publication, relation) do update set entry = null, again = excluded.again;
+    if headwater.ddl_try(format('alter publication %I drop table only %s', one.pubname, one.relation::regclass), one.seen) then
+      insert into headwater.set_aside (publication, relation, entry, again) values (one.pubname, one.relation, null, one.seen and one.again);
     end if;
   end loop;
+  if not current then
+    return;
+  end if;
   for one in
-    select p.oid as publication, p.pubname, c.oid as relation, n.nspname, c.relname
-    from headwater.set_aside aside
+    select p.pubname, c.oid as relation
+    from headwater.ddl_out() aside
     join pg_publication p on p.pubname = aside.publication
     join headwater.publications ours on ours.name = p.pubname
     join pg_class c on c.oid = aside.relation
-    join pg_namespace n on n.oid = c.relnamespace
     where aside.entry is null and aside.again and c.oid = any (touched)
       and c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition
       and not exists (select from pg_publication_rel entry where entry.prpubid = p.oid and entry.prrelid = c.oid)
       and not headwater.ddl_breaks(c.oid, p.oid)
   loop
-    perform headwater.ddl_try(format('alter publication %I add table only %I.%I', one.pubname, one.nspname, one.relname));
+    perform headwater.ddl_try(format('alter publication %I add table only %s', one.pubname, one.relation::regclass), true);
   end loop;
 end
 $settle$;
 
--- Which tables are back, by our doing or by somebody else's.
+-- Which tables are back, by our doing or by somebody else's. And what is not worth knowing any more is forgotten, unless somebody else is about to.
 create or replace function headwater.ddl_back() returns void
 language sql set search_path = pg_catalog, pg_temp as $back$
-update headwater.set_aside aside set entry = entry.oid
-from pg_publication p join pg_publication_rel entry on entry.prpubid = p.oid
-where aside.entry is null and p.pubname = aside.publication and entry.prrelid = aside.relation
+insert into headwater.set_aside (publication, relation, entry, again)
+select aside.publication, aside.relation, entry.oid, aside.again
+from headwater.ddl_out() aside
+join pg_publication p on p.pubname = aside.publication
+join pg_publication_rel entry on entry.prpubid = p.oid and entry.prrelid = aside.relation
+where aside.entry is null;
+
+delete from headwater.set_aside using (
+  select old.place from headwater.set_aside old
+  where exists (
+      select from headwater.set_aside newer
+      where newer.publication = old.publication and newer.relation = old.relation and newer.place > old.place)
+    or not exists (select from pg_publication p where p.pubname = old.publication)
+    or not exists (select from pg_class c where c.oid = old.relation)
+  for update of old skip locked) past
+where set_aside.place = past.place
 $back$;
 
 -- By publication: the tables among these that are out of it. The stream does not tell that they have left.
@@ -327,13 +376,14 @@ create or replace function headwater.ddl_aside(relations oid[]) returns json
 language sql stable set search_path = pg_catalog, pg_temp as $aside$
 select coalesce(json_object_agg(out.publication, out.tables), '{}')
 from (
-  select aside.publication, json_agg(aside.relation::int8) as tables from headwater.set_aside aside
+  select aside.publication, json_agg(aside.relation::int8) as tables from headwater.ddl_out() aside
   where aside.entry is null and aside.relation = any (relations) group by aside.publication) out
 $aside$;
 
 create or replace function headwater.ddl_end() returns event_trigger
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $end$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $end$
 declare
+  current constant boolean := headwater.ddl_current();
   changed oid[];
   retyped oid[];
   schemas oid[];
@@ -373,11 +423,13 @@ begin
   roots := array(
     select distinct coalesce(pg_partition_root(k.oid)::oid, k.oid) from pg_class k
     where k.oid = any (changed) and k.relkind in ('r', 'p') and k.relpersistence <> 't');
+  -- A table that was made since the transaction began is not seen.
+  look := look or not current;
   if roots = '{}' and not look then
     return;
   end if;
   begin
-    if look then
+    if look and current then
       perform headwater.ddl_back();
     end if;
     perform headwater.ddl_settle(headwater.ddl_with_partitions(roots));
@@ -387,16 +439,17 @@ begin
   perform pg_logical_emit_message(true, 'headwater.ddl', json_build_object(
     'password', (select password from headwater.ddl_password),
     'look', look,
-    'aside', headwater.ddl_aside(roots),
-    'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(roots) r(oid)), '[]'))::text);
+    'aside', case when current then headwater.ddl_aside(roots) else '{}' end,
+    'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(roots) r(oid) where current), '[]'))::text);
 exception when others then
   raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
 end
 $end$;
 
 create or replace function headwater.ddl_drop() returns event_trigger
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off as $drop$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = off set lock_timeout = '100ms' as $drop$
 declare
+  current constant boolean := headwater.ddl_current();
   altered oid[];
   bare oid[];
   gone oid[];
@@ -423,17 +476,15 @@ begin
                     and not exists (select from pg_index x where x.indrelid = k.oid and x.indisreplident and x.indisvalid));
   end if;
   begin
-    if look then
-      delete from headwater.set_aside aside where not exists (select from pg_publication p where p.pubname = aside.publication);
-    end if;
-    if gone <> '{}' then
-      delete from headwater.set_aside where relation = any (gone);
+    if current and (look or gone <> '{}') then
+      perform headwater.ddl_back();
     end if;
     altered := array(select unnest(altered) union select unnest(bare));
     perform headwater.ddl_settle(headwater.ddl_with_partitions(altered));
   exception when others then
     raise warning 'headwater: a table without identity may still be in the publication: %', sqlerrm;
   end;
+  look := look or not current and altered <> '{}';
   if altered = '{}' and gone = '{}' and not look then
     return;
   end if;
@@ -441,8 +492,8 @@ begin
     'password', (select password from headwater.ddl_password),
     'look', look,
     'dropped', coalesce((select json_agg(g.oid::int8) from unnest(gone) g(oid)), '[]'),
-    'aside', headwater.ddl_aside(altered),
-    'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(altered) r(oid)), '[]'))::text);
+    'aside', case when current then headwater.ddl_aside(altered) else '{}' end,
+    'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(altered) r(oid) where current), '[]'))::text);
 exception when others then
   raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
 end
@@ -450,7 +501,10 @@ $drop$;
 
 alter function headwater.ddl_facts(oid) owner to current_user;
 alter function headwater.ddl_breaks(oid, oid) owner to current_user;
-alter function headwater.ddl_try(text) owner to current_user;
+alter function headwater.ddl_current() owner to current_user;
+alter function headwater.ddl_out() owner to current_user;
+drop function if exists headwater.ddl_try(text);
+alter function headwater.ddl_try(text, boolean) owner to current_user;
 alter function headwater.ddl_with_partitions(oid[]) owner to current_user;
 alter function headwater.ddl_settle(oid[]) owner to current_user;
 alter function headwater.ddl_back() owner to current_user;

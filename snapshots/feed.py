@@ -98,6 +98,10 @@ class SnapshotFeed:
             for holds in self._holds.values():
                 holds.settle()
 
+    def expects(self, content: bytes) -> bool:
+        """Whether this is the watermark of a chunk that has been read. Of a chunk that is given up later ``chunk_at`` tells."""
+        return content in self._ready  # no lock: asked of every message with our prefix, whoever emitted it
+
     def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:
         """The rows of the chunk whose watermark came as the last transaction of the group given to ``on_group`` just before.
 

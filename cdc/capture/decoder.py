@@ -14,6 +14,7 @@ from typing import Final, assert_never
 
 import numpy as np
 
+from cdc.capture.authenticity import PASSED, WATERMARK_PREFIX, Authenticity, watermarks
 from cdc.capture.control import (
     BeginPrepare,
     CommitPrepared,
@@ -41,17 +42,14 @@ from cdc.pgvalues.values import Bytes
 OPEN_BYTES: Final = 8 * 2**20
 """An unfinished transaction is kept as bytes up to this size; beyond it, its rows go to the log's staging as they come."""
 
-WATERMARK_PREFIX: Final = "headwater"
-
 PASSED_BYTES: Final = 2**20
 """A logical message of somebody else's that lacks more than this is not put together: everybody may emit such of up to 1 GB."""
 HEAD_BYTES: Final = 5 + 25 + 1 + 9 + len(DDL_PREFIX) + 1 + 4
 """Of a logical message, up to its content: frame header, XLogData header, letter, flags and LSN, prefix, length."""
 
 _COMMIT = ord("C")
-_MESSAGE = ord("M")
 _RARE: Final = np.ones(256, np.bool_)
-_RARE[[ord("I"), ord("U"), ord("D"), ord("B"), _COMMIT]] = False
+_RARE[[ord("I"), ord("U"), ord("D"), ord("B"), _COMMIT, PASSED]] = False
 
 
 class Decoder:
@@ -68,7 +66,10 @@ class Decoder:
         durable_lsn: int,
         spools: Spools | None = None,
         prepared: Prepared | None = None,
+        awaits: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
+        """``awaits``: whether a watermark with this content is on its way; another is somebody else's."""
+        self._authenticity = Authenticity(definitions, awaits)
         self.schema = definitions
         """What the log says of each table."""
         self._relations = Relations(definitions)
@@ -128,6 +129,7 @@ class Decoder:
         Raises ProtocolError, and nothing else, on bytes that the protocol does not allow.
         """
         index = scan(block, start, stop, self._open, self._inside)
+        self._authenticity.mark(block, index)
         count = len(index.kind)
         commits = index.kind == _COMMIT
         ends = (commits | SPOOLING[index.kind] if index.spooling else commits).nonzero()[0]
@@ -184,8 +186,7 @@ class Decoder:
 
     def _cuts(self, block: Bytes, index: Index, begin: int, end: int) -> list[int]:
         """A group ends behind each transaction that carries one of our watermarks."""
-        messages = begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]
-        marks = [at for at in messages.tolist() if _prefixed(block, index, at, WATERMARK_PREFIX)]
+        marks = watermarks(block, index, begin, end)
         if not marks:
             return []
         commits = begin + (index.kind[begin:end] == _COMMIT).nonzero()[0]
@@ -262,6 +263,7 @@ class Decoder:
         unfinished = Commit(commit.xid, commit.commit_lsn, commit.commit_ts_us, 0)
         for piece in pieces:
             index = scan_spooled(piece.block, 0, piece.stop, unfinished, aborted)
+            self._authenticity.mark(piece.block, index)
             if len(index.kind):
                 where = piece.at
                 yield from self._group(
@@ -458,13 +460,6 @@ def _rows_follow(block: Bytes, index: Index, begin: int, end: int, oid: int) -> 
         return False
     described = begin + (index.kind[begin : begin + int(rows[0])] == ord("R")).nonzero()[0]
     return all(int.from_bytes(_body(block, index, at)[:4], "big") != oid for at in described)
-
-
-def _prefixed(block: Bytes, index: Index, at: int, prefix: str) -> bool:
-    """Whether the logical message is transactional and has this prefix; its content, which may be large, is not looked at."""
-    begin = int(index.body[at])
-    head = block[begin : min(int(index.end[at]), begin + 9 + len(prefix) + 1)].tobytes()
-    return bool(head[:1] and head[0] & 1) and head[9:] == prefix.encode() + b"\0"
 
 
 def _body(block: Bytes, index: Index, at: np.int64 | int) -> bytes:

@@ -259,7 +259,7 @@ def _stream_once(
             )
             continuity = _continuity(now, head, folder, source.read_slot(catalog, settings.slot))
             durable_lsn = head.commit_lsn if continuity.done else max(continuity.last.commit_lsn, continuity.start_lsn)
-            decoder = Decoder(evolving.definitions(catalog), memory, _hold(feed), durable_lsn, spools, prepared)
+            decoder = Decoder(evolving.definitions(catalog), memory, _hold(feed), durable_lsn, spools, prepared, feed.expects)
             ingest = Ingest(stream, decoder, writer, memory, feed, meter, continuity)
             meter.say("streaming")
             ingest.run(stop)

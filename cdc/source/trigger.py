@@ -56,7 +56,10 @@ def set_aside_by_trigger(connection: psycopg.Connection, publication: str) -> di
         return {}
     try:
         rows = connection.execute(
-            "select s.relation::int8, coalesce(s.entry, r.oid)::int8, s.again from headwater.set_aside s "
+            "select s.relation::int8, coalesce(s.entry, r.oid)::int8, s.again from ("
+            "  select distinct on (s.publication, s.relation) s.* from headwater.set_aside s"
+            # An older deploy/roles.sql made one row for each table, without a place.
+            "  order by s.publication, s.relation, (to_jsonb(s) ->> 'place')::int8 desc) s "
             "left join pg_publication p on p.pubname = s.publication "
             "left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = s.relation "
             "where s.publication = %s and (s.entry is null or s.entry = r.oid)",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc.capture.decoder import WATERMARK_PREFIX
+from cdc.capture.authenticity import WATERMARK_PREFIX
 from cdc.capture.definitions import DDL_PREFIX, Definitions
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from tests.fuzz.damage import flips, outcome

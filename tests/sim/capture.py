@@ -147,7 +147,9 @@ class Capture:
 
     def _decoder(self, durable_lsn: int, prepared: Prepared) -> Decoder:
         definitions = Definitions(self._facts, known=[topic.table for topic in self._log.topics()])
-        return Decoder(definitions, self._memory, capturing._hold(self.feed), durable_lsn, self._spools, prepared)
+        return Decoder(
+            definitions, self._memory, capturing._hold(self.feed), durable_lsn, self._spools, prepared, self.feed.expects
+        )
 
     def _facts(self, oid: int) -> Facts:
         """What the catalog says of a table now, which the stream may not have come to."""

@@ -10,7 +10,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from cdc.capture.decoder import WATERMARK_PREFIX, Decoder
+from cdc.capture.authenticity import WATERMARK_PREFIX
+from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import DDL_PREFIX, Definitions
 from cdc.capture.prepared import Prepared
 from cdc.capture.spool import Spools

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc.capture.decoder import WATERMARK_PREFIX
+from cdc.capture.authenticity import WATERMARK_PREFIX
 from cdc.capture.definitions import DDL_PREFIX
 from cdc.capture.endings import StreamEnded
 from cdc.capture.grouping import Grouping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -65,13 +65,20 @@ def _facts(oid: int, primary_key: tuple[str, ...]) -> Facts | None:
 class Run:
     """Feeds a decoder as ingest does, and keeps what comes out as plain rows."""
 
-    def __init__(self, durable_lsn: int = 0, primary_key: tuple[str, ...] = (), definitions: Definitions | None = None) -> None:
+    def __init__(
+        self,
+        durable_lsn: int = 0,
+        primary_key: tuple[str, ...] = (),
+        definitions: Definitions | None = None,
+        awaits: Callable[[bytes], bool] = lambda _: True,
+    ) -> None:
         self.held: list[tuple[pa.RecordBatch, Mapping[str, Flags]]] = []
         self.decoder = Decoder(
             definitions or Definitions(lambda oid: _facts(oid, primary_key)),
             Forgetful(),
             lambda rows, missing: self.held.append((rows, missing)),
             durable_lsn,
+            awaits=awaits,
         )
         self.groups: list[Group] = []
         self.notices: list[bytes] = []
@@ -229,6 +236,35 @@ def test_a_watermark_ends_its_group() -> None:
     assert first.transactions.last_position.tolist() == [1, 1]
     assert second.watermark is None
     assert [row[0] for row in run.rows] == [1, 2]
+
+
+FORGED = pytest.mark.parametrize(
+    ("prefix", "content"),
+    [
+        ("headwater", b"chunk:0123456789abcdef:1"),
+        ("headwater", b"chunk 1" + b" " * 4096),
+        ("headwater.ddl", b'{"password": "forged", "look": true}'),
+        ("headwater.ddl", b"["),
+        ("somebody else", b"chunk 1"),
+    ],
+)
+
+
+@FORGED
+def test_forged_messages_divide_nothing(prefix: str, content: bytes) -> None:
+    """Neither groups nor runs of rows: each would cost as much as hundreds of rows."""
+    definitions = Definitions(lambda oid: _facts(oid, ()), passwords=["secret"])
+    run = Run(definitions=definitions, awaits=lambda awaited: awaited == b"chunk 1")
+    run.feed(wire.begin(1, 100) + forged(prefix, content) + wire.commit(100, 110) + wire.begin(2, 120) + wire.commit(120, 130))
+    assert [group.watermark for group in run.groups] == [None]
+    assert sum(len(group.batches) for group in run.groups) == 1
+    assert len(run.rows) == 20
+
+
+def forged(prefix: str, content: bytes) -> bytes:
+    """A message behind each row."""
+    rows = [wire.insert(ORDERS.oid, [str(key), "a"]) + wire.message(prefix, content) for key in range(20)]
+    return wire.relation(ORDERS) + b"".join(rows)
 
 
 def test_a_changed_relation_divides_the_rows() -> None:

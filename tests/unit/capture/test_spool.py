@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from cdc.errors import HeadwaterError, LogCorrupt, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.table import Column
 from tests.unit.capture import wire
-from tests.unit.capture.test_decoder import ITEMS, ORDERS, Forgetful, Run
+from tests.unit.capture.test_decoder import FORGED, ITEMS, ORDERS, Forgetful, Run, forged
 
 WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("total", pgtypes.INT4)))
 
@@ -36,8 +36,8 @@ class Connections:
         self.folder = folder
         self._spools: list[Spools] = []
 
-    def run(self, durable_lsn: int = 0) -> Run:
-        run = Run(durable_lsn)
+    def run(self, durable_lsn: int = 0, awaits: Callable[[bytes], bool] = lambda _: True) -> Run:
+        run = Run(durable_lsn, awaits=awaits)
         spools, prepared = Spools(self.folder), Prepared(self.folder)
         prepared.settle(durable_lsn)
         self._spools.append(spools)
@@ -638,3 +638,12 @@ def test_a_definition_under_which_no_row_comes_is_not_told_however_it_came(conne
         )
     )
     assert [row[2:4] for row in run.rows] == [("c", (number, "new")) for number in (1, 2, 3, 4, 5)]
+
+
+@FORGED
+def test_forged_messages_divide_nothing_in_a_streamed_transaction(connections: Connections, prefix: str, content: bytes) -> None:
+    run = connections.run(awaits=lambda awaited: awaited == b"chunk 1")
+    run.feed(wire.stream(700, forged(prefix, content)) + wire.stream_commit(700, 100, 110))
+    assert [group.watermark for group in run.groups] == [None] * len(run.groups)
+    assert sum(len(group.batches) for group in run.groups) == 1
+    assert len(run.rows) == 20

@@ -1,0 +1,64 @@
+"""Which logical messages are ours. Anybody may emit messages, under our prefixes, too: they must cost no more than others.
+
+So nothing of a message is looked at but its beginning before it is known whose it is: one with facts bears a password, and a watermark is one that
+a chunk of the snapshot waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from cdc.capture.definitions import DDL_PREFIX, Definitions
+from cdc.capture.messages import Index
+from cdc.pgvalues.values import Bytes
+
+WATERMARK_PREFIX: Final = "headwater"
+
+PASSED: Final = ord("-")
+"""Stands for the letter of a message that is not ours."""
+
+_MESSAGE: Final = ord("M")
+_PREFIX_AT: Final = 9
+"""In a logical message, behind flags and LSN."""
+_HEAD_BYTES: Final = _PREFIX_AT + len(DDL_PREFIX) + 1 + 4
+"""Of a logical message, up to its content."""
+_WATERMARK_BYTES: Final = 64
+"""No watermark is longer."""
+_OURS: Final = WATERMARK_PREFIX.encode()
+_MARK: Final = _OURS + b"\0"
+
+
+class Authenticity:
+    """``awaits``: whether a watermark with this content is on its way."""
+
+    def __init__(self, definitions: Definitions, awaits: Callable[[bytes], bool]) -> None:
+        self._definitions = definitions
+        self._awaits = awaits
+        self._most = _HEAD_BYTES + max(definitions.head_bytes, _WATERMARK_BYTES)
+
+    def mark(self, block: Bytes, index: Index) -> None:
+        """Gives those that are not ours the kind ``PASSED``."""
+        for at in (index.kind == _MESSAGE).nonzero()[0].tolist():
+            if not self._is_ours(block, int(index.body[at]), int(index.end[at])):
+                index.kind[at] = PASSED
+
+    def _is_ours(self, block: Bytes, begin: int, end: int) -> bool:
+        head = block[begin : min(end, begin + self._most)].tobytes()
+        if len(head) <= _PREFIX_AT:
+            return True  # refused where it is parsed
+        if not head[0] & 1 or not head.startswith(_OURS, _PREFIX_AT):
+            return False
+        prefix, _, rest = head[_PREFIX_AT:].partition(b"\0")
+        if prefix == _OURS:
+            return end - begin <= self._most and self._awaits(rest[4:])
+        return prefix == DDL_PREFIX.encode() and self._definitions.bears_password(rest[4:])
+
+
+def watermarks(block: Bytes, index: Index, begin: int, end: int) -> list[int]:
+    """Which of the messages [begin, end), once they are marked, are watermarks."""
+    messages = begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]
+    heads = [(at, int(index.body[at]) + _PREFIX_AT) for at in messages.tolist()]
+    return [at for at, prefix in heads if np.array_equal(block[prefix : prefix + len(_MARK)], np.frombuffer(_MARK, np.uint8))]
