@@ -28,7 +28,7 @@ from cdc.capture.control import (
 )
 from cdc.capture.definitions import DDL_PREFIX, Definitions
 from cdc.capture.grouping import Grouping
-from cdc.capture.messages import SPAN, SPOOLING, Aborted, Commit, Index, Inside, Open, scan, scan_spooled
+from cdc.capture.messages import SPAN, SPOOLING, Aborted, Commit, Index, Inside, Open, Scan, scan, scan_spooled
 from cdc.capture.prepared import Prepared
 from cdc.capture.relations import Relations, parse_message, parse_truncate
 from cdc.capture.rows import Hold, Memory, Rows
@@ -128,23 +128,24 @@ class Decoder:
         What the decoder tells beside groups is known before the first of them, but for ``keepalive_lsn``, which is after the last.
         Raises ProtocolError, and nothing else, on bytes that the protocol does not allow.
         """
-        index = scan(block, start, stop, self._open, self._inside)
+        found = scan(block, start, stop, self._open, self._inside)
+        index = found.index
         self._authenticity.mark(block, index)
         count = len(index.kind)
         commits = index.kind == _COMMIT
-        ends = (commits | SPOOLING[index.kind] if index.spooling else commits).nonzero()[0]
+        ends = (commits | SPOOLING[index.kind] if found.spooling else commits).nonzero()[0]
         whole = int(ends[-1]) + 1 if len(ends) else 0
-        self._inside = index.inside if index.inside in (Inside.STREAM, Inside.PREPARED) else Inside.NOTHING
-        self.reply_requested = index.reply_requested
-        self.ended, self.lacks, self.foreign = index.ended, index.lacks, 0
-        if index.lacks >= PASSED_BYTES:
-            self._look_at_torn(block[index.scanned : stop])
-        self.notices = [_fields(block, int(at)) for at in index.notices if at >= start + self._heard]
+        self._inside = found.inside if found.inside in (Inside.STREAM, Inside.PREPARED) else Inside.NOTHING
+        self.reply_requested = found.reply_requested
+        self.ended, self.lacks, self.foreign = found.ended, found.lacks, 0
+        if found.lacks >= PASSED_BYTES:
+            self._look_at_torn(block[found.scanned : stop])
+        self.notices = [_fields(block, int(at)) for at in found.notices if at >= start + self._heard]
         used = int(index.end[whole - 1]) if whole else start
-        partial = whole < count and index.scanned - used >= OPEN_BYTES
-        self.consumed = index.scanned if partial or whole == count else used
-        self._heard = index.scanned - self.consumed
-        return self._groups(block, index, whole, next_position, partial=partial)
+        partial = whole < count and found.scanned - used >= OPEN_BYTES
+        self.consumed = found.scanned if partial or whole == count else used
+        self._heard = found.scanned - self.consumed
+        return self._groups(block, found, whole, next_position, partial=partial)
 
     def _look_at_torn(self, torn: Bytes) -> None:
         """The beginning of a large message: whose it is has to be known before it is put together."""
@@ -162,13 +163,12 @@ class Decoder:
             self._prepared.settle(durable_lsn)
         self.schema.settle()
 
-    def _groups(
-        self, block: Bytes, index: Index, whole: int, next_position: Callable[[], int], *, partial: bool
-    ) -> Iterator[Group]:
+    def _groups(self, block: Bytes, found: Scan, whole: int, next_position: Callable[[], int], *, partial: bool) -> Iterator[Group]:
         """Messages [0, whole) are whole transactions and what concerns spooled ones; ``partial``: what follows is a group, too."""
+        index = found.index
         count = len(index.kind)
         begin = 0
-        turns = SPOOLING[index.kind[:whole]].nonzero()[0].tolist() if index.spooling else []
+        turns = SPOOLING[index.kind[:whole]].nonzero()[0].tolist() if found.spooling else []
         for turn in (*turns, whole):
             for end in (*self._cuts(block, index, begin, turn), turn):
                 if end > begin:
@@ -182,7 +182,7 @@ class Decoder:
             last = len(index.xid) - 1
             yield from self._group(block, index, whole, count, next_position, complete=False)
             self._open = Open(int(index.xid[last]), int(index.commit_lsn[last]), int(index.commit_ts_us[last]))
-        self.keepalive_lsn = index.keepalive_lsn if self._open is None and self._inside is Inside.NOTHING else 0
+        self.keepalive_lsn = found.keepalive_lsn if self._open is None and self._inside is Inside.NOTHING else 0
 
     def _cuts(self, block: Bytes, index: Index, begin: int, end: int) -> list[int]:
         """A group ends behind each transaction that carries one of our watermarks."""

@@ -8,34 +8,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from cdc.capture import letters
 from cdc.errors import ProtocolError
-from cdc.kernels.jit import kernel
+from cdc.kernels.jit import inlined, kernel
 from cdc.pgvalues.integers import read_i64, read_u32
-from cdc.pgvalues.values import Bytes
+from cdc.pgvalues.values import Bytes, Offsets
 
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000
 """2000-01-01 UTC in microseconds since 1970; pgoutput counts from there."""
 
-MIN_MESSAGE_BYTES: Final = 31
-"""Frame header 5, XLogData header 25, kind 1: sizes the index."""
+MIN_MESSAGE_BYTES: Final = letters.FRAME_HEADER_BYTES + letters.XLOG_HEADER_BYTES + 1
+"""With its letter: sizes the index."""
 
-_ERRORS: Final = (
-    "",
-    "a frame's length is out of bounds",
-    "a frame of a kind that replication does not send",
-    "a replication message is too short",
-    "a pgoutput message of an unknown kind",
-    "a BEGIN inside a transaction",
-    "a row or COMMIT outside a transaction",
-    "a COMMIT does not match its BEGIN",
-    "a message that cannot stand inside a streamed block or a prepared transaction",
-    "a STREAM STOP or PREPARE without its beginning",
-)
+(
+    _FINE,
+    _FRAME_LENGTH,
+    _FRAME_KIND,
+    _TOO_SHORT,
+    _UNKNOWN_KIND,
+    _BEGIN_WITHIN,
+    _ROW_OUTSIDE,
+    _OTHER_COMMIT,
+    _MISPLACED,
+    _STOP_OUTSIDE,
+) = range(10)
+_ERRORS: Final = {
+    _FRAME_LENGTH: "a frame's length is out of bounds",
+    _FRAME_KIND: "a frame of a kind that replication does not send",
+    _TOO_SHORT: "a replication message is too short",
+    _UNKNOWN_KIND: "a pgoutput message of an unknown kind",
+    _BEGIN_WITHIN: "a BEGIN inside a transaction",
+    _ROW_OUTSIDE: "a row or COMMIT outside a transaction",
+    _OTHER_COMMIT: "a COMMIT does not match its BEGIN",
+    _MISPLACED: "a message that cannot stand inside a streamed block or a prepared transaction",
+    _STOP_OUTSIDE: "a STREAM STOP or PREPARE without its beginning",
+}
 
 SPAN: Final = 0
 """Stands for a letter: whole frames of a transaction that cannot be decoded yet, to be spooled as they are."""
@@ -57,6 +69,37 @@ class Inside(IntEnum):
     """BEGIN PREPARE and PREPARE."""
 
 
+_NOTHING, _TRANSACTION, _STREAM, _PREPARED = (inside.value for inside in Inside)
+
+_STEPS: Final = {
+    Inside.NOTHING: {
+        "B": Inside.TRANSACTION, "S": Inside.STREAM, "b": Inside.PREPARED,
+        **dict.fromkeys("cApKrRYOM", Inside.NOTHING),
+        **dict.fromkeys("CIUDT", -_ROW_OUTSIDE), **dict.fromkeys("EP", -_STOP_OUTSIDE),
+    },
+    Inside.TRANSACTION: {
+        "C": Inside.NOTHING, **dict.fromkeys("IUDTRYOM", Inside.TRANSACTION),
+        **dict.fromkeys("BSbcApKr", -_BEGIN_WITHIN), **dict.fromkeys("EP", -_STOP_OUTSIDE),
+    },
+    Inside.STREAM: {"E": Inside.NOTHING, **dict.fromkeys("IUDTRYOM", Inside.STREAM)},
+    Inside.PREPARED: {"P": Inside.NOTHING, **dict.fromkeys("IUDTRYOM", Inside.PREPARED)},
+}  # fmt: skip
+"""Where a message of each kind leaves the stream, or (negative) the error that it is there."""
+
+
+def _table() -> npt.NDArray[np.int8]:
+    """``_STEPS`` as the kernels read it: [inside, letter]."""
+    table = np.full((len(Inside), 256), -_UNKNOWN_KIND, np.int8)
+    table[[Inside.STREAM, Inside.PREPARED]] = -_MISPLACED
+    for inside, steps in _STEPS.items():
+        for letter, after in steps.items():
+            table[inside, ord(letter)] = after
+    return table
+
+
+_AFTER: Final = _table()
+
+
 @dataclass(frozen=True, slots=True)
 class Open:
     """The transaction that a block ends in (its BEGIN was seen, its COMMIT was not)."""
@@ -76,31 +119,58 @@ class Commit:
     end_lsn: int
 
 
-Aborted = npt.NDArray[np.int64]
+Aborted = Offsets
 _NONE: Final = np.empty(0, np.int64)
 
+_BODY, _END, _RELATION, _TRANSACTION_OF = range(4)
+"""Rows of what the kernels fill in for each message; see ``Index``."""
+_XID, _COMMIT_LSN, _COMMIT_TS_US, _END_LSN = range(4)
+"""Rows of what they fill in for each transaction."""
 
-@dataclass(frozen=True, slots=True)
-class Index:
-    """What one block holds. Message arrays have one entry per pgoutput message, in stream order."""
+
+class _Scanned(NamedTuple):
+    """What the kernel found; see ``Scan``."""
+
+    messages: int
+    transactions: int
+    scanned: int
+    error: int
+    keepalive_lsn: int
+    reply_requested: bool
+    lacks: int
+    notices: int
+    """How many there are."""
+    ended: int
+    spooling: bool
+    inside: int
+
+
+class Index(NamedTuple):
+    """A block's messages and their transactions. Message arrays have one entry per pgoutput message, in stream order."""
 
     kind: Bytes
     """The pgoutput message's letter, or ``SPAN``."""
-    body: npt.NDArray[np.int64]
+    body: Offsets
     """Offset of the first byte after the letter (and, in a spooled block, after the xid behind it); of a span, of its first frame."""
-    end: npt.NDArray[np.int64]
+    end: Offsets
     """Offset after the message's last byte; also where its frame ends."""
-    relation: npt.NDArray[np.int64]
+    relation: Offsets
     """The table's OID for I, U, D; 0 otherwise."""
-    transaction: npt.NDArray[np.int64]
+    transaction: Offsets
     """Which entry of the transaction arrays the message belongs to."""
-    xid: npt.NDArray[np.int64]
-    commit_lsn: npt.NDArray[np.int64]
+    xid: Offsets
+    commit_lsn: Offsets
     """LSN of the commit record, known from BEGIN on."""
-    commit_ts_us: npt.NDArray[np.int64]
+    commit_ts_us: Offsets
     """Microseconds since 1970-01-01."""
-    end_lsn: npt.NDArray[np.int64]
+    end_lsn: Offsets
     """End LSN of the commit; 0 for a transaction whose COMMIT is not in the block."""
+
+
+class Scan(NamedTuple):
+    """What one block holds: its messages, what the server says beside them, and where the block leaves the stream."""
+
+    index: Index
     keepalive_lsn: int
     """Highest keepalive seen between transactions (0: none): everything before it has been sent."""
     reply_requested: bool
@@ -108,7 +178,7 @@ class Index:
     """Offset after the last whole frame."""
     lacks: int
     """Bytes that the torn last frame lacks; 0 when there is none, or its length is not there yet."""
-    notices: npt.NDArray[np.int64]
+    notices: Offsets
     """Offset of each NoticeResponse."""
     ended: int
     """Offset of the message that ends the stream, or -1: CopyDone, ErrorResponse, or CommandComplete (a server that shuts down)."""
@@ -118,44 +188,33 @@ class Index:
     """Where the last whole frame leaves the stream."""
 
 
-def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None, inside: Inside = Inside.NOTHING) -> Index:
+def scan(block: Bytes, start: int, stop: int, open_transaction: Open | None, inside: Inside = Inside.NOTHING) -> Scan:
     """Indexes the whole frames in ``block[start:stop]``; a torn last frame is left for the next call.
 
     inside: STREAM or PREPARED when the last block ended so; what comes before its end is one span.
     Raises ProtocolError on bytes that the protocol does not allow.
     """
-    room = (stop - start) // MIN_MESSAGE_BYTES + 1
-    kind = np.empty(room, np.uint8)
-    wide = np.empty((4, room), np.int64)
-    transactions = np.empty((4, room + 1), np.int64)
-    state = np.zeros(7, np.int64)
+    kind, messages = _room(stop - start)
+    transactions = np.empty((4, len(kind) + 1), np.int64)
     if open_transaction is not None:
         inside = Inside.TRANSACTION
         transactions[:, 0] = open_transaction.xid, open_transaction.commit_lsn, open_transaction.commit_ts_us, 0
-    count, begun, scanned, error = _scan(block, start, stop, int(inside), kind, wide, transactions, state)
-    if error:
-        raise ProtocolError(f"{_ERRORS[error]} ({scanned - start} bytes into a block of {stop - start})")
-    notices = np.empty(state[3], np.int64)
+    found = _scan(block, start, stop, int(inside), kind, messages, transactions)
+    if found.error:
+        raise ProtocolError(f"{_ERRORS[found.error]} ({found.scanned - start} bytes into a block of {stop - start})")
+    notices = np.empty(found.notices, np.int64)
     if len(notices):
-        _notices(block, start, scanned, notices)
-    return Index(
-        kind[:count],
-        wide[0, :count],
-        wide[1, :count],
-        wide[2, :count],
-        wide[3, :count],
-        transactions[0, :begun],
-        transactions[1, :begun],
-        transactions[2, :begun],
-        transactions[3, :begun],
-        keepalive_lsn=int(state[0]),
-        reply_requested=bool(state[1]),
-        scanned=scanned,
-        lacks=int(state[4]),
-        notices=notices,
-        ended=int(state[2]) - 1,
-        spooling=bool(state[5]),
-        inside=Inside(int(state[6])),
+        _notices(block, start, found.scanned, notices)
+    return Scan(
+        Index(kind[: found.messages], *messages[:, : found.messages], *transactions[:, : found.transactions]),
+        found.keepalive_lsn,
+        found.reply_requested,
+        found.scanned,
+        found.lacks,
+        notices,
+        found.ended,
+        found.spooling,
+        Inside(found.inside),
     )
 
 
@@ -165,202 +224,189 @@ def scan_spooled(block: Bytes, start: int, stop: int, commit: Commit, aborted: A
     aborted: the subtransactions whose messages are left out, ascending; None for a transaction whose messages carry no xid (one that came
     whole, between BEGIN PREPARE and PREPARE). Raises ProtocolError as ``scan`` does.
     """
-    room = (stop - start) // MIN_MESSAGE_BYTES + 1
-    kind = np.empty(room, np.uint8)
-    wide = np.empty((3, room), np.int64)
-    count, scanned, error = _scan_spooled(
-        block, start, stop, aborted is not None, _NONE if aborted is None else aborted, kind, wide
-    )
+    kind, messages = _room(stop - start)
+    left_out = _NONE if aborted is None else aborted
+    count, scanned, error = _scan_spooled(block, start, stop, aborted is not None, left_out, kind, messages)
     if error:
         raise ProtocolError(f"{_ERRORS[error]} ({scanned - start} bytes into a piece of {stop - start} of a spooled transaction)")
-    return Index(
-        kind[:count],
-        wide[0, :count],
-        wide[1, :count],
-        wide[2, :count],
-        np.zeros(count, np.int64),
-        np.array([commit.xid], np.int64),
-        np.array([commit.commit_lsn], np.int64),
-        np.array([commit.commit_ts_us], np.int64),
-        np.array([commit.end_lsn], np.int64),
-        keepalive_lsn=0,
-        reply_requested=False,
-        scanned=scanned,
-        lacks=0,
-        notices=_NONE,
-        ended=-1,
-        spooling=False,
-        inside=Inside.NOTHING,
+    transaction = np.array([[commit.xid], [commit.commit_lsn], [commit.commit_ts_us], [commit.end_lsn]], np.int64)
+    return Index(kind[:count], *messages[:, :count], *transaction)
+
+
+def _room(size: int) -> tuple[Bytes, npt.NDArray[np.int64]]:
+    """For each message that a block of so many bytes may hold: its kind, and the rest."""
+    room = size // MIN_MESSAGE_BYTES + 1
+    return np.empty(room, np.uint8), np.empty((4, room), np.int64)
+
+
+@inlined
+def _put(messages: npt.NDArray[np.int64], count: int, body: int, end: int, relation: int, transaction: int) -> None:
+    messages[_BODY, count] = body
+    messages[_END, count] = end
+    messages[_RELATION, count] = relation
+    messages[_TRANSACTION_OF, count] = transaction
+
+
+@inlined
+def _of_row(letter: int) -> bool:
+    return letter == letters.INSERT or letter == letters.UPDATE or letter == letters.DELETE
+
+
+@inlined
+def _spools(inside: int) -> bool:
+    """Whether messages there wait for their transaction's end."""
+    return inside == _STREAM or inside == _PREPARED  # a tuple would cost a loop
+
+
+@inlined
+def _replicates(frame: int) -> bool:
+    """Whether replication sends frames of this kind at all."""
+    return (
+        frame == letters.COPY_DATA
+        or frame == letters.NOTICE_RESPONSE
+        or frame == letters.PARAMETER_STATUS
+        or frame == letters.COPY_DONE
+        or frame == letters.COMMAND_COMPLETE
+        or frame == letters.ERROR_RESPONSE
     )
+
+
+@inlined
+def _ends_stream(frame: int) -> bool:
+    return frame == letters.COPY_DONE or frame == letters.COMMAND_COMPLETE or frame == letters.ERROR_RESPONSE
 
 
 @kernel
 def _scan(
-    block: Bytes,
-    start: int,
-    stop: int,
-    inside: int,
-    kind: Bytes,
-    wide: npt.NDArray[np.int64],
-    transactions: npt.NDArray[np.int64],
-    state: npt.NDArray[np.int64],
-) -> tuple[int, int, int, int]:
-    """Returns (messages, transactions, offset after the last whole frame, error: index into _ERRORS)."""
+    block: Bytes, start: int, stop: int, inside: int, kind: Bytes, messages: npt.NDArray[np.int64], begun: npt.NDArray[np.int64]
+) -> _Scanned:
     at = start
-    span = start
+    span = start  # where the frames begin that are to be spooled
     count = 0
-    begun = 1 if inside == 1 else 0
-    state[5] = 1 if inside >= 2 else 0
-    while at + 5 <= stop:
+    transactions = 1 if inside == _TRANSACTION else 0
+    error = _FINE
+    keepalive_lsn = np.int64(0)
+    reply_requested = False
+    lacks = 0
+    notices = 0
+    ended = -1
+    spooling = _spools(inside)
+    while at + letters.FRAME_HEADER_BYTES <= stop:
         length = read_u32(block, at + 1)
-        if length < 4 or length > 1074790400:
-            return count, begun, at, 1
+        if length < letters.LENGTH_BYTES or length > letters.MOST_FRAME_BYTES:
+            error = _FRAME_LENGTH
+            break
         end = at + 1 + length
         frame = block[at]
-        if frame != 100 and frame != 99 and frame != 67 and frame != 69 and frame != 78 and frame != 83:  # d c C E N S
-            return count, begun, at, 2
+        if not _replicates(frame):
+            error = _FRAME_KIND
+            break
         if end > stop:
-            state[4] = end - stop
+            lacks = end - stop
             break
-        if frame == 99 or frame == 67 or frame == 69:
-            state[2] = at + 1
+        if _ends_stream(frame):
+            ended = at
             break
-        if frame == 78 or frame == 83:
-            if frame == 78:
-                state[3] += 1
+        if frame != letters.COPY_DATA:
+            notices += frame == letters.NOTICE_RESPONSE
             at = end
             continue
-        body = at + 5
+        body = at + letters.FRAME_HEADER_BYTES
         if end <= body:
-            return count, begun, at, 3
-        if block[body] == 107:  # k
-            if end - body != 18:
-                return count, begun, at, 3
-            if inside == 0:
-                state[0] = max(state[0], read_i64(block, body + 1))
-            if block[body + 17] != 0:
-                state[1] = 1
+            error = _TOO_SHORT
+            break
+        if block[body] == letters.KEEPALIVE:
+            if end - body != letters.KEEPALIVE_BYTES:
+                error = _TOO_SHORT
+                break
+            if inside == _NOTHING:
+                keepalive_lsn = max(keepalive_lsn, read_i64(block, body + 1))
+            reply_requested |= block[end - 1] != 0
             at = end
             continue
-        if block[body] != 119 or end - body < 26:  # w
-            return count, begun, at, 3
-        letter = block[body + 25]
-        body += 26
+        if block[body] != letters.XLOG_DATA or end - body <= letters.XLOG_HEADER_BYTES:
+            error = _TOO_SHORT
+            break
+        letter = block[body + letters.XLOG_HEADER_BYTES]
+        body += letters.XLOG_HEADER_BYTES + 1
+        after = np.int64(_AFTER[inside, letter])
+        if after < 0:
+            error = -after
+            break
         relation = np.int64(0)
-        if inside >= 2:
-            if (letter == 69 and inside == 2) or (letter == 80 and inside == 3):  # E P
-                if span < at:
-                    kind[count] = 0
-                    wide[0, count] = span
-                    wide[1, count] = at
-                    wide[2, count] = 0
-                    wide[3, count] = max(begun - 1, 0)
-                    count += 1
-                inside = 0
-            elif (
-                letter == 73
-                or letter == 85
-                or letter == 68
-                or letter == 84
-                or letter == 77
-                or letter == 82
-                or letter == 89
-                or letter == 79
-            ):
-                at = end  # I U D T M R Y O
-                continue
-            else:
-                return count, begun, at, 8
-        elif letter == 66:  # B
-            if inside != 0:
-                return count, begun, at, 5
-            if end - body != 20:
-                return count, begun, at, 3
-            inside = 1
-            transactions[0, begun] = read_u32(block, body + 16)
-            transactions[1, begun] = read_i64(block, body)
-            transactions[2, begun] = read_i64(block, body + 8) + 946684800000000
-            transactions[3, begun] = 0
-            begun += 1
-        elif letter == 67:  # C
-            if inside != 1:
-                return count, begun, at, 6
-            if end - body != 25:
-                return count, begun, at, 3
-            if read_i64(block, body + 1) != transactions[1, begun - 1]:
-                return count, begun, at, 7
-            transactions[3, begun - 1] = read_i64(block, body + 9)
-            inside = 0
-        elif letter == 73 or letter == 85 or letter == 68:  # I U D
-            if inside != 1:
-                return count, begun, at, 6
-            if end - body < 7:
-                return count, begun, at, 3
-            relation = read_u32(block, body)
-        elif letter == 84:  # T
-            if inside != 1:
-                return count, begun, at, 6
-        elif letter == 77:  # M
-            if inside != 1:  # said at once, whatever becomes of the transaction that said it: nothing of ours
+        if _spools(inside):
+            if after == inside:
                 at = end
                 continue
-        elif letter == 83 or letter == 98:  # S b
-            if inside != 0:
-                return count, begun, at, 5
-            inside = 2 if letter == 83 else 3
+            if span < at:
+                kind[count] = SPAN
+                _put(messages, count, span, at, 0, max(transactions - 1, 0))
+                count += 1
+        elif letter == letters.BEGIN:
+            if end - body != letters.BEGIN_BYTES:
+                error = _TOO_SHORT
+                break
+            begun[_XID, transactions] = read_u32(block, body + 16)
+            begun[_COMMIT_LSN, transactions] = read_i64(block, body)
+            begun[_COMMIT_TS_US, transactions] = read_i64(block, body + 8) + POSTGRES_EPOCH_US
+            begun[_END_LSN, transactions] = 0
+            transactions += 1
+        elif letter == letters.COMMIT:
+            if end - body != letters.COMMIT_BYTES:
+                error = _TOO_SHORT
+                break
+            if read_i64(block, body + 1) != begun[_COMMIT_LSN, transactions - 1]:
+                error = _OTHER_COMMIT
+                break
+            begun[_END_LSN, transactions - 1] = read_i64(block, body + 9)
+        elif _of_row(letter):
+            if end - body < letters.LEAST_ROW_BYTES:
+                error = _TOO_SHORT
+                break
+            relation = read_u32(block, body)
+        elif letter == letters.MESSAGE and inside == _NOTHING:
+            at = end  # said at once, whatever becomes of the transaction that said it: nothing of ours
+            continue
+        elif SPOOLING[letter]:
             span = end
-            state[5] = 1
-        elif letter == 99 or letter == 65 or letter == 112 or letter == 75 or letter == 114:  # c A p K r
-            if inside != 0:
-                return count, begun, at, 5
-            state[5] = 1
-        elif letter == 69 or letter == 80:  # E P
-            return count, begun, at, 9
-        elif letter != 82 and letter != 89 and letter != 79:  # R Y O
-            return count, begun, at, 4
+            spooling = True
+        inside = after
         kind[count] = letter
-        wide[0, count] = body
-        wide[1, count] = end
-        wide[2, count] = relation
-        wide[3, count] = max(begun - 1, 0)
+        _put(messages, count, body, end, relation, max(transactions - 1, 0))
         count += 1
         at = end
-    if inside >= 2 and span < at:
-        kind[count] = 0
-        wide[0, count] = span
-        wide[1, count] = at
-        wide[2, count] = 0
-        wide[3, count] = max(begun - 1, 0)
+    if error == _FINE and _spools(inside) and span < at:
+        kind[count] = SPAN
+        _put(messages, count, span, at, 0, max(transactions - 1, 0))
         count += 1
-    state[6] = inside
-    return count, begun, at, 0
+    return _Scanned(count, transactions, at, error, keepalive_lsn, reply_requested, lacks, notices, ended, spooling, inside)
 
 
 @kernel
 def _scan_spooled(
-    block: Bytes, start: int, stop: int, prefixed: bool, aborted: Aborted, kind: Bytes, wide: npt.NDArray[np.int64]
+    block: Bytes, start: int, stop: int, prefixed: bool, aborted: Aborted, kind: Bytes, messages: npt.NDArray[np.int64]
 ) -> tuple[int, int, int]:
-    """Returns (messages, offset after the last whole frame, error: index into _ERRORS)."""
+    """Returns (messages, offset after the last whole frame, error)."""
     at = start
     count = 0
-    while at + 5 <= stop:
+    while at + letters.FRAME_HEADER_BYTES <= stop:
         length = read_u32(block, at + 1)
-        if length < 4 or length > 1074790400:
-            return count, at, 1
+        if length < letters.LENGTH_BYTES or length > letters.MOST_FRAME_BYTES:
+            return count, at, _FRAME_LENGTH
         end = at + 1 + length
         if end > stop:
             break
-        body = at + 5
-        if block[at] != 100 or block[body] == 107:  # d k
+        body = at + letters.FRAME_HEADER_BYTES
+        if block[at] != letters.COPY_DATA or block[body] == letters.KEEPALIVE:
             at = end
             continue
-        if end - body < 26 or block[body] != 119:  # w
-            return count, at, 3
-        letter = block[body + 25]
-        body += 26
-        if prefixed and letter != 79:  # O
+        if end - body <= letters.XLOG_HEADER_BYTES or block[body] != letters.XLOG_DATA:
+            return count, at, _TOO_SHORT
+        letter = block[body + letters.XLOG_HEADER_BYTES]
+        body += letters.XLOG_HEADER_BYTES + 1
+        if prefixed and letter != letters.ORIGIN:
             if end - body < 4:
-                return count, at, 3
+                return count, at, _TOO_SHORT
             subxid = read_u32(block, body)
             body += 4
             if aborted.shape[0]:
@@ -368,29 +414,27 @@ def _scan_spooled(
                 if found < aborted.shape[0] and aborted[found] == subxid:
                     at = end
                     continue
+        if _AFTER[_STREAM, letter] != _STREAM:
+            return count, at, _MISPLACED
         relation = np.int64(0)
-        if letter == 73 or letter == 85 or letter == 68:  # I U D
-            if end - body < 7:
-                return count, at, 3
+        if _of_row(letter):
+            if end - body < letters.LEAST_ROW_BYTES:
+                return count, at, _TOO_SHORT
             relation = read_u32(block, body)
-        elif letter != 84 and letter != 77 and letter != 82 and letter != 89 and letter != 79:  # T M R Y O
-            return count, at, 8
         kind[count] = letter
-        wide[0, count] = body
-        wide[1, count] = end
-        wide[2, count] = relation
+        _put(messages, count, body, end, relation, 0)
         count += 1
         at = end
-    return count, at, 0
+    return count, at, _FINE
 
 
 @kernel
-def _notices(block: Bytes, start: int, stop: int, found: npt.NDArray[np.int64]) -> None:
+def _notices(block: Bytes, start: int, stop: int, found: Offsets) -> None:
     """Offsets of the notices among the whole frames in ``block[start:stop]``."""
     at = start
     count = 0
     while at < stop and count < found.shape[0]:
-        if block[at] == 78:
+        if block[at] == letters.NOTICE_RESPONSE:
             found[count] = at
             count += 1
         at += 1 + read_u32(block, at + 1)

@@ -1,32 +1,55 @@
-"""When compiled kernels are stale: numba looks at the file of the kernel itself, but machine code also holds the kernels that it calls. And
-whose word is taken for them: what is found in the cache is unpickled and run."""
+"""When compiled kernels are stale: numba looks at the file of the kernel itself, but machine code also holds the kernels that it calls and the
+globals that it names (numba freezes them). And whose word is taken for them: what is found in the cache is unpickled and run."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from numba import config
 from numba.core.caching import InTreeCacheLocator, UserProvidedCacheLocator, UserWideCacheLocator
 
 from cdc.folders import own_code
 
-_TOP = Path(__file__).parents[2]
-_PACKAGES = ("cdc", "sinks", "snapshots")
-_MARK = b"cdc.kernels.jit import"
+_TOP: Final = Path(__file__).parents[2]
+_PACKAGES: Final = ("cdc", "sinks", "snapshots")
+_MARK: Final = b"cdc.kernels.jit import"
+_IMPORT: Final = re.compile(rb"^(?:from|import) ((?:cdc|sinks|snapshots)\b[\w.]*)(?: import (\([^)]*\)|[^\n]*))?", re.MULTILINE)
 
 
 @cache
 def stamp() -> str:
-    """Of all files that hold kernels, by their content: after an upgrade in place no kernel runs with the machine code of another version."""
-    digest = hashlib.sha256()
+    """A digest of all files that hold kernels, and of those that they import: after an upgrade in place no kernel runs with the machine code
+    of another version."""
+    contents: dict[Path, bytes] = {}
     for package in _PACKAGES:
-        for path in sorted((_TOP / package).rglob("*.py")):
+        for path in (_TOP / package).rglob("*.py"):
             content = path.read_bytes()
             if _MARK in content:
-                digest.update(hashlib.sha256(content).digest())
+                contents[path] = content
+    found = list(contents.values())
+    while found:
+        for path in _imported(found.pop()):
+            if path not in contents and path.is_file():
+                contents[path] = path.read_bytes()
+                found.append(contents[path])
+    digest = hashlib.sha256()
+    for path in sorted(contents):
+        digest.update(hashlib.sha256(contents[path]).digest())
     return digest.hexdigest()
+
+
+def _imported(content: bytes) -> Iterator[Path]:
+    """Where the modules of ours may lie that a module imports as it is loaded; what it imports of a package may be a module."""
+    for module, names in _IMPORT.findall(content):
+        place = _TOP.joinpath(*module.decode().split("."))
+        for found in (place, *(place / name.decode() for name in re.findall(rb"\w+", names))):
+            yield found.with_suffix(".py")
+            yield found / "__init__.py"
 
 
 @cache

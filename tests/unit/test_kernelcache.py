@@ -17,29 +17,56 @@ _CALLS = (
     "from cdc.kernels.jit import kernel\nfrom cdc.called import called\n\n@kernel\ndef calls(x):\n    return called(x) * 10\n\n"
     "print(calls(1), sum(calls.stats.cache_hits.values()))\n"
 )
+_NUMBER = "NUMBER = {}\n"
+_NAMED = "from cdc.number import NUMBER as NUMBER\n"
+_FREEZES = (
+    "from cdc.kernels.jit import kernel\n{}\n\n@kernel\ndef calls(x):\n    return (x + NUMBER) * 10\n\n"
+    "print(calls(1), sum(calls.stats.cache_hits.values()))\n"
+)
 
 
-def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A house of kernels alone."""
     kernels = tmp_path / "cdc" / "kernels"
     kernels.mkdir(parents=True)
     for name in ("kernels/jit.py", "kernels/cache.py", "folders.py", "errors.py"):
         shutil.copy(Path(cdc.__file__).parent / name, kernels.parent / name)
     for folder in (kernels, kernels.parent):
         (folder / "__init__.py").touch()
-    (kernels.parent / "calls.py").write_text(_CALLS)
+    return kernels.parent
 
-    def run(summand: int) -> list[str]:
-        (kernels.parent / "called.py").write_text(_CALLED.format(summand))
-        left = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "cdc.calls"], cwd=tmp_path, env=left, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
 
-    assert run(1) == ["20", "0"]
-    assert run(1) == ["20", "1"], "kept on disk"
-    assert run(2) == ["30", "0"], "the file of the kernel itself has not changed"
+def run(house: Path) -> list[str]:
+    left = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc.calls"], cwd=house.parent, env=left, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(house: Path) -> None:
+    (house / "calls.py").write_text(_CALLS)
+    (house / "called.py").write_text(_CALLED.format(1))
+    assert run(house) == ["20", "0"]
+    assert run(house) == ["20", "1"], "kept on disk"
+    (house / "called.py").write_text(_CALLED.format(2))
+    assert run(house) == ["30", "0"], "the file of the kernel itself has not changed"
+
+
+@pytest.mark.parametrize(
+    "imported", ["from cdc.number import NUMBER", "from cdc import number\nNUMBER = number.NUMBER", "from cdc.named import NUMBER"]
+)
+def test_a_kernel_is_compiled_again_when_a_number_that_it_holds_has_changed(house: Path, imported: str) -> None:
+    """numba freezes globals: they are in the machine code, wherever they come from."""
+    (house / "calls.py").write_text(_FREEZES.format(imported))
+    (house / "named.py").write_text(_NAMED)
+    (house / "number.py").write_text(_NUMBER.format(1))
+    assert run(house) == ["20", "0"]
+    assert run(house) == ["20", "1"], "kept on disk"
+    (house / "number.py").write_text(_NUMBER.format(2))
+    assert run(house) == ["30", "0"], "the file of the kernel itself has not changed"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
