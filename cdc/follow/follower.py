@@ -16,7 +16,7 @@ from typing import Final
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StoreError
-from cdc.follow.apply import Slices, Writer
+from cdc.follow.apply import Slices
 from cdc.follow.opening import Opening
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
 from cdc.follow.reporter import Reporter
@@ -24,7 +24,7 @@ from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings.models import Contract, StoreOptions
-from cdc.state.approvals import approved, ask
+from cdc.state.approvals import approved
 from cdc.state.status import FollowerStatus
 from sinks.contract import Outcome, Sink
 
@@ -53,9 +53,6 @@ class Follower:
         self.store = store
         self.options = options
         self.applied: Cut = ZERO_CUT
-        self._clock = clock
-        self._log_dir = log_dir
-        self._run_dir = run_dir
         self._reader = reader
         self._reporter = Reporter(run_dir, store, options.kind, clock)
         self._ranges = Ranges(options, reader, Rules(store, options, contracts or {}, approved(run_dir, store)), clock)
@@ -223,18 +220,15 @@ class Follower:
     def _advance(self, end: Cut, slices: Slices | None) -> None:
         self._ensure_open()
         self._look_at_the_store()
-        opened = Opened(self._sink, Writer(self._log_dir, self._opening.epoch, self._opening.number))
+        opened = Opened(self._sink, self._opening.writer)
         while self.applied.position < end.position and not self._stop.is_set():
             try:
                 taken = self._ranges.take(opened, self.applied.position, end, slices)
             except ChangeWaits as waits:
-                # In this order: what was asked counts as let through once no stop state is held.
-                self.fail(waits.pause.stopped)
-                ask(self._run_dir, self.store, waits.pause.topic, waits.pause.position)
+                self._reporter.asks(waits.pause)
                 raise waits.pause.stopped from None
-            began = self._clock()
             self._commit(taken.cut, taken.outcome)
-            self._ranges.committed(taken, self._clock() - began)
+            self._ranges.committed(taken)
 
     def _commit(self, cut: Cut, outcome: Outcome) -> None:
         crashpoint("follower.before_commit")

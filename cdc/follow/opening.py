@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState, StoreError
+from cdc.follow.apply import Writer
 from cdc.log.contract import LogReader, selected
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings.models import StoreOptions
@@ -43,6 +44,11 @@ class Opening:
         """The lease's, which must have been taken."""
         assert self._lease is not None
         return self._lease.epoch
+
+    @property
+    def writer(self) -> Writer:
+        """As whom Spark's workers write to the store while it is open."""
+        return Writer(self._log_dir, self.epoch, self.number)
 
     def take_lease(self) -> None:
         """Raises LeaseHeld when another process follows this store, StoreError when the log's folder cannot be written."""

@@ -38,6 +38,8 @@ class Taken:
     outcome: Outcome
     rows: int
     seconds: float
+    at: float
+    """When it was taken, by the clock of its ``Ranges``."""
 
 
 class ChangeWaits(Exception):
@@ -76,9 +78,9 @@ class Ranges:
     def failed(self) -> None:
         self._stride.failed()
 
-    def committed(self, taken: Taken, seconds: float) -> None:
-        """What was taken is committed, which took so long."""
-        self._stride.took(taken.rows, taken.seconds, seconds)
+    def committed(self, taken: Taken) -> None:
+        """What was taken is committed, just now."""
+        self._stride.took(taken.rows, taken.seconds, self._clock() - taken.at)
 
     def take(self, opened: Opened, after: Position, end: Cut, slices: Slices | None) -> Taken:
         """Applies what comes after ``after``, up to ``end`` or less. slices: a micro-batch that Spark has divided among its workers.
@@ -104,7 +106,8 @@ class Ranges:
             outcome = self._divided(opened, seen, slices)
         else:
             outcome = apply_range(sink, self._reader, seen, self._prepared, self._rules)
-        return Taken(cut, outcome, cut.position - after, self._clock() - began)
+        now = self._clock()
+        return Taken(cut, outcome, cut.position - after, now - began, now)
 
     def on_workers(self, sink: Sink) -> bool:
         """Large ranges are for Spark's workers."""

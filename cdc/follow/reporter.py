@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
+from cdc.follow.rules import Pause
 from cdc.follow.stride import Rate
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.state import status, stops
+from cdc.state.approvals import ask
 from cdc.state.status import FollowerStatus
 from sinks.contract import Outcome
 
@@ -74,6 +76,11 @@ class Reporter:
         if stopped.state in (StopState.DIVERGED, StopState.OTHER_LOG):
             self._show(ZERO_CUT)  # what it holds is none of this log's
         self.report()
+
+    def asks(self, pause: Pause) -> None:
+        """Waits for an operator to let a schema change through. In this order: without its stop state, the question counts as answered."""
+        self.failed(pause.stopped)
+        ask(self._run_dir, self.status.store, pause.topic, pause.position)
 
     def exited(self) -> None:
         """The follower has closed the store."""

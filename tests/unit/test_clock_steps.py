@@ -212,10 +212,11 @@ def test_no_version_of_a_table_goes_early(clock: Clock, monkeypatch: pytest.Monk
     place: Any = SimpleNamespace(live=dict, iceberg=SimpleNamespace(expire=lambda ms: expired.append(ms / 1000)))
     options = Options(kind="iceberg", path=Path("x"), keep_snapshots_s=3600)
     made_at = time.time()
-    kept = upkeep.Upkeep(place, options)
+    leftovers: Any = SimpleNamespace(remove=lambda _: None)
+    kept = upkeep.Upkeep(place, options, leftovers)
     clock.step(seconds)
     with after(monkeypatch, 120.0):
-        kept.after_commit(None)  # type: ignore[arg-type]
+        kept.after_commit(SimpleNamespace(epoch=1))  # type: ignore[arg-type]
     assert len(expired) == 1
     assert expired[0] <= made_at - 3600 + 180
 
