@@ -129,7 +129,7 @@ class Decoder:
         Raises ProtocolError, and nothing else, on bytes that the protocol does not allow.
         """
         found = scan(block, start, stop, self._open, self._inside)
-        index = found.index
+        index = found.messages
         self._authenticity.mark(block, index)
         count = len(index.kind)
         commits = index.kind == _COMMIT
@@ -165,7 +165,7 @@ class Decoder:
 
     def _groups(self, block: Bytes, found: Scan, whole: int, next_position: Callable[[], int], *, partial: bool) -> Iterator[Group]:
         """Messages [0, whole) are whole transactions and what concerns spooled ones; ``partial``: what follows is a group, too."""
-        index = found.index
+        index = found.messages
         count = len(index.kind)
         begin = 0
         turns = SPOOLING[index.kind[:whole]].nonzero()[0].tolist() if found.spooling else []

@@ -56,8 +56,10 @@ BEGIN_BYTES: Final = 20
 """Behind the letter: the commit's LSN, its time, the xid."""
 COMMIT_BYTES: Final = 25
 """Behind the letter: flags, the commit's LSN, the LSN where its record ends, its time."""
+OID_BYTES: Final = 4
+"""Behind the letter of a row message: which table."""
 LEAST_ROW_BYTES: Final = 7
-"""Behind the letter: the table's OID, which tuple it is, how many columns."""
+"""Behind the letter: the table's OID, which tuple comes first, how many columns it has."""
 
 # Tuples in a row message, and columns in a tuple
 NEW_TUPLE: Final = ord("N")

@@ -71,7 +71,7 @@ class Inside(IntEnum):
 
 _NOTHING, _TRANSACTION, _STREAM, _PREPARED = (inside.value for inside in Inside)
 
-_STEPS: Final = {
+_STEPS: Final[dict[Inside, dict[str, int]]] = {
     Inside.NOTHING: {
         "B": Inside.TRANSACTION, "S": Inside.STREAM, "b": Inside.PREPARED,
         **dict.fromkeys("cApKrRYOM", Inside.NOTHING),
@@ -170,7 +170,7 @@ class Index(NamedTuple):
 class Scan(NamedTuple):
     """What one block holds: its messages, what the server says beside them, and where the block leaves the stream."""
 
-    index: Index
+    messages: Index
     keepalive_lsn: int
     """Highest keepalive seen between transactions (0: none): everything before it has been sent."""
     reply_requested: bool
@@ -285,7 +285,7 @@ def _scan(
     count = 0
     transactions = 1 if inside == _TRANSACTION else 0
     error = _FINE
-    keepalive_lsn = np.int64(0)
+    keepalive_lsn = 0
     reply_requested = False
     lacks = 0
     notices = 0
@@ -329,11 +329,11 @@ def _scan(
             break
         letter = block[body + letters.XLOG_HEADER_BYTES]
         body += letters.XLOG_HEADER_BYTES + 1
-        after = np.int64(_AFTER[inside, letter])
+        after = int(_AFTER[inside, letter])
         if after < 0:
             error = -after
             break
-        relation = np.int64(0)
+        relation = 0
         if _spools(inside):
             if after == inside:
                 at = end
@@ -416,7 +416,7 @@ def _scan_spooled(
                     continue
         if _AFTER[_STREAM, letter] != _STREAM:
             return count, at, _MISPLACED
-        relation = np.int64(0)
+        relation = 0
         if _of_row(letter):
             if end - body < letters.LEAST_ROW_BYTES:
                 return count, at, _TOO_SHORT

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.capture import tuples
+from cdc.capture import letters, tuples
 from cdc.capture.messages import Index
 from cdc.capture.relations import Relations
 from cdc.errors import ProtocolError
@@ -21,8 +21,7 @@ from cdc.pgvalues import columns
 from cdc.pgvalues.values import Bytes, Flags
 
 _ROWS: Final = np.zeros(256, np.bool_)
-_ROWS[[ord("I"), ord("U"), ord("D")]] = True
-_UPDATE: Final = ord("U")
+_ROWS[[letters.INSERT, letters.UPDATE, letters.DELETE]] = True
 
 
 class Memory(Protocol):
@@ -80,9 +79,7 @@ class Rows:
         if not len(at):
             return []
         at, tables, starts = self._by_table(index, at)
-        parsed = tuples.parse(
-            block, index.kind[at], index.body[at], index.end[at], at, [tuples.shape_of(t) for t in tables], starts
-        )
+        parsed = tuples.parse(block, index, at, [tuples.shape_of(t) for t in tables], starts)
         found, partial = self._columns(block, tables, parsed)
         order = parsed.whole(parsed.order)
         logged = order
@@ -110,20 +107,20 @@ class Rows:
 
         The definitions are those that are in force. some: the first row that is filled in may be larger.
         """
-        if not (index.kind[begin:end] == _UPDATE).any():
+        if not (index.kind[begin:end] == letters.UPDATE).any():
             return end, 0
         at = self._of_rows(index, begin, end)
-        if not (index.kind[at] == _UPDATE).any():
+        if not (index.kind[at] == letters.UPDATE).any():
             return end, 0
         at, tables, starts = self._by_table(index, at)
         filled: npt.NDArray[np.int64] = np.zeros(end - begin, np.int64)
         for t, table in enumerate(tables):
             mine = at[starts[t] : starts[t + 1]]
             wide = (index.end[mine] - index.body[mine]).max() >= tuples.TOAST_TUPLE_BYTES
-            if not (wide or self._memory.knows(table)) or not (index.kind[mine] == _UPDATE).any():
+            if not (wide or self._memory.knows(table)) or not (index.kind[mine] == letters.UPDATE).any():
                 continue
             ends = np.array([0, len(mine)], np.int64)
-            parsed = tuples.parse(block, index.kind[mine], index.body[mine], index.end[mine], mine, [tuples.shape_of(table)], ends)
+            parsed = tuples.parse(block, index, mine, [tuples.shape_of(table)], ends)
             rows = parsed.rows(0)
             if rows.partial.any():
                 np.add.at(filled, (rows.order >> 1) - begin, self._memory.weigh(table, block, rows))

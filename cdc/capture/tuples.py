@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from cdc.capture import letters
+from cdc.capture.messages import Index
 from cdc.errors import ProtocolError
 from cdc.kernels.jit import kernel
+from cdc.model.batch import Op
 from cdc.model.pgtypes import BPCHAR, BYTEA, INTERVAL, JSON, NAME, TEXT, TIMETZ, UUID, VARCHAR, XML, arrow_type
 from cdc.model.table import Table
 from cdc.pgvalues.integers import read_u16, read_u32
 from cdc.pgvalues.values import Bytes, Flags, Lengths, Offsets, running
 
 NULL: Final = -1
+"""Length of a field without a value."""
 UNCHANGED: Final = -2
 """Length of a field that the server left out because its TOASTed value did not change."""
 
@@ -37,17 +41,20 @@ ROW_HEADER_BYTES: Final = 32
 TOAST_TUPLE_BYTES: Final = 2000
 """Postgres moves values out of line only in tuples wider than about 2 kB (TOAST_TUPLE_THRESHOLD, 2032 by default)."""
 
-_ERRORS: Final = (
-    "",
-    "a row message is too short",
-    "a row has another number of columns than its RELATION message said",
-    "a column value of an unknown kind",
-    "a row message without the tuple that its kind needs",
-)
+FIELD_HEADER_BYTES: Final = 24
+"""On disk beside a value's bytes: its header, and its alignment."""
+
+_FINE, _TOO_SHORT, _OTHER_WIDTH, _UNKNOWN_FIELD, _NO_TUPLE = range(5)
+_ERRORS: Final = {
+    _TOO_SHORT: "a row message is too short",
+    _OTHER_WIDTH: "a row has another number of columns than its RELATION message said",
+    _UNKNOWN_FIELD: "a column value of an unknown kind",
+    _NO_TUPLE: "a row message without the tuple that its kind needs",
+}
+_INSERTED, _UPDATED, _DELETED = int(Op.INSERT), int(Op.UPDATE), int(Op.DELETE)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of one table, in stream order. ``offsets`` and ``lengths`` have shape (columns, rows)."""
 
     offsets: Offsets
@@ -93,8 +100,7 @@ def _weight(type_oid: int, arrow: object) -> int:
     return -LONGEST_DECIMAL_BYTES if str(arrow).startswith("decimal") else -8
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(NamedTuple):
     """The rows of several tables. Arrays of rows have room for more than there are, table by table."""
 
     offsets: Offsets
@@ -137,38 +143,42 @@ class Parsed:
         return np.concatenate([of_rows[at : at + count] for at, count in zip(self.rows_at, self.counts, strict=False)])
 
 
-def parse(
-    block: Bytes, kind: Bytes, body: Offsets, end: Offsets, order: npt.NDArray[np.int64], shapes: Sequence[Shape], starts: Offsets
-) -> Parsed:
-    """Parses these messages, which stand table by table: ``shapes[t]``'s are [starts[t], starts[t + 1]).
+_Messages = tuple[Bytes, Offsets, Offsets, Offsets]
+"""Those of a block, as in ``Index``: kind, body, end; and which of them to take, table by table."""
+_Places = tuple[Offsets, Offsets, Offsets, Offsets]
+"""Where each table's part begins, and the last one's ends: of the messages to take, of the columns, the rows and the fields."""
+_Columns = tuple[Flags, Offsets]
+"""Key and weight, as in ``Shape``."""
+_Room = tuple[Offsets, Lengths, npt.NDArray[np.int8], npt.NDArray[np.int64], Flags, Flags]
+"""To be filled in, as in ``Rows``."""
+
+
+def parse(block: Bytes, index: Index, order: Offsets, shapes: Sequence[Shape], starts: Offsets) -> Parsed:
+    """Parses the messages that ``order`` names table by table: ``shapes[t]``'s are [starts[t], starts[t + 1]) of them.
 
     Raises ProtocolError on bytes that pgoutput does not send.
     """
     widths = np.array([len(shape.key) for shape in shapes], np.int64)
-    columns_at = running(widths)
-    changed = running(kind == 85)
-    rows_at = running(np.diff(starts) + np.diff(changed[starts]))
+    updated = running(index.kind[order] == letters.UPDATE)
+    rows_at = running(np.diff(starts) + np.diff(updated[starts]))  # an update may become two rows
     fields_at = running(np.diff(rows_at) * widths)
-    room = int(rows_at[-1])
-    offsets = np.empty(fields_at[-1], np.int64)
-    lengths = np.empty(fields_at[-1], np.int32)
-    op = np.empty(room, np.int8)
-    placed = np.empty(room, np.int64)
-    partial = np.zeros(room, np.bool_)
-    wide = np.zeros(room, np.bool_)
+    room, fields = int(rows_at[-1]), int(fields_at[-1])
+    rows = (
+        np.empty(fields, np.int64),
+        np.empty(fields, np.int32),
+        np.empty(room, np.int8),
+        np.empty(room, np.int64),
+        np.zeros(room, np.bool_),
+        np.zeros(room, np.bool_),
+    )
+    columns = np.concatenate([shape.key for shape in shapes]), np.concatenate([shape.weight for shape in shapes])
+    messages = index.kind, index.body, index.end, order
     counts = np.zeros(len(shapes), np.int64)
     odd = np.zeros(len(shapes), np.bool_)
-    error = _parse(
-        block, kind, body, end, order, starts, columns_at, rows_at, fields_at,
-        np.concatenate([shape.key for shape in shapes]), np.concatenate([shape.weight for shape in shapes]), TOAST_TUPLE_BYTES,
-        offsets, lengths, op, placed, partial, wide, counts, odd,
-    )  # fmt: skip
+    error = _parse(block, messages, (starts, running(widths), rows_at, fields_at), columns, rows, counts, odd)
     if error:
         raise ProtocolError(_ERRORS[error])
-    return Parsed(
-        offsets, lengths, op, placed, partial, wide,
-        tuple(fields_at.tolist()), tuple(rows_at.tolist()), tuple(counts.tolist()), tuple(odd.tolist()),
-    )  # fmt: skip
+    return Parsed(*rows, tuple(fields_at.tolist()), tuple(rows_at.tolist()), tuple(counts.tolist()), tuple(odd.tolist()))
 
 
 @kernel
@@ -176,93 +186,82 @@ def _tuple(block: Bytes, at: int, end: int, row: int, offsets: Offsets, lengths:
     """One TupleData into column ``row`` of the matrices; returns (offset after it, error)."""
     width = offsets.shape[0]
     if at + 2 > end:
-        return at, 1
+        return at, _TOO_SHORT
     if read_u16(block, at) != width:
-        return at, 2
+        return at, _OTHER_WIDTH
     at += 2
     for c in range(width):
         if at >= end:
-            return at, 1
+            return at, _TOO_SHORT
         letter = block[at]
         at += 1
-        if letter == 116:  # t
+        if letter == letters.TEXT_FIELD:
             if at + 4 > end:
-                return at, 1
+                return at, _TOO_SHORT
             length = read_u32(block, at)
             at += 4
             if length > end - at:
-                return at, 1
+                return at, _TOO_SHORT
             offsets[c, row] = at
             lengths[c, row] = np.int32(length)
             at += length
-        elif letter == 110:  # n
+        elif letter == letters.NULL_FIELD:
             offsets[c, row] = at
-            lengths[c, row] = np.int32(-1)
-        elif letter == 117:  # u
+            lengths[c, row] = np.int32(NULL)
+        elif letter == letters.UNCHANGED_FIELD:
             offsets[c, row] = at
-            lengths[c, row] = np.int32(-2)
+            lengths[c, row] = np.int32(UNCHANGED)
         else:
-            return at, 3
-    return at, 0
+            return at, _UNKNOWN_FIELD
+    return at, _FINE
 
 
 @kernel
-def _rows(
-    block: Bytes,
-    kind: Bytes,
-    body: Offsets,
-    end: Offsets,
-    order: npt.NDArray[np.int64],
-    key: Flags,
-    weight: npt.NDArray[np.int64],
-    threshold: int,
-    offsets: Offsets,
-    lengths: Lengths,
-    op: npt.NDArray[np.int8],
-    placed: npt.NDArray[np.int64],
-    partial: Flags,
-    wide: Flags,
-) -> tuple[int, int]:
+def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> tuple[int, int]:
+    """The messages of one table; returns (how many rows they are, error)."""
+    kind, body, end, order = messages
+    key, weight = columns
+    offsets, lengths, op, placed, partial, wide = rows
     width = offsets.shape[0]
     old_offsets = np.empty((width, 1), np.int64)
     old_lengths = np.empty((width, 1), np.int32)
     count = 0
-    for m in range(kind.shape[0]):
-        at = body[m] + 4
+    for m in order:
+        at = body[m] + letters.OID_BYTES
         stop = end[m]
         letter = block[at]
         at += 1
-        has_old = letter == 75 or letter == 79  # K O
+        has_old = letter == letters.KEY_TUPLE or letter == letters.OLD_TUPLE
         if has_old:
-            if kind[m] == 73:
-                return count, 4
+            if kind[m] == letters.INSERT:
+                return count, _NO_TUPLE
             at, error = _tuple(block, at, stop, 0, old_offsets, old_lengths)
             if error:
                 return count, error
-            if kind[m] == 85:
+            if kind[m] == letters.UPDATE:
                 if at >= stop:
-                    return count, 1
+                    return count, _TOO_SHORT
                 letter = block[at]
                 at += 1
-        if kind[m] == 68:  # D
+        if kind[m] == letters.DELETE:
             if not has_old:
-                return count, 4
+                return count, _NO_TUPLE
             for c in range(width):
                 offsets[c, count] = old_offsets[c, 0]
-                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(-1)
-            op[count] = 100
-            placed[count] = order[m] * 2
+                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(NULL)
+            op[count] = _DELETED
+            placed[count] = m * 2
             count += 1
             continue
-        if letter != 78:  # N
-            return count, 4
+        if letter != letters.NEW_TUPLE:
+            return count, _NO_TUPLE
         at, error = _tuple(block, at, stop, count, offsets, lengths)
         if error:
             return count, error
         moved = False
         if has_old:
             for c in range(width):
-                if lengths[c, count] == -2 and old_lengths[c, 0] >= 0:
+                if lengths[c, count] == UNCHANGED and old_lengths[c, 0] >= 0:
                     offsets[c, count] = old_offsets[c, 0]
                     lengths[c, count] = old_lengths[c, 0]
                 if key[c] and not moved:
@@ -278,71 +277,54 @@ def _rows(
                 offsets[c, count + 1] = offsets[c, count]
                 lengths[c, count + 1] = lengths[c, count]
                 offsets[c, count] = old_offsets[c, 0]
-                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(-1)
-            op[count] = 100
-            placed[count] = order[m] * 2
+                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(NULL)
+            op[count] = _DELETED
+            placed[count] = m * 2
             count += 1
-        disk = 32 + width // 8  # ROW_HEADER_BYTES
+        disk = ROW_HEADER_BYTES + width // 8
         for c in range(width):
             length = lengths[c, count]
-            if length == -2:
+            if length == UNCHANGED:
                 partial[count] = True
-                disk += threshold
+                disk += TOAST_TUPLE_BYTES
             elif length >= 0:
-                disk += -weight[c] if weight[c] <= 0 else length * weight[c] + 24
-        wide[count] = disk >= threshold
-        op[count] = 99 if kind[m] == 73 else 117
-        placed[count] = order[m] * 2 + (1 if moved else 0)
+                disk += -weight[c] if weight[c] <= 0 else length * weight[c] + FIELD_HEADER_BYTES
+        wide[count] = disk >= TOAST_TUPLE_BYTES
+        op[count] = _INSERTED if kind[m] == letters.INSERT else _UPDATED
+        placed[count] = m * 2 + (1 if moved else 0)
         count += 1
-    return count, 0
+    return count, _FINE
 
 
 @kernel
-def _parse(
-    block: Bytes,
-    kind: Bytes,
-    body: Offsets,
-    end: Offsets,
-    order: npt.NDArray[np.int64],
-    starts: Offsets,
-    columns_at: Offsets,
-    rows_at: Offsets,
-    fields_at: Offsets,
-    key: Flags,
-    weight: npt.NDArray[np.int64],
-    threshold: int,
-    offsets: Offsets,
-    lengths: Lengths,
-    op: npt.NDArray[np.int8],
-    placed: npt.NDArray[np.int64],
-    partial: Flags,
-    wide: Flags,
-    counts: npt.NDArray[np.int64],
-    odd: Flags,
-) -> int:
+def _parse(block: Bytes, messages: _Messages, places: _Places, columns: _Columns, rows: _Room, counts: Offsets, odd: Flags) -> int:
+    """The messages of all tables; returns an error. counts, odd: filled in, see ``Parsed``."""
+    kind, body, end, order = messages
+    messages_at, columns_at, rows_at, fields_at = places
+    key, weight = columns
+    offsets, lengths, op, placed, partial, wide = rows
     for t in range(counts.shape[0]):
-        low, high = starts[t], starts[t + 1]
-        width = columns_at[t + 1] - columns_at[t]
-        first, last = rows_at[t], rows_at[t + 1]
+        mine = order[messages_at[t] : messages_at[t + 1]]
+        first, last = columns_at[t], columns_at[t + 1]
+        low, high = rows_at[t], rows_at[t + 1]
+        shape = (last - first, high - low)
+        begin, stop = fields_at[t], fields_at[t + 1]
         count, error = _rows(
             block,
-            kind[low:high],
-            body[low:high],
-            end[low:high],
-            order[low:high],
-            key[columns_at[t] : columns_at[t + 1]],
-            weight[columns_at[t] : columns_at[t + 1]],
-            threshold,
-            offsets[fields_at[t] : fields_at[t + 1]].reshape((width, last - first)),
-            lengths[fields_at[t] : fields_at[t + 1]].reshape((width, last - first)),
-            op[first:last],
-            placed[first:last],
-            partial[first:last],
-            wide[first:last],
+            (kind, body, end, mine),
+            (key[first:last], weight[first:last]),
+            (
+                offsets[begin:stop].reshape(shape),
+                lengths[begin:stop].reshape(shape),
+                op[low:high],
+                placed[low:high],
+                partial[low:high],
+                wide[low:high],
+            ),
         )
         if error:
             return error
         counts[t] = count
-        for row in range(first, first + count):
+        for row in range(low, low + count):
             odd[t] |= partial[row] | wide[row]
-    return 0
+    return _FINE

@@ -25,6 +25,9 @@ _NULL: Final = np.uint64(0xD6E8FEB86659FD93)
 _NO_BITMAP: Final = np.empty(0, np.uint8)
 _NO_BYTES: Final = np.empty(0, np.uint8)
 
+_Column = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.uint8], int]
+"""As ``_buffers`` has it, and the place of the first row's bit in the bitmap."""
+
 
 class Digests(NamedTuple):
     """One entry per row; ``high`` and ``low`` together are the key's 128 bits, ``row`` covers every column."""
@@ -91,17 +94,8 @@ def _murmur128(data: npt.NDArray[np.uint8], start: int, end: int, seed: np.uint6
 
 
 @kernel
-def _fold_column(
-    offsets: npt.NDArray[np.int32],
-    data: npt.NDArray[np.uint8],
-    bitmap: npt.NDArray[np.uint8],
-    bit_offset: int,
-    seed: np.uint64,
-    row: U64,
-    high: U64,
-    low: U64,
-    key: bool,
-) -> None:
+def _fold_column(column: _Column, seed: np.uint64, row: U64, high: U64, low: U64, key: bool) -> None:
+    offsets, data, bitmap, bit_offset = column
     for i in range(row.size):
         bit = bit_offset + i
         if bitmap.size and not (bitmap[bit >> 3] >> (bit & 7)) & 1:
@@ -126,9 +120,8 @@ def digests(batch: pa.RecordBatch, key: Sequence[int], seed: int) -> Digests:
     for index, column in enumerate(batch.columns):
         if column.type != pa.utf8():
             raise TypeError(f"the audit compares text, but column {batch.schema.names[index]!r} is {column.type}")
-        offsets, data, bitmap = _buffers(column)
         column_seed = np.uint64((seed + (index + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF)
-        _fold_column(offsets, data, bitmap, column.offset, column_seed, row, high, low, index in keys)
+        _fold_column((*_buffers(column), column.offset), column_seed, row, high, low, index in keys)
     return Digests(high, low, row)
 
 

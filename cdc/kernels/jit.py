@@ -1,4 +1,8 @@
-"""The one way to compile a hot loop: numba, cached on disk, without the GIL. A kernel takes arrays and numbers, nothing else."""
+"""The one way to compile a hot loop: numba, cached on disk, without the GIL. A kernel takes arrays and numbers, nothing else.
+
+What belongs together comes as a tuple of arrays, which the kernel unpacks into names before its loops: a named tuple costs half a microsecond
+a call as an argument, and each of its fields that a loop names is counted as a reference there. As results, named tuples cost nothing.
+"""
 
 from __future__ import annotations
 

@@ -72,16 +72,16 @@ MUTANTS = (
     Mutant("a key's update keeps the old key's row", "cdc/capture/tuples.py", "        if moved:\n", "        if False:\n", (DECODER,), jit=False),
     Mutant(
         "a value that was not sent is NULL", "cdc/capture/tuples.py",
-        "            lengths[c, row] = np.int32(-2)\n", "            lengths[c, row] = np.int32(-1)\n", (DECODER, TOAST), jit=False,
+        "            lengths[c, row] = np.int32(UNCHANGED)\n", "            lengths[c, row] = np.int32(NULL)\n", (DECODER, TOAST), jit=False,
     ),
     Mutant(
         "the old tuple's value is not taken for one that was not sent", "cdc/capture/tuples.py",
-        "if lengths[c, count] == -2 and old_lengths[c, 0] >= 0:", "if False:", (DECODER, TOAST), jit=False,
+        "if lengths[c, count] == UNCHANGED and old_lengths[c, 0] >= 0:", "if False:", (DECODER, TOAST), jit=False,
     ),
     Mutant(
         "a delete of FULL identity carries what is not key", "cdc/capture/tuples.py",
-        "                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(-1)\n            op[count] = 100\n            placed[count] = order[m] * 2\n            count += 1\n            continue\n",
-        "                lengths[c, count] = np.int32(-1)\n            op[count] = 100\n            placed[count] = order[m] * 2\n            count += 1\n            continue\n",
+        "                lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(NULL)\n            op[count] = _DELETED\n            placed[count] = m * 2\n            count += 1\n            continue\n",
+        "                lengths[c, count] = old_lengths[c, 0]\n            op[count] = _DELETED\n            placed[count] = m * 2\n            count += 1\n            continue\n",
         (DECODER,), jit=False,
     ),
     Mutant("frames are not checked", "cdc/log/embedded/format.py", "    if crc32c(data.slice(at + FRAME_HEADER_BYTES, length), crc32c(head)) != crc:\n", "    if False:\n", ("tests/unit/log/test_format.py",)),

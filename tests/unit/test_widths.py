@@ -18,10 +18,7 @@ ATTRIBUTES = 12
 
 WIDE_FUNCTIONS = {
     ("cdc.capture.definitions", "Definitions.__init__"): 13,
-    ("cdc.capture.tuples", "_parse"): 20,
-    ("cdc.capture.tuples", "_rows"): 14,
     ("cdc.ingest.process", "_stream_once"): 10,
-    ("cdc.kernels.digests", "_fold_column"): 9,
     ("sinks.cache.resp", "_write_parts"): 9,
     ("snapshots.coordinator", "_Session.__init__"): 10,
     ("snapshots.reading", "Reader.__init__"): 9,

@@ -45,11 +45,11 @@ def test_a_transaction_whose_end_has_not_come_has_no_end(opened: Open | None, mo
     scan(block, 0, len(block), opened)  # the kernel is compiled with numpy itself
     monkeypatch.setattr(messages, "np", _Dirty())
     found = scan(block, 0, len(block), opened)
-    index = found.index
+    index = found.messages
     assert found.inside is Inside.TRANSACTION
     assert (index.xid.tolist(), index.commit_lsn.tolist(), index.end_lsn.tolist()) == ([5, 7], [50, 70], [60, 0])
     if opened:
-        index = scan(block, 0, 0, opened).index
+        index = scan(block, 0, 0, opened).messages
         assert (index.xid.tolist(), index.end_lsn.tolist()) == ([5], [0])
 
 
@@ -65,7 +65,7 @@ def test_the_states_are_a_table(inside: Inside) -> None:
         except ProtocolError:
             continue
         found[chr(letter)] = seen.inside
-        kinds = seen.index.kind.tolist()
+        kinds = seen.messages.kind.tolist()
         if chr(letter) in WITHIN and inside in (Inside.STREAM, Inside.PREPARED):
             assert kinds == [SPAN], "kept as it is"
         elif letter == ord("M") and inside is Inside.NOTHING:
