@@ -951,6 +951,20 @@ def test_another_logs_warehouse_is_left_alone(shop: Shop) -> None:
     assert shop.sink().held(ORDERS.qualified) == 3
 
 
+def test_another_logs_table_is_refused_when_its_topic_comes_later(shop: Shop) -> None:
+    """Its position is beyond the rows that come, which would count as held."""
+    filled(shop, 5)
+    shutil.rmtree(shop.folder / "_headwater")
+    shutil.rmtree(shop.folder / "public" / "pairs")
+    theirs, shop.log = shop.log, LooseLog()
+    shop.log.put(upserts(PAIRS, 1, [PAIR]))
+    sink = shop.sink()
+    with pytest.raises(Stopped, match=r"the table of public\.orders") as stopped:
+        sink.apply(upserts(ORDERS, 2, [order(2)]))
+    assert stopped.value.state is StopState.OTHER_LOG
+    assert theirs.head.position == 5
+
+
 def test_a_warehouse_without_marks_is_not_believed(shop: Shop) -> None:
     """An earlier version wrote none."""
     filled(shop, 2)
