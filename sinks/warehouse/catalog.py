@@ -58,8 +58,9 @@ class Gone(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A data file's deletion vector as it stands in the table: where to read it, and Iceberg's object for it."""
+    """A data file's deletion vector as it stands in the table: where to read it, and Iceberg's object for it. ``of``: the file's location."""
 
+    of: str
     path: str
     offset: int
     length: int
@@ -249,7 +250,8 @@ class IcebergTable:
             try:
                 listed = self._use.lists.newArrayList(tasks)
                 for task in (listed.get(number) for number in range(listed.size())):
-                    found.append((_data_file(task.file()), self._vector(task.deletes())))
+                    file = _data_file(task.file())
+                    found.append((file, self._vector(file, task.deletes())))
             finally:
                 tasks.close()
         return found
@@ -270,7 +272,7 @@ class IcebergTable:
                     paths.close()
         return frozenset(found)
 
-    def _vector(self, deletes: Any) -> Vector | None:
+    def _vector(self, file: DataFile, deletes: Any) -> Vector | None:
         if not deletes.size():
             return None
         delete = deletes.get(0)
@@ -280,7 +282,7 @@ class IcebergTable:
                 retryable=False,
                 hint="CALL system.rewrite_data_files(table => …, options => map('delete-file-threshold', '1')) in Spark",
             )
-        return Vector(_local(delete.location()), delete.contentOffset(), delete.contentSizeInBytes(), delete)
+        return Vector(file.location, _local(delete.location()), delete.contentOffset(), delete.contentSizeInBytes(), delete)
 
     def data_file(self, path: Path) -> DataFile:
         """A Parquet file that was just written, with its column bounds, ready to be committed."""
@@ -297,7 +299,7 @@ class IcebergTable:
             builder = self._use.file_metadata.deleteFileBuilder(self._java.spec()).ofPositionDeletes()
             builder = builder.withFormat("puffin").withPath(str(puffin)).withFileSizeInBytes(size).withRecordCount(blob.cardinality)
             builder = builder.withReferencedDataFile(of.location).withContentOffset(blob.offset)
-            return Vector(str(puffin), blob.offset, blob.length, builder.withContentSizeInBytes(blob.length).build())
+            return Vector(of.location, str(puffin), blob.offset, blob.length, builder.withContentSizeInBytes(blob.length).build())
 
     def begin(self) -> Pending:
         """Starts a commit."""
@@ -372,6 +374,8 @@ class IcebergTable:
             update.addDeletes(vector.java)
         for vector in changes.drop_vectors:
             update.removeDeletes(vector.java)
+        # Rows that were marked as gone in a file are not gone from the file that has taken its place (a merge, by whomever).
+        update.validateDeletedFiles().validateDataFilesExist(self._use.java_list(vector.of for vector in changes.add_vectors))
         if self.snapshot is not None:
             update.validateFromSnapshot(self.snapshot)
         return update.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -37,6 +38,12 @@ class Java:
         """A Java list, and a Java consumer that adds to it whatever it is given."""
         kept = self._array_list()
         return kept, self._handlers.create(self._consumer, kept, "add", "")
+
+    def java_list(self, texts: Iterable[str]) -> Any:
+        found = self._array_list()
+        for text in texts:
+            found.add(text)
+        return found
 
     def texts(self, java_list: Any) -> list[str]:
         """A Java list of strings, in one round trip."""

@@ -232,6 +232,8 @@ class Warehouse:
                 retryable=False,
                 hint="give this store another path or a namespace of its own",
             )
+        if found.mark is not None:  # ``open`` has looked only at the tables of topics that the log had
+            believed(found.mark, self._lineage(), f"the table of {table.qualified} in store {self.name}")
         self._add(table.qualified, found)
 
     def shape(self, topic: str) -> Shape | None:

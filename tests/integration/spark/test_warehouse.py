@@ -294,6 +294,81 @@ def test_a_writer_in_between_makes_the_commit_look_again(shop: Shop, monkeypatch
     assert [int(row["id"]) for row in held(sink, ORDERS)] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("keys", [[4], [4, 5], list(range(10))], ids=["a vector", "a longer vector", "a whole file"])
+@pytest.mark.parametrize("who", ["somebody with Spark", "a writer of ours that was thought dead"])
+def test_files_that_are_merged_in_between_make_the_commit_look_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, who: str, keys: list[int]
+) -> None:
+    """What the commit marks as gone is in another file by now."""
+    sink = shop.sink()
+    for number in range(2):
+        sink.apply(upserts(ORDERS, number * 10 + 1, [order(number * 10 + key) for key in range(10)]))
+        sink.commit(cut(number * 10 + 10))
+    if len(keys) == 2:
+        sink.apply(batch(ORDERS, [(Op.DELETE, 21, order(7))]))
+        sink.commit(cut(21))
+    late = shop.sink(compact_files=2)
+    sink = shop.sink()
+    real, interfered = catalogs.IcebergTable.commit, []
+
+    def between(self: Any, *arguments: Any) -> None:
+        if not interfered:
+            interfered.append(who)
+            if who == "somebody with Spark":
+                shop.sql("call catalog.system.rewrite_data_files(table => 'public.orders', options => map('rewrite-all', 'true'))")
+            else:
+                late._upkeep[ORDERS.qualified].after_commit(late._signed(late._applied))
+        real(self, *arguments)
+
+    monkeypatch.setattr(catalogs.IcebergTable, "commit", between)
+    changes = [(Op.UPDATE, 22 + at, order(key, "x")) for at, key in enumerate(keys)]
+    sink.apply(batch(ORDERS, changes))
+    with suppress(StoreError):
+        sink.commit(cut(21 + len(keys)))
+    assert interfered
+    sink = shop.sink()
+    if sink.applied() != cut(21 + len(keys)):
+        sink.apply(batch(ORDERS, changes))
+        sink.commit(cut(21 + len(keys)))
+    wanted = [order(key, *(["x"] if key in keys else [])) for key in range(20) if len(keys) != 2 or key != 7]
+    assert _by_id(held(sink, ORDERS)) == _by_id(wanted)
+
+
+@pytest.mark.parametrize("keys", [[4], [4, 5], list(range(10))], ids=["a vector", "a longer vector", "a whole file"])
+def test_a_merge_takes_no_row_back_that_has_gone_in_between(shop: Shop, monkeypatch: pytest.MonkeyPatch, keys: list[int]) -> None:
+    """A writer of ours that was thought dead wakes up in the middle of a merge."""
+    sink = shop.sink()
+    for number in range(2):
+        sink.apply(upserts(ORDERS, number * 10 + 1, [order(number * 10 + key) for key in range(10)]))
+        sink.commit(cut(number * 10 + 10))
+    if len(keys) == 2:
+        sink.apply(batch(ORDERS, [(Op.DELETE, 21, order(7))]))
+        sink.commit(cut(21))
+    late = shop.sink(compact_files=2)
+    sink = shop.sink()
+    changes = [(Op.UPDATE, 22 + at, order(key, "x")) for at, key in enumerate(keys)]
+    sink.apply(batch(ORDERS, changes))
+    real, merging = catalogs.IcebergTable.commit, []
+
+    def between(self: Any, *arguments: Any) -> None:
+        if not merging:
+            merging.append(self)
+            sink.commit(cut(21 + len(keys)))
+        real(self, *arguments)
+
+    monkeypatch.setattr(catalogs.IcebergTable, "commit", between)
+    with suppress(StoreError):
+        late._upkeep[ORDERS.qualified].after_commit(late._signed(late._applied))
+    assert merging
+    assert sink.applied() == shop.sink().applied() == cut(21 + len(keys))
+    wanted = [order(key, *(["x"] if key in keys else [])) for key in range(20) if len(keys) != 2 or key != 7]
+    assert _by_id(held(sink, ORDERS)) == _by_id(wanted)
+
+
+def _by_id(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: int(row["id"] or 0))
+
+
 def test_small_files_are_merged_and_rows_keep_their_lineage(shop: Shop) -> None:
     sink = shop.sink(compact_files=5, keep_snapshots_s=0)
     for number in range(1, 14):
@@ -874,6 +949,20 @@ def test_another_logs_warehouse_is_left_alone(shop: Shop) -> None:
     assert stopped.value.state is StopState.OTHER_LOG
     shop.log = theirs
     assert shop.sink().held(ORDERS.qualified) == 3
+
+
+def test_another_logs_table_is_refused_when_its_topic_comes_later(shop: Shop) -> None:
+    """Its position is beyond the rows that come, which would count as held."""
+    filled(shop, 5)
+    shutil.rmtree(shop.folder / "_headwater")
+    shutil.rmtree(shop.folder / "public" / "pairs")
+    theirs, shop.log = shop.log, LooseLog()
+    shop.log.put(upserts(PAIRS, 1, [PAIR]))
+    sink = shop.sink()
+    with pytest.raises(Stopped, match=r"the table of public\.orders") as stopped:
+        sink.apply(upserts(ORDERS, 2, [order(2)]))
+    assert stopped.value.state is StopState.OTHER_LOG
+    assert theirs.head.position == 5
 
 
 def test_a_warehouse_without_marks_is_not_believed(shop: Shop) -> None:
