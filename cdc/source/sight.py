@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
+import structlog
 
 BLIND_S: Final = 10.0
 """Looks that have failed for longer are worth telling of."""
+LOGGED_S: Final = (10.0, 60.0)
+"""Failures are logged after so long again: at first, and at most. Each time twice as long as before."""
 _MOST: Final = 3
 
 # Asked once our own wait has ended. Looks open the catalog's tables and those of schema headwater, so a lock on one of these comes first; the
@@ -29,6 +32,8 @@ limit %s
 Holder = tuple[int | None, str]
 """Who (pid; None: a prepared transaction) has locked which table."""
 
+_log = structlog.get_logger("catalog")
+
 
 @dataclass(slots=True)
 class Sight:
@@ -38,10 +43,14 @@ class Sight:
     problem: str | None = None
     """One line with what helps, once the looks have failed for more than a short while."""
     _since: float | None = field(default=None, init=False)
+    _logged: float = field(default=0.0, init=False)
+    _pause_s: float = field(default=0.0, init=False)
     _holders: Sequence[Holder] = field(default=(), init=False)
 
     def clear(self) -> None:
         """A look has succeeded."""
+        if self._since is not None:
+            _log.info("looks at the catalog again", after_s=round(self.clock() - self._since, 1))
         self._since, self._holders, self.problem = None, (), None
 
     def locked_out(self, connection: psycopg.Connection) -> None:
@@ -51,7 +60,13 @@ class Sight:
 
     def failed(self, reason: str) -> None:
         now = self.clock()
-        self._since = now if self._since is None else self._since
+        if self._since is None:
+            self._since = now
+            self._logged, self._pause_s = now, LOGGED_S[0]
+            _log.warning("cannot look at the catalog now", reason=reason)
+        elif now - self._logged >= self._pause_s:
+            self._logged, self._pause_s = now, min(2 * self._pause_s, LOGGED_S[1])
+            _log.warning("still cannot look at the catalog", reason=reason, for_s=round(now - self._since))
         if now - self._since >= BLIND_S:
             what = "new tables are not captured, and changed ones only as far as the event trigger tells of them"
             self.problem = f"capture cannot look at the catalog ({reason}): {what} → {_help(self._holders)}"

@@ -161,7 +161,6 @@ class CatalogWatch:
             except (SourceError, psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
                 text = str(error) if isinstance(error, SourceError) else reason(error)
                 self._sight.failed(text)
-                _log.warning("cannot look at the catalog now", reason=text, again_in_s=_RETRY_S)
                 self._stop.wait(_RETRY_S)
             except psycopg.Error as error:
                 if vanished(error):

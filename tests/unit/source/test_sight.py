@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import structlog.testing
 
 from cdc.source.sight import BLIND_S, Holder, Sight
 
@@ -63,3 +64,25 @@ def test_what_is_said(holders: list[Holder] | None, hint: str) -> None:
     line = blind(holders)
     assert line.startswith("capture cannot look at the catalog (lock timeout): new tables are not captured")
     assert line.partition(" → ")[2] == hint
+
+
+def test_it_is_logged_when_it_begins_ever_more_rarely_while_it_lasts_and_when_it_ends() -> None:
+    now = [100.0]
+    sight = Sight(clock=lambda: now[0])
+    with structlog.testing.capture_logs() as lines:
+        sight.clear()
+        for _ in range(130):
+            sight.failed("lock timeout")
+            now[0] += 2.5
+        sight.clear()
+        sight.clear()
+        sight.failed("no answer")
+    assert [line["event"] for line in lines] == [
+        "cannot look at the catalog now",
+        *["still cannot look at the catalog"] * 7,
+        "looks at the catalog again",
+        "cannot look at the catalog now",
+    ]
+    assert [line["for_s"] for line in lines if "for_s" in line] == [10, 30, 70, 130, 190, 250, 310]
+    assert all(line["reason"] == "lock timeout" for line in lines[:8])
+    assert lines[8]["after_s"] == 325.0
