@@ -12,12 +12,17 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from cdc.errors import ConfigError
+from cdc.model.pgtypes import INT2, INT4, INT8, OID, UUID
 from cdc.model.table import Table
 from sinks.render.jsonrows import Piece, Texts, join, raw_texts
 from sinks.render.rowtext import EMPTY_KEY, ESCAPE, NULL_PART, column_text, exact_values, join_key, key_part, keys
 
 DEFAULT: Final = "{schema}.{table}:{key}"
 WHOLE_KEY: Final = "key"
+RESERVED: Final = "cdc:"
+"""What the names of our own keys begin with."""
+_NEVER_RESERVED: Final = frozenset({INT2, INT4, INT8, OID, UUID})
+"""Types whose texts have no colon among their first characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,16 @@ class TableKeys:
             parts = [key_texts.column(column.name) for column in self.table.key]
             return self._join([join_key(parts, ":" if len(parts) > 1 else "")])
         return self._join([key_part(key_texts.column(name), self._separators) for name, _ in self.columns])
+
+    def check_reserved(self) -> None:
+        """Raises ConfigError where a row could have the name of a ledger: with prefix "c" the one whose key is "dc:{cache}:ledger"."""
+        first = self.table.key[0].name if self.whole else self.columns[0][0]
+        oid = next(column.type_oid for column in self.table.columns if column.name == first)
+        if RESERVED.startswith(self.prefix) and oid not in _NEVER_RESERVED:
+            raise ConfigError(
+                f"keys of {self.table.qualified} could begin with {RESERVED}, as the ledgers do",
+                hint=f"let `key` begin with a text that is not the beginning of {RESERVED}",
+            )
 
     def keys_of(self, names: Sequence[bytes]) -> pa.RecordBatch:
         """The way back: what such names say of the table's columns, NULL where they say nothing (or are no names of this template)."""
@@ -123,8 +138,8 @@ def _check(template: str, table: Table, prefix: str, used: list[str], between: l
         raise ConfigError(
             f"{table.qualified} has no identity, a cache needs one", hint="give it a primary key, or leave it out of `tables`"
         )
-    if not prefix or prefix.startswith("cdc:"):
-        raise _refused(template, "it must begin with a text of its own, other than cdc:")
+    if not prefix or prefix.startswith(RESERVED):
+        raise _refused(template, f"it must begin with a text of its own, other than {RESERVED}")
     if WHOLE_KEY in used and len(used) > 1:
         raise _refused(template, "{key} is the whole key, so no column may stand beside it")
     if used != [WHOLE_KEY]:

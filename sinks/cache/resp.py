@@ -4,12 +4,13 @@ A *part* is one transaction's bytes up to, and without, its EXEC, which is sent 
 
     EXEC                                   of the part before: whoever sends the first one, or has to give up, cuts it off
     WATCH ledger / HMGET ledger … / MULTI  the look at the ledger
-    DEL key …                              deleted rows; with hashes also those that may have left a field there which they no longer have
+    DEL key …                              deleted rows; with hashes every row, as nothing else takes away what stood there before
     MSET key value …                       or, with hashes, HSET key field value … for each row
     HSET ledger … progress                 missing in a part that moves nothing
 
-With hashes the progress has two numbers: the part's last position, and that of the part before, whose answer has been read. An HSET fails
-where somebody has put a key of another type; the server carries out the rest all the same, and only its answer says so.
+An HSET leaves fields that it does not name, a time to live, and a key of another type as they are: a former store's, or another program's. After the
+DEL it is what SET is: a row's key holds the row and nothing else. With hashes the progress has two numbers: the part's last position, and that of the
+part before, whose answer has been read.
 
 Within a part the last change of a key wins, so a key stands in it once and the order of the commands does not matter.
 """
@@ -66,7 +67,7 @@ class Limits:
 class Rows:
     """What is to be written: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
 
-    gone: 1 where the row's key is to be deleted. positions: rising. clear: 1 where a hash may have fields that the row has not.
+    gone: 1 where the row's key is to be deleted. positions: rising.
     """
 
     keys: Texts
@@ -74,7 +75,6 @@ class Rows:
     gone: npt.NDArray[np.uint8]
     positions: npt.NDArray[np.int64]
     items: npt.NDArray[np.int64] | None = None
-    clear: npt.NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def parts_of(frame: Frame, rows: Rows, limits: Limits, after: int = 0) -> list[P
         (rows.keys.data, rows.keys.offsets),
         (rows.values.data, rows.values.offsets),
         items,
-        (rows.gone, np.zeros(count, np.uint8) if rows.clear is None else rows.clear),
+        rows.gone,
         rows.positions,
         (head, move, sure),
         (limits.rows, limits.bytes, after),
@@ -238,13 +238,12 @@ def _mark_last(slots: Any, data: Any, offsets: Any, first: int, end: int, writte
 
 @kernel
 def _write_parts(
-    out: Any, slots: Any, keys: Any, values: Any, items: Any, flags: Any, positions: Any, frame: Any, limits: Any
+    out: Any, slots: Any, keys: Any, values: Any, items: Any, gone: Any, positions: Any, frame: Any, limits: Any
 ) -> Any:
     """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row and of the part before."""
     key_data, key_offsets = keys
     value_data, value_offsets = values
     head, move, sure = frame
-    gone, clear = flags
     rows_max, bytes_max, upto = limits
     hashes = len(items) > 0
     rows = len(key_offsets) - 1
@@ -262,7 +261,7 @@ def _write_parts(
         put = 0
         for row in range(first, end):
             if written[row]:
-                removed += gone[row] | clear[row]
+                removed += 1 if hashes else gone[row]
                 put += 1 - gone[row]
         commands = 0
         at = copied(out, at, head, 0, len(head))
@@ -270,7 +269,7 @@ def _write_parts(
             at = _put_size(out, at, _STAR, 1 + removed)
             at = copied(out, at, _DEL, 0, len(_DEL))
             for row in range(first, end):
-                if written[row] and (gone[row] or clear[row]):
+                if written[row] and (gone[row] or hashes):
                     at = _put_item(out, at, key_data, key_offsets, row)
             commands += 1
         if put > 0 and not hashes:

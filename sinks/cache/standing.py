@@ -67,8 +67,9 @@ class Standing:
         return self._bound[which]
 
     def check(self, table: Table, prefixes: dict[str, str] | None = None) -> TableKeys:
-        """The table's keys. Raises ConfigError when there are none, or when one of them could be another table's."""
+        """The table's keys. Raises ConfigError when there are none, or when one of them could be another table's or a ledger."""
         keys = self.keys(table)
+        keys.check_reserved()
         for other, prefix in ({**self.left, **self.prefixes} if prefixes is None else prefixes).items():
             if other != table.qualified and (prefix.startswith(keys.prefix) or keys.prefix.startswith(prefix)):
                 raise could_be_the_same(self.store, table.qualified, other)

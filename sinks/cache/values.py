@@ -34,11 +34,10 @@ RULES: Final = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Written:
-    """One value per row as ``resp.Rows`` takes it. ``items``: None where a value is one text; ``partial``: 1 where a column has no field."""
+    """One value per row as ``resp.Rows`` takes it. ``items``: None where a value is one text."""
 
     texts: Texts
     items: npt.NDArray[np.int64] | None = None
-    partial: npt.NDArray[np.uint8] | None = None
 
 
 class Form(Protocol):
@@ -108,8 +107,7 @@ class Hash:
             )
             for member, texts in fields(batch, table, self._choices.style(table))
         ]
-        texts, items = fields_of(named, len(batch))
-        return Written(texts, items, (items < 2 * len(table.columns)).astype(np.uint8))
+        return Written(*fields_of(named, len(batch)))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]

@@ -17,7 +17,7 @@ from cdc.model.position import Position
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.resp import Frame, Limits, Part, Rows, deletions, parts_of
-from sinks.cache.transactions import Chain, OddKey, Transactions
+from sinks.cache.transactions import Chain, Transactions
 from sinks.cache.values import Form
 from sinks.cache.wire import command
 from sinks.contract import DeadLetter, Outcome
@@ -46,8 +46,6 @@ class _Making:
     keys: TableKeys
     form: Form
     after: int | None
-    over: bool = False
-    """Nothing of what is there under their keys may stay."""
 
 
 class Rowwriter:
@@ -63,18 +61,13 @@ class Rowwriter:
 
         ``keys``: those of the batch's definition. Returns what could not be held: there is nothing under its key then, and a letter.
         """
-        after = self._transactions.progress(chain)
-        try:
-            return self._write(chain, [batch], _Making(keys, form, after))
-        except OddKey:
-            # A key of another type is in the way of a hash. What no answer has confirmed goes again, over whatever is there.
-            return self._write(chain, [batch], _Making(keys, form, after, over=True))
+        return self._write(chain, [batch], _Making(keys, form, self._transactions.progress(chain)))
 
     def rewrite(
         self, chain: Chain, batches: Iterable[pa.RecordBatch], keys: TableKeys, form: Form, until: int | None = None
     ) -> Letters:
-        """Puts these rows there, over whatever is there, and leaves the table's progress where it is. ``until``: see ``Transactions.stream``."""
-        return self._write(chain, batches, _Making(keys, form, None, over=True), until)
+        """Puts these rows there, and leaves the table's progress where it is. ``until``: see ``Transactions.stream``."""
+        return self._write(chain, batches, _Making(keys, form, None), until)
 
     def _write(self, chain: Chain, batches: Iterable[pa.RecordBatch], making: _Making, until: int | None = None) -> Letters:
         frame = self._transactions.frame(chain.topic, moves=making.after is not None, sure=making.form.may_fail)
@@ -142,8 +135,7 @@ class Rowwriter:
             reasons |= dict.fromkeys(np.flatnonzero(empty).tolist(), "a hash has no fields when every column is NULL")
             dead |= empty
         letters = tuple(DeadLetter(topic, Position(int(positions[row])), reason) for row, reason in sorted(reasons.items()))
-        clear = np.ones(len(batch), np.uint8) if making.over and written.items is not None else written.partial
-        rows = Rows(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items, clear)
+        rows = Rows(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items)
         return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS, making.after or 0)], letters
 
     def _lettered(self, topic: str, letters: Letters) -> list[Part]:

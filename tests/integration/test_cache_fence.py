@@ -313,6 +313,30 @@ def test_a_flush_between_looking_and_writing_is_noticed(call: Call, site: Site, 
     assert site.everything() == {}
 
 
+def test_another_database_in_its_place_between_looking_and_writing_is_noticed(
+    call: Call, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SWAPDB, as it is used to put a server that was prepared elsewhere into service at once."""
+    sink = begun(site)
+    former = site.everything()
+    swapped: list[str] = []
+
+    def swap(name: str) -> None:
+        if name in ("cache.write.sent", "cache.change.looked") and not swapped:
+            swapped.append(name)
+            site.client.swapdb(0, 9)
+
+    monkeypatch.setattr("sinks.cache.transactions.crashpoint", swap)
+    try:
+        assert made(call, site, sink) is not None
+        assert swapped
+        assert site.everything() == {}
+        site.client.swapdb(0, 9)
+        assert site.everything() == former
+    finally:
+        site.client.flushall()
+
+
 # -- streams of transactions -------------------------------------------------------------------------------------------
 
 
@@ -408,6 +432,19 @@ def test_a_field_that_a_row_no_longer_has_is_gone_from_its_hash(site: Site) -> N
     site.feed(sink, upserts(ORDERS, 2, [order(1, None, note=None), order(2)]))
     assert set(site.rows()["public.orders:1"]) == set(ORDERS.names) - {"status", "note"}
     assert set(site.rows()["public.orders:2"]) == set(ORDERS.names)
+
+
+@pytest.mark.parametrize("ops", [[Op.INSERT], [Op.READ], [Op.UPDATE], [Op.INSERT, Op.UPDATE]], ids=str)
+def test_a_row_keeps_nothing_of_what_stood_under_its_key(site: Site, ops: list[Op]) -> None:
+    """A store of another name was there before, when the table had another column; its ledger was deleted, as the error asks for. Or somebody
+    has set a time to live, which would take the new row away."""
+    site.client.hset("public.orders:1", mapping={"dropped": "a field that the audit does not look for", "status": "former"})
+    site.client.expire("public.orders:1", 3600)
+    sink = site.opened(value="hash")
+    sink.prepare(ORDERS)
+    site.feed(sink, batch(ORDERS, [(op, position, order(1, "new")) for position, op in enumerate(ops, 1)]))
+    assert set(site.rows()["public.orders:1"]) == set(ORDERS.names)
+    assert site.client.ttl("public.orders:1") == -1
 
 
 def test_a_row_that_cannot_be_held_is_counted_and_leaves_nothing_older_behind(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from cdc.model.batch import Op
 from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
 from sinks.cache.keytemplate import DEFAULT, bind
+from sinks.cache.ledger import Projection
+from sinks.cache.standing import Standing
 from tests.contract.rows import ORDERS, PAIRS, TYPES, batch, order, upserts
 
 
@@ -53,6 +55,18 @@ def test_a_value_is_never_taken_for_null() -> None:
         rows = [{"a": a, "b": b} for a, b in itertools.product(parts, parts)]
         names = bind(template, PAIRS).texts(upserts(PAIRS, 1, rows)).to_array().to_pylist()
         assert len(set(names)) == len(rows)
+
+
+@pytest.mark.parametrize("prefix", ["c", "cd", "cdc"])
+def test_no_row_is_named_like_a_ledger(prefix: str) -> None:
+    """With prefix "c" the row whose key is "dc:{cache}:ledger" would be written over the ledger, by whoever chooses such a key."""
+    named = dataclasses.replace(LABELS, columns=(LABELS.columns[0], LABELS.columns[2]))
+    for table, template in ((named, f"{prefix}{{key}}:x"), (PAIRS, f"{prefix}{{a}}.{{b}}"), (LABELS, f"{prefix}{{key}}")):
+        with pytest.raises(ConfigError, match="cdc:"):
+            Standing("cache", Projection(template, "json")).check(table)
+    numbered = Standing("cache", Projection(f"{prefix}{{id}}", "json"))
+    assert numbered.check(ORDERS).prefix == prefix, "a number does not go on with a letter or a colon"
+    assert Standing("cache", Projection(f"{prefix}x{{key}}", "json")).check(LABELS).prefix == f"{prefix}x"
 
 
 def test_names_of_tables_never_run_into_each_other() -> None:

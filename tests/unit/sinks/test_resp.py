@@ -120,8 +120,7 @@ def test_any_changes_come_to_what_a_dict_makes_of_them(seed: int, hashes: bool) 
             more = [value is not None and i % 3 == 0 for i, (_, value) in enumerate(changes)]
             fields = [text + bulk(b"g") + bulk(b"1") if has else text for text, has in zip(fields, more, strict=True)]
             items = np.array([0 if value is None else 4 if has else 2 for (_, value), has in zip(changes, more, strict=True)])
-            partial = np.array([not has for has in more], np.uint8)
-            made = Rows(made.keys, raw_texts(pa.array(fields, pa.binary())), made.gone, made.positions, items, partial)
+            made = Rows(made.keys, raw_texts(pa.array(fields, pa.binary())), made.gone, made.positions, items)
             expected = {key: {b"f": b"%d" % i} | ({b"g": b"1"} if more[i] else {}) for key, i in last.items()}
         frame = SURE if hashes else MOVING
         parts = parts_of(frame, made, Limits(chance.randint(1, 60), chance.choice([50, 10**6])), 7)
