@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from cdc.capture.definitions import DDL_PREFIX, Definitions
-from cdc.capture.messages import Messages
+from cdc.capture.messages import Index
 from cdc.pgvalues.values import Bytes
 
 WATERMARK_PREFIX: Final = "headwater"
@@ -39,7 +39,7 @@ class Authenticity:
         self._awaits = awaits
         self._most = _HEAD_BYTES + max(definitions.head_bytes, _WATERMARK_BYTES)
 
-    def mark(self, block: Bytes, index: Messages) -> None:
+    def mark(self, block: Bytes, index: Index) -> None:
         """Gives those that are not ours the kind ``PASSED``."""
         for at in (index.kind == _MESSAGE).nonzero()[0].tolist():
             if not self._is_ours(block, int(index.body[at]), int(index.end[at])):
@@ -57,7 +57,7 @@ class Authenticity:
         return prefix == DDL_PREFIX.encode() and self._definitions.bears_password(rest[4:])
 
 
-def watermarks(block: Bytes, index: Messages, begin: int, end: int) -> list[int]:
+def watermarks(block: Bytes, index: Index, begin: int, end: int) -> list[int]:
     """Which of the messages [begin, end), once they are marked, are watermarks."""
     messages = begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]
     heads = [(at, int(index.body[at]) + _PREFIX_AT) for at in messages.tolist()]
