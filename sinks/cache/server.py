@@ -36,7 +36,9 @@ class Server:
 
     @property
     def wire(self) -> Wire:
-        """For use within ``errors`` only."""
+        """For use within ``errors`` only, from the first command of a transaction to its last answer."""
+        if self._wire is not None and not self._wire.usable:
+            self.drop()  # servers end connections that were idle for long
         if self._wire is None:
             pool = self._client.connection_pool
             self._connection = pool.connection_class(**pool.connection_kwargs)

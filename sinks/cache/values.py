@@ -44,7 +44,7 @@ class Form(Protocol):
     """One of the two forms that a value may have."""
 
     may_fail: bool
-    """Whether a write fails where there is a key of another type."""
+    """Whether one row's command may fail alone, with the rest of its transaction carried out."""
 
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         """Adds the question for this key's value, which ``read`` takes the answer to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from typing import Final
 
@@ -29,6 +30,13 @@ class Wire:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._unread = bytearray()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is still open, as far as this side knows. To be asked when no answer is awaited: what can be read then is its end."""
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        return not ready.poll(0)
 
     def send(self, data: bytes | memoryview) -> None:
         self._socket.sendall(data)
