@@ -32,6 +32,7 @@ from snapshots.feed import Chunk, SnapshotFeed, State
 from snapshots.fence import Barrier, Snapshot
 from snapshots.flight import Again
 from snapshots.jobs import Board, Job, Task, page_tasks
+from snapshots.locks import LockedOut, Locks
 from snapshots.plan import Pages, range_pages
 from snapshots.progress import SnapshotProgress
 from snapshots.reading import Emitter, Reader
@@ -110,6 +111,7 @@ class SnapshotCoordinator:
         self._log_has_begun = log_has_begun
         self._refused = refused
         self._unreadable: dict[int, SourceError] = {}
+        self._locks = Locks()
         self._requests = requests
         self._needs_barrier = log_has_begun
         self._looked = False
@@ -140,7 +142,7 @@ class SnapshotCoordinator:
     @property
     def unreadable(self) -> list[SourceError]:
         """Why tables cannot be read that are to be; another look at each is taken every few seconds."""
-        return list(self._unreadable.copy().values())
+        return [*self._unreadable.copy().values(), *self._locks.problems]
 
     def _live(self) -> None:
         pause = _RECONNECT_S[0]
@@ -185,6 +187,7 @@ class SnapshotCoordinator:
                 Emitter(emitting),
                 self._refused,
                 self._unreadable,
+                self._locks,
             )
             self._feed.track()
             if self._needs_barrier:
@@ -215,6 +218,7 @@ class _Session:
         emitter: Emitter,
         refused: Callable[[], Collection[int]],
         unreadable: dict[int, SourceError],
+        locks: Locks,
     ) -> None:
         self._source = source
         self._feed = feed
@@ -226,6 +230,7 @@ class _Session:
         self._emitter = emitter
         self._refused = refused
         self._unreadable = unreadable
+        self._locks = locks
         self._board = Board()
         self._over = Event()
         self._joining: dict[int, tuple[int, Barrier]] = {}
@@ -257,8 +262,8 @@ class _Session:
         wanted = {*self._progress.unfinished(), *self._feed.held_tables(), *again}.difference(refused)
         for oid in self._unreadable.keys() - wanted:
             del self._unreadable[oid]
-        now = time.monotonic()
-        due = [oid for oid in sorted(wanted) if not self._board.reads(oid) and now >= self._not_before.get(oid, 0.0)]
+        now, locked = time.monotonic(), self._locks.waiting
+        due = [oid for oid in sorted(wanted - locked) if not self._board.reads(oid) and now >= self._not_before.get(oid, 0.0)]
         if due:
             runs = {oid: self._progress.run(oid) for oid in due}
             # Of all at once: what tells of one published table takes the server as long as what tells of all.
@@ -269,7 +274,7 @@ class _Session:
                 job = self._job(oid, seen[oid], *found.get(oid, (None, None)), run=runs[oid], joined=oid in joined)
                 if job is not None:
                     self._board.add(job)
-        return self._asked.offer(self._board, wanted) or bool(wanted)
+        return self._asked.offer(self._board, wanted | locked) or bool(wanted)
 
     def _job(
         self, oid: int, seen: Look, source: SourceTable | None, problem: SourceError | None, *, run: int, joined: bool
@@ -289,6 +294,7 @@ class _Session:
             )
             self._feed.forget(oid, run)
             self._joining.pop(oid, None)
+            self._locks.forget(oid)
             return None
         if oid in self._feed.to_read_again():
             self._feed.reading_again(oid)
@@ -406,7 +412,7 @@ class _Session:
                     if reader is None:
                         reader = Reader(
                             partial(open_session, self._source.dsn.get_secret_value()), self._emitter, self._feed, self._board, typists,
-                            emitters, self._throttle, self._source.snapshot_chunk_rows, self._over,
+                            emitters, self._throttle, self._source.snapshot_chunk_rows, self._over, self._locks,
                         )  # fmt: skip
                         stack.enter_context(closing(reader))
                     self._serve(reader, job)
@@ -422,7 +428,9 @@ class _Session:
                 self._board.end(job)
             else:
                 reader.read(job)
-        except Again:
+        except Again as again:
+            if isinstance(again, LockedOut):
+                self._refusals.pop(job.source.table.oid, None)  # its shape is as it was
             self._board.end(job)
         except psycopg.Error as error:
             if isinstance(error, psycopg.OperationalError) or not job.purpose.fail(reason(error)):
