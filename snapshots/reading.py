@@ -28,6 +28,7 @@ from cdc.pgvalues.binary import readable
 from cdc.source.pins import read_pins
 from snapshots.catalog import SourceTable, look
 from snapshots.copy import Abandoned, Block, copy_blocks, read_rows
+from snapshots.failures import ends_connection
 from snapshots.feed import PREFIX, Chunk, SnapshotFeed, State
 from snapshots.fence import Snapshot, Window
 from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
@@ -169,7 +170,7 @@ class Reader:
             self._copying = False
             self._connection.close()
             self._connection = self._opening()
-        elif isinstance(error, Again | psycopg.Error) and not isinstance(error, psycopg.OperationalError):
+        elif isinstance(error, Again) or (isinstance(error, psycopg.Error) and not ends_connection(error)):
             self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
