@@ -17,6 +17,7 @@ from cdc.model.selection import literal
 from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 from snapshots.catalog import SourceTable, key_types, load_tables, look
+from snapshots.failures import request_problem
 from snapshots.feed import SnapshotFeed
 from snapshots.jobs import Board, Job, Task, page_tasks
 from snapshots.plan import Key, KeyList, MissingKeys, Pages, range_pages
@@ -66,12 +67,11 @@ class _Asked:
             log.info("an asked-for snapshot is in the log", request=self.name, rows=self.rows)
         return True
 
-    def fail(self, problem: str) -> bool:
+    def fail(self, source: SourceTable, error: psycopg.Error) -> None:
         self.failed = True
-        self.requests.tell(self.name, Outcome("failed", self.rows, error=problem))
+        self.requests.tell(self.name, Outcome("failed", self.rows, error=request_problem(source, error)))
         # The reason may quote what was asked for, keys among it: only who asked is told.
         log.warning("an asked-for snapshot failed", request=self.name)
-        return True
 
 
 class Asked:

@@ -276,11 +276,18 @@ def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceE
 
 
 def _locked(table: Table) -> Locked:
-    name = sql.Literal(quoted_name(table)).as_string()
     return Locked(
         f"table {table.qualified} is locked (ACCESS EXCLUSIVE), and its row filter cannot be read until it is not",
-        hint=f"wait, or end who holds it: select pid from pg_locks where relation = {name}::regclass and mode = 'AccessExclusiveLock'",
+        hint=f"wait, or end who holds it: {holders(table, partitioned=False)}",
     )
+
+
+def holders(table: Table, *, partitioned: bool) -> str:
+    """The SQL that finds who has locked the table, or one of its partitions; pg_partition_tree would wait for him."""
+    name = sql.Literal(quoted_name(table)).as_string()
+    below = f"in (select inhrelid from pg_inherits where inhparent = {name}::regclass union select {name}::regclass)"
+    which = below if partitioned else f"= {name}::regclass"
+    return f"select pid from pg_locks where relation {which} and mode = 'AccessExclusiveLock' and granted"
 
 
 def _problem(definition: Definition, whole_key: bool, readable: bool, row_security: bool, role: str) -> SourceError | None:

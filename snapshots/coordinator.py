@@ -28,10 +28,12 @@ from cdc.source.pins import read_pins
 from snapshots.asked import Asked, Reading
 from snapshots.catalog import Look, SourceTable, load_tables, looks, reload_tables
 from snapshots.copy import Abandoned
+from snapshots.failures import Unreadable, ends_connection
 from snapshots.feed import Chunk, SnapshotFeed, State
 from snapshots.fence import Barrier, Snapshot
 from snapshots.flight import Again
 from snapshots.jobs import Board, Job, Task, page_tasks
+from snapshots.locks import LockedOut, Locks
 from snapshots.plan import Pages, range_pages
 from snapshots.progress import SnapshotProgress
 from snapshots.reading import Emitter, Reader
@@ -45,7 +47,6 @@ _RECONNECT_S: Final = (0.1, 5.0)
 _WAIT_S: Final = 0.5
 _LOOK_S: Final = 0.05
 _THROTTLE_S: Final = 1.0
-_REFUSED_S: Final = 5.0
 
 log = structlog.get_logger("snapshot")
 
@@ -68,20 +69,23 @@ class _TableLoad:
     oid: int
     run: int
     refusals: Counter[int]
+    unreadable: Unreadable
 
     def show(self, rows: int) -> None:
         self.progress.show(self.oid, self.run, rows)
 
     def advance(self, task: Task, rows: int) -> None:
         self.refusals.pop(self.oid, None)
+        self.unreadable.forget(self.oid)
         if task.pages is not None:
             self.progress.advance(self.oid, self.run, task.pages, rows, waiting=self.feed.held(self.oid))
 
     def finish(self) -> bool:
         return self.feed.finish(self.oid, self.run)
 
-    def fail(self, problem: str) -> bool:  # noqa: ARG002
-        return False
+    def fail(self, source: SourceTable, error: psycopg.Error) -> None:
+        self.refusals.pop(self.oid, None)
+        self.unreadable.failed(source, error)
 
 
 class SnapshotCoordinator:
@@ -109,7 +113,8 @@ class SnapshotCoordinator:
         self._stop = stop
         self._log_has_begun = log_has_begun
         self._refused = refused
-        self._unreadable: dict[int, SourceError] = {}
+        self._unreadable = Unreadable()
+        self._locks = Locks()
         self._requests = requests
         self._needs_barrier = log_has_begun
         self._looked = False
@@ -140,7 +145,7 @@ class SnapshotCoordinator:
     @property
     def unreadable(self) -> list[SourceError]:
         """Why tables cannot be read that are to be; another look at each is taken every few seconds."""
-        return list(self._unreadable.copy().values())
+        return [*self._unreadable.problems, *self._locks.problems]
 
     def _live(self) -> None:
         pause = _RECONNECT_S[0]
@@ -185,6 +190,7 @@ class SnapshotCoordinator:
                 Emitter(emitting),
                 self._refused,
                 self._unreadable,
+                self._locks,
             )
             self._feed.track()
             if self._needs_barrier:
@@ -214,7 +220,8 @@ class _Session:
         looking: psycopg.Connection,
         emitter: Emitter,
         refused: Callable[[], Collection[int]],
-        unreadable: dict[int, SourceError],
+        unreadable: Unreadable,
+        locks: Locks,
     ) -> None:
         self._source = source
         self._feed = feed
@@ -226,6 +233,7 @@ class _Session:
         self._emitter = emitter
         self._refused = refused
         self._unreadable = unreadable
+        self._locks = locks
         self._board = Board()
         self._over = Event()
         self._joining: dict[int, tuple[int, Barrier]] = {}
@@ -255,10 +263,9 @@ class _Session:
         again = self._feed.to_read_again()
         refused = self._refused()
         wanted = {*self._progress.unfinished(), *self._feed.held_tables(), *again}.difference(refused)
-        for oid in self._unreadable.keys() - wanted:
-            del self._unreadable[oid]
-        now = time.monotonic()
-        due = [oid for oid in sorted(wanted) if not self._board.reads(oid) and now >= self._not_before.get(oid, 0.0)]
+        self._unreadable.keep(wanted)
+        now, locked = time.monotonic(), self._locks.waiting | self._unreadable.waiting
+        due = [oid for oid in sorted(wanted - locked) if not self._board.reads(oid) and now >= self._not_before.get(oid, 0.0)]
         if due:
             runs = {oid: self._progress.run(oid) for oid in due}
             # Of all at once: what tells of one published table takes the server as long as what tells of all.
@@ -269,7 +276,7 @@ class _Session:
                 job = self._job(oid, seen[oid], *found.get(oid, (None, None)), run=runs[oid], joined=oid in joined)
                 if job is not None:
                     self._board.add(job)
-        return self._asked.offer(self._board, wanted) or bool(wanted)
+        return self._asked.offer(self._board, wanted | locked) or bool(wanted)
 
     def _job(
         self, oid: int, seen: Look, source: SourceTable | None, problem: SourceError | None, *, run: int, joined: bool
@@ -277,11 +284,9 @@ class _Session:
         """The table's job; None when it has to wait, or is gone. ``run``: in which the catalog was asked."""
         if problem is not None:
             # It could be read when we began, or was not there: the rest of the database goes on.
-            log.warning("a table cannot be read", problem=problem.line(), again_in_s=_REFUSED_S)
-            self._unreadable[oid] = problem
-            self._not_before[oid] = time.monotonic() + _REFUSED_S
+            self._unreadable.refused(oid, problem)
             return None
-        self._unreadable.pop(oid, None)
+        self._unreadable.granted(oid)
         if source is None:
             log.info(
                 "stopped reading a table that was dropped, has left the publication or is no longer selected",
@@ -289,6 +294,8 @@ class _Session:
             )
             self._feed.forget(oid, run)
             self._joining.pop(oid, None)
+            self._locks.forget(oid)
+            self._unreadable.forget(oid)
             return None
         if oid in self._feed.to_read_again():
             self._feed.reading_again(oid)
@@ -305,7 +312,7 @@ class _Session:
             source, self._source.snapshot_chunk_rows, self._source.snapshot_workers, self._source.snapshot_rows_per_s
         )
         tasks: Iterator[Task] = iter(()) if begun.finished else page_tasks(Pages(source.pages, begun.pages), step)
-        return Job(source, seen, _TableLoad(self._feed, self._progress, oid, begun.number, self._refusals), tasks)
+        return Job(source, seen, _TableLoad(self._feed, self._progress, oid, begun.number, self._refusals, self._unreadable), tasks)
 
     def _count_refusals(self, source: SourceTable) -> None:
         oid = source.table.oid
@@ -406,7 +413,7 @@ class _Session:
                     if reader is None:
                         reader = Reader(
                             partial(open_session, self._source.dsn.get_secret_value()), self._emitter, self._feed, self._board, typists,
-                            emitters, self._throttle, self._source.snapshot_chunk_rows, self._over,
+                            emitters, self._throttle, self._source.snapshot_chunk_rows, self._over, self._locks,
                         )  # fmt: skip
                         stack.enter_context(closing(reader))
                     self._serve(reader, job)
@@ -422,11 +429,14 @@ class _Session:
                 self._board.end(job)
             else:
                 reader.read(job)
-        except Again:
+        except Again as again:
+            if isinstance(again, LockedOut):
+                self._refusals.pop(job.source.table.oid, None)  # its shape is as it was
             self._board.end(job)
         except psycopg.Error as error:
-            if isinstance(error, psycopg.OperationalError) or not job.purpose.fail(reason(error)):
+            if ends_connection(error):
                 raise
+            job.purpose.fail(job.source, error)
             self._board.end(job)
         finally:
             self._board.leave(job)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from threading import Condition
 from typing import Final, Protocol
 
+import psycopg
+
 from cdc.model.batch import Op
 from snapshots.catalog import Look, SourceTable
 from snapshots.plan import Interval, PageRange, Pages, Range
@@ -39,8 +41,8 @@ class Purpose(Protocol):
     def finish(self) -> bool:
         """Every task has been. False: what was read is of no use any more, or rows are still held."""
 
-    def fail(self, problem: str) -> bool:
-        """The server refuses what was asked. Whether that concerns nobody but this purpose."""
+    def fail(self, source: SourceTable, error: psycopg.Error) -> None:
+        """The server refuses to read the table's rows."""
 
 
 @dataclass(slots=True, eq=False)

@@ -28,10 +28,12 @@ from cdc.pgvalues.binary import readable
 from cdc.source.pins import read_pins
 from snapshots.catalog import SourceTable, look
 from snapshots.copy import Abandoned, Block, copy_blocks, read_rows
+from snapshots.failures import ends_connection
 from snapshots.feed import PREFIX, Chunk, SnapshotFeed, State
 from snapshots.fence import Snapshot, Window
 from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
 from snapshots.jobs import Board, Job, Task
+from snapshots.locks import Locks
 from snapshots.plan import MissingKeys, lock
 from snapshots.session import Unreachable
 from snapshots.throttle import Throttle
@@ -44,9 +46,7 @@ HELD_KEYS: Final = 5_000
 """Held rows that are read back at once."""
 LOCKED_S: Final = 5.0
 """So long a table stays locked (ACCESS SHARE: against DDL, behind which everybody would wait) while the log takes nothing."""
-_LOCK_TIMEOUT: Final = "500ms"
-_LOCKED_OUT_S: Final = 0.5
-"""Before a lock that could not be had is asked for again."""
+_LOCK_TIMEOUT: Final = "200ms"
 _RETRY_S: Final = (0.01, 1.0)
 _WAIT_S: Final = 0.5
 
@@ -83,6 +83,7 @@ class Reader:
         throttle: Throttle,
         chunk_rows: int,
         stop: Event,
+        locks: Locks,
     ) -> None:
         self._opening = opening
         self._connection = opening()
@@ -97,6 +98,7 @@ class Reader:
         self._chunk_rows = chunk_rows
         self._memory = Reused(MEMORY_BYTES)
         self._stop = stop
+        self._locks = locks
 
     def read(self, job: Job) -> None:
         """The job's tasks, as long as there are any. Everything is durable and told to the job's purpose when it returns. Raises Again."""
@@ -133,7 +135,7 @@ class Reader:
     def _window(self, source: SourceTable) -> Iterator[Window]:
         """A transaction whose snapshot sees everything that the stream had delivered, and the window that belongs to it.
 
-        The window is left open for the parts in it; it is closed when this fails.
+        The window is left open for the parts in it; it is closed when this fails. Raises LockedOut.
         """
         wait_s = _RETRY_S[0]
         while True:
@@ -141,10 +143,6 @@ class Reader:
             window = self._feed.open(source.table)
             try:
                 snapshot = self._begin(source)
-                if snapshot is None:
-                    self._feed.close(window)
-                    self._stop.wait(_LOCKED_OUT_S)
-                    continue
                 crashpoint("snapshot.window.opened")
                 if self._feed.admit(window, snapshot):
                     yield window
@@ -172,21 +170,21 @@ class Reader:
             self._copying = False
             self._connection.close()
             self._connection = self._opening()
-        elif isinstance(error, Again | psycopg.Error) and not isinstance(error, psycopg.OperationalError):
+        elif isinstance(error, Again) or (isinstance(error, psycopg.Error) and not ends_connection(error)):
             self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
         self._connection.close()
 
-    def _begin(self, source: SourceTable) -> Snapshot | None:
-        """None where somebody keeps the table, or one of its partitions, locked: who waits for one while holding others may be waited for, and
-        the server would end the other one after deadlock_timeout (1 s)."""
+    def _begin(self, source: SourceTable) -> Snapshot:
+        """Raises LockedOut where somebody keeps the table, or one of its partitions, locked: who waits for one while holding others may be
+        waited for, and the server would end the other one after deadlock_timeout (1 s)."""
         self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             self._connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'; {lock(source)}; SET LOCAL lock_timeout = 0")
         except psycopg.errors.LockNotAvailable:
-            self._connection.execute("ROLLBACK")
-            return None
+            raise self._locks.refused(source) from None
+        self._locks.had(source)
         seen = look(self._connection, source.table.oid)
         if (seen.facts, seen.files) != (self._job.look.facts, self._job.look.files):
             raise Again

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from snapshots import plan, reading
+from snapshots import locks, plan, reading
 from snapshots.catalog import SourceTable
+from snapshots.requests import Request, Requests
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
 
+SOON_S = 30.0
+LOCK = "lock table a, b, c, d_1 in access exclusive mode"
 WAITING = """select exists (select from pg_stat_activity
 where application_name = 'headwater snapshot' and datname = current_database() and wait_event_type = 'Lock')"""
 
@@ -45,3 +48,58 @@ def test_a_transaction_that_locks_partitions_in_its_own_order(
             sql.execute("commit")
         capture.until(lambda: len(capture.rows("public.big")) == 10, "the rows that are left")
         capture.until_snapshot_done()
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["first load", "request"])
+def test_locked_tables_keep_no_worker_from_the_others(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    monkeypatch.setattr(locks, "NAMED_S", 0.2)
+    sql, owner = postgres.connect(), postgres.connect(autocommit=False)
+    for name in ("a", "b", "c", "z"):
+        sql.execute(f"create table {name} (id int primary key); insert into {name} values (1), (2)".encode())
+    sql.execute("create table d (id int primary key) partition by range (id)")
+    sql.execute("create table d_1 partition of d for values from (0) to (9); insert into d values (1), (2)")
+    sql.execute("create publication cdc for table a, b, c, d, z with (publish_via_partition_root = true)")
+    capture = Capture(postgres.dsn, tmp_path, tables=("public.*",), slot=f"s_{postgres.name}", snapshot_workers=2)
+    requests = Requests(capture.settings.log.dir)
+    names = ("a", "b", "c", "d")
+    first, locked = threading.Lock(), threading.Event()
+
+    def lock(source: SourceTable) -> str:
+        """Once there is a slot, which would wait for the lock's transaction."""
+        with first:
+            if not locked.is_set() and not asked:
+                owner.execute(LOCK)
+                locked.set()
+        return plan.lock(source)
+
+    monkeypatch.setattr(reading, "lock", lock)
+    try:
+        if asked:
+            with capture.running():
+                capture.until_snapshot_done()
+            capture.until_released(sql)
+            owner.execute(LOCK)
+        with capture.running():
+            wanted = {name: requests.queue(Request(f"public.{name}")) for name in (*names, "z")} if asked else {}
+            if asked:
+                capture.until(lambda: requests.outcome(wanted["z"]).state == "done", "for the request", deadline_s=SOON_S)
+            else:
+                capture.until(locked.is_set, "for the snapshot to begin")
+                capture.until(lambda: "public.z" in capture.topics(), "for the table that is free", deadline_s=SOON_S)
+                capture.until(lambda: len(capture.rows("public.z")) == 2, "for its rows", deadline_s=SOON_S)
+            capture.until(lambda: len(capture.status.left_out) == 4, "for the names of the others", deadline_s=SOON_S)
+            for name, line in zip(names, capture.status.left_out, strict=True):
+                assert line.startswith(f"cannot be read: table public.{name} is locked (ACCESS EXCLUSIVE)")
+                query = line.partition("end who holds it: ")[2]
+                assert sql.execute(query.encode()).fetchall() == [(owner.info.backend_pid,)]
+            owner.rollback()
+            for name in names:
+                topic = f"public.{name}"
+                capture.until(lambda: topic in capture.topics() and len(capture.rows(topic)) == 2, f"for {name}")  # noqa: B023
+            capture.until(lambda: all(requests.outcome(one).state == "done" for one in wanted.values()), "for the requests")
+            capture.until(lambda: capture.status.left_out == [], "for the lines to go")
+            capture.until_snapshot_done()
+    finally:
+        owner.rollback()
