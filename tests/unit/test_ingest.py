@@ -10,8 +10,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from cdc.capture.decoder import WATERMARK_PREFIX, Decoder
+from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import DDL_PREFIX, Definitions
+from cdc.capture.groups import WATERMARK_PREFIX
 from cdc.capture.prepared import Prepared
 from cdc.capture.spool import Spools
 from cdc.ingest.loop import Ingest

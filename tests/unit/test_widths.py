@@ -28,7 +28,6 @@ WIDE_FUNCTIONS = {
 WIDE_CLASSES = {
     ("cdc.audit.engine", "Side"): 14,
     ("cdc.audit.findings", "TableAudit"): 18,
-    ("cdc.capture.decoder", "Decoder"): 26,
     ("cdc.capture.definitions", "Definitions"): 24,
     ("cdc.capture.grouping", "Grouping"): 13,
     ("cdc.capture.stream", "Stream"): 14,

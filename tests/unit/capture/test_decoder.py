@@ -15,6 +15,8 @@ from cdc.capture import decoder as decoding
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
+from cdc.capture.prepared import Prepared
+from cdc.capture.spool import Spools
 from cdc.errors import ColumnReserved, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.batch import Op, table_of
@@ -65,13 +67,22 @@ def _facts(oid: int, primary_key: tuple[str, ...]) -> Facts | None:
 class Run:
     """Feeds a decoder as ingest does, and keeps what comes out as plain rows."""
 
-    def __init__(self, durable_lsn: int = 0, primary_key: tuple[str, ...] = (), definitions: Definitions | None = None) -> None:
+    def __init__(
+        self,
+        durable_lsn: int = 0,
+        primary_key: tuple[str, ...] = (),
+        definitions: Definitions | None = None,
+        spools: Spools | None = None,
+        prepared: Prepared | None = None,
+    ) -> None:
         self.held: list[tuple[pa.RecordBatch, Mapping[str, Flags]]] = []
         self.decoder = Decoder(
             definitions or Definitions(lambda oid: _facts(oid, primary_key)),
             Forgetful(),
             lambda rows, missing: self.held.append((rows, missing)),
             durable_lsn,
+            spools,
+            prepared,
         )
         self.groups: list[Group] = []
         self.notices: list[bytes] = []

@@ -17,14 +17,12 @@ from cdc.capture import decoder as decoding
 from cdc.capture import spool as spooling
 from cdc.capture.definitions import DDL_PREFIX, Definitions
 from cdc.capture.prepared import Prepared
-from cdc.capture.relations import Relations
-from cdc.capture.rows import Rows
 from cdc.capture.spool import Spools
 from cdc.errors import HeadwaterError, LogCorrupt, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.table import Column
 from tests.unit.capture import wire
-from tests.unit.capture.test_decoder import ITEMS, ORDERS, Forgetful, Run
+from tests.unit.capture.test_decoder import ITEMS, ORDERS, Run
 
 WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("total", pgtypes.INT4)))
 
@@ -36,13 +34,11 @@ class Connections:
         self.folder = folder
         self._spools: list[Spools] = []
 
-    def run(self, durable_lsn: int = 0) -> Run:
-        run = Run(durable_lsn)
+    def run(self, durable_lsn: int = 0, definitions: Definitions | None = None) -> Run:
         spools, prepared = Spools(self.folder), Prepared(self.folder)
         prepared.settle(durable_lsn)
         self._spools.append(spools)
-        run.decoder._spools, run.decoder._prepared = spools, prepared
-        return run
+        return Run(durable_lsn, definitions=definitions, spools=spools, prepared=prepared)
 
     def close(self) -> None:
         for spools in self._spools:
@@ -524,10 +520,7 @@ def test_every_flipped_byte_of_a_kept_transaction_is_found(connections: Connecti
 
 def test_a_definition_that_a_replay_brings_back_is_not_told_once_it_has_been_overtaken(connections: Connections) -> None:
     """All but the last transaction is in the log already: a store that was told of the older definition would drop the new column's values."""
-    run = connections.run(durable_lsn=340)
-    run.decoder.schema = Definitions(lambda _: None, known=[WIDER])
-    run.decoder._relations = Relations(run.decoder.schema)
-    run.decoder._rows = Rows(run.decoder._relations, Forgetful(), lambda *_: None, 340)
+    run = connections.run(durable_lsn=340, definitions=Definitions(lambda _: None, known=[WIDER]))
     run.feed(
         b"".join(
             (
