@@ -23,13 +23,14 @@ from typing import Final
 from cdc.capture import letters
 from cdc.capture.control import parse_control
 from cdc.capture.deferred import Deferred, Replay
-from cdc.capture.definitions import DDL_PREFIX, Definitions
+from cdc.capture.definitions import Definitions
 from cdc.capture.groups import Groups, cuts, passed
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import SPAN, SPOOLING, Commit, Index, Inside, Open, Scan, body_of, scan
 from cdc.capture.prepared import Prepared
 from cdc.capture.rows import Hold, Memory, Rows
 from cdc.capture.spool import Spools
+from cdc.capture.told import DDL_PREFIX
 from cdc.model.group import Group
 from cdc.pgvalues.values import Bytes
 
@@ -111,12 +112,12 @@ class Decoder:
 
     def _look_at_torn(self, torn: Bytes) -> None:
         """The beginning of a large message: whose it is has to be known before it is put together."""
-        head = torn[: HEAD_BYTES + (4 if self._deferred.inside is Inside.STREAM else 0) + self.schema.head_bytes].tobytes()
-        if (lacks := HEAD_BYTES + 4 + self.schema.head_bytes - len(torn)) > 0:
+        head = torn[: HEAD_BYTES + (4 if self._deferred.inside is Inside.STREAM else 0) + self.schema.ours.head_bytes].tobytes()
+        if (lacks := HEAD_BYTES + 4 + self.schema.ours.head_bytes - len(torn)) > 0:
             self.lacks = min(self.lacks, lacks)
         elif head[30:31] == b"M":
             prefix, _, content = head[44 if self._deferred.inside is Inside.STREAM else 40 :].partition(b"\0")
-            if prefix != DDL_PREFIX.encode() or not self.schema.bears_password(content[4:]):
+            if prefix != DDL_PREFIX.encode() or not self.schema.ours.bears_password(content[4:]):
                 self.foreign = len(torn)
 
     def settle(self, durable_lsn: int) -> None:

@@ -12,12 +12,13 @@ import numpy as np
 
 from cdc.capture import letters
 from cdc.capture.deferred import Replay
-from cdc.capture.definitions import DDL_PREFIX, Definitions
+from cdc.capture.definitions import Definitions
 from cdc.capture.grouping import Grouping
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import RARE, Commit, Index, body_of, scan_spooled
 from cdc.capture.relations import parse_message, parse_truncate
 from cdc.capture.rows import Memory, Rows
+from cdc.capture.told import DDL_PREFIX
 from cdc.model.evolution import SchemaChange
 from cdc.model.group import Group, Transactions, Watermark
 from cdc.pgvalues.values import Bytes

@@ -17,7 +17,6 @@ ATTRIBUTES = 12
 """The most that an instance holds."""
 
 WIDE_FUNCTIONS = {
-    ("cdc.capture.definitions", "Definitions.__init__"): 13,
     ("cdc.ingest.process", "_stream_once"): 10,
     ("sinks.cache.resp", "_write_parts"): 9,
     ("snapshots.coordinator", "_Session.__init__"): 10,
@@ -28,7 +27,6 @@ WIDE_FUNCTIONS = {
 WIDE_CLASSES = {
     ("cdc.audit.engine", "Side"): 14,
     ("cdc.audit.findings", "TableAudit"): 18,
-    ("cdc.capture.definitions", "Definitions"): 24,
     ("cdc.capture.grouping", "Grouping"): 13,
     ("cdc.capture.stream", "Stream"): 14,
     ("cdc.demo.flights", "Flights"): 14,

@@ -15,9 +15,10 @@ import pytest
 
 from cdc.capture import decoder as decoding
 from cdc.capture import spool as spooling
-from cdc.capture.definitions import DDL_PREFIX, Definitions
+from cdc.capture.definitions import Definitions, Outside
 from cdc.capture.prepared import Prepared
 from cdc.capture.spool import Spools
+from cdc.capture.told import DDL_PREFIX
 from cdc.errors import HeadwaterError, LogCorrupt, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.table import Column
@@ -247,9 +248,8 @@ def test_a_message_of_a_rolled_back_savepoint_cannot_be_told_from_others(
     connections: Connections, *, aborted: bool, prepared: bool
 ) -> None:
     """pgoutput gives every message the top-level transaction's xid, whichever subtransaction said it: so the catalog is asked."""
-    run = connections.run()
     noted: list[int] = []
-    run.decoder.schema._passwords, run.decoder.schema._note = [b'"sesame"'], noted.append
+    run = connections.run(definitions=Definitions(lambda _: None, passwords=["sesame"], outside=Outside(note=noted.append)))
     run.feed(wire.begin(600, 50) + wire.relation(ORDERS) + order(1) + wire.commit(50, 60))
     noted.clear()
     dropped = wire.message(DDL_PREFIX, json.dumps({"password": "sesame", "dropped": [ORDERS.oid]}).encode())
