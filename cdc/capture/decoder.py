@@ -62,7 +62,7 @@ class Decoder:
         """What the log says of each table."""
         in_force = InForce(definitions)
         self._deferred = Deferred(spools, prepared, in_force)
-        self._made = Groups(definitions, in_force, memory, Rows(in_force.relations, memory, hold, durable_lsn))
+        self._made = Groups(definitions, in_force, Rows(in_force.relations, memory, hold, durable_lsn))
         self._open: Open | None = None
         self._heard = 0
         """How much of the next block was in the last one and has been looked at."""

@@ -17,7 +17,7 @@ from cdc.capture.grouping import Grouping
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import RARE, Commit, Index, body_of, scan_spooled
 from cdc.capture.relations import parse_message, parse_truncate
-from cdc.capture.rows import Memory, Rows
+from cdc.capture.rows import Rows
 from cdc.capture.told import DDL_PREFIX
 from cdc.model.evolution import SchemaChange
 from cdc.model.group import Group, Transactions, Watermark
@@ -29,10 +29,9 @@ WATERMARK_PREFIX: Final = "headwater"
 class Groups:
     """Makes groups for one connection. ``schema``: what the log says of each table."""
 
-    def __init__(self, schema: Definitions, in_force: InForce, memory: Memory, rows: Rows) -> None:
+    def __init__(self, schema: Definitions, in_force: InForce, rows: Rows) -> None:
         self._schema = schema
         self._in_force = in_force
-        self._memory = memory
         self._rows = rows
         self._watermark: Watermark | None = None
         """Seen in a group that was not complete."""
@@ -81,7 +80,7 @@ class Groups:
         doubtful: what messages say of definitions may have been rolled back.
         """
         while True:
-            made = Grouping(self._rows, self._memory, block, index, begin, end, next_position())
+            made = Grouping(self._rows, block, index, begin, end, next_position())
             watermark = self._take_in(made, block, index, begin, end, ordinal_at, doubtful=doubtful)
             whole = complete and made.whole
             if whole:

@@ -27,8 +27,6 @@ WIDE_FUNCTIONS = {
 WIDE_CLASSES = {
     ("cdc.audit.engine", "Side"): 14,
     ("cdc.audit.findings", "TableAudit"): 18,
-    ("cdc.capture.grouping", "Grouping"): 13,
-    ("cdc.capture.stream", "Stream"): 14,
     ("cdc.demo.flights", "Flights"): 14,
     ("cdc.follow.follower", "Follower"): 22,
     ("cdc.http.events", "Feed"): 14,
