@@ -11,16 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from cdc.capture.definitions import DDL_PREFIX, Definitions
+from cdc.capture import letters
 from cdc.capture.messages import Index
+from cdc.capture.told import DDL_PREFIX, Ours
 from cdc.pgvalues.values import Bytes
 
 WATERMARK_PREFIX: Final = "headwater"
 
-PASSED: Final = ord("-")
-"""Stands for the letter of a message that is not ours."""
-
-_MESSAGE: Final = ord("M")
 _PREFIX_AT: Final = 9
 """In a logical message, behind flags and LSN."""
 _HEAD_BYTES: Final = _PREFIX_AT + len(DDL_PREFIX) + 1 + 4
@@ -34,16 +31,16 @@ _MARK: Final = _OURS + b"\0"
 class Authenticity:
     """``awaits``: whether a watermark with this content is on its way."""
 
-    def __init__(self, definitions: Definitions, awaits: Callable[[bytes], bool]) -> None:
-        self._definitions = definitions
+    def __init__(self, ours: Ours, awaits: Callable[[bytes], bool]) -> None:
+        self._ours = ours
         self._awaits = awaits
-        self._most = _HEAD_BYTES + max(definitions.head_bytes, _WATERMARK_BYTES)
+        self._most = _HEAD_BYTES + max(ours.head_bytes, _WATERMARK_BYTES)
 
     def mark(self, block: Bytes, index: Index) -> None:
-        """Gives those that are not ours the kind ``PASSED``."""
-        for at in (index.kind == _MESSAGE).nonzero()[0].tolist():
+        """Gives those that are not ours the kind ``letters.PASSED``."""
+        for at in (index.kind == letters.MESSAGE).nonzero()[0].tolist():
             if not self._is_ours(block, int(index.body[at]), int(index.end[at])):
-                index.kind[at] = PASSED
+                index.kind[at] = letters.PASSED
 
     def _is_ours(self, block: Bytes, begin: int, end: int) -> bool:
         head = block[begin : min(end, begin + self._most)].tobytes()
@@ -54,11 +51,11 @@ class Authenticity:
         prefix, _, rest = head[_PREFIX_AT:].partition(b"\0")
         if prefix == _OURS:
             return end - begin <= self._most and self._awaits(rest[4:])
-        return prefix == DDL_PREFIX.encode() and self._definitions.bears_password(rest[4:])
+        return prefix == DDL_PREFIX.encode() and self._ours.bears_password(rest[4:])
 
 
 def watermarks(block: Bytes, index: Index, begin: int, end: int) -> list[int]:
     """Which of the messages [begin, end), once they are marked, are watermarks."""
-    messages = begin + (index.kind[begin:end] == _MESSAGE).nonzero()[0]
+    messages = begin + (index.kind[begin:end] == letters.MESSAGE).nonzero()[0]
     heads = [(at, int(index.body[at]) + _PREFIX_AT) for at in messages.tolist()]
     return [at for at, prefix in heads if np.array_equal(block[prefix : prefix + len(_MARK)], np.frombuffer(_MARK, np.uint8))]

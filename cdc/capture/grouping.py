@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc.capture import letters
 from cdc.capture.definitions import Definitions
 from cdc.capture.messages import Index
-from cdc.capture.rows import Memory, Rows
+from cdc.capture.rows import Rows
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.group import Group, Transactions, Watermark
@@ -21,15 +22,12 @@ from cdc.pgvalues.values import Bytes
 FILL_BYTES: Final = 64 * 2**20
 """A group ends where more than this would be filled in: an update of many rows says little of each, and each may get megabytes."""
 
-_COMMIT: Final = ord("C")
-
 
 class Grouping:
     """Messages [begin, end) of an indexed block as one group whose first change gets ``position``; fewer once it is ``full``."""
 
-    def __init__(self, rows: Rows, memory: Memory, block: Bytes, index: Index, begin: int, end: int, position: int) -> None:
+    def __init__(self, rows: Rows, block: Bytes, index: Index, begin: int, end: int, position: int) -> None:
         self._rows = rows
-        self._memory = memory
         self._block = block
         self._index = index
         self._begin = begin
@@ -58,7 +56,7 @@ class Grouping:
     def whole(self) -> bool:
         """Whether the last transaction does not go on behind the group, as far as the index knows."""
         index, end = self._index, self.end
-        return end == self._last or bool(index.kind[end - 1] == _COMMIT)
+        return end == self._last or bool(index.kind[end - 1] == letters.COMMIT)
 
     def flush(self, until: int) -> None:
         """Takes in the rows before message ``until``, under the definitions that are in force now; that message itself is not a row."""
@@ -76,14 +74,14 @@ class Grouping:
         transaction = int(self._index.transaction[at])
         for change in changes:
             if change.kind is not Kind.ALTERED:
-                self._memory.forget(change.table.oid)
+                self._rows.forget(change.table.oid)
             lsn, ts_us = int(self._index.commit_lsn[transaction]), int(self._index.commit_ts_us[transaction])
             self._add(schema_record(change, self._position, lsn, ts_us), transaction)
 
     def truncate(self, tables: Sequence[Table], at: int) -> None:
         transaction = int(self._index.transaction[at])
         for table in tables:
-            self._memory.forget(table.oid)
+            self._rows.forget(table.oid)
             self._add(_truncate(table, self._position, self._index, transaction), transaction)
 
     def finish(self, watermark: Watermark | None, definitions: Definitions, *, complete: bool) -> Group:

@@ -42,6 +42,8 @@ RELATION: Final = ord("R")
 TYPE: Final = ord("Y")
 ORIGIN: Final = ord("O")
 MESSAGE: Final = ord("M")
+PASSED: Final = ord("-")
+"""Stands for the letter of a logical message that is not ours (``cdc.capture.authenticity``)."""
 STREAM_START: Final = ord("S")
 STREAM_STOP: Final = ord("E")
 STREAM_COMMIT: Final = ord("c")

@@ -56,6 +56,10 @@ SPOOLING: Final = np.zeros(256, np.bool_)
 """The kinds of messages (and ``SPAN``) that concern transactions in progress or prepared; they stand between whole transactions."""
 SPOOLING[[SPAN, *b"SEcAbPpKr"]] = True
 
+RARE: Final = np.ones(256, np.bool_)
+"""The kinds of messages that have to be looked at one by one: neither rows nor where a transaction begins and ends."""
+RARE[[letters.INSERT, letters.UPDATE, letters.DELETE, letters.BEGIN, letters.COMMIT, letters.PASSED]] = False
+
 
 class Inside(IntEnum):
     """Between which messages a block ends."""
@@ -231,6 +235,11 @@ def scan_spooled(block: Bytes, start: int, stop: int, commit: Commit, aborted: A
         raise ProtocolError(f"{_ERRORS[error]} ({scanned - start} bytes into a piece of {stop - start} of a spooled transaction)")
     transaction = np.array([[commit.xid], [commit.commit_lsn], [commit.commit_ts_us], [commit.end_lsn]], np.int64)
     return Index(kind[:count], *messages[:, :count], *transaction)
+
+
+def body_of(block: Bytes, index: Index, at: np.int64 | int) -> bytes:
+    """What stands behind the message's letter."""
+    return block[index.body[at] : index.end[at]].tobytes()
 
 
 def _room(size: int) -> tuple[Bytes, npt.NDArray[np.int64]]:

@@ -71,6 +71,10 @@ class Rows:
         end, begin = int(index.end_lsn[transaction]), int(index.commit_lsn[transaction])
         return end > self._durable_lsn if end else begin >= self._durable_lsn
 
+    def forget(self, oid: int) -> None:
+        """Every row of the table is gone, or no longer what it was."""
+        self._memory.forget(oid)
+
     def run(
         self, block: Bytes, index: Index, begin: int, end: int, position: int, changed: npt.NDArray[np.int64]
     ) -> list[pa.RecordBatch]:

@@ -291,15 +291,43 @@ class _Libpq:
         self._pg.finish()
 
 
+class _Buffers:
+    """Two: one fills while what was taken of the other is decoded."""
+
+    def __init__(self) -> None:
+        self._filling = np.empty(HEADROOM_BYTES + BUFFER_BYTES, np.uint8)
+        self._spare = np.empty(HEADROOM_BYTES + BUFFER_BYTES, np.uint8)
+        self.filled = 0
+
+    def put(self, received: Bytes) -> None:
+        end = HEADROOM_BYTES + self.filled
+        self._filling[end : end + len(received)] = received
+        self.filled += len(received)
+
+    def take(self) -> Bytes:
+        """A view, valid until the next call that gives something."""
+        taken = self._filling[HEADROOM_BYTES : HEADROOM_BYTES + self.filled]
+        if len(taken):
+            self._filling, self._spare = self._spare, self._filling
+            self.filled = 0
+        return taken
+
+    def behind(self, torn: Bytes, taken: Bytes) -> Bytes:
+        """See ``Stream.behind``."""
+        if len(torn) > HEADROOM_BYTES:
+            return np.concatenate([torn, taken])
+        begin = HEADROOM_BYTES - len(torn)
+        self._spare[begin:HEADROOM_BYTES] = torn
+        return self._spare[begin : HEADROOM_BYTES + len(taken)]
+
+
 class Stream:
     """A running stream. ``take`` hands over what has been received; errors of the threads surface there."""
 
     def __init__(self, wire: _Socket | _Libpq, feedback: Feedback) -> None:
         self._wire = wire
         self._feedback = feedback
-        self._filling = np.empty(HEADROOM_BYTES + BUFFER_BYTES, np.uint8)
-        self._spare = np.empty(HEADROOM_BYTES + BUFFER_BYTES, np.uint8)
-        self._filled = 0
+        self._buffers = _Buffers()
         self._wanted = 1
         self._changed = threading.Condition()
         self._due = threading.Condition()
@@ -320,29 +348,22 @@ class Stream:
         Raises ConnectionError or OSError once the connection is gone and everything received has been taken.
         """
         with self._changed:
-            if not self._filled and self._failure is None:
+            if not self._buffers.filled and self._failure is None:
                 self._wanted = 1
                 self._changed.wait(timeout_s)
-            if self._wire.backlog and self._filled < (whole := block_bytes(self.batches)) and self._failure is None:
+            if self._wire.backlog and self._buffers.filled < (whole := block_bytes(self.batches)) and self._failure is None:
                 self._wanted = whole
                 self._changed.wait(block_s(self.batches))
-            if not self._filled:
-                if self._failure is not None:
-                    raise self._failure
-                return self._filling[:0]
-            taken = self._filling[HEADROOM_BYTES : HEADROOM_BYTES + self._filled]
-            self._filling, self._spare = self._spare, self._filling
-            self._filled = 0
-            self._changed.notify_all()
+            if not self._buffers.filled and self._failure is not None:
+                raise self._failure
+            taken = self._buffers.take()
+            if len(taken):
+                self._changed.notify_all()
             return taken
 
     def behind(self, torn: Bytes, taken: Bytes) -> Bytes:
         """``torn`` and what the last call of ``take`` gave, one behind the other; as long valid as that."""
-        if len(torn) > HEADROOM_BYTES:
-            return np.concatenate([torn, taken])
-        begin = HEADROOM_BYTES - len(torn)
-        self._spare[begin:HEADROOM_BYTES] = torn
-        return self._spare[begin : HEADROOM_BYTES + len(taken)]
+        return self._buffers.behind(torn, taken)
 
     def confirm(self, durable_lsn: int) -> None:
         """Everything up to this LSN is durable; the server hears of it soon."""
@@ -368,15 +389,13 @@ class Stream:
                     continue
                 crashpoint("stream.received")
                 with self._changed:
-                    while self._filled + got > BUFFER_BYTES and not self._closing:
+                    while self._buffers.filled + got > BUFFER_BYTES and not self._closing:
                         self._changed.wait(1.0)
                     if self._closing:
                         return
-                    end = HEADROOM_BYTES + self._filled
-                    self._filling[end : end + got] = view[:got]
-                    self._filled += got
+                    self._buffers.put(view[:got])
                     self.received += got
-                    if self._filled >= self._wanted or not self._wire.backlog:
+                    if self._buffers.filled >= self._wanted or not self._wire.backlog:
                         self._changed.notify_all()
                 silence = Silence(time.monotonic())
         except Exception as error:

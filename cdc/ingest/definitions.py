@@ -12,7 +12,7 @@ import psycopg
 import structlog
 
 from cdc import source
-from cdc.capture.definitions import Definitions
+from cdc.capture.definitions import Definitions, Outside, Selection
 from cdc.errors import Stopped
 from cdc.log.ended import ended_topics
 from cdc.log.home import open_reader
@@ -101,14 +101,16 @@ class Evolving:
             ended=ended,
             facts=load_facts(self._folder),
             passwords=[password for password in (self._password, trigger) if password],
-            publication=self._settings.publication,
-            wanted=partial(matches, self._settings.tables),
-            logged=self._logged,
-            look=self._watch.look_soon,
-            unread=_unread,
-            note=self._watch.note,
-            unpublished=self._unpublished,
-            keep=partial(save_facts, self._folder),
+            selection=Selection(
+                publication=self._settings.publication, wanted=partial(matches, self._settings.tables), logged=self._logged
+            ),
+            outside=Outside(
+                look=self._watch.look_soon,
+                unread=_unread,
+                note=self._watch.note,
+                unpublished=self._unpublished,
+                keep=partial(save_facts, self._folder),
+            ),
         )
 
     def _remember_first(self, connection: psycopg.Connection, tables: dict[str, Table], facts: dict[int, Facts]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.capture.definitions import Definitions
+from cdc.capture.definitions import Definitions, Selection
 from cdc.errors import ConfigError, HeadwaterError, SourceError, StopState
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader
@@ -256,7 +256,7 @@ def _planned(
         ended=known.ended,
         facts=before,
         passwords=[_PASSWORD],
-        logged=protection_of(settings, reader).logged,
+        selection=Selection(logged=protection_of(settings, reader).logged),
     )
     told = {"password": _PASSWORD, "dropped": list(gone), "tables": [facts.to_json() for facts in after]}
     changes, _ = definitions.on_message(json.dumps(told, ensure_ascii=False).encode())

@@ -17,21 +17,16 @@ ATTRIBUTES = 12
 """The most that an instance holds."""
 
 WIDE_FUNCTIONS = {
-    ("cdc.capture.definitions", "Definitions.__init__"): 13,
     ("cdc.ingest.process", "_stream_once"): 10,
     ("sinks.cache.resp", "_write_parts"): 9,
-    ("snapshots.coordinator", "_Session.__init__"): 10,
-    ("snapshots.reading", "Reader.__init__"): 9,
+    ("snapshots.coordinator", "_Session.__init__"): 11,
+    ("snapshots.reading", "Reader.__init__"): 10,
 }
 """Functions that are wider today, each with its number of parameters."""
 
 WIDE_CLASSES = {
     ("cdc.audit.engine", "Side"): 14,
     ("cdc.audit.findings", "TableAudit"): 18,
-    ("cdc.capture.decoder", "Decoder"): 27,
-    ("cdc.capture.definitions", "Definitions"): 24,
-    ("cdc.capture.grouping", "Grouping"): 13,
-    ("cdc.capture.stream", "Stream"): 14,
     ("cdc.demo.flights", "Flights"): 14,
     ("cdc.http.events", "Feed"): 14,
     ("cdc.ingest.loop", "Ingest"): 13,
@@ -49,8 +44,9 @@ WIDE_CLASSES = {
     ("sinks.warehouse.catalog", "IcebergTable"): 14,
     ("sinks.warehouse.java", "Java"): 19,
     ("sinks.warehouse.sink", "Warehouse"): 17,
-    ("snapshots.coordinator", "_Session"): 16,
-    ("snapshots.reading", "Reader"): 14,
+    ("snapshots.coordinator", "SnapshotCoordinator"): 13,
+    ("snapshots.coordinator", "_Session"): 17,
+    ("snapshots.reading", "Reader"): 15,
 }
 """Classes that are wider today, each with its number of attributes."""
 

@@ -15,6 +15,8 @@ from cdc.capture import decoder as decoding
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
+from cdc.capture.prepared import Prepared
+from cdc.capture.spool import Spools
 from cdc.errors import ColumnReserved, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.batch import Op, table_of
@@ -70,6 +72,8 @@ class Run:
         durable_lsn: int = 0,
         primary_key: tuple[str, ...] = (),
         definitions: Definitions | None = None,
+        spools: Spools | None = None,
+        prepared: Prepared | None = None,
         awaits: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
         self.held: list[tuple[pa.RecordBatch, Mapping[str, Flags]]] = []
@@ -78,6 +82,8 @@ class Run:
             Forgetful(),
             lambda rows, missing: self.held.append((rows, missing)),
             durable_lsn,
+            spools,
+            prepared,
             awaits=awaits,
         )
         self.groups: list[Group] = []

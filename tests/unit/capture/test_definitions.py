@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.definitions import Definitions
+from cdc.capture.definitions import Definitions, Outside, Selection
 from cdc.errors import Stopped, StopState
 from cdc.model.evolution import Kind, SchemaChange
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
@@ -47,16 +47,17 @@ class Run:
         self.definitions = Definitions(
             lambda oid: self.live.get(oid),
             known=[*(one.table() for one in before), *tables],
-            logged=logged,
             ended=ended,
             facts={one.oid: one for one in before},
             passwords=[PASSWORD],
-            wanted=lambda name: not name.endswith("unwanted"),
-            look=self._look,
-            unread=self._unread,
-            note=self.noted.append,
-            unpublished=lambda name: Stopped(StopState.TABLE_UNPUBLISHED, name),
-            keep=lambda found: self.kept.append(set(found)),
+            selection=Selection(wanted=lambda name: not name.endswith("unwanted"), logged=logged),
+            outside=Outside(
+                look=self._look,
+                unread=self._unread,
+                note=self.noted.append,
+                unpublished=lambda name: Stopped(StopState.TABLE_UNPUBLISHED, name),
+                keep=lambda found: self.kept.append(set(found)),
+            ),
         )
 
     def _look(self) -> None:
@@ -297,13 +298,13 @@ def test_what_bears_the_password_and_cannot_be_read_is_asked_of_the_catalog(rest
 
 def test_nothing_is_parsed_before_the_password_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(OLD)
-    monkeypatch.setattr("cdc.capture.definitions.json.loads", lambda _: pytest.fail("parsed"))
+    monkeypatch.setattr("cdc.capture.told.json.loads", lambda _: pytest.fail("parsed"))
     run.definitions.on_message(b'{"password": "guess", "tables": ' + b"[" * 10**6)
     run.definitions.doubt(b'{"password": "' + b"x" * 10**6)
 
 
 def test_a_message_too_long_to_be_parsed_is_asked_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.capture.definitions.MOST_BYTES", 1000)
+    monkeypatch.setattr("cdc.capture.told.MOST_BYTES", 1000)
     run = Run(OLD)
     assert run.message(dropped=[*range(100, 300), 7]) == []
     assert (run.looks, run.unread) == (1, 1)

@@ -15,16 +15,15 @@ import pytest
 
 from cdc.capture import decoder as decoding
 from cdc.capture import spool as spooling
-from cdc.capture.definitions import DDL_PREFIX, Definitions
+from cdc.capture.definitions import Definitions, Outside
 from cdc.capture.prepared import Prepared
-from cdc.capture.relations import Relations
-from cdc.capture.rows import Rows
 from cdc.capture.spool import Spools
+from cdc.capture.told import DDL_PREFIX
 from cdc.errors import HeadwaterError, LogCorrupt, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.table import Column
 from tests.unit.capture import wire
-from tests.unit.capture.test_decoder import FORGED, ITEMS, ORDERS, Forgetful, Run, forged
+from tests.unit.capture.test_decoder import FORGED, ITEMS, ORDERS, Run, forged
 
 WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("total", pgtypes.INT4)))
 
@@ -36,13 +35,13 @@ class Connections:
         self.folder = folder
         self._spools: list[Spools] = []
 
-    def run(self, durable_lsn: int = 0, awaits: Callable[[bytes], bool] = lambda _: True) -> Run:
-        run = Run(durable_lsn, awaits=awaits)
+    def run(
+        self, durable_lsn: int = 0, definitions: Definitions | None = None, awaits: Callable[[bytes], bool] = lambda _: True
+    ) -> Run:
         spools, prepared = Spools(self.folder), Prepared(self.folder)
         prepared.settle(durable_lsn)
         self._spools.append(spools)
-        run.decoder._spools, run.decoder._prepared = spools, prepared
-        return run
+        return Run(durable_lsn, definitions=definitions, spools=spools, prepared=prepared, awaits=awaits)
 
     def close(self) -> None:
         for spools in self._spools:
@@ -251,9 +250,8 @@ def test_a_message_of_a_rolled_back_savepoint_cannot_be_told_from_others(
     connections: Connections, *, aborted: bool, prepared: bool
 ) -> None:
     """pgoutput gives every message the top-level transaction's xid, whichever subtransaction said it: so the catalog is asked."""
-    run = connections.run()
     noted: list[int] = []
-    run.decoder.schema._passwords, run.decoder.schema._note = [b'"sesame"'], noted.append
+    run = connections.run(definitions=Definitions(lambda _: None, passwords=["sesame"], outside=Outside(note=noted.append)))
     run.feed(wire.begin(600, 50) + wire.relation(ORDERS) + order(1) + wire.commit(50, 60))
     noted.clear()
     dropped = wire.message(DDL_PREFIX, json.dumps({"password": "sesame", "dropped": [ORDERS.oid]}).encode())
@@ -524,10 +522,7 @@ def test_every_flipped_byte_of_a_kept_transaction_is_found(connections: Connecti
 
 def test_a_definition_that_a_replay_brings_back_is_not_told_once_it_has_been_overtaken(connections: Connections) -> None:
     """All but the last transaction is in the log already: a store that was told of the older definition would drop the new column's values."""
-    run = connections.run(durable_lsn=340)
-    run.decoder.schema = Definitions(lambda _: None, known=[WIDER])
-    run.decoder._relations = Relations(run.decoder.schema)
-    run.decoder._rows = Rows(run.decoder._relations, Forgetful(), lambda *_: None, 340)
+    run = connections.run(durable_lsn=340, definitions=Definitions(lambda _: None, known=[WIDER]))
     run.feed(
         b"".join(
             (
