@@ -223,6 +223,20 @@ json_build_object(
 from pg_class c where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence <> 't'
 $facts$;
 
+-- Tables, and everything that is a partition of them. pg_partition_tree would lock all of that until the end of the transaction, which is the application's:
+-- it would wait for whoever has locked one of them, and others would wait for it.
+create or replace function headwater.ddl_with_partitions(tables oid[]) returns oid[]
+language sql stable set search_path = pg_catalog, pg_temp as $with$
+select coalesce(array_agg(tree.oid), '{}')
+from (
+    with recursive tree(oid) as (
+      select unnest(tables)
+      union
+      select i.inhrelid from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
+      join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
+    select tree.oid from tree) tree
+$with$;
+
 -- Whether the transaction sees what others have committed. Under REPEATABLE READ and SERIALIZABLE the catalog looks to queries as it did when the
 -- transaction began; DDL itself goes by what is there now. And what a serializable transaction reads of a table may not be written by others: so
 -- headwater.set_aside is never read there, and what takes reading it is left to Headwater's looks at the catalog.
@@ -240,12 +254,7 @@ select exists (
   from pg_publication p
   cross join pg_class c
   left join pg_publication_rel entry on entry.prpubid = p.oid and entry.prrelid = c.oid
-  cross join lateral (
-    with recursive below(oid) as (
-      select c.oid
-      union all
-      select i.inhrelid from below b join pg_inherits i on i.inhparent = b.oid where c.relkind = 'p' and not i.inhdetachpending)
-    select below.oid from below) leaf(oid)
+  cross join unnest(headwater.ddl_with_partitions(array[c.oid])) leaf(oid)
   join pg_class l on l.oid = leaf.oid and l.relkind = 'r' and l.relpersistence = 'p'
   left join pg_index x on x.indrelid = l.oid and x.indisvalid and x.indislive and x.indisunique and x.indimmediate and x.indpred is null
     and case l.relreplident when 'd' then x.indisprimary when 'i' then x.indisreplident else false end
@@ -265,18 +274,6 @@ select exists (
   where p.oid = publication and c.oid = relation and (p.pubupdate or p.pubdelete)
     and (identity.unsent or l.relreplident <> 'f' and x.indexrelid is null))
 $breaks$;
-
--- Tables, and everything that is a partition of them. pg_partition_tree would lock all of that until the end of the transaction, which is the application's:
--- it would wait for whoever has locked one of them, and others would wait for it.
-create or replace function headwater.ddl_with_partitions(tables oid[]) returns oid[]
-language sql stable set search_path = pg_catalog, pg_temp as $with$
-with recursive tree(oid) as (
-  select unnest(tables)
-  union
-  select i.inhrelid from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
-  join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
-select coalesce(array_agg(tree.oid), '{}') from tree
-$with$;
 
 -- An ALTER PUBLICATION that does not wait long: it needs a lock on the publication, which another transaction keeps to its end, and that one may
 -- come to wait for ours. seen: whether the table was seen in the publication, or may merely be there.

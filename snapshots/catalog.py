@@ -18,7 +18,8 @@ from cdc.model.structure import FIRST_OWN_TYPE, described
 from cdc.model.table import Column, Table
 from cdc.source.capturable import Definition, identity_problem, quoted_name, reserved_problem
 from cdc.source.facts import TYPES
-from cdc.source.published import PUBLISHED
+from cdc.source.partitions import partitions
+from cdc.source.published import PUBLISHED_TABLES
 from cdc.source.vanishing import despite_drops
 
 # What the types are made of is asked for only where a column has one that is not the server's own.
@@ -58,10 +59,8 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
     + _OWN_TYPES
     + """
 from """
-    + PUBLISHED
-    + """ p
-join pg_class c on c.oid = p.oid
-join pg_namespace n on n.oid = c.relnamespace
+    + PUBLISHED_TABLES
+    + """
 left join pg_index x on x.indrelid = c.oid and x.indisvalid
        and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end
 cross join lateral (
@@ -69,13 +68,9 @@ cross join lateral (
          sum(case when leaf.oid in (select relation from locked) then size.estimated else pg_table_size(leaf.oid) end) as bytes,
          max(case when leaf.oid in (select relation from locked) then size.estimated else pg_relation_size(leaf.oid) end)
            / current_setting('block_size')::int8 as pages
-  from (select c.oid where c.relkind = 'r'
-        union all
-        select tree.oid from (with recursive tree(oid) as (
-            select c.oid where c.relkind = 'p'
-            union all
-            select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
-          select oid from tree) tree) one
+  from """
+    + partitions("select c.oid")
+    + """ one
   join pg_class leaf on leaf.oid = one.oid and leaf.relkind <> 'p'
   cross join lateral (select leaf.relpages * current_setting('block_size')::int8 as estimated) size) s
 where (%(oids)s::oid[] is null or c.oid = any (%(oids)s::oid[]))
@@ -101,12 +96,9 @@ select c.oid::int8, pg_current_snapshot()::text, md5(row(
     + _OWN_TYPES
     + """) made))::text),
   md5((select array_agg(row(leaf.oid, pg_relation_filenode(leaf.oid)) order by leaf.oid)
-     from (with recursive tree(oid) as (
-             select c.oid
-             union
-             select i.inhrelid from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
-             join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
-           select t.oid from tree t join pg_class k on k.oid = t.oid where t.oid = c.oid or k.relkind <> 'p') leaf (oid))::text)
+     from """
+    + partitions("select c.oid")
+    + """ leaf join pg_class k on k.oid = leaf.oid where leaf.oid = c.oid or k.relkind <> 'p')::text)
 from unnest(%(oids)s::oid[]) c(oid)
 """
 )

@@ -1,4 +1,4 @@
-"""`make roles`: writes the facts' query (``cdc.source.facts.FACTS``) into deploy/roles.sql, where the event trigger asks the same of a table."""
+"""`make roles`: writes the catalog's queries (``cdc.source.facts.FACTS``, ``partitions``) into deploy/roles.sql, where the event trigger asks the same."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Final
 
 from cdc.source.facts import FACTS
+from cdc.source.partitions import partitions
 
 FILE: Final = Path(__file__).parents[1] / "deploy/roles.sql"
 _QUERY: Final = re.compile(r"(?<=as \$facts\$\nselect\n).*?(?=from pg_class c where c\.oid = relation\b)", re.DOTALL)
 
 
+_TREE: Final = re.compile(r"(?<=as \$with\$\n)select .*?\nfrom .*?(?= tree\n\$with\$;)", re.DOTALL)
+
+
 def with_facts(text: str) -> str:
-    """The file's text with the query as it is now."""
-    written, times = _QUERY.subn(lambda _: FACTS.lstrip("\n"), text)
-    assert times == 1, "the function that holds the query is not to be found"
-    return written
+    """The file's text with the queries as they are now."""
+    tree = "select coalesce(array_agg(tree.oid), '{}')\nfrom " + partitions("select unnest(tables)")
+    for query, now in ((_QUERY, FACTS.lstrip("\n")), (_TREE, tree)):
+        text, times = query.subn(lambda _, now=now: now, text)
+        assert times == 1, "the function that holds the query is not to be found"
+    return text
 
 
 def main() -> None:

@@ -7,20 +7,20 @@ from typing import Final
 
 import psycopg
 
+from cdc.source.partitions import partitions
 from cdc.source.vanishing import despite_drops
 
 # Columns are compared by name: their numbers differ from partition to partition. A root under FULL without a primary key is identified by
 # its whole rows. The old row of an update or delete has what the partition's own replica identity names. The server refuses updates and deletes
 # of a partition whose identity names what is not published: columns that the root's column list leaves out, and from 18 on generated columns.
-_PROBLEMS: Final = """
-with recursive tree(root, oid) as (
-  select c.oid, c.oid from pg_class c where c.oid = any (%(roots)s) and c.relkind = 'p'
-  union all
-  select t.root, i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
+_PROBLEMS: Final = (
+    """
 select distinct on (root.oid) root.oid::int8, l.oid::regclass::text, root.oid::regclass::text, l.relkind = 'f', l.relpersistence = 'u',
        l.relreplident = 'f'
-from tree
-join pg_class root on root.oid = tree.root
+from pg_class root
+cross join lateral """
+    + partitions("select root.oid")
+    + """ tree
 join pg_class l on l.oid = tree.oid and l.relkind <> 'p'
 cross join lateral (
   select array(select a.attname
@@ -36,12 +36,13 @@ cross join lateral (
   select array(select a.attname from pg_attribute a
     where a.attrelid = l.oid and a.attnum > 0 and not a.attisdropped and current_setting('server_version_num')::int >= 180000
       and (a.attgenerated = 'v' or a.attgenerated = 's' and not %(computed)s)) as names) unsent
-where (l.relkind = 'f' or l.relpersistence = 'u'
+where root.oid = any (%(roots)s) and root.relkind = 'p' and (l.relkind = 'f' or l.relpersistence = 'u'
     or l.relreplident <> 'f' and (wanted.names = '{}' or held.names = '{}' or not held.names @> wanted.names)
     or l.relreplident = 'f' and root.relreplident <> 'f' and (unsent.names <> '{}' or root.oid = any (%(listed)s))
     or l.relreplident <> 'f' and not wanted.names @> held.names and (held.names && unsent.names or root.oid = any (%(listed)s)))
 order by root.oid, 2
 """
+)
 
 
 def leaf_problems(

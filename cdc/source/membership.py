@@ -14,7 +14,7 @@ import psycopg
 
 from cdc.errors import Stopped, StopState
 from cdc.source.publication import Publication, unpublished_kinds
-from cdc.source.published import PUBLISHED
+from cdc.source.published import PUBLISHED_TABLES
 from cdc.source.slot import rebuild_hint
 from cdc.source.vanishing import despite_drops
 
@@ -22,18 +22,15 @@ from cdc.source.vanishing import despite_drops
 _WAYS_IN: Final = (
     """
 select c.oid::int8, n.nspname || '.' || c.relname,
-       array_remove(array[case when p.puballtables then p.oid::int8 end, s.oid::int8]
+       array_remove(array[case when whole.puballtables then whole.oid::int8 end, s.oid::int8]
          || array(select r.oid::int8 from pg_publication_rel r
-                   where r.prpubid = p.oid and r.prrelid in (select c.oid union all select a.relid from pg_partition_ancestors(c.oid) a)),
+                   where r.prpubid = whole.oid and r.prrelid in (select c.oid union all select a.relid from pg_partition_ancestors(c.oid) a)),
          null)
-from pg_publication p
-cross join """
-    + PUBLISHED
-    + """ t
-join pg_class c on c.oid = t.oid
-join pg_namespace n on n.oid = c.relnamespace
-left join pg_publication_namespace s on s.pnpubid = p.oid and s.pnnspid = n.oid
-where p.pubname = %(publication)s
+from """
+    + PUBLISHED_TABLES
+    + """
+join pg_publication whole on whole.pubname = %(publication)s
+left join pg_publication_namespace s on s.pnpubid = whole.oid and s.pnnspid = n.oid
 """
 )
 

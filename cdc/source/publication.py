@@ -20,18 +20,14 @@ from cdc.source.configured import Publishing
 from cdc.source.connection import reason
 from cdc.source.facts import read_facts
 from cdc.source.problems import find_problems
-from cdc.source.published import PUBLISHED
+from cdc.source.published import PUBLISHED_TABLES
 from cdc.source.vanishing import despite_drops, vanished
 
 _FACTS: Final = (
     "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) "
     "from pg_publication p where pubname = %s"
 )
-_COVERS: Final = (
-    "select n.nspname || '.' || c.relname, p.qual is not null from "
-    + PUBLISHED
-    + " p join pg_class c on c.oid = p.oid join pg_namespace n on n.oid = c.relnamespace"
-)
+_COVERS: Final = "select n.nspname || '.' || c.relname, p.qual is not null from " + PUBLISHED_TABLES
 
 _LOCK_TIMEOUT: Final = "200ms"
 _PAUSE_S: Final = 0.2
@@ -163,10 +159,8 @@ _UNREADABLE: Final = (
 select format('%%I.%%I', n.nspname, c.relname), format('%%I', n.nspname), row_security_active(c.oid), has_table_privilege(c.oid, 'SELECT'),
        has_schema_privilege(n.oid, 'USAGE')
 from """
-    + PUBLISHED
-    + """ t
-join pg_class c on c.oid = t.oid
-join pg_namespace n on n.oid = c.relnamespace
+    + PUBLISHED_TABLES
+    + """
 where n.nspname || '.' || c.relname = any(%(names)s)
   and (row_security_active(c.oid) or not has_schema_privilege(n.oid, 'USAGE') or not has_table_privilege(c.oid, 'SELECT'))
 order by 1

@@ -35,3 +35,11 @@ PUBLISHED: Final[LiteralString] = """(
       and not exists (select from pg_publication_namespace s where s.pnpubid = p.oid and s.pnnspid = k.relnamespace))"""
 """In parentheses, to be selected from; takes ``publication``. One row for each published table: its OID, the numbers of the columns of its column list, its
 row filter (both NULL where it has none), and whether stored generated columns are published."""
+
+PUBLISHED_TABLES: Final[LiteralString] = (
+    PUBLISHED
+    + """ p
+join pg_class c on c.oid = p.oid
+join pg_namespace n on n.oid = c.relnamespace"""
+)
+"""The same as ``p``, with each table's row of pg_class (``c``) and of pg_namespace (``n``)."""
