@@ -26,6 +26,7 @@ from cdc.model.table import Column, Table
 from cdc.pgvalues import values
 from cdc.pgvalues.columns import Columns, array_of, exact_of
 from cdc.pgvalues.digits import TENS
+from cdc.pgvalues.integers import COPY_DATA
 from cdc.pgvalues.values import (
     AT,
     ENDS_AT,
@@ -213,7 +214,7 @@ _int64 = _swapped(64)
 def whole_binary_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
     """As ``fields.whole_rows``; stops before the trailer, which is not a row."""
     rows = 0
-    while rows < most and end - at >= 7 and data[at] == 100:
+    while rows < most and end - at >= 7 and data[at] == COPY_DATA:
         length = _int32(data, at + 1)
         trailer = length == 6 or (length == HEADER + 6 and _int16(data, at + 5) == _SIGNATURE)
         if length < 4 or end - at < 1 + length or trailer:

@@ -12,12 +12,16 @@ from llvmlite import ir
 from numba import types
 
 from cdc.kernels.jit import inlined, instruction, kernel
-from cdc.pgvalues.integers import read_u32
+from cdc.pgvalues.characters import BACKSLASH, LINE_FEED, NULL, TAB
+from cdc.pgvalues.integers import COPY_DATA, read_u32
 from cdc.pgvalues.values import Bytes, Lengths, Offsets
 
 WINDOW: Final = 64
 """Bytes that are looked at together: one bit each of a word."""
-_MARKS: Final = (9, 10, 92)
+_MARKS: Final = (TAB, LINE_FEED, BACKSLASH)
+_MEANT: Final = np.arange(256, dtype=np.uint8)
+"""What a byte behind a backslash stands for."""
+_MEANT[list(b"btnvfr")] = list(b"\b\t\n\v\f\r")
 
 
 def _marked(_context: Any, data: Any, at: Any) -> Any:
@@ -65,7 +69,7 @@ def _look(data: Bytes, at: Any, size: Any) -> Any:
     else:
         for k in range(at, size):
             byte = data[np.uint64(k)]  # unsigned: it does not count from the end
-            if byte == 9 or byte == 10 or byte == 92:
+            if byte == TAB or byte == LINE_FEED or byte == BACKSLASH:  # noqa: SIM109 - a tuple would cost a loop
                 found |= np.uint64(1) << np.uint64(k - at)
     return found
 
@@ -74,7 +78,7 @@ def _look(data: Bytes, at: Any, size: Any) -> Any:
 def whole_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
     """Hops over at most so many CopyData messages: (how many are whole, where they end)."""
     rows = 0
-    while rows < most and end - at >= 5 and data[at] == 100:
+    while rows < most and end - at >= 5 and data[at] == COPY_DATA:
         length = read_u32(data, at + 1)
         if length < 4 or end - at < 1 + length:
             break
@@ -111,8 +115,8 @@ def split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
             at = window + _first_of(marks)
             marks &= marks - np.uint64(1)
             length = at - start
-            if data[at] == 92:
-                if length == 0 and at + 2 < size and data[at + 1] == 78 and (data[at + 2] == 9 or data[at + 2] == 10):
+            if data[at] == BACKSLASH:
+                if length == 0 and at + 2 < size and data[at + 1] == NULL and (data[at + 2] == TAB or data[at + 2] == LINE_FEED):
                     length = np.int64(-1)
                     at += 2
                 else:
@@ -124,7 +128,7 @@ def split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
                 marks = _look(data, window, size)
             offsets[c, row] = start
             lengths[c, row] = np.int32(length)
-            if data[at] != (10 if c == width - 1 else 9):
+            if data[at] != (LINE_FEED if c == width - 1 else TAB):
                 return -1
             at += 1
         row += 1
@@ -135,24 +139,13 @@ def split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
 def _resolve(data: Bytes, at: Any, size: Any) -> tuple[Any, Any]:
     """Resolves a value's escapes in place, from its first backslash on: (where the value ends now, where its field does)."""
     to = at
-    while at < size and data[at] != 9 and data[at] != 10:
+    while at < size and data[at] != TAB and data[at] != LINE_FEED:
         byte = data[at]
         at += 1
-        if byte == 92 and at < size:
+        if byte == BACKSLASH and at < size:
             byte = data[at]
             at += 1
-            if byte == 98:
-                byte = np.uint8(8)
-            elif byte == 116:
-                byte = np.uint8(9)
-            elif byte == 110:
-                byte = np.uint8(10)
-            elif byte == 118:
-                byte = np.uint8(11)
-            elif byte == 102:
-                byte = np.uint8(12)
-            elif byte == 114:
-                byte = np.uint8(13)
+            byte = _MEANT[byte]
         data[to] = byte
         to += 1
     return to, at

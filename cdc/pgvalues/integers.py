@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from cdc.kernels.jit import inlined
 from cdc.pgvalues.arrays import Bytes
+
+COPY_DATA: Final = ord("d")
+"""The letter of the frames in which COPY's rows come."""
 
 
 @inlined

@@ -5,21 +5,26 @@ Texts are those of DateStyle ISO. The long way looks at every byte; the timestam
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from cdc.kernels.jit import inlined, kernel
 from cdc.pgvalues.arrays import Bytes, Flags, Lengths, Offsets
+from cdc.pgvalues.characters import COLON, MINUS, PLUS, POINT, SPACE, ZERO
 from cdc.pgvalues.digits import eight_bytes, few, fraction, month, seconds
+
+_NO_DAY: Final = -(2**63)
+_SECOND_US: Final = 1_000_000
+_DAY_US: Final = 86_400 * _SECOND_US
 
 
 @inlined
 def _two(data: Bytes, at: int) -> Any:
     """Two digits as a number, or -1000 when they are not digits."""
-    tens = np.int64(data[at]) - 48
-    ones = np.int64(data[at + 1]) - 48
+    tens = np.int64(data[at]) - ZERO
+    ones = np.int64(data[at + 1]) - ZERO
     if tens < 0 or tens > 9 or ones < 0 or ones > 9:
         return np.int64(-1000)
     return tens * 10 + ones
@@ -28,16 +33,15 @@ def _two(data: Bytes, at: int) -> Any:
 @kernel
 def _day(data: Bytes, at: int) -> Any:
     """Days since 1970-01-01 of ``YYYY-MM-DD`` (years 0001 to 9999), or the int64 minimum when it is none."""
-    none = np.int64(-9223372036854775808)
     century = _two(data, at)
     rest = _two(data, at + 2)
     year = century * 100 + rest
     number = _two(data, at + 5)
     day = _two(data, at + 8)
-    if data[at + 4] != 45 or data[at + 7] != 45 or century < 0 or rest < 0 or year < 1:
-        return none
+    if data[at + 4] != MINUS or data[at + 7] != MINUS or century < 0 or rest < 0 or year < 1:
+        return np.int64(_NO_DAY)
     if number < 1 or number > 12 or day < 1 or day > 31:
-        return none
+        return np.int64(_NO_DAY)
     return _days(year, number, day)
 
 
@@ -55,7 +59,7 @@ def _days(year: Any, number: Any, day: Any) -> Any:
 @kernel
 def _clock(data: Bytes, at: int, end: int) -> Any:
     """Microseconds of ``HH:MM:SS[.ffffff]`` up to ``end``, or -1 when it is not a time of day (24:00:00 is none)."""
-    if end - at < 8 or data[at + 2] != 58 or data[at + 5] != 58:
+    if end - at < 8 or data[at + 2] != COLON or data[at + 5] != COLON:
         return np.int64(-1)
     hour = _two(data, at)
     minute = _two(data, at + 3)
@@ -65,16 +69,16 @@ def _clock(data: Bytes, at: int, end: int) -> Any:
     micros = np.int64(0)
     at += 8
     if at < end:
-        if data[at] != 46 or end - at < 2 or end - at > 7:
+        if data[at] != POINT or end - at < 2 or end - at > 7:
             return np.int64(-1)
         weight = np.int64(100000)
         for k in range(at + 1, end):
-            digit = np.int64(data[k]) - 48
+            digit = np.int64(data[k]) - ZERO
             if digit < 0 or digit > 9:
                 return np.int64(-1)
             micros += digit * weight
             weight //= 10
-    return ((hour * 60 + minute) * 60 + second) * 1000000 + micros
+    return ((hour * 60 + minute) * 60 + second) * _SECOND_US + micros
 
 
 @kernel
@@ -86,7 +90,6 @@ def timestamps(
     Text in, per row: ``lengths[i]`` bytes at ``offsets[i]``, NULL where the length is negative. Out: ``out``, its validity bits in Arrow's order
     (``valid``), and ``misfit`` for what is left to others. Returns (NULLs and misfits, misfits).
     """
-    none = np.int64(-9223372036854775808)
     nulls = 0
     misfits = 0
     known = np.uint64(0)
@@ -101,8 +104,8 @@ def timestamps(
         good = end - at >= (22 if zoned else 19)
         if good and zoned:
             end -= 3
-            good = data[end] == 43 and data[end + 1] == 48 and data[end + 2] == 48
-        if good and data[at + 10] == 32:
+            good = data[end] == PLUS and data[end + 1] == ZERO and data[end + 2] == ZERO
+        if good and data[at + 10] == SPACE:
             word = eight_bytes(data, at)
             if word != known:
                 # The month before, which is most often this one too, need not be looked up.
@@ -114,15 +117,15 @@ def timestamps(
             long = end - at - 20
             micros = np.int64(0)
             if long >= 0:
-                micros = fraction(data, end, long) if 0 < long <= 6 and data[at + 19] == 46 else np.int64(-1)
+                micros = fraction(data, end, long) if 0 < long <= 6 and data[at + 19] == POINT else np.int64(-1)
             if 1 <= date <= 31 and second >= 0 and micros >= 0:
-                out[i] = (begin + date - 1) * 86400000000 + second * 1000000 + micros
+                out[i] = (begin + date - 1) * _DAY_US + second * _SECOND_US + micros
                 valid[i >> 3] |= np.uint8(1 << (i & 7))
                 continue
             day = _day(data, at)
             micros = _clock(data, at + 11, end)
-            if day != none and micros >= 0:
-                out[i] = day * 86400000000 + micros
+            if day != _NO_DAY and micros >= 0:
+                out[i] = day * _DAY_US + micros
                 valid[i >> 3] |= np.uint8(1 << (i & 7))
                 continue
         misfit[i] = True
@@ -135,7 +138,6 @@ def dates(
     data: Bytes, offsets: Offsets, lengths: Lengths, out: npt.NDArray[np.int32], valid: Bytes, misfit: Flags
 ) -> tuple[int, int]:
     """Days since 1970-01-01; otherwise as ``timestamps``."""
-    none = np.int64(-9223372036854775808)
     nulls = 0
     misfits = 0
     for i in range(lengths.shape[0]):
@@ -145,7 +147,7 @@ def dates(
             continue
         if lengths[i] == 10:
             day = _day(data, offsets[i])
-            if day != none:
+            if day != _NO_DAY:
                 out[i] = np.int32(day)
                 valid[i >> 3] |= np.uint8(1 << (i & 7))
                 continue

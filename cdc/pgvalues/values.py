@@ -19,6 +19,7 @@ from cdc.pgvalues.arrays import Bytes as Bytes
 from cdc.pgvalues.arrays import Flags as Flags
 from cdc.pgvalues.arrays import Lengths as Lengths
 from cdc.pgvalues.arrays import Offsets as Offsets
+from cdc.pgvalues.characters import BACKSLASH, FALSE, LOWER_A, LOWER_F, LOWER_X, MINUS, NINE, POINT, TRUE, ZERO
 from cdc.pgvalues.digits import TENS, few, some
 from cdc.pgvalues.moments import dates, times, timestamps
 
@@ -85,7 +86,7 @@ def _integers(
             continue
         at = offsets[i]
         end = at + lengths[i]
-        negative = at < end and data[at] == 45
+        negative = at < end and data[at] == MINUS
         if negative:
             at += 1
         good = 0 < end - at <= 19
@@ -96,7 +97,7 @@ def _integers(
                 value = -found  # negative as below
                 at = end
         while good and at < end:
-            digit = np.int64(data[at]) - 48
+            digit = np.int64(data[at]) - ZERO
             good = 0 <= digit <= 9
             # Accumulating downwards reaches the most negative int8 without overflow.
             if value < -922337203685477580 or (value == -922337203685477580 and digit > (8 if negative else 7)):
@@ -123,7 +124,7 @@ def _short_decimal(data: Bytes, at: Any, end: Any, scale: Any, power: Any, limit
         whole = few(data, point, point - at)
         if scale > 0 and whole >= 0:
             fraction = few(data, end, scale)
-            whole = whole * power + fraction if fraction >= 0 and data[point] == 46 else np.int64(-1)
+            whole = whole * power + fraction if fraction >= 0 and data[point] == POINT else np.int64(-1)
         if whole >= limit:
             whole = np.int64(-1)
     return whole
@@ -156,7 +157,7 @@ def _decimals(
             continue
         at = offsets[i]
         end = at + lengths[i]
-        negative = at < end and data[at] == 45
+        negative = at < end and data[at] == MINUS
         if negative:
             at += 1
         value = _short_decimal(data, at, end, scale, power, limit)
@@ -173,20 +174,20 @@ def _decimals(
         while good and at < end:
             byte = data[at]
             at += 1
-            if byte == 46 and fraction < 0:
+            if byte == POINT and fraction < 0:
                 fraction = 0
                 continue
-            if byte < 48 or byte > 57:
+            if byte < ZERO or byte > NINE:
                 good = False
                 break
             if fraction >= 0:
                 fraction += 1
-            if digits > 0 or byte != 48:
+            if digits > 0 or byte != ZERO:
                 digits += 1
             if digits <= 18:
-                low = low * ten + np.uint64(byte - 48)
+                low = low * ten + np.uint64(byte - ZERO)
             else:
-                bottom = (low & mask) * ten + np.uint64(byte - 48)
+                bottom = (low & mask) * ten + np.uint64(byte - ZERO)
                 top = (low >> shift) * ten + (bottom >> shift)
                 low = (top << shift) | (bottom & mask)
                 high = high * ten + (top >> shift)
@@ -216,10 +217,10 @@ def _booleans(data: Bytes, offsets: Offsets, lengths: Lengths, out: Bytes, valid
             nulls += 1
             continue
         byte = data[offsets[i]] if lengths[i] == 1 else np.uint8(0)
-        if byte == 116 or byte == 102:
+        if byte == TRUE or byte == FALSE:  # noqa: SIM109 - a tuple would cost a loop
             bit = np.uint8(1 << (i & 7))
             valid[i >> 3] |= bit
-            if byte == 116:
+            if byte == TRUE:
                 out[i >> 3] |= bit
         else:
             misfit[i] = True
@@ -229,10 +230,10 @@ def _booleans(data: Bytes, offsets: Offsets, lengths: Lengths, out: Bytes, valid
 
 @inlined
 def _nibble(byte: Any) -> Any:
-    if 48 <= byte <= 57:
-        return byte - 48
-    if 97 <= byte <= 102:
-        return byte - 87
+    if ZERO <= byte <= NINE:
+        return byte - ZERO
+    if LOWER_A <= byte <= LOWER_F:
+        return byte - LOWER_A + 10
     return -1
 
 
@@ -256,7 +257,7 @@ def _hexadecimals(
             nulls += 1
         else:
             at = offsets[i]
-            good = length >= 2 and length % 2 == 0 and data[at] == 92 and data[at + 1] == 120
+            good = length >= 2 and length % 2 == 0 and data[at] == BACKSLASH and data[at + 1] == LOWER_X
             start = to
             if good:
                 for k in range(at + 2, at + length, 2):
