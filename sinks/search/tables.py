@@ -262,6 +262,8 @@ class Tables:
     def building(self, old: Place, table: Table, position: int) -> Place:
         """The next generation of the index, which takes rows and is not used before ``built``."""
         fresh = replace(old.names, generation=old.names.generation + 1)
+        if any(one.index == fresh.index and one.said and fresh.alias in one.aliases for one in self.indices.of(fresh.alias)):
+            raise self._lost(table.qualified)  # a later writer has built it and uses it
         self.indices.delete([fresh.index])  # what an attempt before this one has left
         self.indices.create(fresh, table, self._settings(), aliased=False)
         standing = replace(old.standing.begun(self.lineage(), position), building=True)

@@ -17,15 +17,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc.crashpoint import armed
 from cdc.embedded.opensearch import OpenSearch
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op, first_position
-from cdc.model.pgtypes import TEXT
+from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from sinks.contract import EpochPassed
 from sinks.search.sink import Options, SearchSink
+from sinks.search.tables import Tables
 from sinks.search.wire import Answer, Cluster
 from tests.contract.lossy_proxy import LossyProxy
 from tests.contract.rows import ORDERS, Row, batch, order, schema
@@ -632,6 +634,52 @@ def test_a_later_writer_is_named_to_the_earlier_one(feed: Feed) -> None:
         feed.sink.commit(feed.log.head)
     feed.epoch = 8
     feed.open_again()
+
+
+def test_a_late_writer_does_not_take_away_the_index_that_another_has_built(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both come to a change of a field's type; one of them sleeps before the index that it takes for its own, unfinished one."""
+    narrow = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", INT4, -1, "int4")))
+    feed.add(narrow, (Op.INSERT, {**order(1), "more": "1"}))
+    feed.follow()
+    late, now = feed.another(), feed.another()
+    late.open(feed.log.reader(), 2)
+    position = feed.writer.next_position
+    change = schema(WIDER, position)
+    feed.writer.append(change)
+    feed.writer.commit(Lsn(feed.writer.head.commit_lsn + 10), 0)
+    real, built = Tables.building, []
+
+    def building(tables: Tables, *given: Any) -> Any:
+        if not built:
+            built.append(now)
+            now.open(feed.log.reader(), 3)
+            now.apply(change)
+            now.commit(feed.log.head)
+        return real(tables, *given)
+
+    monkeypatch.setattr(Tables, "building", building)
+    with pytest.raises(StoreError) as refused:
+        late.apply(change)
+    assert refused.value.retryable
+    assert built
+    assert feed.reported() == now.applied() == feed.log.head
+    now.make_visible()
+    assert [row["more"] for part in now.scan(WIDER) for row in part.to_pylist()] == ["1"]
+
+
+def test_an_index_that_was_built_and_not_put_in_place_is_built_again(feed: Feed) -> None:
+    narrow = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, Column("more", INT4, -1, "int4")))
+    feed.add(narrow, (Op.INSERT, {**order(1), "more": "1"}))
+    feed.follow()
+    feed.writer.append(schema(WIDER, feed.writer.next_position))
+    feed.writer.commit(Lsn(feed.writer.head.commit_lsn + 10), 0)
+    with armed("search.schema.rebuilt=error"), pytest.raises(OSError, match=r"search\.schema\.rebuilt"):
+        feed.advance()
+    feed.sink, feed.applied, feed.epoch = feed.another(), None, 2
+    feed.follow()
+    assert feed.reported() == feed.log.head
+    feed.sink.make_visible()
+    assert [row["more"] for part in feed.sink.scan(WIDER) for row in part.to_pylist()] == ["1"]
 
 
 def test_a_history_that_the_log_left_is_not_believed(feed: Feed) -> None:
