@@ -20,6 +20,7 @@ from cdc.model.table import Table
 from snapshots.catalog import Look, SourceTable
 from snapshots.coordinator import _TableLoad
 from snapshots.copy import Block, read_rows
+from snapshots.failures import Unreadable
 from snapshots.feed import Chunk, SnapshotFeed, State
 from snapshots.fence import Barrier, Snapshot
 from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
@@ -128,7 +129,7 @@ class Reader:
         tasks: Iterator[Task] = (
             iter(()) if run.finished else page_tasks(Pages(source.pages, run.pages), self.chance.randrange(1, 4))
         )
-        return Job(source, seen, _TableLoad(self.feed, self.progress, oid, run.number, refusals), tasks)
+        return Job(source, seen, _TableLoad(self.feed, self.progress, oid, run.number, refusals, Unreadable()), tasks)
 
     def _joined(self, oid: int) -> Generator[None, None, bool]:
         if oid not in self._joining:
