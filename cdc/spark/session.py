@@ -28,6 +28,8 @@ CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.Fil
 
 _ICEBERG_SQL: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
+FIRST_HEAP_MB: Final = 48
+"""What the JVM begins with. Left alone it takes a sixty-fourth of the machine's memory, and fills that before it first looks for garbage."""
 END_S: Final = 20.0
 """A JVM that was asked to end and takes longer is killed."""
 
@@ -101,7 +103,7 @@ def session(
         "spark.driver.memory": driver_memory,
         # The bare file system and Iceberg stand on the driver's own class path: local executors are the driver.
         "spark.driver.extraClassPath": os.pathsep.join(map(str, (jars.bare_naked, jars.iceberg))),
-        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
+        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -Xms{FIRST_HEAP_MB}m -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Dderby.system.home={folder} -Dlog4j2.configurationFile=file:{_log4j(folder)}",
         "spark.local.dir": str(folder),
         "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
