@@ -23,6 +23,7 @@ from cdc.log.embedded.format import HEAD_BYTES, decode_head
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import POSITION
 from cdc.source import patience, watch
+from cdc.source.sight import Sight
 from tests import counters
 from tests.faults.lab import remove
 from tests.faults.proxy import HARMLESS, Confirmed, Proxy, Toxic, Way
@@ -326,7 +327,13 @@ def test_a_look_at_the_catalog_is_not_waited_for_when_the_link_is_dead(
     said: list[str] = []
     monkeypatch.setattr(watch, "INTERVAL_S", 0.2)
     monkeypatch.setattr(watch, "_RETRY_S", 0.1)
-    monkeypatch.setattr(watch._log, "warning", lambda event, **more: said.append(f"{event}: {more['reason']}"), raising=False)
+    failed = Sight.failed
+
+    def listen(sight: Sight, reason: str) -> None:
+        said.append(reason)
+        failed(sight, reason)
+
+    monkeypatch.setattr(Sight, "failed", listen)
     bench.until(lambda: bench.proxy.carries("headwater catalog"), "for the watch to be connected")
     bench.proxy.swallow(replication=False)
     bench.connection.execute("create table latecomer (id int primary key, v text)")
