@@ -273,7 +273,9 @@ select exists (
                  else a.attgenerated <> '' and current_setting('server_version_num')::int >= 180000
                    and (a.attgenerated = 'v' or (to_jsonb(p) ->> 'pubgencols') is distinct from 's') end) as unsent) identity
   where p.oid = publication and c.oid = relation and (p.pubupdate or p.pubdelete)
-    and (identity.unsent or l.relreplident <> 'f' and x.indexrelid is null))
+    -- An index that was made since the transaction began is not seen. (What looks this up asks for a lock on the table for a moment.)
+    and (identity.unsent or l.relreplident <> 'f' and x.indexrelid is null
+         and (headwater.ddl_current() or pg_get_replica_identity_index(l.oid) is null)))
 $breaks$;
 
 -- An ALTER PUBLICATION that does not wait long: it needs a lock on the publication, which another transaction keeps to its end, and that one may

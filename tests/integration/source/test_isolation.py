@@ -133,6 +133,24 @@ def test_a_key_that_came_and_went_since_the_transaction_began(
 
 
 @pytest.mark.parametrize("level", STRICT, ids=lambda level: level.name)
+def test_a_key_that_was_replaced_since_the_transaction_began(
+    triggered: Database, session: Callable[..., Session], level: IsolationLevel
+) -> None:
+    with triggered.connect() as sql:
+        sql.execute("create table parted (id int primary key, v text) partition by range (id)")
+        sql.execute("create table part partition of parted for values from (0) to (9); alter publication cdc add table only parted")
+        one = session(level)
+        for name in ("a", "parted"):
+            sql.execute(DROP_KEY.format(name).encode())
+            sql.execute(f"alter table {name} add primary key (id)".encode())
+    assert published(triggered) == ["a", "b", "c", "parted"]
+    one.works("alter table a add n int", "alter table parted add n int")
+    assert one.warnings == []
+    one.commit()
+    assert published(triggered) == ["a", "b", "c", "parted"]
+
+
+@pytest.mark.parametrize("level", STRICT, ids=lambda level: level.name)
 def test_a_table_that_was_published_since_the_transaction_began(
     triggered: Database, session: Callable[..., Session], level: IsolationLevel
 ) -> None:
