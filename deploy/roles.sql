@@ -256,10 +256,11 @@ select exists (
   left join pg_publication_rel entry on entry.prpubid = p.oid and entry.prrelid = c.oid
   cross join unnest(headwater.ddl_with_partitions(array[c.oid])) leaf(oid)
   join pg_class l on l.oid = leaf.oid and l.relkind = 'r' and l.relpersistence = 'p'
+    -- A partition, or an index, that was dropped since the transaction began is still seen, but has no file. (What looks this up takes no lock.)
+    and (pg_relation_filenode(l.oid) is not null or headwater.ddl_current())
   left join pg_index x on x.indrelid = l.oid and x.indisvalid and x.indislive and x.indisunique and x.indimmediate and x.indpred is null
     and case l.relreplident when 'd' then x.indisprimary when 'i' then x.indisreplident else false end
-    -- An index that was dropped since the transaction began is still seen, but has no file. (What looks this up takes no lock.)
-    and (headwater.ddl_current() or pg_relation_filenode(x.indexrelid) is not null)
+    and (pg_relation_filenode(x.indexrelid) is not null or headwater.ddl_current())
   cross join lateral (
     -- What the identity has and the stream would not: a column list counts by names, as numbers differ from partition to partition.
     select exists (
@@ -272,11 +273,13 @@ select exists (
                  else a.attgenerated <> '' and current_setting('server_version_num')::int >= 180000
                    and (a.attgenerated = 'v' or (to_jsonb(p) ->> 'pubgencols') is distinct from 's') end) as unsent) identity
   where p.oid = publication and c.oid = relation and (p.pubupdate or p.pubdelete)
-    and (identity.unsent or l.relreplident <> 'f' and x.indexrelid is null))
+    -- An index that was made since the transaction began is not seen. (What looks this up asks for a lock on the table for a moment.)
+    and (identity.unsent or l.relreplident <> 'f' and x.indexrelid is null
+         and (headwater.ddl_current() or pg_get_replica_identity_index(l.oid) is null)))
 $breaks$;
 
 -- An ALTER PUBLICATION that does not wait long: it needs a lock on the publication, which another transaction keeps to its end, and that one may
--- come to wait for ours. seen: whether the table was seen in the publication, or may merely be there.
+-- come to wait for ours. seen: whether the table was seen in the publication, or may merely be there; what an old snapshot has seen may be gone.
 create or replace function headwater.ddl_try(statement text, seen boolean) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5ms' as $try$
 begin
@@ -288,7 +291,7 @@ begin
       when lock_not_available then
         perform pg_sleep(0.02);
       when undefined_object then
-        if seen then
+        if seen and headwater.ddl_current() then
           raise;
         end if;
         return false;
@@ -322,7 +325,8 @@ begin
     join pg_publication p on p.pubname = ours.name
     join pg_class c on c.oid = any (touched)
     left join pg_publication_rel entry on entry.prpubid = p.oid and entry.prrelid = c.oid
-    where (entry.oid is not null or not current and c.relkind in ('r', 'p') and c.relpersistence = 'p') and headwater.ddl_breaks(c.oid, p.oid)
+    where (entry.oid is not null or not current and not p.puballtables and c.relkind in ('r', 'p') and c.relpersistence = 'p')
+      and headwater.ddl_breaks(c.oid, p.oid)
   loop
     if headwater.ddl_try(format('alter publication %I drop table only %s', one.pubname, one.relation::regclass), one.seen) then
       insert into headwater.set_aside (publication, relation, entry, again) values (one.pubname, one.relation, null, one.seen and one.again);
@@ -518,7 +522,9 @@ begin
     with held as (
       select n.nspowner as owner, a.* from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'headwater'
       union all
-      select c.relowner, a.* from pg_class c, aclexplode(c.relacl) a where c.relnamespace = 'headwater'::regnamespace
+      -- Reading a sequence is no reason to read the password.
+      select c.relowner, a.grantor, a.grantee, case c.relkind when 'S' then 'USAGE' else a.privilege_type end, a.is_grantable
+      from pg_class c, aclexplode(c.relacl) a where c.relnamespace = 'headwater'::regnamespace
       union all
       select c.relowner, a.* from pg_class c join pg_attribute b on b.attrelid = c.oid, aclexplode(b.attacl) a
       where c.relnamespace = 'headwater'::regnamespace
@@ -531,6 +537,7 @@ begin
   loop
     execute format('revoke all on schema headwater from %s cascade', holder.name);
     execute format('revoke all on all tables in schema headwater from %s cascade', holder.name);
+    execute format('revoke all on all sequences in schema headwater from %s cascade', holder.name);
     execute format('revoke all on all functions in schema headwater from %s cascade', holder.name);
     if holder.reads then
       execute format('grant usage on schema headwater to %s', holder.name);

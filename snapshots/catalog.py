@@ -276,10 +276,9 @@ def _locked(table: Table) -> Locked:
 
 def holders(table: Table, *, partitioned: bool) -> str:
     """The SQL that finds who has locked the table, or one of its partitions; pg_partition_tree would wait for him."""
-    name = sql.Literal(quoted_name(table)).as_string()
-    below = f"in (select inhrelid from pg_inherits where inhparent = {name}::regclass union select {name}::regclass)"
-    which = below if partitioned else f"= {name}::regclass"
-    return f"select pid from pg_locks where relation {which} and mode = 'AccessExclusiveLock' and granted"
+    name = sql.Literal(quoted_name(table)).as_string() + "::regclass"
+    which = f"{name} in (select pg_partition_ancestors(relation))" if partitioned else f"relation = {name}"
+    return f"select pid from pg_locks where {which} and mode = 'AccessExclusiveLock' and granted"
 
 
 def _problem(definition: Definition, whole_key: bool, readable: bool, row_security: bool, role: str) -> SourceError | None:

@@ -76,7 +76,7 @@ class _TableLoad:
 
     def advance(self, task: Task, rows: int) -> None:
         self.refusals.pop(self.oid, None)
-        self.unreadable.forget(self.oid)
+        self.unreadable.read(self.oid)
         if task.pages is not None:
             self.progress.advance(self.oid, self.run, task.pages, rows, waiting=self.feed.held(self.oid))
 

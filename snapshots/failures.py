@@ -64,8 +64,14 @@ class Unreadable:
         if before is None or before.problem.line() != found.problem.line():
             _log.warning("a table cannot be read", problem=found.problem.line(), again_in_s=pause_s)
 
+    def read(self, oid: int) -> None:
+        """Rows of it have been read. While it is not tried yet again they are those of other workers, and say nothing of the rows that cannot be."""
+        with self._lock:
+            if (found := self._found.get(oid)) is not None and self._clock() >= found.again:
+                del self._found[oid]
+
     def forget(self, oid: int) -> None:
-        """It has been read, or is not to be."""
+        """It is not to be read."""
         with self._lock:
             self._found.pop(oid, None)
 

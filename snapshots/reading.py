@@ -33,7 +33,7 @@ from snapshots.feed import PREFIX, Chunk, SnapshotFeed, State
 from snapshots.fence import Snapshot, Window
 from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
 from snapshots.jobs import Board, Job, Task
-from snapshots.locks import Locks
+from snapshots.locks import LockedOut, Locks
 from snapshots.plan import MissingKeys, lock
 from snapshots.session import Unreachable
 from snapshots.throttle import Throttle
@@ -126,6 +126,9 @@ class Reader:
             self._drain()
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
             raise Again from None
+        except LockedOut:
+            self._drain()  # a table that is locked again and again would otherwise never be read
+            raise
         finally:
             self._flight.give_up()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.conftest import Database
 from tests.integration.capture.running import Capture
 
 SOON_S = 30.0
-LOCK = "lock table a, b, c, d_1 in access exclusive mode"
+LOCK = "lock table a, b, c, d_2 in access exclusive mode"
 WAITING = """select exists (select from pg_stat_activity
 where application_name = 'headwater snapshot' and datname = current_database() and wait_event_type = 'Lock')"""
 
@@ -59,7 +60,8 @@ def test_locked_tables_keep_no_worker_from_the_others(
     for name in ("a", "b", "c", "z"):
         sql.execute(f"create table {name} (id int primary key); insert into {name} values (1), (2)".encode())
     sql.execute("create table d (id int primary key) partition by range (id)")
-    sql.execute("create table d_1 partition of d for values from (0) to (9); insert into d values (1), (2)")
+    sql.execute("create table d_1 partition of d for values from (0) to (9) partition by range (id)")
+    sql.execute("create table d_2 partition of d_1 for values from (0) to (9); insert into d values (1), (2)")
     sql.execute("create publication cdc for table a, b, c, d, z with (publish_via_partition_root = true)")
     capture = Capture(postgres.dsn, tmp_path, tables=("public.*",), slot=f"s_{postgres.name}", snapshot_workers=2)
     requests = Requests(capture.settings.log.dir)
@@ -103,3 +105,26 @@ def test_locked_tables_keep_no_worker_from_the_others(
             capture.until_snapshot_done()
     finally:
         owner.rollback()
+
+
+def test_a_table_that_is_locked_after_every_task_is_read_all_the_same(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "AGAIN_S", (0.01, 0.01))
+    sql = postgres.connect()
+    sql.execute("create table big (id int primary key, v text)")
+    sql.execute("insert into big select n, repeat('v', 500) from generate_series(1, 4000) n")
+    sql.execute("analyze big; create publication cdc for table big")
+    asked = count()
+
+    def lock(source: SourceTable) -> str:
+        return plan.lock(source) if next(asked) % 2 == 0 else "do $$ begin raise lock_not_available; end $$"
+
+    monkeypatch.setattr(reading, "lock", lock)
+    capture = Capture(
+        postgres.dsn, tmp_path, tables=("public.*",), slot=f"s_{postgres.name}", snapshot_workers=1, snapshot_chunk_rows=100
+    )
+    with capture.running():
+        capture.until_snapshot_done(deadline_s=SOON_S)
+        assert len(capture.rows("public.big")) == 4000
+    assert next(asked) > 4, "it was read in several tasks"

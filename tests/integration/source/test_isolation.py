@@ -38,7 +38,7 @@ def triggered(pg_versions: Database) -> Database:
     return pg_versions
 
 
-def run_roles(database: Database) -> None:
+def run_roles(database: Database, publication: str = "cdc") -> None:
     psql = [
         str(database.server.binary("psql")),
         "-Xqd",
@@ -47,6 +47,8 @@ def run_roles(database: Database) -> None:
         "role=postgres",
         "-v",
         "schema=public",
+        "-v",
+        f"publication={publication}",
         "-f",
         str(ROLES),
     ]
@@ -58,9 +60,15 @@ class Session:
 
     def __init__(self, connection: Connection, level: IsolationLevel) -> None:
         self._connection = connection
+        self.warnings: list[str | None] = []
+        connection.add_notice_handler(self._said)
         connection.autocommit = False
         connection.isolation_level = level
         connection.execute("select 1")
+
+    def _said(self, notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            self.warnings.append(notice.message_primary)
 
     def works(self, *statements: str) -> None:
         for statement in statements:
@@ -125,6 +133,24 @@ def test_a_key_that_came_and_went_since_the_transaction_began(
 
 
 @pytest.mark.parametrize("level", STRICT, ids=lambda level: level.name)
+def test_a_key_that_was_replaced_since_the_transaction_began(
+    triggered: Database, session: Callable[..., Session], level: IsolationLevel
+) -> None:
+    with triggered.connect() as sql:
+        sql.execute("create table parted (id int primary key, v text) partition by range (id)")
+        sql.execute("create table part partition of parted for values from (0) to (9); alter publication cdc add table only parted")
+        one = session(level)
+        for name in ("a", "parted"):
+            sql.execute(DROP_KEY.format(name).encode())
+            sql.execute(f"alter table {name} add primary key (id)".encode())
+    assert published(triggered) == ["a", "b", "c", "parted"]
+    one.works("alter table a add n int", "alter table parted add n int")
+    assert one.warnings == []
+    one.commit()
+    assert published(triggered) == ["a", "b", "c", "parted"]
+
+
+@pytest.mark.parametrize("level", STRICT, ids=lambda level: level.name)
 def test_a_table_that_was_published_since_the_transaction_began(
     triggered: Database, session: Callable[..., Session], level: IsolationLevel
 ) -> None:
@@ -148,6 +174,57 @@ def test_a_key_lost_and_found_under_one_snapshot_is_published_again(
     capture = Capture(triggered.dsn, tmp_path, tables=("public.*",), slot=f"s_{triggered.name}")
     with capture.running():
         capture.until(lambda: "public.a" in capture.topics() and rows(capture, "public.a") == [("1", "found")], "for its row")
+
+
+@pytest.mark.parametrize("level", STRICT, ids=lambda level: level.name)
+def test_a_partition_that_went_since_the_transaction_began(
+    triggered: Database, session: Callable[..., Session], level: IsolationLevel
+) -> None:
+    """The snapshot still sees it, without its key."""
+    with triggered.connect() as sql:
+        for name in ("sound", "bare"):
+            sql.execute(f"create table {name} (id int primary key, v text) partition by range (id)".encode())
+            for place in range(2):
+                sql.execute(f"create table {name}_{place} partition of {name} for values from ({place}) to ({place + 1})".encode())
+            sql.execute(f"alter publication cdc add table only {name}".encode())
+        one = session(level)
+        for name in ("sound", "bare"):
+            sql.execute(f"drop table {name}_0".encode())
+    one.works("alter table sound add n int")
+    one.works(DROP_KEY.format("bare"), "insert into bare values (1, 'a')", *(statement.format("bare") for statement in USE))
+    assert one.warnings == []
+    one.commit()
+    assert published(triggered) == ["a", "b", "c", "sound"]
+
+
+@pytest.mark.parametrize("level", STRICT, ids=lambda level: level.name)
+def test_a_table_that_has_left_since_the_transaction_began(
+    triggered: Database, session: Callable[..., Session], level: IsolationLevel
+) -> None:
+    """The others that one statement breaks leave all the same."""
+    names = ("x", "y", "z")
+    with triggered.connect() as sql:
+        sql.execute("create domain k as int")
+        for name in names:
+            sql.execute(f"create table {name} (id k primary key, v text); alter publication cdc add table only {name}".encode())
+        one = session(level)
+        sql.execute("alter publication cdc drop table only x, only z")
+    one.works("drop domain k cascade", *(f"update {name} set v = v" for name in names))
+    assert one.warnings == []
+    one.commit()
+    assert published(triggered) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("level", [IsolationLevel.READ_COMMITTED, *STRICT], ids=lambda level: level.name)
+def test_a_publication_of_all_tables_that_nothing_can_leave(
+    triggered: Database, session: Callable[..., Session], level: IsolationLevel
+) -> None:
+    with triggered.connect() as sql:
+        sql.execute("create publication every_table for all tables")
+    run_roles(triggered, publication="every_table")
+    one = session(level)
+    one.works("create table keyless (v text)")
+    assert one.warnings == []
 
 
 @pytest.mark.parametrize("table", ["set_aside", "publications", "ddl_password"])

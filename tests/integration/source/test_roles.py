@@ -283,6 +283,21 @@ def test_nobody_else_is_left_with_rights(attacked: Attacked) -> None:
     ]
 
 
+def test_default_privileges_of_sequences_give_nothing(attacked: Attacked) -> None:
+    attacked.admin.execute(f"alter default privileges grant all on sequences to {attacked.lowly}")
+    attacked.run_roles_well()
+    attacked.run_roles_well()
+    (found,) = attacked.admin.execute(
+        """
+        select count(*), bool_or(has_sequence_privilege(%(lowly)s, c.oid, 'usage, select, update')),
+               has_schema_privilege(%(lowly)s, 'headwater', 'usage'), has_table_privilege(%(lowly)s, 'headwater.ddl_password', 'select')
+        from pg_class c where c.relnamespace = 'headwater'::regnamespace and c.relkind = 'S'
+        """,
+        {"lowly": attacked.lowly},
+    ).fetchall()
+    assert found == (1, False, False, False)
+
+
 def test_everything_there_is_belongs_to_a_superuser(attacked: Attacked) -> None:
     attacked.run_roles_well()
     second = f"second_{attacked.database.name}"

@@ -69,3 +69,14 @@ def test_it_is_tried_again_and_told_once() -> None:
     assert len(unreadable.problems) == 1
     unreadable.keep(())
     assert unreadable.problems == []
+
+
+def test_rows_that_other_workers_have_read_do_not_shorten_the_wait() -> None:
+    now = [0.0]
+    unreadable = Unreadable(clock=lambda: now[0])
+    unreadable.failed(source(ID), psycopg.errors.DataCorrupted("missing chunk"))
+    unreadable.read(16400)
+    assert (unreadable.waiting, len(unreadable.problems)) == ({16400}, 1)
+    now[0] += FAILED_S
+    unreadable.read(16400)
+    assert unreadable.problems == []
