@@ -13,6 +13,8 @@ JOINED_ROWS: Final = 16_384
 """Batches of less than a quarter of this are joined with their neighbours: a sink pays per batch, and a busy log is full of tiny ones."""
 MEASURED_ROWS: Final = 256
 JOINED_BYTES: Final = 8 * 2**20
+HELD_BATCHES: Final = 1024
+"""So many tiny batches wait before they become one: whatever its columns hold, each takes some kilobytes beside that."""
 
 
 def clip(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
@@ -49,12 +51,12 @@ def joined(
     ``large_bytes``: a batch of at least ``MEASURED_ROWS`` rows and so many bytes is not small: joining it would only be a copy.
     """
     waiting: list[pa.RecordBatch] = []
-    rows = size = measured = 0
+    rows = size = measured = made = 0
     for batch in batches:
         small = 4 * batch.num_rows < upto_rows and (batch.num_rows < MEASURED_ROWS or batch.nbytes < large_bytes)
         if waiting and not (small and _same_version(waiting[0], batch)):
             yield _join(waiting)
-            waiting, rows, size, measured = [], 0, 0, 0
+            waiting, rows, size, measured, made = [], 0, 0, 0, 0
         if not small:
             yield batch
             continue
@@ -65,7 +67,10 @@ def joined(
             size, measured = size + sum(one.get_total_buffer_size() for one in waiting[measured:]), len(waiting)
         if rows >= upto_rows or size >= JOINED_BYTES:
             yield _join(waiting)
-            waiting, rows, size, measured = [], 0, 0, 0
+            waiting, rows, size, measured, made = [], 0, 0, 0, 0
+        elif len(waiting) - made >= HELD_BATCHES:
+            waiting[made:] = [_join(waiting[made:])]
+            measured = made = len(waiting)
     if waiting:
         yield _join(waiting)
 

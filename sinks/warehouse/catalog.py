@@ -227,7 +227,9 @@ class IcebergTable:
 
     def _marked(self, described: Mapping[str, Any]) -> Mark | None:
         """What the rows that are there now are marked with: by the snapshot, or where others have made it (a rewrite, a DELETE), by the
-        nearest of ours before it. So a table that was rolled back says so. Properties speak where no snapshot can."""
+        nearest of ours before it. So a table that was rolled back says so. Properties speak where no snapshot can: of the newest commit, so
+        not where the table was rolled back to an earlier one."""
+        sequence = described.get("sequence-number")
         while described:
             if (found := mark_of(described.get("summary", {}))) is not None:
                 return found
@@ -237,7 +239,9 @@ class IcebergTable:
                 break  # it has expired
             described = {} if snapshot is None else json.loads(self._use.snapshot_parser.toJson(snapshot))
         written = mark_of(self.properties)
-        return written if written is None or described or self.snapshot is None else replace(written, cut=ZERO_CUT)
+        if written is None or self.snapshot is None or (described and sequence == self._operations.current().lastSequenceNumber()):
+            return written
+        return replace(written, cut=ZERO_CUT)
 
     def files(self) -> list[tuple[DataFile, Vector | None]]:
         """Every live data file and its deletion vector."""

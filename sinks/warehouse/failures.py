@@ -41,6 +41,9 @@ _PASSING: Final = frozenset(
 _MISSING: Final = frozenset({"NotFoundException", "NoSuchTableException"})
 _METADATA_MISSING: Final = "Metadata file for version"
 """So begins what Iceberg says where a table's newest metadata went away; the class is the one of every other contradiction."""
+_HISTORY_GONE: Final = "is not an ancestor of"
+"""So Iceberg calls it, as an illegal argument, where the snapshot that a commit goes out from is no longer of the table's past: it was rolled
+back, or put back from a copy."""
 
 
 def java_name(error: Any) -> str:
@@ -78,6 +81,8 @@ def commit_errors() -> Iterator[None]:
             raise CommitConflict from error
         raise _of_java("commit", error) from error
     except CapturedException as error:
+        if _HISTORY_GONE in (error._desc or ""):
+            raise CommitConflict from None
         raise _converted("commit", error) from None
     except (Py4JError, OSError) as error:
         raise CommitUnknown from error

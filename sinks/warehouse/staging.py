@@ -41,9 +41,8 @@ class Scratch:
         if self._lock is None:
             self._home.mkdir(parents=True, exist_ok=True)
             with self._alone():
-                self._folder.mkdir()
-                self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._folder.mkdir(exist_ok=True)  # the disk may have been full in the middle of an attempt before this one
+                self._lock = _locked(self._folder / _LOCK)
         return self._folder
 
     def sweep(self) -> None:
@@ -71,6 +70,17 @@ class Scratch:
             yield
         finally:
             os.close(door)
+
+
+def _locked(path: Path) -> int:
+    """The lock's file, open: whoever has it open holds the lock."""
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise
+    return held
 
 
 def _is_free(lock: Path) -> bool:

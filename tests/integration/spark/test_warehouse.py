@@ -294,6 +294,82 @@ def test_a_writer_in_between_makes_the_commit_look_again(shop: Shop, monkeypatch
     assert [int(row["id"]) for row in held(sink, ORDERS)] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
 
 
+def test_a_rollback_to_a_rewrite_by_others_is_noticed_although_the_commit_before_it_has_expired(shop: Shop) -> None:
+    """Such a snapshot says nothing of itself, and the table's properties speak of what it was rolled back from."""
+    sink = shop.sink()
+    for number in (1, 2):
+        sink.apply(upserts(ORDERS, number, [order(number)]))
+        sink.commit(cut(number))
+    shop.sql("call catalog.system.rewrite_data_files(table => 'public.orders', options => map('rewrite-all', 'true'))")
+    theirs = shop.sql("select snapshot_id from orders.snapshots order by committed_at desc")[0].snapshot_id
+    sink.apply(batch(ORDERS, [(Op.UPDATE, 3, order(1, "x")), (Op.DELETE, 4, order(2))]))
+    sink.commit(cut(4))
+    sink._places[ORDERS.qualified].iceberg.expire(2**60)
+    assert len(shop.sql("select * from orders.snapshots")) == 2
+    assert sink.applied() == shop.sink(reads=True).applied() == cut(4)
+    shop.sql(f"call catalog.system.rollback_to_snapshot('public.orders', {theirs})")
+    assert sink.applied() != cut(4)
+    assert shop.sink(reads=True).applied() != cut(4)
+    sink = shop.sink()
+    for changes in shop.log.reader().read(ORDERS.qualified, sink.held(ORDERS.qualified), shop.log.head.position):
+        sink.apply(changes)
+    sink.commit(shop.log.head)
+    assert held(sink, ORDERS) == [order(1, "x")]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_rewrite_by_others_who_expire_what_was_before_it_changes_nothing(shop: Shop, times: int) -> None:
+    sink = shop.sink()
+    for number in (1, 2):
+        sink.apply(upserts(ORDERS, number, [order(number)]))
+        sink.commit(cut(number))
+    for _ in range(times):
+        shop.sql("call catalog.system.rewrite_data_files(table => 'public.orders', options => map('rewrite-all', 'true'))")
+    shop.sql(
+        "call catalog.system.expire_snapshots(table => 'public.orders', older_than => timestamp '2999-01-01', retain_last => 1)"
+    )
+    assert len(shop.sql("select * from orders.snapshots")) == 1
+    assert sink.applied() == shop.sink(reads=True).applied() == cut(2)
+    sink.apply(batch(ORDERS, [(Op.UPDATE, 3, order(1, "x"))]))
+    sink.commit(cut(3))
+    assert _by_id(held(sink, ORDERS)) == [order(1, "x"), order(2)]
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "a mark alone"])
+def test_a_table_that_is_rolled_back_in_the_middle_of_a_commit_is_filled_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, rows: bool
+) -> None:
+    """Iceberg calls it an illegal argument that the commit goes out from a snapshot that is no longer of the table's past."""
+    sink = shop.sink()
+    for number in (1, 2):
+        sink.apply(upserts(ORDERS, number, [order(number)]))
+        sink.commit(cut(number))
+    first = shop.sql("select snapshot_id from orders.snapshots order by committed_at")[0].snapshot_id
+    real, interfered = catalogs.IcebergTable.commit, []
+
+    def late(self: Any, *arguments: Any) -> None:
+        if not interfered:
+            interfered.append(shop.sql(f"call catalog.system.rollback_to_snapshot('public.orders', {first})"))
+        real(self, *arguments)
+
+    changes = batch(ORDERS, [(Op.UPDATE, 3, order(2, "x"))])
+    if rows:
+        sink.apply(changes)
+    else:
+        shop.log.put(changes)  # a change that leaves nothing to write
+    with monkeypatch.context() as patch:
+        patch.setattr(catalogs.IcebergTable, "commit", late)
+        with pytest.raises(StoreError) as failed:
+            sink.commit(cut(3))
+    assert interfered
+    assert failed.value.retryable
+    sink = shop.sink()
+    for changes in shop.log.reader().read(ORDERS.qualified, sink.held(ORDERS.qualified), shop.log.head.position):
+        sink.apply(changes)
+    sink.commit(shop.log.head)
+    assert held(sink, ORDERS) == [order(1), order(2, "x")]
+
+
 @pytest.mark.parametrize("keys", [[4], [4, 5], list(range(10))], ids=["a vector", "a longer vector", "a whole file"])
 @pytest.mark.parametrize("who", ["somebody with Spark", "a writer of ours that was thought dead"])
 def test_files_that_are_merged_in_between_make_the_commit_look_again(

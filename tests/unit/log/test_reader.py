@@ -6,10 +6,13 @@ import random
 import statistics
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from cdc.errors import LogCorrupt
@@ -22,6 +25,7 @@ from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.log.memory import MemoryLog
+from cdc.log.views import joined
 from cdc.model.batch import Op
 from cdc.model.position import ZERO_CUT, Lsn, Position
 from cdc.state import filewatch as watch
@@ -52,6 +56,30 @@ def test_commits_of_some_thousand_rows_are_handed_out_together(quick_folder: Pat
         batches = list(reader.read("public.users", Position(0), Position(40_000)))
     assert [len(batch) for batch in batches] == [40_000]
     assert positions_in(batches) == list(range(1, 40_001))
+
+
+def test_a_backlog_of_tiny_commits_is_joined_without_holding_each_of_them() -> None:
+    """An Arrow batch of one row takes some kilobytes beside it, whatever its columns hold."""
+    row = changes(ORDERS, [1], width=1)
+    alive, most = 0, 0
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def commits() -> Iterator[pa.RecordBatch]:
+        nonlocal alive, most
+        for _ in range(40_000):
+            one = row.slice(0)
+            weakref.finalize(one, gone)
+            alive += 1
+            most = max(most, alive)
+            yield one
+
+    batches = list(joined(commits(), upto_rows=65_536))
+    assert sum(map(len, batches)) == 40_000
+    assert len(batches) <= 2
+    assert most < 5000
 
 
 def test_the_head_is_believed_and_nothing_else(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from sinks.warehouse.staging import Scratch, Staging
 
@@ -67,3 +71,36 @@ def test_what_a_killed_owner_left_is_removed(tmp_path: Path) -> None:
 def test_a_place_without_anything_staged_stays_untouched(tmp_path: Path) -> None:
     Scratch(tmp_path / "none").sweep()
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("refused", ["the file", "the lock"])
+def test_what_refuses_the_folder_in_the_middle_of_its_making_does_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """A full disk, or a network's file system that has no lock to give: nobody counts as living without a lock, or for ever as not to be made."""
+    scratch = Scratch(tmp_path / "house")
+    own = tmp_path / "house" / scratch.owner / ".lock"
+    opened, locked = os.open, fcntl.flock
+
+    def open_(path: Path, *given: int) -> int:
+        if refused == "the file" and path == own:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return opened(path, *given)
+
+    def flock(handle: int, how: int) -> None:
+        if refused == "the lock" and own.exists() and os.fstat(handle).st_ino == own.stat().st_ino:
+            raise OSError(errno.ENOLCK, "no locks available")
+        locked(handle, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_)
+        patch.setattr(fcntl, "flock", flock)
+        with pytest.raises(OSError, match="no "):
+            scratch.folder()
+    assert not scratch.lives(scratch.owner)
+    assert scratch.folder() == own.parent
+    other = Scratch(tmp_path / "house")
+    assert other.lives(scratch.owner)
+    other.sweep()
+    assert own.exists()
+    scratch.remove()
