@@ -31,7 +31,7 @@ log = structlog.get_logger("snapshot")
 
 
 class Reading(Publishing, Protocol):
-    """What of ``[source]`` says how tables are read."""
+    """The part of ``[source]`` that says how tables are read."""
 
     @property
     def snapshot_chunk_rows(self) -> int: ...

@@ -331,7 +331,7 @@ class SnapshotFeed:
             return self._progress.finish(table_oid, run)
 
     def fail(self, error: Exception) -> None:
-        """What ingest is to end with."""
+        """Sets the error that ingest is to end with."""
         with self._changed:
             self._error = error
             self._changed.notify_all()

@@ -62,7 +62,7 @@ class Emitter:
         self._numbers = count(1)
 
     def content(self) -> bytes:
-        """Of a watermark that nobody else has."""
+        """The content of a watermark that nobody else has."""
         return f"chunk:{self._run}:{next(self._numbers)}".encode()
 
     def emit(self, content: bytes) -> None:

@@ -106,7 +106,7 @@ class Deferred:
 
     @contextmanager
     def turn(self, control: Control) -> Iterator[Replay | Commit | None]:
-        """What the message makes of what waits: something to be replayed within, or a commit that the log has and of which nothing is left."""
+        """Takes the message, and yields what it frees: something to be replayed within, or a commit that the log has and of which nothing is left."""
         spools, prepared = self._asked_for()
         match control:
             case StreamStart():

@@ -27,7 +27,7 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What of a publication is captured, and how it is logged."""
+    """The part of a publication that is captured, and how it is logged."""
 
     publication: str = ""
     wanted: Callable[[str], bool] = lambda _: True
@@ -53,7 +53,7 @@ class Outside:
 
 
 class Definitions:
-    """What the log says of each table, from the last durable cut on.
+    """The definition of each table as the log has it, from the last durable cut on.
 
     A table (OID) is *selected* or not by the name that it has now, *passed over* when no row of it is logged for any reason, and *known* when
     a topic is its own. What comes of it goes through three steps: its columns get numbers (``number``), its definition is entered, which may

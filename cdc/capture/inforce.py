@@ -32,7 +32,7 @@ _Newest = dict[tuple[int, int], bytes]
 
 
 class Needs:
-    """What the rows of a transaction that is being prepared rely on: definitions from before it."""
+    """The definitions from before a transaction being prepared, on which its rows rely."""
 
     def __init__(self, before: _Newest) -> None:
         self._before = before
@@ -95,7 +95,7 @@ class InForce:
         self._needs = Needs(dict(self._newest))
 
     def needed(self) -> bytes:
-        """What the transaction that was being prepared relies on, as frames."""
+        """The definitions on which the transaction that was being prepared relies, as frames."""
         return self._needs.frames()
 
     def define_now(self, span: Bytes) -> None:

@@ -48,7 +48,7 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What is missing. ``target`` is the log position to wait for, None while the log itself is not there yet."""
+    """The changes still missing. ``target`` is the log position to wait for, None while the log itself is not there yet."""
 
     target: Position | None
     done: bool

@@ -1,4 +1,4 @@
-"""What `cdc doctor` looks at: configuration, source, Java, the log's disk, every store."""
+"""The checks of `cdc doctor`: configuration, source, Java, the log's disk, every store."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Configuration:
         return self._take()
 
     def encoded(self) -> bytes:
-        """What is in force, for ``Handed``."""
+        """The configuration in force, for ``Handed``."""
         return jsonfile.encode({"begun": self._begun, "stores": self._stores}).encode()
 
     def _take(self) -> Change | None:
@@ -111,7 +111,7 @@ class Configuration:
 
 
 class Handout:
-    """What the supervisor hands its children: ``descriptor`` is to be inherited by them."""
+    """The configuration as the supervisor hands it to its children: ``descriptor`` is to be inherited by them."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
@@ -129,7 +129,7 @@ class Handout:
 
 
 class Handed:
-    """What a child was handed. One thread only."""
+    """The configuration as a child was handed it. One thread only."""
 
     def __init__(self, descriptor: int, path: Path, options_model: OptionsModel) -> None:
         """Raises ConfigError when it cannot be used any more, as when a file with a secret is gone."""

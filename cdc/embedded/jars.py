@@ -48,7 +48,7 @@ class Jar:
 
 @dataclass(frozen=True, slots=True)
 class SparkJars:
-    """What a Spark session needs from outside pyspark."""
+    """The jars that a Spark session needs from outside pyspark."""
 
     java_home: Path
     iceberg: Path

@@ -73,7 +73,7 @@ class Installation:
 
 
 def installations() -> dict[int, Installation]:
-    """What this machine has, newest first."""
+    """The installations on this machine, newest first."""
     found = {}
     for version, package in _WHEELS.items():
         spec = importlib.util.find_spec(package)

@@ -1,4 +1,4 @@
-"""What has to be true before capture streams: the right server, the publication, the slot, and that they continue this log.
+"""The conditions for capture to stream: the right server, the publication, the slot, and that they continue this log.
 
 Also the one place where a requested reload (``cdc.state.reloads``) is carried out. Everything here can be done again after a crash at any
 point: nothing is recorded before what it says is so.

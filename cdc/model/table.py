@@ -1,4 +1,4 @@
-"""What the log knows of a source table at one schema version."""
+"""A source table as the log knows it at one schema version."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _columns(
 
 
 def array_of(job: Sequence[int], kind: pa.DataType, out: pa.Buffer) -> pa.Array:
-    """What became of a job that was done in ``out``. Raises ProtocolError when a text is not UTF-8."""
+    """Builds the array of a job that was done in ``out``. Raises ProtocolError when a text is not UTF-8."""
     rows = job[ROWS]
     buffers = [out.slice(job[VALID_AT], (rows + 7) >> 3) if job[NULLS] else None]
     if job[KIND] in (values.TEXT, values.BINARY):

@@ -51,7 +51,7 @@ _COMMENTS: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one change does to one store."""
+    """The effect of one change on one store."""
 
     store: str
     action: str
@@ -75,7 +75,7 @@ class PlannedChange:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What the configuration means for a store as it stands. ``stops``: its follower would stop, or the store would lack rows."""
+    """The meaning of the configuration for a store as it stands. ``stops``: its follower would stop, or the store would lack rows."""
 
     store: str
     what: str
@@ -105,7 +105,7 @@ class _Known:
 
 
 def plan_catalog(settings: Settings) -> Plan:
-    """What the log does not know yet of the source's catalog, and what the configuration means for each store as it stands.
+    """Plans for what the log does not know yet of the source's catalog, and for what the configuration means to each store as it stands.
 
     Raises SourceError when the source cannot be asked.
     """
@@ -123,7 +123,7 @@ def plan_catalog(settings: Settings) -> Plan:
 
 
 def plan_ddl(settings: Settings, ddl: str, *, timeout_ms: int) -> Plan:
-    """What one DDL statement would do. It is run and rolled back; it waits no longer than ``LOCK_TIMEOUT_MS`` for a lock, and holds its
+    """Plans what one DDL statement would do. The statement is run and rolled back; it waits no longer than ``LOCK_TIMEOUT_MS`` for a lock, and holds its
     locks for ``timeout_ms`` at most.
 
     Raises ConfigError when it is anything but one DDL statement that can be rolled back, SourceError when the server refuses it.

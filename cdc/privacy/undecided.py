@@ -152,7 +152,7 @@ class UndecidedColumns:
         return what, line_for(table.qualified, column)
 
     def lines(self, table: Table) -> list[str]:
-        """What of this table is kept out of the log until somebody decides, one line each with what helps."""
+        """The columns of this table kept out of the log until somebody decides: one line each with what helps."""
         return [
             f"column {column} of {table.qualified} is kept out of the log ({StopState.PRIVACY_UNDECIDED}): no policy names it, and {why} "
             f"→ {line_for(table.qualified, column)}, then restart capture"
@@ -194,7 +194,7 @@ class UndecidedColumns:
 
 
 def line_for(table: str, column: str) -> str:
-    """What to put into cdc.toml."""
+    """The line to put into cdc.toml."""
     key = column if _BARE_KEY.fullmatch(column) else json.dumps(column, ensure_ascii=False)
     return f'put {key} = "…" (keep, drop, mask, hmac or encrypt) under [source.columns.{json.dumps(table, ensure_ascii=False)}] in cdc.toml'
 

@@ -80,7 +80,7 @@ class _Statuses:
         return () if self.capture is None else self.capture.notes
 
     def problems(self) -> Iterator[str]:
-        """What the files say beside their parts' states."""
+        """Problems that the files report beside their parts' states."""
         if self.capture is not None and self.capture.log_alarm:
             yield self.capture.log_alarm
         followers = {f"follower {store}": saved for store, saved in self.followers.items()}

@@ -1,4 +1,4 @@
-"""What the source says of its slot, asked over one connection that is kept."""
+"""A probe that asks the source about its slot, over one connection that is kept."""
 
 from __future__ import annotations
 

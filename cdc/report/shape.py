@@ -120,7 +120,7 @@ class LogReport:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a store lacks; see ``lag`` in the module's text."""
+    """The changes that a store lacks; see ``lag`` in the module's text."""
 
     changes: int
     bytes: int

@@ -46,7 +46,7 @@ class SettingsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a configuration file says."""
+    """The content of a configuration file."""
 
     text: str
     private: bool = True

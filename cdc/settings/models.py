@@ -1,4 +1,4 @@
-"""What ``cdc.toml`` may say, as typed values; ``cdc.settings.file`` reads it."""
+"""The settings of ``cdc.toml`` as typed values; ``cdc.settings.file`` reads it."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ SchemaPolicy = Literal["apply", "pause", "ignore"]
 
 
 class Contract(Strict):
-    """What the readers of one table's stores rely on."""
+    """The columns that readers of one table's stores rely on."""
 
     require: tuple[str, ...]
     """Columns without which a store stops before the change that takes one away."""
@@ -193,7 +193,7 @@ class StoreTables(Strict):
 
 
 class StoreOptions(Strict):
-    """What every store's options have; each sink's own model extends it."""
+    """The options that every store has; each sink's own model extends it."""
 
     renders: ClassVar[bool] = False
     """Whether the store makes JSON of values, so that a column may be shown in another way."""
@@ -227,7 +227,7 @@ class StoreOptions(Strict):
         return tuple((pattern, options.as_) for pattern, options in self.held.options.items() if options.as_)
 
     def policy(self, table: str) -> SchemaPolicy:
-        """What this store does when the table (``schema.table``) changes."""
+        """The store's policy for changes of the table (``schema.table``)."""
         found = self.schema_policy
         for pattern, policy in self.schema_for.items():
             if matches((pattern,), table):

@@ -132,7 +132,7 @@ def read_facts(
 
 
 def load_facts(folder: Path) -> dict[int, Facts]:
-    """What ``save_facts`` kept in the log's folder; nothing when there is no such file. Raises LogCorrupt when it is not ours."""
+    """Loads what ``save_facts`` kept in the log's folder; nothing when the file does not exist. Raises LogCorrupt when it is not ours."""
     return {facts.oid: facts for facts in _FILE.load(folder / FILE) or ()}
 
 

@@ -68,7 +68,7 @@ def record(folder: Path, identity: Identity) -> None:
 
 
 def parse_history(text: str) -> tuple[Branch, ...]:
-    """What TIMELINE_HISTORY says: the timelines before this one, oldest first. Raises ValueError on anything else."""
+    """Parses TIMELINE_HISTORY's answer: the timelines before this one, oldest first. Raises ValueError on anything else."""
     branches = []
     for line in text.splitlines():
         fields = line.split("#", 1)[0].split()

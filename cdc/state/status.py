@@ -1,4 +1,4 @@
-"""What each process tells the others: one small JSON file per part under ``run_dir/status``, replaced atomically.
+"""Each process's status, for the others: one small JSON file per part under ``run_dir/status``, replaced atomically.
 
 A reader never waits for a writer and a dead writer's last word stays readable (``pid`` tells whether it still lives). While versions change,
 reader and writer may be of two: what both know is read, the rest is named in ``foreign``.
@@ -224,7 +224,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def remove(run_dir: Path, name: str) -> None:
-    """Of a part that there is no longer."""
+    """Removes the status of a part that no longer exists."""
     (run_dir / "status" / f"{name}.json").unlink(missing_ok=True)
 
 
@@ -253,7 +253,7 @@ def read_supervisor(run_dir: Path) -> SupervisorStatus | None:
 
 
 def read_followers(run_dir: Path) -> list[FollowerStatus]:
-    """Of every store that has a status file, by name."""
+    """The status of every store that has a status file, by name."""
     folder = run_dir / "status"
     names = (path.stem.removeprefix("follow-") for path in sorted(folder.glob("follow-*.json")))
     return [status for name in names if (status := read_follower(run_dir, name)) is not None]

@@ -30,7 +30,7 @@ class Stop:
 
     @property
     def name(self) -> str:
-        """What ``cdc resume`` takes: ``STATE:part`` (the bare ``STATE`` names every part stopped for that reason)."""
+        """The name that ``cdc resume`` takes: ``STATE:part`` (the bare ``STATE`` names every part stopped for that reason)."""
         return f"{self.state}:{self.part}"
 
     def error(self) -> Stopped:

@@ -47,7 +47,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a transaction sees of the ledger. ``at``: the table's own progress; None before its first write. ``sure``: what of it the writer
+    """The ledger as a transaction sees it. ``at``: the table's own progress; None before its first write. ``sure``: what of it the writer
     had been told of when it wrote ``at``; None: all."""
 
     log: str

@@ -126,7 +126,7 @@ class Ledger:
         return sorted(self.shapes.keys() - self.at.keys() - self.prefixes.keys() - self.aside.keys())
 
     def whole(self, first_changes: Mapping[str, int]) -> Cut:
-        """What is applied, given each selected topic's first change: nothing, when one has changes before the cut and no progress of its own."""
+        """The cut that is applied, given each selected topic's first change: nothing, when one has changes before the cut and no progress of its own."""
         lacks = any(0 < first <= self.cut.position and topic not in self.at for topic, first in first_changes.items())
         return ZERO_CUT if lacks else self.cut
 
@@ -148,7 +148,7 @@ def beginning(log: str, history: str, epoch: int, projection: Projection) -> dic
 def taken_over(
     held: Ledger, history: str, epoch: int, applied: Cut, selected: Callable[[str], bool]
 ) -> tuple[dict[str, str], list[str]]:
-    """What a new writer makes of a ledger: the fields to set, and those to remove.
+    """The changes that a new writer makes to a ledger: the fields to set, and those to remove.
 
     A table that is no longer selected loses its progress: should it be selected again, it has missed changes; and its keys are not the store's any more, so
     that another store may have them. A table without progress is brought everything again from its first change, so nothing of what it had become counts, least of

@@ -60,7 +60,7 @@ class Chain:
 
 
 class Transactions:
-    """Of one sink, as one writer. Not thread-safe."""
+    """The transactions of one sink, as one writer. Not thread-safe."""
 
     def __init__(self, store: str, server: Server) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What a writer finds when it opens a log, and what it does about it.
+"""Recovery: the states in which a writer may find a log when it opens it, and what it does about each.
 
 ``recover`` gathers the evidence, decides about everything (``cdc.log.embedded.verdicts``), and only then changes anything.
 """

@@ -39,7 +39,7 @@ def _schema(message: bytes) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the timeline says about a segment, to check its header against."""
+    """The timeline's facts about a segment, to check its header against."""
 
     log_id: int
     topic: int
