@@ -439,7 +439,7 @@ begin
     'aside', case when current then headwater.ddl_aside(roots) else '{}' end,
     'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(roots) r(oid) where current), '[]'))::text);
 exception when others then
-  raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
+  raise warning 'headwater: this change was not reported to the stream: %', sqlerrm;
 end
 $end$;
 
@@ -492,7 +492,7 @@ begin
     'aside', case when current then headwater.ddl_aside(altered) else '{}' end,
     'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(altered) r(oid) where current), '[]'))::text);
 exception when others then
-  raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
+  raise warning 'headwater: this change was not reported to the stream: %', sqlerrm;
 end
 $drop$;
 

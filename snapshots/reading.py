@@ -101,7 +101,7 @@ class Reader:
         self._locks = locks
 
     def read(self, job: Job) -> None:
-        """The job's tasks, as long as there are any. Everything is durable and told to the job's purpose when it returns. Raises Again."""
+        """The job's tasks, as long as there are any. Everything is durable and reported to the job's purpose when it returns. Raises Again."""
         self._read_all(job, iter(lambda: self._board.claim(job), None))
 
     def finish(self, job: Job) -> None:

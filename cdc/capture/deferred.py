@@ -8,7 +8,7 @@ leads from one to another, or cannot come (``STATES``):
 - SPOOLED: it runs. Its spool dies with the connection, and the server sends all of it again;
 - KEPT: it is prepared. It is durable here, and outlives connections and processes until its end is durable in the log.
 
-What was KEPT for an earlier connection may come again, and end again: the server sends again what it has not been told is durable.
+What was KEPT for an earlier connection may come again, and end again: the server sends again what we have not confirmed as durable.
 """
 
 from __future__ import annotations

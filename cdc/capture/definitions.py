@@ -45,7 +45,7 @@ class Outside:
     unread: Callable[[], None] = _nothing
     """Hears of a message with the password that cannot be read (written by another version of deploy/roles.sql, say)."""
     note: Callable[[int], None] = _nothing
-    """Takes the OID of a table of which the stream has told before any look at the catalog did."""
+    """Takes the OID of a table that the stream has shown before any look at the catalog did."""
     unpublished: Callable[[str], Stopped] | None = None
     """What capture has to stop with when a selected table has left the publication."""
     keep: Callable[[Mapping[int, Facts]], None] = _nothing

@@ -182,7 +182,7 @@ class Ingest:
             self._stream.confirm(self._writer.head.commit_lsn)
 
     def _entering(self, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """SCHEMA records that have to come before the chunk: no row of the stream has told of the definition under which it was read."""
+        """SCHEMA records that have to come before the chunk: no row of the stream has brought the definition under which it was read."""
         if not chunk:
             return []
         schema = self._decoder.schema

@@ -45,7 +45,7 @@ _log = structlog.get_logger("capture")
 
 
 class Preparation:
-    """Brings source and log together before each connection's stream. ``progress`` and ``memory`` are told when tables are to be read again."""
+    """Brings source and log together before each connection's stream. ``progress`` and ``memory`` hear when tables are to be read again."""
 
     def __init__(
         self,

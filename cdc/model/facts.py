@@ -42,7 +42,7 @@ class Leaf:
     """One relation that holds rows: the table itself, or one of its partitions."""
 
     filenode: int
-    """0: only the stream has told of it, before any look at the catalog did."""
+    """0: only the stream has shown it so far, no look at the catalog yet."""
     born: bool
     """It was created as a partition, and so was empty when it became one."""
     joined: str = ""
@@ -259,8 +259,8 @@ class Verdict:
 def hidden(before: Facts, after: Facts) -> Verdict | None:
     """Judges what happened to stored rows, unseen by the stream, between two looks at one table (same OID); None: nothing.
 
-    What cannot be told apart from a change counts as one. VACUUM FULL and CLUSTER of a table are told from a rewrite by ALTER TABLE, because
-    they touch no row of pg_attribute; of a partition they cannot be told from its TRUNCATE, which the stream does not bring either.
+    What cannot be told apart from a change counts as one. VACUUM FULL and CLUSTER of a table differ from a rewrite by ALTER TABLE, because
+    they touch no row of pg_attribute; of a partition they look the same as its TRUNCATE, which the stream does not bring either.
     """
     columns = {column.attnum: column for column in before.columns}
     touched = {

@@ -43,7 +43,7 @@ class Decisions:
 
 
 def load_decisions(folder: Path) -> Decisions | None:
-    """None when there is no such file. Raises LogCorrupt when it is not ours."""
+    """None when the file does not exist. Raises LogCorrupt when it is not ours."""
     return _FILE.load(folder / FILE)
 
 

@@ -20,7 +20,7 @@ FILE: Final = "aside.json"
 
 
 def load_aside(folder: Path) -> dict[int, SetAside]:
-    """By OID; nothing when there is no such file. Raises LogCorrupt when it is not ours."""
+    """Loads them by OID; nothing when the file does not exist. Raises LogCorrupt when it is not ours."""
     return _FILE.load(folder / FILE) or {}
 
 

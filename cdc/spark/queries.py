@@ -233,7 +233,7 @@ class Query:
 
     def _begin(self) -> Future[SparkSession]:
         """Applies step by step until Spark has started, so that something shows at once, or can be relied on. Nothing large, which is for Spark's
-        workers, unless they failed to."""
+        workers, unless they could not."""
         follower, spark = self._follower, self._engine.starting()
         until = time.monotonic() + ALONE_S[min(self._accidents, len(ALONE_S) - 1)]
         while True:
@@ -323,7 +323,7 @@ class Query:
 
 
 def end_of(checkpoint: Path, number: int) -> Cut:
-    """The cut that micro-batch ``number`` reaches: foreachBatch is not told, but Spark has written it down before."""
+    """The cut that micro-batch ``number`` reaches: foreachBatch does not get it, but Spark has written it down before."""
     lines = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     return cut_at(json.loads(lines[2]))
 

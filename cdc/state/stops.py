@@ -96,7 +96,7 @@ def clear(run_dir: Path, name: str) -> list[Stop]:
 
 
 def clear_part(run_dir: Path, part: str) -> None:
-    """Removes every stop state of a part that there is no longer."""
+    """Removes every stop state of a part that no longer exists."""
     for stop in held(run_dir):
         if stop.part == part:
             clear(run_dir, stop.name)

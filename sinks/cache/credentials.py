@@ -1,4 +1,4 @@
-"""Who we are to the server, asked for anew at each connection: what stands in a file may have been rotated since the last one."""
+"""Our credentials for the server, read again for each connection: those in a file may have been rotated since the last one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Credentials(CredentialProvider):
     """The credentials in a store's options. Those in the URL count before ``username`` and ``password``."""
 
     def __init__(self, url: SecretStr, username: str | None, password: SecretStr | None) -> None:
-        """Raises ValueError for a URL that is none."""
+        """Raises ValueError for an invalid URL."""
         self._url, self._username, self._password = url, username, password
         self._given = url_parts(url)
 

@@ -83,7 +83,7 @@ class Member(NamedTuple):
     quote: bytes
     states: Bytes | None
     told: Mask | None = None
-    """Of JSON: where the literal is the string of a text that could not stand as itself; None: nowhere."""
+    """For JSON: where the literal is the string of a text that could not stand as itself; None: nowhere."""
 
     def literals(self) -> Texts:
         """With their quotes."""

@@ -176,7 +176,7 @@ def _read_timeline(places: Places, head: Head | None, repairs: _Repairs) -> Time
 
 
 def _group_follows(data: bytes, whole: int) -> bool:
-    """Whether another group begins beyond the damage at ``whole``: then the damage is no torn tail.
+    """Whether another group begins beyond the damage at ``whole``: then the damage is not a torn tail.
 
     Only one group is ever written between two syncs. Records are checked against the stored checksum of the one before.
     """

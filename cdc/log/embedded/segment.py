@@ -51,7 +51,7 @@ class Segment:
     """An open segment. It stays readable after its file has been sealed and removed."""
 
     def __init__(self, path: Path, place: Place) -> None:
-        """Raises FileNotFoundError when there is no such segment, LogCorrupt when the file is not the one it should be."""
+        """Raises FileNotFoundError when the segment does not exist, LogCorrupt when the file is not the one it should be."""
         self._fd = -1
         self.path = path
         self.place = place

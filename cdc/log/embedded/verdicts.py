@@ -13,7 +13,7 @@ from enum import Enum, auto
 class TimelineVerdict(Enum):
     CLEAN = auto()
     CUT = auto()
-    """The last group's entry is torn: nobody was ever told of it. Cut it."""
+    """The last group's entry is torn: nobody has ever heard of it. Cut it."""
     CORRUPT = auto()
 
 
