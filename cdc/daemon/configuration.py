@@ -197,7 +197,7 @@ def _unusable(path: Path, error: ConfigError) -> str:
     hint = problems[0].hint or "correct it"
     if _NO_VARIABLE in str(problems[0]):
         hint = f"use KEY_file, or {_NEXT_START} with it: a process keeps the environment that it was started with"
-    return f"{path} was changed and cannot be used, what it said before stays in force: {problems[0]}{more} → {hint}"
+    return f"{path} was changed and cannot be used; the former configuration stays in force: {problems[0]}{more} → {hint}"
 
 
 def _stamp(path: Path) -> _Stamp:

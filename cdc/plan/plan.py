@@ -392,7 +392,7 @@ def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) 
         if wanted and shape is None and known:
             yield Remark(store, f"{name} was added: all of its rows come from the log; the store's other tables go on")
         elif not wanted and shape is not None:
-            yield Remark(store, f"{name} was taken out: its rows stay as they are, and get no older or newer")
+            yield Remark(store, f"{name} was taken out: its rows stay as they are, and are no longer followed")
         elif wanted and shape is not None and (check := getattr(sink, "check", None)) is not None:
             check(shape.table)
 

@@ -242,7 +242,7 @@ def fields_of(reply: Reply) -> dict[str, str]:
 
 def _strings(reply: Reply) -> Answers:
     if not isinstance(reply, list):
-        raise ValueError("the server answered something else than it was asked")
+        raise ValueError("the server answered something that it was not asked")
     return [item if isinstance(item, bytes) else None for item in reply]
 
 
