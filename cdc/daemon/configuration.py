@@ -66,7 +66,7 @@ class Configuration:
         self.problem: str | None = None
         """Why the file as it is now cannot be used, with what helps."""
         self.pending: tuple[str, ...] = ()
-        """What in it takes effect at the next start, one line."""
+        """The keys in it that take effect at the next start, one line."""
 
     def look(self) -> Change | None:
         """Takes the file in when it was changed and nobody is writing to it any more. Looks once a second at most."""

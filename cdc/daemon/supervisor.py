@@ -162,7 +162,7 @@ class Supervisor:
         child.stopped_for = self._held(child)
 
     def _forget_strangers(self) -> None:
-        """Of stores that the configuration does not have (any more) nothing is shown. For a time at which nobody follows them."""
+        """Removes the status of stores that are not (or no longer) in the configuration. To be called while nobody follows them."""
         if self._configuration is None:
             return
         known = parts_of(self._configuration.settings)

@@ -23,7 +23,7 @@ DRAIN_S: Final = 5
 TICK_S: Final = 1.0
 """How often the server sets the date that its answers carry."""
 BACKLOG: Final = 128
-"""So many connections may be accepted before those that make room for them are closed."""
+"""The number of connections accepted before those that make room for them are closed."""
 
 
 class _Server(uvicorn.Server):

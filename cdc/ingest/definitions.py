@@ -114,7 +114,7 @@ class Evolving:
         )
 
     def _remember_first(self, connection: psycopg.Connection, tables: dict[str, Table], facts: dict[int, Facts]) -> None:
-        """What holds when a table's first row is read. A table that has taken another's name is left for the stream to find."""
+        """Remembers the definitions that hold when a table's first row is read. A table that has taken another's name is left for the stream to find."""
         new = [
             found
             for found in read_facts(connection, self._settings.publication, published=True)

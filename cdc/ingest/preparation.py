@@ -215,7 +215,7 @@ class Preparation:
         return [table for table in tables if table.name not in barred or table.name in inside]
 
     def _membership(self, connection: psycopg.Connection) -> Membership:
-        """Of the tables that are captured: another one may come and go until it is selected."""
+        """The publication's membership of captured tables: another one may come and go until it is selected."""
         found = read_membership(connection, self._settings.publication)
         return replace(
             found, tables={oid: entry for oid, entry in found.tables.items() if matches(self._settings.tables, entry[0])}

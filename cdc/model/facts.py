@@ -46,7 +46,7 @@ class Leaf:
     born: bool
     """It was created as a partition, and so was empty when it became one."""
     joined: str = ""
-    """Of a partition: the versions of the catalog's rows by which it belongs to the table; others after it was detached and attached again."""
+    """For a partition: the versions of the catalog's rows by which it belongs to the table; others after it was detached and attached again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ MAX_COLUMN_BYTES: Final = 2**31 - 1
 """Arrow's utf8 and binary columns have 32-bit offsets; blocks are cut long before."""
 
 Columns = tuple[list[pa.Array], pa.Array]
-"""Of one table: one array per column in the type that ``arrow_type`` gives, and the ``_cdc_exact`` column."""
+"""One table's columns: one array per column in the type that ``arrow_type`` gives, and the ``_cdc_exact`` column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes of a table's columns."""
+    """The plan of how a table's columns are typed."""
 
     kinds: Jobs
     """Shape (columns, 3): KIND, FIRST, SECOND."""

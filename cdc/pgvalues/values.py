@@ -27,10 +27,10 @@ Jobs = npt.NDArray[np.int64]
 """One column of one table per row; the names below say what its entries mean."""
 
 TEXT, INT2, INT4, INT8, DECIMAL, TIMESTAMP, TIMESTAMPTZ, DATE, TIME, BOOL, BINARY = range(11)
-"""What becomes of a column's fields."""
+"""The types that a column's fields become."""
 
 KIND, FIRST, SECOND, AT, ROWS, VALID_AT, VALUES_AT, ENDS_AT, VALUES_BYTES, NULLS, MISFITS, BEYOND_ASCII = range(12)
-"""Of a job, given: KIND; a DECIMAL's precision and scale (FIRST, SECOND); the place of its first field (AT) and how many there are (ROWS).
+"""A job's entries, given: KIND; a DECIMAL's precision and scale (FIRST, SECOND); the place of its first field (AT) and how many there are (ROWS).
 By ``lay_out``: where in the output its validity bitmap, values and (TEXT, BINARY) ends lie. By ``convert``: how many NULLs there are, misfits
 among them, and whether a text has bytes beyond ASCII."""
 JOB: Final = 12

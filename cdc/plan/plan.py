@@ -339,7 +339,7 @@ def _problem(store: str, options: StoreOptions, tables: Iterable[Table]) -> str 
 
 
 def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) -> Iterator[Remark]:
-    """Of columns that were kept back from the log until now, and would not be any more; and of those that nobody has decided on."""
+    """Remarks on columns that were kept back from the log until now, and no longer would be; and on those that nobody has decided on."""
     protection = protection_of(settings, reader)
     for facts in tables:
         table = facts.table()
@@ -398,7 +398,7 @@ def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) 
 
 
 def _written_again(store: str, sink: Sink, reader: LogReader, connection: psycopg.Connection) -> Iterator[Remark]:
-    """Of a store whose rows stand there otherwise than the configuration now says."""
+    """Remarks on a store whose rows are not as the configuration now says."""
     projected = getattr(sink, "projected", None)
     if projected is None or (what := projected()) is None:
         return

@@ -160,7 +160,7 @@ class UndecidedColumns:
         ]
 
     def _past(self, table: Table) -> Decided | None:
-        """What was decided of the table, else of the last one that had its name."""
+        """The decisions on the table, else on the last one that had its name."""
         known = self._tables.get(table.oid)
         if known is not None:
             return known

@@ -140,7 +140,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
 
 
 def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | None) -> Iterator[ConfigError]:
-    """What is wrong with the stores' tables, as far as it is known which tables are captured."""
+    """Finds what is wrong with the stores' tables, as far as it is known which tables are captured."""
     logged = [topic.table for topic in reader.topics()]
     read = [entry.table for entry in capture.snapshot] if capture is not None else []
     return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())

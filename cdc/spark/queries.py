@@ -329,6 +329,6 @@ def end_of(checkpoint: Path, number: int) -> Cut:
 
 
 def _interval_s(options: StoreOptions) -> float:
-    """Of the store's commits, where it has one of its own."""
+    """The interval of the store's commits, where it has one of its own."""
     interval_ms: int = getattr(options, "commit_interval_ms", 0)
     return interval_ms / 1e3

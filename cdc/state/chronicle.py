@@ -112,7 +112,7 @@ class StoreChronicle:
         return Line(f"follows again after {_span(now - since)}{left}", facts={"after_s": round(now - since, 1)})
 
     def _progress(self, status: FollowerStatus, counted: Counted, now: float) -> Line | None:
-        """Of a store that follows as it did when it was last looked at."""
+        """The line about a store that follows as it did when it was last looked at."""
         if self._loading is None:
             if counted.missing < LOADING_ROWS:
                 return None

@@ -22,7 +22,7 @@ from cdc.errors import HeadwaterError
 VERSION: Final = 2
 
 Bytes: TypeAlias = bytes | pa.Buffer
-"""What the checksum and the decoders take without a copy."""
+"""Bytes that the checksum and the decoders take without a copy."""
 
 
 class Damaged(Exception):
@@ -211,7 +211,7 @@ class RecordKind(IntEnum):
     NAME = 2
     """A piece of a new topic's name; the pieces stand one after the other before the topic's first PART."""
     PART = 3
-    """What one group put into one segment."""
+    """One group's share of one segment."""
     CUT = 4
     """Closes the group: with it, and not before, the group exists."""
 

@@ -53,7 +53,7 @@ class Recovered:
 
 @dataclass(slots=True)
 class _Repairs:
-    """What was decided, done only when nothing was found corrupt."""
+    """The repairs decided on, made only when nothing was found corrupt."""
 
     cut: list[tuple[Path, int]] = field(default_factory=list)
     remove: list[Path] = field(default_factory=list)

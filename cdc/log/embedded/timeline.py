@@ -37,7 +37,7 @@ _PARTS: Final = np.dtype(
 )  # fmt: skip
 
 FEW_RECORDS: Final = 16
-"""So many are taken in group by group: what a follower of a live log has to do at every commit. Numpy's calls cost the same for one record
+"""Up to this many are taken in group by group: what a follower of a live log has to do at every commit. Numpy's calls cost the same for one record
 as for hundreds."""
 
 
