@@ -331,7 +331,7 @@ def exact_texts(exact: pa.Array | pa.ChunkedArray) -> dict[str, dict[int, str]]:
 def exact_names(fields: Sequence[Field], held: Table, after: Sequence[Field], table: Table) -> dict[str, str]:
     """Maps each column's name in ``_cdc_exact`` under ``held`` to its name there under ``table``.
 
-    One of the table's columns goes by its name in the source; one that is none of them (any more), by its own in the warehouse.
+    One of the table's columns goes by its name in the source; a column that is not (or no longer) one of them, by its own in the warehouse.
     """
     before, now = ({label: name for name, label in labels(one).items()} for one in (held, table))
     names = {field.id: field.name for field in after}
