@@ -81,7 +81,7 @@ def _say_all() -> None:
 
 
 def _umask() -> int:
-    """Of all that we write, and of what we start: rows are in it, so nobody else may read it unless HEADWATER_UMASK says so.
+    """The umask for all that we write, and for what we start: rows are in it, so nobody else may read it unless HEADWATER_UMASK says so.
 
     The log and run_dir stay closed all the same (``cdc.folders``); it is for a warehouse that another account reads.
     """

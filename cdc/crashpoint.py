@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 class Fault(OSError):
-    """What an armed point of kind ERROR raises."""
+    """Raised by an armed point of kind ERROR."""
 
 
 @dataclass(slots=True)

@@ -12,6 +12,6 @@ GOES_ON: Final = f"{MAKE_ROOM}; it then goes on by itself"
 
 
 def described(error: OSError) -> str:
-    """What the disk refuses, and where, without the number of the error."""
+    """Says what the disk refuses and where, without the error's number."""
     said = error.strerror or type(error).__name__
     return f"{said}: {error.filename}" if error.filename is not None else said

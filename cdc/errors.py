@@ -60,7 +60,7 @@ class SourceUnreachable(SourceError):
 
 
 class WaitTimeout(HeadwaterError):
-    """What was waited for did not happen in time (exit 3)."""
+    """The awaited event did not happen in time (exit 3)."""
 
     exit_code = 3
 

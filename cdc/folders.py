@@ -96,7 +96,7 @@ def _refuse_planted(folder: Path, setting: str) -> None:
             if (owner := path.lstat().st_uid) not in _trusted():
                 raise ConfigError(
                     f"{setting}: others may write in {folder}, and {path} belongs to {_name(owner)}",
-                    hint=f"look what it is and remove it, then: chmod -R go-w {folder}",
+                    hint=f"see what it is and remove it, then: chmod -R go-w {folder}",
                 )
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 _ACTED_ON: Final = re.compile(r"[^\x20-\x7e]")
-"""What may have to be escaped: everything but ASCII's printable characters is asked about one by one."""
+"""Characters that may have to be escaped: all but ASCII's printable ones are looked at one by one."""
 
 
 def visible(text: str) -> str:

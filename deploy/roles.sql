@@ -203,7 +203,7 @@ json_build_object(
         union all select b.atttypid from pg_attribute b
           where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
       where next.oid >= 10000)
-    select coalesce(json_object_agg(told.what, told.text), '{}') from (
+    select coalesce(json_object_agg(piece.what, piece.text), '{}') from (
       select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
       union all
       select 'a' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.atttypmod || ' ' || b.attisdropped
@@ -219,7 +219,7 @@ json_build_object(
           select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid))
         when t.typcategory = 'A' and t.typlen = -1 and t.typelem <> 0 then 'a ' || t.typelem || ' ' || t.typdelim::text
         else t.typtype::text || ' ' || t.typname end
-      from reached r join pg_type t on t.oid = r.oid) told))
+      from reached r join pg_type t on t.oid = r.oid) piece))
 from pg_class c where c.oid = relation and c.relkind in ('r', 'p') and c.relpersistence <> 't'
 $facts$;
 
@@ -443,7 +443,7 @@ begin
     'aside', case when current then headwater.ddl_aside(roots) else '{}' end,
     'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(roots) r(oid) where current), '[]'))::text);
 exception when others then
-  raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
+  raise warning 'headwater: this change was not reported to the stream: %', sqlerrm;
 end
 $end$;
 
@@ -496,7 +496,7 @@ begin
     'aside', case when current then headwater.ddl_aside(altered) else '{}' end,
     'tables', coalesce((select json_agg(headwater.ddl_facts(r.oid)) from unnest(altered) r(oid) where current), '[]'))::text);
 exception when others then
-  raise warning 'headwater: the stream was not told of this change: %', sqlerrm;
+  raise warning 'headwater: this change was not reported to the stream: %', sqlerrm;
 end
 $drop$;
 

@@ -48,7 +48,7 @@ class ConsoleSink:
         return self._applied.position
 
     def erase(self) -> None:
-        """What was printed is beyond anybody's reach."""
+        """Does nothing: printed lines are beyond anybody's reach."""
         self._applied = ZERO_CUT
         self._shapes.clear()
 

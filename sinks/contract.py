@@ -1,4 +1,4 @@
-"""What every derived store's adapter must do. The suite in tests/contract/test_sinks.py holds each sink and its in-memory twin to it.
+"""The contract of every store's sink. The suite in tests/contract/test_sinks.py holds each sink and its in-memory twin to it.
 
 A follower drives a sink like this, again and again::
 
@@ -48,7 +48,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one batch: every row is in exactly one of the three."""
+    """The outcome of one batch: every row is in exactly one of the three."""
 
     written: int
     stale: int = 0

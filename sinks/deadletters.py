@@ -1,4 +1,4 @@
-"""What is kept of a change that a store cannot hold: where it is and why. Its content stays in the log, found by its position."""
+"""Dead letters, which record a change that a store cannot hold: where it is and why. Its content stays in the log, found by its position."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Call:
 
 
 class Answer(StrEnum):
-    """What a store says to a call."""
+    """A store's answer to a call."""
 
     DONE = "done"
     ALREADY = "already"
@@ -77,7 +77,7 @@ class Answer(StrEnum):
 
 @dataclass(slots=True)
 class Unit:
-    """What can be lost, restored or replaced by itself. The ledger is nothing else."""
+    """The part of a store that can be lost, restored or replaced by itself. The ledger is nothing else."""
 
     mark: Mark
     """It holds everything up to this cut of this history."""
@@ -189,7 +189,7 @@ class TableUnit(Unit):
 
 @dataclass(slots=True)
 class Store:
-    """What is durable."""
+    """The durable content of a store."""
 
     ledger: Unit | None = None
     tables: dict[str, TableUnit] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class Store:
 
     @property
     def applied(self) -> Cut:
-        """What the ledger says, whatever became of the tables."""
+        """The cut that the ledger states, whatever became of the tables."""
         return ZERO_CUT if self.ledger is None else self.ledger.mark.cut
 
     @property

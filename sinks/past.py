@@ -55,7 +55,7 @@ def live_rows(log: LogReader, topic: str, upto: Position, *, memory_bytes: int =
 def rows_under(
     log: LogReader, shape: Table, upto: Position, position: Position, *, memory_bytes: int = MEMORY_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """What a rewrite of the whole topic under ``shape`` writes: its rows as of ``upto`` as reads of ``shape`` that stand at ``position``.
+    """The batches that a rewrite of the whole topic under ``shape`` writes: its rows as of ``upto`` as reads of ``shape`` that stand at ``position``.
 
     Each row is taken through every definition that came after its own (``sinks.reshape.reshaped``), so that a column that was dropped gives
     nothing to a later one of the same name.

@@ -1,4 +1,4 @@
-"""What a schema change does to one store: decided in one place, for followers and for ``cdc plan`` alike. Pure."""
+"""The effect of a schema change on one store: decided in one place, for followers and for ``cdc plan`` alike. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sinks.reshape import rekeyed, rewrites, same_table
 
 
 class Action(StrEnum):
-    """What a store does when it comes to the change."""
+    """The action of a store when it comes to the change."""
 
     NOTHING = "nothing"
     EVOLVE = "evolve in place"

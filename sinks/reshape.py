@@ -58,7 +58,7 @@ def reshaped(rows: pa.RecordBatch, old: Table, new: Table, position: int) -> pa.
     """Rows that a store holds, as reads of ``new`` that all stand at the change's position.
 
     rows: canonical text, ``sinks.contract.audit_schema(old)``. Returns a batch in ``batch_schema(new)``. A value that a column's new
-    type cannot hold is kept as exact text; one that is none of it is NULL, for the rows of such a change are read again.
+    type cannot hold is kept as exact text; one that is not a value of it is NULL, for the rows of such a change are read again.
     """
     came_from, count = origins(old, new), rows.num_rows
     columns, exact = [], {}

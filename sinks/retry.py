@@ -69,7 +69,7 @@ def redis_error(store: str, code: str, *, rotating: bool = False) -> StoreError:
 
 
 class Fate(IntEnum):
-    """What became of one item of a bulk request."""
+    """The fate of one item of a bulk request."""
 
     WRITTEN = auto()
     STALE = auto()

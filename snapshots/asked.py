@@ -31,7 +31,7 @@ log = structlog.get_logger("snapshot")
 
 
 class Reading(Publishing, Protocol):
-    """What of ``[source]`` says how tables are read."""
+    """The part of ``[source]`` that says how tables are read."""
 
     @property
     def snapshot_chunk_rows(self) -> int: ...
@@ -127,7 +127,7 @@ class Asked:
         log.warning("an asked-for snapshot was refused", request=name)
 
     def _replace(self, name: str, oid: int) -> None:
-        """The table's own snapshot, from its beginning; what is told is its progress."""
+        """The table's own snapshot, from its beginning; its progress is what gets reported."""
         if self._requests.outcome(name).state == "queued":
             self._feed.read_again(oid, empties=True)
             self._requests.tell(name, Outcome("running"))

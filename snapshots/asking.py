@@ -56,7 +56,7 @@ def check_request(connection: psycopg.Connection, request: Request, source: Publ
         for name, kind, texts in zip(table.index, key_types(connection, table), zip(*request.keys, strict=True), strict=True):
             wrong = _not_of_type(connection, kind, texts)
             if wrong is not None:
-                raise WrongKey(wrong, f"what stands there for column {name} is no {kind}")
+                raise WrongKey(wrong, f"the value for column {name} is not of type {kind}")
 
 
 def _not_captured(connection: psycopg.Connection, name: str, captured: Collection[str], source: Publishing) -> ConfigError:
@@ -107,7 +107,7 @@ def _refused(connection: psycopg.Connection, kind: str, texts: Sequence[str]) ->
 
 
 def _check_condition(connection: psycopg.Connection, table: SourceTable, condition: str) -> None:
-    """The server parses it, twice: between parentheses and between brackets. What closes the one early is no SQL within the other, and
+    """The server parses it, twice: between parentheses and between brackets. A text that closes the one early is not SQL within the other, and
     a semicolon is none in either, so where it is used it stays one condition."""
     connection.execute("BEGIN READ ONLY")
     try:

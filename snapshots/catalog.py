@@ -114,7 +114,7 @@ class Locked(SourceError):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a table is like in one snapshot."""
+    """A table as it is in one snapshot."""
 
     snapshot: str
     """``pg_current_snapshot()``"""

@@ -52,7 +52,7 @@ log = structlog.get_logger("snapshot")
 
 
 class Selection(Reading, Reachable, Protocol):
-    """What of ``[source]`` the snapshot needs."""
+    """The part of ``[source]`` that the snapshot needs."""
 
     @property
     def slot(self) -> str: ...

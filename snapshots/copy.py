@@ -167,7 +167,7 @@ def _receive(wire: socket.socket, room: Bytes, stop: Stop, patience: Patience) -
 
 
 def _is_row(room: Bytes, at: int, end: int, binary: bool) -> bool:
-    """Whether a row's CopyData begins there, as far as it can be told yet."""
+    """Whether a row's CopyData begins there, as far as can be seen yet."""
     if room[at] != _COPY_DATA:
         return False
     if not binary or end - at < _HEADER + 2:

@@ -1,4 +1,4 @@
-"""What the server refuses while rows of one table are read: it concerns that table, and the others go on."""
+"""The server's refusals while rows of one table are read: they concern that table, and the others go on."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def table_problem(source: SourceTable, error: psycopg.Error) -> SourceError:
 
 
 def request_problem(source: SourceTable, error: psycopg.Error) -> str:
-    """Of a request, which may itself be what the server refuses."""
+    """Says what is wrong with a request, which may itself be what the server refuses."""
     return table_problem(source, error).line() if _beyond_a_limit(error) else reason(error)
 
 

@@ -331,7 +331,7 @@ class SnapshotFeed:
             return self._progress.finish(table_oid, run)
 
     def fail(self, error: Exception) -> None:
-        """What ingest is to end with."""
+        """Sets the error that ingest is to end with."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
@@ -347,7 +347,7 @@ class SnapshotFeed:
         self._changed.notify_all()
 
     def _shut(self, window: Window) -> None:
-        """It is told of no further changes, so none of its chunks may enter any more."""
+        """It gets no further changes, so none of its chunks may enter any more."""
         window.mixed = True
         if window in self._windows:
             self._windows.remove(window)

@@ -80,7 +80,7 @@ class Delivered:
         return self._parts[0] if self._parts else _NO_XIDS
 
     def prune(self, snapshot: Snapshot) -> None:
-        """What one snapshot sees, all later ones see."""
+        """Drops what this snapshot sees: all later ones see it, too."""
         xids = self.so_far()
         kept = xids[~snapshot.sees(xids)]
         self._parts = [kept] if len(kept) else []
@@ -157,7 +157,7 @@ def number_keys(left: Keys, right: Keys) -> tuple[npt.NDArray[np.int64], npt.NDA
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """What the stream delivered of one table between the moment before a snapshot was taken and a chunk's watermark.
+    """The changes that the stream delivered of one table between the moment before a snapshot was taken and a chunk's watermark.
 
     It may serve several chunks that were read in the same snapshot. ``before``: what had been delivered when it opened.
     """
@@ -166,7 +166,7 @@ class Window:
     before: Xids
     snapshot: Snapshot | None = None
     mixed: bool = False
-    """None of its chunks may enter: a change in it had another schema version, or it is closed and told of nothing more."""
+    """None of its chunks may enter: a change in it had another schema version, or it is closed and gets no more changes."""
     barred: bool = False
     """A barrier stood when it opened."""
     _changes: list[tuple[pa.RecordBatch, Transactions]] = field(default_factory=list)

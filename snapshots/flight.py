@@ -1,4 +1,4 @@
-"""What a worker has sent into the stream and not seen durable yet: what it has to wait for next, and when it has to begin again. Waits for nothing.
+"""The parts that a worker has sent into the stream and not seen durable yet: what it has to wait for next, and when it has to begin again. Waits for nothing.
 
 The reader asks and waits on its threads and connection; the simulator asks the same and lets time pass.
 """
@@ -88,7 +88,7 @@ class Flight(Generic[E]):
         return self.parts[0] if self.parts else None
 
     def give_up(self) -> None:
-        """What has not been seen durable is to be read again, or is not needed."""
+        """Gives up what has not been seen durable: it is read again, or is not needed."""
         for part in self.parts:
             self._feed.abandon(part.chunk)
         self.parts.clear()

@@ -1,4 +1,4 @@
-"""What is being read and by whom: the list that the coordinator fills and the workers empty. Thread-safe.
+"""The reading under way, and by whom: the list that the coordinator fills and the workers empty. Thread-safe.
 
 A job is one reading of one table under one definition. It is cut into tasks, each of which one worker reads in one transaction. When
 anything about the table turns out to be different, the job is given up and the coordinator makes another, from what is durable.
@@ -22,7 +22,7 @@ _WAIT_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one transaction reads: each piece's rows become changes of one kind."""
+    """The work of one transaction: each piece's rows become changes of one kind."""
 
     reads: tuple[tuple[Range, Op], ...]
     pages: Interval | None = None
@@ -33,7 +33,7 @@ class Purpose(Protocol):
     """For whom a job reads."""
 
     def show(self, rows: int) -> None:
-        """So many more rows are durable."""
+        """Reports that ``rows`` more are durable."""
 
     def advance(self, task: Task, rows: int) -> None:
         """All of the task's rows are durable (and were shown)."""
@@ -130,7 +130,7 @@ class Board:
             return task
 
     def leave(self, job: Job) -> None:
-        """What the worker had claimed of the job is durable."""
+        """Says that all that the worker had claimed of the job is durable."""
         with self._changed:
             job.busy -= 1
             if job.over and not job.busy:

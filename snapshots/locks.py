@@ -86,7 +86,7 @@ class Locks:
 
     @property
     def problems(self) -> list[Locked]:
-        """Of the tables that have been locked for a while."""
+        """The problems of tables that have been locked for a while."""
         now = self._clock()
         with self._lock:
             return [one.problem for one in self._waiting.values() if now - one.since >= NAMED_S and now - one.tried < _FORGOTTEN_S]

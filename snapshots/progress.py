@@ -93,7 +93,7 @@ class SnapshotProgress:
                 self._write()
 
     def begin(self, source: SourceTable, files: str) -> Run:
-        """What is done of the table. Other columns, key or files than before let an unfinished one start over."""
+        """Returns how much of the table is done. Other columns, key or files than before let an unfinished one start over."""
         oid = source.table.oid
         with self._lock:
             before, number = self._records.get(oid), self._runs[oid]
@@ -124,7 +124,7 @@ class SnapshotProgress:
             return [oid for oid, record in self._records.items() if not record.finished]
 
     def show(self, oid: int, run: int, rows: int) -> None:
-        """So many more rows are durable in the log, whose range is not finished."""
+        """Counts rows that are durable in the log, whose range is not finished."""
         with self._lock:
             if self._runs[oid] == run:
                 self._parts[oid] += rows
@@ -242,7 +242,7 @@ class SnapshotProgress:
         return record.restarted(empties=empties)
 
     def flush(self, *, when_due: bool = False) -> None:
-        """What is not on disk is; ``when_due``: once ``interval_s`` has passed since the last write."""
+        """Writes what is not on disk yet; ``when_due``: only once ``interval_s`` has passed since the last write."""
         with self._lock:
             if self._unwritten and (not when_due or self._due()):
                 self._write()

@@ -62,7 +62,7 @@ class Emitter:
         self._numbers = count(1)
 
     def content(self) -> bytes:
-        """Of a watermark that nobody else has."""
+        """The content of a watermark that nobody else has."""
         return f"chunk:{self._run}:{next(self._numbers)}".encode()
 
     def emit(self, content: bytes) -> None:
@@ -101,7 +101,7 @@ class Reader:
         self._locks = locks
 
     def read(self, job: Job) -> None:
-        """The job's tasks, as long as there are any. Everything is durable and told to the job's purpose when it returns. Raises Again."""
+        """The job's tasks, as long as there are any. Everything is durable and reported to the job's purpose when it returns. Raises Again."""
         self._read_all(job, iter(lambda: self._board.claim(job), None))
 
     def finish(self, job: Job) -> None:

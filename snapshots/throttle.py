@@ -15,7 +15,7 @@ _LEAST_BUDGET: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """What the server says about the slot. Bytes."""
+    """The server's facts about the slot. Bytes."""
 
     lag: int
     """WAL that the log does not have yet."""

@@ -59,7 +59,7 @@ class TableInWork:
     source_rows: int
     store_rows: int
     repeated: int
-    """Of the source's rows."""
+    """Rows of the source that repeat another."""
     seconds: float
     lsn: Lsn
     applied: Cut

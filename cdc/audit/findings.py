@@ -1,4 +1,4 @@
-"""What an audit says, while it goes on and in the end.
+"""The facts an audit reports, while it goes on and in the end.
 
 ``StoreAudit.to_json()``:
 
@@ -30,7 +30,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the audit is doing now; rows so far of the table at hand."""
+    """The audit's work at this moment; rows so far of the table at hand."""
 
     store: str
     table: str

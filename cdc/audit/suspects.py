@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one side held for each of the suspects at one moment; arrays are aligned with the suspects.
+    """The rows that one side held for each of the suspects at one moment; arrays are aligned with the suspects.
 
     ``rows``: how many; ``digest``: the sum of their row digests; ``version``: the sum of digests that also cover the row's
     version (the source's xmin), equal to ``digest`` where the side has none.

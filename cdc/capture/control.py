@@ -66,7 +66,7 @@ class BeginPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Of the transaction that came whole since BEGIN PREPARE, or (``streamed``) in blocks."""
+    """The PREPARE of a transaction that came whole since BEGIN PREPARE, or (``streamed``) in blocks."""
 
     xid: int
     end_lsn: int

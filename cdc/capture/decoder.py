@@ -78,7 +78,7 @@ class Decoder:
         """So many bytes at the block's end are the beginning of a message that nothing is to be read of: they, and the ``lacks`` bytes
         behind them, need not come again."""
         self.keepalive_lsn = 0
-        """Everything before this LSN has been sent, as far as keepalives told; 0 while a transaction is open.
+        """Everything before this LSN has been sent, as far as keepalives said; 0 while a transaction is open.
 
         A transaction that is only spooled does not hold it back: it has not committed before this LSN, or its end would have come before
         (the server sends ends in commit order), and the server keeps the WAL of a running transaction (restart_lsn), whatever is

@@ -8,7 +8,7 @@ leads from one to another, or cannot come (``STATES``):
 - SPOOLED: it runs. Its spool dies with the connection, and the server sends all of it again;
 - KEPT: it is prepared. It is durable here, and outlives connections and processes until its end is durable in the log.
 
-What was KEPT for an earlier connection may come again, and end again: the server sends again what it has not been told is durable.
+What was KEPT for an earlier connection may come again, and end again: the server sends again what we have not confirmed as durable.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Deferred:
 
     @contextmanager
     def turn(self, control: Control) -> Iterator[Replay | Commit | None]:
-        """What the message makes of what waits: something to be replayed within, or a commit that the log has and of which nothing is left."""
+        """Takes the message, and yields what it frees: something to be replayed within, or a commit that the log has and of which nothing is left."""
         spools, prepared = self._asked_for()
         match control:
             case StreamStart():

@@ -27,7 +27,7 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What of a publication is captured, and how it is logged."""
+    """The part of a publication that is captured, and how it is logged."""
 
     publication: str = ""
     wanted: Callable[[str], bool] = lambda _: True
@@ -45,7 +45,7 @@ class Outside:
     unread: Callable[[], None] = _nothing
     """Hears of a message with the password that cannot be read (written by another version of deploy/roles.sql, say)."""
     note: Callable[[int], None] = _nothing
-    """Takes the OID of a table of which the stream has told before any look at the catalog did."""
+    """Takes the OID of a table that the stream has shown before any look at the catalog did."""
     unpublished: Callable[[str], Stopped] | None = None
     """What capture has to stop with when a selected table has left the publication."""
     keep: Callable[[Mapping[int, Facts]], None] = _nothing
@@ -53,7 +53,7 @@ class Outside:
 
 
 class Definitions:
-    """What the log says of each table, from the last durable cut on.
+    """The definition of each table as the log has it, from the last durable cut on.
 
     A table (OID) is *selected* or not by the name that it has now, *passed over* when no row of it is logged for any reason, and *known* when
     a topic is its own. What comes of it goes through three steps: its columns get numbers (``number``), its definition is entered, which may

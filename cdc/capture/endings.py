@@ -1,4 +1,4 @@
-"""What the server says besides changes (notices, and the error that ends a stream), and what fails at the same place again. Pure.
+"""The server's words besides changes (notices, and the error that ends a stream), and errors that come again at the same place. Pure.
 
 DETAIL and CONTEXT may quote rows; of CONTEXT only the LSN is taken that the output plugin was at.
 """
@@ -62,7 +62,7 @@ class Unforeseen(ProtocolError):
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """What nobody foresaw of bytes that came would come of the same bytes at every attempt: it becomes ``Unforeseen``, to be counted.
+    """Turns an unexpected error into ``Unforeseen``, to be counted: the same bytes would cause it at every attempt.
 
     Errors of what the decoder asks while it is at it (files, the TOAST memory, the catalog) say nothing of the bytes and pass.
     """

@@ -1,4 +1,4 @@
-"""What we tell the walsender: only LSNs that the log's fsync has covered. Pure."""
+"""Feedback to the walsender: only LSNs that the log's fsync has covered. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Feedback:
 
 
 class Quiet(Enum):
-    """What to do about a server that says nothing."""
+    """The steps to take with a server that says nothing."""
 
     WAIT = auto()
     ASK = auto()

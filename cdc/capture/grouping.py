@@ -70,7 +70,7 @@ class Grouping:
         return bool(np.any(self._index.relation[self._run : until] == oid))
 
     def tell(self, changes: Sequence[SchemaChange], at: int) -> None:
-        """What became of tables, said by message ``at``."""
+        """Takes in the changes of tables that message ``at`` brought."""
         transaction = int(self._index.transaction[at])
         for change in changes:
             if change.kind is not Kind.ALTERED:

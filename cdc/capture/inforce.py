@@ -10,7 +10,7 @@ prepared for its COMMIT PREPARED. So there are two orders, and each description 
 - a transaction that is being prepared describes tables for those behind it at once, although its rows wait: what holds for its own rows
   (``Needs``) is kept beside them, because another process may replay them.
 
-What is in force here need not be *told* to the log yet: the server describes tables of which no row ever comes (the partition behind a
+What is in force here need not be in the log yet: the server describes tables of which no row ever comes (the partition behind a
 partitioned table), and a replay brings definitions back that another transaction has overtaken. Those are ``untold`` until a row comes.
 """
 
@@ -32,7 +32,7 @@ _Newest = dict[tuple[int, int], bytes]
 
 
 class Needs:
-    """What the rows of a transaction that is being prepared rely on: definitions from before it."""
+    """The definitions from before a transaction being prepared, on which its rows rely."""
 
     def __init__(self, before: _Newest) -> None:
         self._before = before
@@ -62,7 +62,7 @@ class InForce:
         self.ordinal = 0
         """Odd within a streamed block, even between two: orders descriptions as they were sent, whenever their rows are decoded."""
         self.untold: dict[int, Table] = {}
-        """Definitions in force of which the log has not been told: no row has come under them."""
+        """Definitions in force that are not in the log yet: no row has come under them."""
         self._sent: dict[int, int] = {}
         """Table OID → ordinal of the description in force for what comes."""
         self._returning: dict[int, Table] = {}
@@ -95,7 +95,7 @@ class InForce:
         self._needs = Needs(dict(self._newest))
 
     def needed(self) -> bytes:
-        """What the transaction that was being prepared relies on, as frames."""
+        """The definitions on which the transaction that was being prepared relies, as frames."""
         return self._needs.frames()
 
     def define_now(self, span: Bytes) -> None:

@@ -172,7 +172,7 @@ class Index(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What one block holds: its messages, what the server says beside them, and where the block leaves the stream."""
+    """The contents of one block: its messages, what the server says beside them, and where the block leaves the stream."""
 
     messages: Index
     keepalive_lsn: int
@@ -238,7 +238,7 @@ def scan_spooled(block: Bytes, start: int, stop: int, commit: Commit, aborted: A
 
 
 def body_of(block: Bytes, index: Index, at: np.int64 | int) -> bytes:
-    """What stands behind the message's letter."""
+    """The message's bytes behind its letter."""
     return block[index.body[at] : index.end[at]].tobytes()
 
 

@@ -60,7 +60,7 @@ class Numbering:
     def _leaf_of(self, oid: int, table: Table) -> None:
         """Behind a partitioned table (OID) the server describes the partition whose row comes next, under the partitioned table's name.
 
-        One that the catalog has not told of yet may be gone again before it does: then this is the only trace of it.
+        One that the catalog has not shown yet may be gone again before it does: then this is the only trace of it.
         """
         root = self._facts.get(oid)
         if root is None or not root.partitioned or oid == table.oid or table.oid in root.leaves:

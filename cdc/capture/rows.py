@@ -25,7 +25,7 @@ _ROWS[[letters.INSERT, letters.UPDATE, letters.DELETE]] = True
 
 
 class Memory(Protocol):
-    """What fills unchanged TOAST values in: it remembers the latest wide rows."""
+    """The memory that fills in unchanged TOAST values: it remembers the latest wide rows."""
 
     def knows(self, table: Table) -> bool:
         """Whether it remembers any row of the table."""

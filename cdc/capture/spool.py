@@ -114,7 +114,7 @@ class Spools:
         try:
             return self._spools[xid]
         except KeyError:
-            raise ProtocolError(f"the end of transaction {xid}, of which no block has come") from None
+            raise ProtocolError(f"the end of transaction {xid} came, but no block of it") from None
 
     def drop(self, xid: int) -> None:
         spool = self._spools.pop(xid, None)

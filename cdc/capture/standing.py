@@ -1,4 +1,4 @@
-"""What is known of the source's tables while definitions are decided: the log's topics, the facts, and what has to be read again. Pure."""
+"""The state of the source's tables while definitions are decided: the log's topics, the facts, and what has to be read again. Pure."""
 
 from __future__ import annotations
 

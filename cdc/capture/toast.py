@@ -375,7 +375,7 @@ def _key(fields: Iterable[bytes]) -> bytes:
 
 
 def _none_is_wide(batch: pa.RecordBatch, table: Table, shape: tuples.Shape) -> bool:
-    """Whether a row that had each column's longest value would still not be wide: most tables are told by that, without a sum per row."""
+    """Whether a row that had each column's longest value would still not be wide: that decides most tables, without a sum per row."""
     if batch.column(EXACT).null_count < len(batch):
         return False
     # Of a few narrow rows all that the batch holds is less than the longest value may be.

@@ -67,7 +67,7 @@ class Ours:
         return head is not None and True in [compare_digest(head[1], password) for password in self._passwords]
 
     def read(self, content: bytes) -> Told | None:
-        """What one of our messages holds; None for somebody else's. Raises Unreadable."""
+        """Reads one of our messages; None for somebody else's. Raises Unreadable."""
         if not self.bears_password(content):
             return None
         try:

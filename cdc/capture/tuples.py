@@ -137,7 +137,7 @@ class Parsed(NamedTuple):
         )
 
     def whole(self, of_rows: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-        """Of ``op`` and ``order``: the tables' rows one behind the other, without the room between."""
+        """Joins the tables' rows of ``op`` or ``order``, without the room between."""
         if sum(self.counts) == self.rows_at[-1]:
             return of_rows
         return np.concatenate([of_rows[at : at + count] for at, count in zip(self.rows_at, self.counts, strict=False)])

@@ -48,7 +48,7 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What is missing. ``target`` is the log position to wait for, None while the log itself is not there yet."""
+    """The changes still missing. ``target`` is the log position to wait for, None while the log itself is not there yet."""
 
     target: Position | None
     done: bool
@@ -148,7 +148,7 @@ def _until_shown(
 
 
 class _Changes:
-    """What the parts write while somebody waits: the log's head, and the status files."""
+    """The files that the parts write while somebody waits: the log's head, and the status files."""
 
     def __init__(self, settings: Settings) -> None:
         self._paths = (head_file(settings.log.dir), settings.run_dir / "status")
@@ -215,7 +215,7 @@ def _capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
 
 
 def _follower_says(saved: status.FollowerStatus | None) -> tuple[Position | None, str | None]:
-    """What it has applied, and what it waits for."""
+    """The position that it has applied, and what it waits for."""
     if saved is None:
         return None, None
     return Position(saved.position), (saved.error or "it does not answer") if saved.state == "waiting" else None

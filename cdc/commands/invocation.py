@@ -1,4 +1,4 @@
-"""What every verb gets from the command line: the configuration's path, and the parts that it describes."""
+"""The command line's part that all verbs share: the configuration's path, and the parts that it describes."""
 
 from __future__ import annotations
 

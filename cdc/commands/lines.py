@@ -20,7 +20,7 @@ _PART_WIDTH: Final = 15
 _DIM, _BOLD, _PLAIN = "2", "1", ""
 _COLOURS: Final[Mapping[str, str]] = {"debug": _DIM, "info": _PLAIN, "warning": "33", "error": "31", "critical": "31"}
 _TRACES: Final = ("exception", "stack")
-"""What takes several lines."""
+"""Facts that take several lines."""
 _OURS: Final = ("event", "level", "timestamp", "exc_info", PART, FACTS, *_TRACES)
 
 

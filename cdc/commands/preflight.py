@@ -1,4 +1,4 @@
-"""What `cdc doctor` looks at: configuration, source, Java, the log's disk, every store."""
+"""The checks of `cdc doctor`: configuration, source, Java, the log's disk, every store."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def refuse_unknown(settings: Settings) -> None:
 
 
 def _mistaken(settings: Settings, found: Sequence[SourceTable]) -> Iterator[ConfigError]:
-    """What is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
+    """Finds what is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
     captured = _captured(found, settings.source.tables)
     return mistaken(settings.stores, [*captured, *_logged(settings)]) if captured else iter(())
 

@@ -56,7 +56,7 @@ def run(
 
 
 def _configuration(given: Invocation) -> Configuration | Handed:
-    """What the supervisor has handed us; a part that runs by itself watches the file as the supervisor does."""
+    """The configuration that the supervisor has handed us; a part that runs by itself watches the file as the supervisor does."""
     from sinks import options_model
 
     handed = os.environ.get(VARIABLE)

@@ -103,7 +103,7 @@ def read_keys(path: Path) -> dict[int, tuple[str, ...]]:
         if not fields or not all(isinstance(field, str) for field in fields):
             raise ConfigError(f"{path}, line {number}: a key's columns are texts or numbers")
         if any("\ud800" <= letter <= "\udfff" for field in fields for letter in field):
-            raise ConfigError(f"{path}, line {number}: half of a surrogate pair stands in no database")
+            raise ConfigError(f"{path}, line {number}: no database holds half of a surrogate pair")
         keys[number] = tuple(fields)
     if not keys:
         raise ConfigError(f"{path} lists no key")

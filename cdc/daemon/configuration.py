@@ -66,7 +66,7 @@ class Configuration:
         self.problem: str | None = None
         """Why the file as it is now cannot be used, with what helps."""
         self.pending: tuple[str, ...] = ()
-        """What in it takes effect at the next start, one line."""
+        """The keys in it that take effect at the next start, one line."""
 
     def look(self) -> Change | None:
         """Takes the file in when it was changed and nobody is writing to it any more. Looks once a second at most."""
@@ -81,7 +81,7 @@ class Configuration:
         return self._take()
 
     def encoded(self) -> bytes:
-        """What is in force, for ``Handed``."""
+        """The configuration in force, for ``Handed``."""
         return jsonfile.encode({"begun": self._begun, "stores": self._stores}).encode()
 
     def _take(self) -> Change | None:
@@ -111,7 +111,7 @@ class Configuration:
 
 
 class Handout:
-    """What the supervisor hands its children: ``descriptor`` is to be inherited by them."""
+    """The configuration as the supervisor hands it to its children: ``descriptor`` is to be inherited by them."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
@@ -129,7 +129,7 @@ class Handout:
 
 
 class Handed:
-    """What a child was handed. One thread only."""
+    """The configuration as a child was handed it. One thread only."""
 
     def __init__(self, descriptor: int, path: Path, options_model: OptionsModel) -> None:
         """Raises ConfigError when it cannot be used any more, as when a file with a secret is gone."""
@@ -197,7 +197,7 @@ def _unusable(path: Path, error: ConfigError) -> str:
     hint = problems[0].hint or "correct it"
     if _NO_VARIABLE in str(problems[0]):
         hint = f"use KEY_file, or {_NEXT_START} with it: a process keeps the environment that it was started with"
-    return f"{path} was changed and cannot be used, what it said before stays in force: {problems[0]}{more} → {hint}"
+    return f"{path} was changed and cannot be used; the former configuration stays in force: {problems[0]}{more} → {hint}"
 
 
 def _stamp(path: Path) -> _Stamp:

@@ -46,7 +46,7 @@ _log = structlog.get_logger("run")
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What becomes of a child that ended: its state, and the seconds until it is started again (None: when it is resumed)."""
+    """The next step for a child that ended: its state, and the seconds until it is started again (None: when it is resumed)."""
 
     state: str
     delay_s: float | None
@@ -64,7 +64,7 @@ def next_step(exit_code: int, lived_s: float, failures: int, *, held: bool) -> N
 
 
 def in_words(name: str, exit_code: int, lived_s: float, step: Next, held: Collection[str]) -> str:
-    """What the log says of a child's end: how, and what comes next."""
+    """Describes a child's end for the log: how, and what comes next."""
     if step.state == "stopped":
         return f"{name} is stopped until it is resumed → {', '.join(f'cdc resume {stop}' for stop in sorted(held))}"
     if step.state == "refused":
@@ -162,7 +162,7 @@ class Supervisor:
         child.stopped_for = self._held(child)
 
     def _forget_strangers(self) -> None:
-        """Of stores that the configuration does not have (any more) nothing is shown. For a time at which nobody follows them."""
+        """Removes the status of stores that are not (or no longer) in the configuration. To be called while nobody follows them."""
         if self._configuration is None:
             return
         known = parts_of(self._configuration.settings)

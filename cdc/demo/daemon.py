@@ -111,7 +111,7 @@ class Daemon:
 
 
 def standing(told: dict[str, Any] | None) -> tuple[object, ...] | None:
-    """What changes as long as anything moves: states, the snapshot's rows, positions."""
+    """The facts that change as long as anything moves: states, the snapshot's rows, positions."""
     if told is None:
         return None
     capture = told["capture"]

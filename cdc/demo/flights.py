@@ -41,7 +41,7 @@ _MORE_AIRPORTS: Final = (
 
 
 class Kind(IntEnum):
-    """What happens to a flight, in the order in which it can happen."""
+    """The events in a flight's life, in the order in which it can happen."""
 
     SCHEDULED = 0
     DEPARTED = 1

@@ -16,7 +16,7 @@ from cdc.demo import schema
 from cdc.demo.flights import Airport, Flights, Kind, Times
 
 BEGINS: Final = np.datetime64("2013-04-01T00:00:00", "us")
-"""What happened before is there when the daemon starts; the rest of the year is the traffic. A quarter is enough to see every store load,
+"""Flights before this are there when the daemon starts; the rest of the year is the traffic. A quarter is enough to see every store load,
 and few enough rows that it is followed live within the first minute."""
 
 

@@ -1,4 +1,4 @@
-"""What the demo prints while it runs. Pure: text from facts."""
+"""The lines that the demo prints while it runs. Pure: text from facts."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Account:
 
 
 def popen_options(account: Account | None) -> PopenOptions:
-    """What ``subprocess`` needs to start a child as this account; nothing for our own."""
+    """The options with which ``subprocess`` starts a child as this account; nothing for our own."""
     return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
 
 

@@ -48,7 +48,7 @@ class Jar:
 
 @dataclass(frozen=True, slots=True)
 class SparkJars:
-    """What a Spark session needs from outside pyspark."""
+    """The jars that a Spark session needs from outside pyspark."""
 
     java_home: Path
     iceberg: Path
@@ -101,7 +101,7 @@ def _missing(jars: Iterable[Jar], home: Path) -> list[Jar]:
 
 
 def _sha256(path: Path) -> str | None:
-    """None where there is no such file."""
+    """None when the file does not exist."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

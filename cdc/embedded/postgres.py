@@ -50,7 +50,7 @@ DEFAULT_OPTIONS: Final[Mapping[str, str]] = {
     "autovacuum_naptime": "10s",
     "dynamic_shared_memory_type": "mmap",
 }
-"""What every server starts with unless the caller says otherwise. Shared memory in the data folder, as containers give /dev/shm 64 MB."""
+"""The settings that every server starts with unless the caller says otherwise. Shared memory in the data folder, as containers give /dev/shm 64 MB."""
 
 VOLATILE: Final[Mapping[str, str]] = {"fsync": "off", "full_page_writes": "off", "max_prepared_transactions": "20"}
 """For tests: survives every crash of the server's processes, not one of the machine."""
@@ -73,7 +73,7 @@ class Installation:
 
 
 def installations() -> dict[int, Installation]:
-    """What this machine has, newest first."""
+    """The installations on this machine, newest first."""
     found = {}
     for version, package in _WHEELS.items():
         spec = importlib.util.find_spec(package)

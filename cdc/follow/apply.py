@@ -58,7 +58,7 @@ class Writer:
 
 @dataclass(slots=True)
 class Prepared:
-    """What is known of an opened sink: which schema version it was prepared for, and the shapes that its rows have."""
+    """The state of an opened sink: which schema version it was prepared for, and the shapes that its rows have."""
 
     tables: dict[str, Table] = field(default_factory=dict)
     _shapes: dict[str, Shape | None] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class _Worker:
         """Under whom the sink is open; None while it is not."""
 
     def open_for(self, writer: Writer) -> None:
-        """What an earlier opening knew of the store may no longer be so."""
+        """Opens the sink for this writer; what an earlier opening knew of the store may no longer be so."""
         if self._writer != writer:
             self._shut()
             self._sink.open(self._reader, writer.epoch)

@@ -36,7 +36,7 @@ class Opening:
 
     @cached_property
     def sink(self) -> Sink:
-        """Made when it is opened: options that no store can be made with, such as an address that is none, are this store's concern alone."""
+        """Made when it is opened: options that no store can be made with, such as an invalid address, are this store's concern alone."""
         return make_sink(self._store, self._options)
 
     @property

@@ -79,7 +79,7 @@ class Ranges:
         self._stride.failed()
 
     def committed(self, taken: Taken) -> None:
-        """What was taken is committed, just now."""
+        """Notes that what was taken has just been committed."""
         self._stride.took(taken.rows, taken.seconds, self._clock() - taken.at)
 
     def take(self, opened: Opened, after: Position, end: Cut, slices: Slices | None) -> Taken:

@@ -1,4 +1,4 @@
-"""What a follower's status file says, and when it is written.
+"""A follower's status file: its content, and when it is written.
 
 A commit is shown at once, unless commits follow each other closely: then ten times a second, and the last one once nothing follows it.
 A change of state is always written. The file is also written now and then when nothing has changed, so that a reader can tell silence

@@ -1,4 +1,4 @@
-"""What one store's configuration says about schema changes, and which of them an operator has let through."""
+"""One store's rules for schema changes, from its configuration, and which of them an operator has let through."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rules:
         return self.options.policy(topic)
 
     def verdict(self, held: Table | None, change: SchemaChange, position: int) -> Verdict:
-        """What the store does at this change; ``held``: the definition that its rows stand under."""
+        """The store's verdict on this change; ``held``: the definition that its rows stand under."""
         topic = change.table.qualified
         if self._let_through(topic, position):
             return judge(held, change, "apply")

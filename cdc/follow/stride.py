@@ -29,7 +29,7 @@ class Stride:
         self.rows = min(START_ROWS, most_rows)
 
     def took(self, rows: int, apply_s: float, commit_s: float) -> None:
-        """So many rows were written and committed. What is far from a full step, as live changes are, says nothing of one."""
+        """Learns from rows that were written and committed. Far fewer than a full step, as with live changes, say nothing of one."""
         if 2 * rows < min(self.rows, START_ROWS):
             return
         left_s = max(GOAL_S, COMMIT_TIMES * commit_s) - commit_s

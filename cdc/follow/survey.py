@@ -24,7 +24,7 @@ KEPT_BYTES: Final = 256 * 2**20
 
 @dataclass(slots=True)
 class TopicRange:
-    """What one topic has in the range."""
+    """One topic's share of the range."""
 
     topic: str
     after: Position
@@ -44,13 +44,13 @@ class TopicRange:
     """The batches after ``after``; None when they are too large to be kept."""
 
     def batches(self, reader: LogReader) -> Iterator[pa.RecordBatch]:
-        """What is to be applied after ``before``, in position order."""
+        """The batches to apply after ``before``, in position order."""
         yield from reader.read(self.topic, self.after, self.upto) if self.kept is None else self.kept
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a batch of work consists of, by topic."""
+    """A batch of work, by topic."""
 
     topics: tuple[TopicRange, ...]
 

@@ -71,7 +71,7 @@ def make_app(
 ) -> Starlette:
     """The application for these settings. ``take`` and ``wait`` stand in for the real report and the real waiting.
 
-    current: the settings in force, whose stores may be others by and by.
+    current: the settings in force, whose stores may change.
     Raises ConfigError when ``[http]`` would open the port to others without a token and TLS.
     """
     now = current or (lambda: settings)

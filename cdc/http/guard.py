@@ -50,7 +50,7 @@ def access_of(http: Http) -> Access:
     if token is not None and len(token) < MIN_TOKEN_CHARS:
         raise ConfigError(f"http.token is shorter than {MIN_TOKEN_CHARS} characters", hint="make one with: openssl rand -hex 32")
     if (http.tls_cert is None) != (http.tls_key is None):
-        raise ConfigError("http.tls_cert and http.tls_key come together", hint="set both in [http]")
+        raise ConfigError("http.tls_cert and http.tls_key need each other", hint="set both in [http]")
     if is_loopback(host):
         return Access(_LOCAL_NAMES | {host.lower()} | {name.lower() for name in http.hosts}, token)
     missing = [

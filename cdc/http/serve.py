@@ -23,7 +23,7 @@ DRAIN_S: Final = 5
 TICK_S: Final = 1.0
 """How often the server sets the date that its answers carry."""
 BACKLOG: Final = 128
-"""So many connections may be accepted before those that make room for them are closed."""
+"""The number of connections accepted before those that make room for them are closed."""
 
 
 class _Server(uvicorn.Server):
@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 def serving(settings: Settings, app: Starlette | None = None, *, current: Callable[[], Settings] | None = None) -> Iterator[str]:
     """Serves while the context lasts, in a thread; yields the URL (port 0 in ``http.listen`` takes a free one).
 
-    current: the settings in force, whose stores may be others by and by.
+    current: the settings in force, whose stores may change.
     Raises ConfigError when the address is taken or no address, the certificate cannot be used, or the port would be open to others
     without a token and TLS.
     """
@@ -68,7 +68,7 @@ def serving(settings: Settings, app: Starlette | None = None, *, current: Callab
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         backlog=BACKLOG,
         log_config=None,
-        log_level="error",  # it warns of every request that is none, and anybody can send those
+        log_level="error",  # it warns of every malformed request, and anybody can send those
         access_log=False,
         server_header=False,
         proxy_headers=False,

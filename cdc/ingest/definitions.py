@@ -1,4 +1,4 @@
-"""What capture knows of the source's definitions, wired: the log's topics, the facts kept beside them, the catalog and the thread that watches it."""
+"""Capture's knowledge of the source's definitions, wired: the log's topics, the facts kept beside them, the catalog and the thread that watches it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Evolving:
             self._watch.join()
 
     def left_out(self) -> Sequence[str]:
-        """What of the selected tables does not reach the log, one line each with what helps, as of the last look at the catalog."""
+        """Selected tables, or parts of them, that do not reach the log: one line each with what helps, as of the last look at the catalog."""
         return () if self._watch is None else self._watch.left_out
 
     def blind(self) -> str | None:
@@ -87,7 +87,7 @@ class Evolving:
         return None if self._watch is None else self._watch.blind
 
     def notes(self) -> Sequence[str]:
-        """What to know of captured tables, one line each with what helps, as of the last look at the catalog."""
+        """Facts to know about captured tables: one line each with what helps, as of the last look at the catalog."""
         return () if self._watch is None else self._watch.notes
 
     def definitions(self, catalog: psycopg.Connection) -> Definitions:
@@ -114,7 +114,7 @@ class Evolving:
         )
 
     def _remember_first(self, connection: psycopg.Connection, tables: dict[str, Table], facts: dict[int, Facts]) -> None:
-        """What holds when a table's first row is read. A table that has taken another's name is left for the stream to find."""
+        """Remembers the definitions that hold when a table's first row is read. A table that has taken another's name is left for the stream to find."""
         new = [
             found
             for found in read_facts(connection, self._settings.publication, published=True)

@@ -39,7 +39,7 @@ IDLE_RECORD_BYTES: Final = 16 * 2**20
 TAKE_S: Final = 0.2
 """How often an idle stream is looked after; whatever comes ends the wait at once."""
 SMALL_BYTES: Final = 16 * 2**10
-"""What is taken at once while there is no backlog. Only then …"""
+"""Bytes taken at once while there is no backlog. Only then …"""
 PACE: Final = Pace(times=8.0, most_s=0.02)
 """… does the next group wait a little, so that small steady traffic costs an eighth of a core at most."""
 
@@ -69,10 +69,10 @@ class Ingest:
         self._feed = feed
         self._meter = meter
         self._torn: list[Bytes] = []
-        """What the decoder has not used up, and what came since."""
+        """Bytes that the decoder has not used up, and those that came since."""
         self._lacks = 0
         self._passing = 0
-        """So many of the next bytes belong to a message of somebody else's."""
+        """The number of next bytes that belong to a message of somebody else's."""
         self._recorded_at = time.monotonic()
         self._unrecorded = 0
         self._stop = threading.Event()
@@ -182,7 +182,7 @@ class Ingest:
             self._stream.confirm(self._writer.head.commit_lsn)
 
     def _entering(self, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """SCHEMA records that have to come before the chunk: no row of the stream has told of the definition under which it was read."""
+        """SCHEMA records that have to come before the chunk: no row of the stream has brought the definition under which it was read."""
         if not chunk:
             return []
         schema = self._decoder.schema

@@ -39,11 +39,11 @@ class Meter:
         self.paused: Callable[[], str | None] = lambda: None
         """Why the snapshot stands still, if it does."""
         self.left_out: Callable[[], Sequence[str]] = lambda: ()
-        """What of the selected tables does not reach the log."""
+        """Selected tables, or parts of them, that do not reach the log."""
         self.notes: Callable[[], Sequence[str]] = lambda: ()
-        """What to know of captured tables."""
+        """Facts to know about captured tables."""
         self.log_alarm: Callable[[], str | None] = lambda: None
-        """What the log's disk refuses, if it does."""
+        """The log's disk's refusal, if there is one."""
         self.passed_over: Callable[[], Collection[int]] = tuple
         """Tables (OIDs) that cannot be captured as they are defined now."""
 

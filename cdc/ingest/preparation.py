@@ -1,4 +1,4 @@
-"""What has to be true before capture streams: the right server, the publication, the slot, and that they continue this log.
+"""The conditions for capture to stream: the right server, the publication, the slot, and that they continue this log.
 
 Also the one place where a requested reload (``cdc.state.reloads``) is carried out. Everything here can be done again after a crash at any
 point: nothing is recorded before what it says is so.
@@ -45,7 +45,7 @@ _log = structlog.get_logger("capture")
 
 
 class Preparation:
-    """Brings source and log together before each connection's stream. ``progress`` and ``memory`` are told when tables are to be read again."""
+    """Brings source and log together before each connection's stream. ``progress`` and ``memory`` hear when tables are to be read again."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Preparation:
         return [table for table in tables if table.name not in barred or table.name in inside]
 
     def _membership(self, connection: psycopg.Connection) -> Membership:
-        """Of the tables that are captured: another one may come and go until it is selected."""
+        """The publication's membership of captured tables: another one may come and go until it is selected."""
         found = read_membership(connection, self._settings.publication)
         return replace(
             found, tables={oid: entry for oid, entry in found.tables.items() if matches(self._settings.tables, entry[0])}

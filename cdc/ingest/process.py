@@ -213,7 +213,7 @@ def _loaded(coordinator: SnapshotCoordinator) -> bool:
 
 
 def _left_out(evolving: Evolving, coordinator: SnapshotCoordinator, meter: Meter) -> list[str]:
-    """What of the selected tables does not reach the log, one line each with what helps. While the stream itself has a problem, its own words do."""
+    """Selected tables, or parts of them, that do not reach the log: one line each with what helps. While the stream itself has a problem, its own words do."""
     refused = [f"table {one.table} is not captured: it {one.problem} → {one.hint}" for one in evolving.refused().values()]
     unread = [f"cannot be read: {problem.line()}" for problem in coordinator.unreadable]
     blind = evolving.blind() if meter.status.error is None else None
@@ -267,7 +267,7 @@ def _stream_once(
 
 
 def _continuity(now: Identity, head: Cut, folder: Path, facts: SlotFacts) -> Continuity:
-    """What the server sends again of what the log holds. ``facts``: of the slot while this connection has it."""
+    """The changes that the log holds and the server will send again. ``facts``: of the slot while this connection has it."""
     with closing(open_reader(folder)) as log:
         last = log.last_commit()
     return Continuity(last, head, max(now.since_lsn, facts.confirmed_lsn or 0))
@@ -285,7 +285,7 @@ def _hold(feed: SnapshotFeed) -> Hold:
 
 
 def _catch_up(memory: ToastMemory, writer: LogWriter, folder: Path) -> None:
-    """What the memory missed by a crash stands in the log."""
+    """Reads from the log what the memory missed by a crash."""
     if memory.position > writer.head.position:
         memory.clear()
     if memory.position == writer.head.position:

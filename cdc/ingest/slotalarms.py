@@ -28,7 +28,7 @@ class Alarms:
 
     def __init__(self, dsn: SecretStr, slot: str, stop: threading.Event) -> None:
         self._current: tuple[str, ...] = ()
-        """What endangers the slot now, one line each."""
+        """Dangers to the slot now, one line each."""
         self._dsn = dsn
         self._slot = slot
         self._stop = stop

@@ -28,7 +28,7 @@ def inlined(function: Function) -> Function:
 
 
 def instruction(typed: Callable[..., Any], interpreted: Function) -> Function:
-    """What numba has no words for, to be called by kernels only. ``typed``: how it is compiled (``numba.extending.intrinsic``);
+    """Makes an instruction that numba has no words for; only kernels may call it. ``typed``: how it is compiled (``numba.extending.intrinsic``);
     ``interpreted``: what stands for it where nothing is compiled."""
     return interpreted if config.DISABLE_JIT else cast(Function, intrinsic(typed))
 

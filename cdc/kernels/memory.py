@@ -19,7 +19,7 @@ Take = Callable[[int], npt.NDArray[np.uint8]]
 """Gives a writable array of so many bytes, whatever they hold."""
 
 LEAST_BYTES: Final = 2**16
-"""What is smaller the C library keeps by itself."""
+"""The C library itself keeps blocks smaller than this."""
 
 
 def fresh(size: int) -> npt.NDArray[np.uint8]:

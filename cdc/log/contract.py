@@ -1,4 +1,4 @@
-"""What a log must do, whichever home it has. tests/contract/test_log.py holds the embedded log and the in-memory twin to it."""
+"""The contract of a log, whichever home it has. tests/contract/test_log.py holds the embedded log and the in-memory twin to it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LogWriter(Protocol):
         ...
 
     def alarm(self) -> str | None:
-        """What the disk refuses, with what helps, while the log goes on without it; else None."""
+        """Says what the disk refuses, and what helps, while the log goes on without it; else None."""
         ...
 
     def close(self) -> None: ...

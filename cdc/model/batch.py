@@ -58,7 +58,7 @@ def reserved_column(table: Table) -> str | None:
 
 
 class Op(IntEnum):
-    """What happened to a row (or, for TRUNCATE and SCHEMA, to its table); Debezium's letters, and ``s``."""
+    """The operation on a row (or, for TRUNCATE and SCHEMA, on its table): Debezium's letters, and ``s``."""
 
     INSERT = ord("c")
     UPDATE = ord("u")

@@ -17,7 +17,7 @@ from cdc.model.table import Column, Table
 
 
 class Kind(StrEnum):
-    """What happened to the table."""
+    """The kind of change to the table."""
 
     ALTERED = "altered"
     """Columns, types, key or identity differ from the version before."""
@@ -63,7 +63,7 @@ def schema_record(change: SchemaChange, position: int, commit_lsn: int, commit_t
 
 
 def schema_change_of(batch: pa.RecordBatch) -> SchemaChange | None:
-    """What the batch says when it is a SCHEMA record (readers hand one out alone), else None."""
+    """Reads the batch as a schema change when it is a SCHEMA record (readers hand one out alone), else None."""
     if len(batch) != 1 or batch.column(OP)[0].as_py() != Op.SCHEMA:
         return None
     facts = dict(batch.column(4)[0].as_py() or ())
@@ -95,7 +95,7 @@ class Difference:
 
 
 def differences(old: Table, new: Table) -> tuple[Difference, ...]:
-    """What became of each column, in the old table's order, then the added ones. Columns go by attnum where both versions know it
+    """The fate of each column, in the old table's order, then the added ones. Columns go by attnum where both versions know it
     and are versions of one table (same OID and epoch), else by name."""
     numbered = (old.oid, old.epoch) == (new.oid, new.epoch) and all(column.attnum for column in (*old.columns, *new.columns))
 

@@ -1,4 +1,4 @@
-"""What the catalog says of one table at one moment, and what a difference of two such moments means for rows that are stored already. Pure.
+"""The catalog's facts about one table at one moment, and what a difference between two moments means for rows already stored. Pure.
 
 Postgres sends no event for stored rows that a DDL statement changes, brings or takes away: a type change, a default of a new column, a
 partition that is detached, a label of an enum. The catalog shows traces of each (``hidden`` names them).
@@ -42,16 +42,16 @@ class Leaf:
     """One relation that holds rows: the table itself, or one of its partitions."""
 
     filenode: int
-    """0: only the stream has told of it, before any look at the catalog did."""
+    """0: only the stream has shown it so far, no look at the catalog yet."""
     born: bool
     """It was created as a partition, and so was empty when it became one."""
     joined: str = ""
-    """Of a partition: the versions of the catalog's rows by which it belongs to the table; others after it was detached and attached again."""
+    """For a partition: the versions of the catalog's rows by which it belongs to the table; others after it was detached and attached again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What our publication says of the table."""
+    """The table as our publication has it."""
 
     published: bool
     listed: tuple[int, ...] | None = None
@@ -257,10 +257,10 @@ class Verdict:
 
 
 def hidden(before: Facts, after: Facts) -> Verdict | None:
-    """What happened to stored rows between two looks at one table (same OID) that the stream does not tell; None: nothing.
+    """Judges what happened to stored rows, unseen by the stream, between two looks at one table (same OID); None: nothing.
 
-    What cannot be told apart from a change counts as one. VACUUM FULL and CLUSTER of a table are told from a rewrite by ALTER TABLE, because
-    they touch no row of pg_attribute; of a partition they cannot be told from its TRUNCATE, which the stream does not bring either.
+    What cannot be told apart from a change counts as one. VACUUM FULL and CLUSTER of a table differ from a rewrite by ALTER TABLE, because
+    they touch no row of pg_attribute; of a partition they look the same as its TRUNCATE, which the stream does not bring either.
     """
     columns = {column.attnum: column for column in before.columns}
     touched = {

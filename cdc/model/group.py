@@ -1,4 +1,4 @@
-"""What capture hands on: a group of whole transactions as batches, ready to append to the log."""
+"""A group of whole transactions as batches: capture's output, ready to append to the log."""
 
 from __future__ import annotations
 

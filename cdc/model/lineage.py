@@ -37,13 +37,13 @@ class Lineage:
         return self.histories[-1].id
 
     def mark(self, cut: Cut) -> Mark:
-        """What a store writes when it holds everything up to the cut."""
+        """The mark that a store writes when it holds everything up to the cut."""
         return Mark(self.log, self.history, cut)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a unit of a store says of itself: it holds everything up to ``cut`` of this history of this log."""
+    """The statement of a store's unit that it holds everything up to ``cut`` of this history of this log."""
 
     log: str
     history: str

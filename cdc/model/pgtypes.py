@@ -34,7 +34,7 @@ PINNED_SETTINGS: Final[Mapping[str, str]] = {
     "default_transaction_deferrable": "off",
     "default_transaction_read_only": "off",
 }
-"""What no setting of the role or the database may change on a connection of ours. ``transaction_timeout`` belongs to them, but older
+"""Settings that neither the role nor the database may change on a connection of ours. ``transaction_timeout`` belongs to them, but older
 servers do not know it (``HAS_TRANSACTION_TIMEOUT``)."""
 HAS_TRANSACTION_TIMEOUT: Final = 170_000
 """The first server version that has it."""
@@ -48,7 +48,7 @@ DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, TIMETZ, NUMERIC, UUID, JSONB = (
 MAX_DECIMAL_PRECISION = 38
 
 FEW_ROWS: Final = 32
-"""So many values are made text faster one by one than by Arrow's functions, which cost the same for one as for hundreds."""
+"""Up to this many values become text faster one by one than by Arrow's functions, which cost the same for one as for hundreds."""
 
 _SIMPLE: Final[dict[int, pa.DataType]] = {
     BOOL: pa.bool_(),

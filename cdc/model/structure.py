@@ -1,4 +1,4 @@
-"""What a column's type is made of: elements, attributes, bounds. Pure.
+"""The structure of a column's type: elements, attributes, bounds. Pure.
 
 Of the server's own types the OID says it. Of every other type the catalog does, and ``Column.structure`` keeps it as JSON:
 
@@ -92,7 +92,7 @@ _BOX_ARRAY: Final = 1020
 
 
 def structure_of(column: Column) -> Structure:
-    """What the column's type is made of."""
+    """The structure of the column's type."""
     return _decoded(column.structure) if column.structure else of_oid(column.type_oid)
 
 

@@ -1,4 +1,4 @@
-"""What the log knows of a source table at one schema version."""
+"""A source table as the log knows it at one schema version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Column:
     protected: str = ""
     """The policy that stands between the source's values and these (``mask``, ``hmac:KEYID``, ``encrypt:KEYID``; ``cdc.privacy.policies``)."""
     structure: str = ""
-    """What a type that is not the server's own is made of (``cdc.model.structure``); empty where its values are plain text to us."""
+    """The structure of a type that is not the server's own (``cdc.model.structure``); empty where its values are plain text to us."""
 
 
 @dataclass(frozen=True)

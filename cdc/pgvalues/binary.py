@@ -77,7 +77,7 @@ _KINDS: Final = {
     pgtypes.BPCHAR: values.TEXT,
 }
 _MOST_DIGITS: Final = 18
-"""Of a numeric whose digits fit one machine word."""
+"""The most digits of a numeric that fits one machine word."""
 _DAY: Final = 86_400_000_000
 """Microseconds."""
 _DAYS_TO_2000: Final = 10_957

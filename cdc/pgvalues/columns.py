@@ -46,7 +46,7 @@ MAX_COLUMN_BYTES: Final = 2**31 - 1
 """Arrow's utf8 and binary columns have 32-bit offsets; blocks are cut long before."""
 
 Columns = tuple[list[pa.Array], pa.Array]
-"""Of one table: one array per column in the type that ``arrow_type`` gives, and the ``_cdc_exact`` column."""
+"""One table's columns: one array per column in the type that ``arrow_type`` gives, and the ``_cdc_exact`` column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes of a table's columns."""
+    """The plan of how a table's columns are typed."""
 
     kinds: Jobs
     """Shape (columns, 3): KIND, FIRST, SECOND."""
@@ -182,7 +182,7 @@ def _columns(
 
 
 def array_of(job: Sequence[int], kind: pa.DataType, out: pa.Buffer) -> pa.Array:
-    """What became of a job that was done in ``out``. Raises ProtocolError when a text is not UTF-8."""
+    """Builds the array of a job that was done in ``out``. Raises ProtocolError when a text is not UTF-8."""
     rows = job[ROWS]
     buffers = [out.slice(job[VALID_AT], (rows + 7) >> 3) if job[NULLS] else None]
     if job[KIND] in (values.TEXT, values.BINARY):

@@ -38,7 +38,7 @@ def parse(block: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatch:
     valid = np.ones((columns, rows), np.uint8)
     bad_row = _measure(data, offsets, valid)
     if bad_row >= 0:
-        raise HeadwaterError(f"the source's COPY gave a row that has not {columns} fields")
+        raise HeadwaterError(f"the source's COPY gave a row that does not have {columns} fields")
     arrays = []
     starts = np.zeros(columns + 1, np.int64)
     starts[1:] = np.cumsum(offsets[:, -1], dtype=np.int64)

@@ -84,7 +84,7 @@ def some(data: Any, end: Any, count: Any) -> Any:
 
 @inlined
 def month(word: Any) -> Any:
-    """(year, month) of ``YYYY-MM-``; the month is 0 when it is not that, or one that there is not."""
+    """(year, month) of ``YYYY-MM-``; the month is 0 when it is not that, or does not exist."""
     word = word ^ _DATE
     year = np.int64(0)
     number = np.int64(0)

@@ -20,7 +20,7 @@ WINDOW: Final = 64
 """Bytes that are looked at together: one bit each of a word."""
 _MARKS: Final = (TAB, LINE_FEED, BACKSLASH)
 _MEANT: Final = np.arange(256, dtype=np.uint8)
-"""What a byte behind a backslash stands for."""
+"""The byte that a byte behind a backslash stands for."""
 _MEANT[list(b"btnvfr")] = list(b"\b\t\n\v\f\r")
 
 

@@ -2,7 +2,7 @@
 
 A block is a uint8 array; a field is an offset and a length in it (length < 0: no value, i.e. NULL). The kernels are compiled
 by numba and hold no GIL. A text that its type cannot hold exactly is flagged as a misfit and becomes NULL; what is made of those
-is told by ``cdc.pgvalues.columns``, as is everything about Arrow.
+is decided in ``cdc.pgvalues.columns``, as is everything about Arrow.
 
 The text formats are those of the output functions under ``cdc.model.pgtypes.PINNED_SETTINGS`` (manual, chapter "Data Types").
 """
@@ -24,13 +24,13 @@ from cdc.pgvalues.digits import TENS, few, some
 from cdc.pgvalues.moments import dates, times, timestamps
 
 Jobs = npt.NDArray[np.int64]
-"""One column of one table per row; what its entries say is told by the names below."""
+"""One column of one table per row; the names below say what its entries mean."""
 
 TEXT, INT2, INT4, INT8, DECIMAL, TIMESTAMP, TIMESTAMPTZ, DATE, TIME, BOOL, BINARY = range(11)
-"""What becomes of a column's fields."""
+"""The types that a column's fields become."""
 
 KIND, FIRST, SECOND, AT, ROWS, VALID_AT, VALUES_AT, ENDS_AT, VALUES_BYTES, NULLS, MISFITS, BEYOND_ASCII = range(12)
-"""Of a job, given: KIND; a DECIMAL's precision and scale (FIRST, SECOND); the place of its first field (AT) and how many there are (ROWS).
+"""A job's entries, given: KIND; a DECIMAL's precision and scale (FIRST, SECOND); the place of its first field (AT) and how many there are (ROWS).
 By ``lay_out``: where in the output its validity bitmap, values and (TEXT, BINARY) ends lie. By ``convert``: how many NULLs there are, misfits
 among them, and whether a text has bytes beyond ASCII."""
 JOB: Final = 12
@@ -359,7 +359,7 @@ def convert_texts(data: Bytes, offsets: Offsets, lengths: Lengths, job: Jobs, lo
 def _convert_some(
     data: Bytes, offsets: Offsets, lengths: Lengths, job: Jobs, low: int, high: int, out: Bytes, misfit: Flags
 ) -> None:
-    """Rows [low, high) of one column that is no TEXT."""
+    """Rows [low, high) of one column that is not TEXT."""
     kind = job[KIND]
     at = offsets[job[AT] + low : job[AT] + high]
     long = lengths[job[AT] + low : job[AT] + high]

@@ -51,7 +51,7 @@ _COMMENTS: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one change does to one store."""
+    """The effect of one change on one store."""
 
     store: str
     action: str
@@ -75,7 +75,7 @@ class PlannedChange:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What the configuration means for a store as it stands. ``stops``: its follower would stop, or the store would lack rows."""
+    """The meaning of the configuration for a store as it stands. ``stops``: its follower would stop, or the store would lack rows."""
 
     store: str
     what: str
@@ -105,7 +105,7 @@ class _Known:
 
 
 def plan_catalog(settings: Settings) -> Plan:
-    """What the log does not know yet of the source's catalog, and what the configuration means for each store as it stands.
+    """Plans for what the log does not know yet of the source's catalog, and for what the configuration means to each store as it stands.
 
     Raises SourceError when the source cannot be asked.
     """
@@ -123,7 +123,7 @@ def plan_catalog(settings: Settings) -> Plan:
 
 
 def plan_ddl(settings: Settings, ddl: str, *, timeout_ms: int) -> Plan:
-    """What one DDL statement would do. It is run and rolled back; it waits no longer than ``LOCK_TIMEOUT_MS`` for a lock, and holds its
+    """Plans what one DDL statement would do. The statement is run and rolled back; it waits no longer than ``LOCK_TIMEOUT_MS`` for a lock, and holds its
     locks for ``timeout_ms`` at most.
 
     Raises ConfigError when it is anything but one DDL statement that can be rolled back, SourceError when the server refuses it.
@@ -339,7 +339,7 @@ def _problem(store: str, options: StoreOptions, tables: Iterable[Table]) -> str 
 
 
 def _revealed(settings: Settings, reader: LogReader, tables: Iterable[Facts]) -> Iterator[Remark]:
-    """Of columns that were kept back from the log until now, and would not be any more; and of those that nobody has decided on."""
+    """Remarks on columns that were kept back from the log until now, and no longer would be; and on those that nobody has decided on."""
     protection = protection_of(settings, reader)
     for facts in tables:
         table = facts.table()
@@ -392,13 +392,13 @@ def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) 
         if wanted and shape is None and known:
             yield Remark(store, f"{name} was added: all of its rows come from the log; the store's other tables go on")
         elif not wanted and shape is not None:
-            yield Remark(store, f"{name} was taken out: its rows stay as they are, and get no older or newer")
+            yield Remark(store, f"{name} was taken out: its rows stay as they are, and are no longer followed")
         elif wanted and shape is not None and (check := getattr(sink, "check", None)) is not None:
             check(shape.table)
 
 
 def _written_again(store: str, sink: Sink, reader: LogReader, connection: psycopg.Connection) -> Iterator[Remark]:
-    """Of a store whose rows stand there otherwise than the configuration now says."""
+    """Remarks on a store whose rows are not as the configuration now says."""
     projected = getattr(sink, "projected", None)
     if projected is None or (what := projected()) is None:
         return

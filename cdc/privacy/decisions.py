@@ -1,4 +1,4 @@
-"""What the column policies have decided so far, as capture last had it: ``decided.json`` in the log's folder.
+"""The column policies' decisions so far, as capture last had them: ``decided.json`` in the log's folder.
 
 The log cannot tell a column that was kept out of it from one that came later, nor a table that was a partition of another from any
 other. So what was let through, and which tables came out of protected ones, is written down before the first row that depends on it.
@@ -43,7 +43,7 @@ class Decisions:
 
 
 def load_decisions(folder: Path) -> Decisions | None:
-    """None when there is no such file. Raises LogCorrupt when it is not ours."""
+    """None when the file does not exist. Raises LogCorrupt when it is not ours."""
     return _FILE.load(folder / FILE)
 
 

@@ -50,7 +50,7 @@ MIN_SECRET_BYTES: Final = 32
 
 
 class Keys:
-    """What hmac and encrypt work with. Raises ConfigError for a secret that is too short."""
+    """The keys that hmac and encrypt work with. Raises ConfigError for a secret that is too short."""
 
     def __init__(self, secret: str) -> None:
         material = secret.encode()

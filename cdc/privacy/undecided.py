@@ -152,7 +152,7 @@ class UndecidedColumns:
         return what, line_for(table.qualified, column)
 
     def lines(self, table: Table) -> list[str]:
-        """What of this table is kept out of the log until somebody decides, one line each with what helps."""
+        """The columns of this table kept out of the log until somebody decides: one line each with what helps."""
         return [
             f"column {column} of {table.qualified} is kept out of the log ({StopState.PRIVACY_UNDECIDED}): no policy names it, and {why} "
             f"→ {line_for(table.qualified, column)}, then restart capture"
@@ -160,7 +160,7 @@ class UndecidedColumns:
         ]
 
     def _past(self, table: Table) -> Decided | None:
-        """What was decided of the table, else of the last one that had its name."""
+        """The decisions on the table, else on the last one that had its name."""
         known = self._tables.get(table.oid)
         if known is not None:
             return known
@@ -194,7 +194,7 @@ class UndecidedColumns:
 
 
 def line_for(table: str, column: str) -> str:
-    """What to put into cdc.toml."""
+    """The line to put into cdc.toml."""
     key = column if _BARE_KEY.fullmatch(column) else json.dumps(column, ensure_ascii=False)
     return f'put {key} = "…" (keep, drop, mask, hmac or encrypt) under [source.columns.{json.dumps(table, ensure_ascii=False)}] in cdc.toml'
 

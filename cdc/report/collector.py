@@ -80,7 +80,7 @@ class _Statuses:
         return () if self.capture is None else self.capture.notes
 
     def problems(self) -> Iterator[str]:
-        """What the files say beside their parts' states."""
+        """Problems that the files report beside their parts' states."""
         if self.capture is not None and self.capture.log_alarm:
             yield self.capture.log_alarm
         followers = {f"follower {store}": saved for store, saved in self.followers.items()}
@@ -140,7 +140,7 @@ def gather(settings: Settings, reader: LogReader, probe: SourceProbe) -> Report:
 
 
 def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | None) -> Iterator[ConfigError]:
-    """What is wrong with the stores' tables, as far as it is known which tables are captured."""
+    """Finds what is wrong with the stores' tables, as far as it is known which tables are captured."""
     logged = [topic.table for topic in reader.topics()]
     read = [entry.table for entry in capture.snapshot] if capture is not None else []
     return mistaken(settings.stores, [*logged, *read]) if logged or read else iter(())

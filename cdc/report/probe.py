@@ -1,4 +1,4 @@
-"""What the source says of its slot, asked over one connection that is kept."""
+"""A probe that asks the source about its slot, over one connection that is kept."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SourceProbe:
             return SourceReport(True, None, self._address, self._slot(facts), tuple(found), tuple(self._pins))
 
     def now(self) -> float:
-        """The server's time now (Unix time, seconds), whatever our own wall clock shows; ours as long as no server has told."""
+        """The server's time now (Unix time, seconds), whatever our own wall clock shows; ours as long as no server has answered."""
         with self._lock:
             clock = self._clock
         return time.time() if clock is None else clock[0] + time.monotonic() - clock[1]

@@ -1,4 +1,4 @@
-"""What is wrong with the service, one line each: the part, what is the matter → what helps. Pure; empty means healthy.
+"""Problems of the service, one line each: the part, what is the matter → what helps. Pure; empty means healthy.
 
 A part is well when it lives, is in one of its well states, and has reported no error. Every other state has a line, so whatever looks at the parts
 (status, page, metrics, ``/readyz``) says the same of them.

@@ -94,7 +94,7 @@ class CaptureReport:
     snapshot_paused: str | None = None
     """Why reading tables stands still now."""
     left_out: tuple[str, ...] = ()
-    """What of the selected tables does not reach the log → what helps."""
+    """Selected tables, or parts of them, that do not reach the log → what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class LogReport:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a store lacks; see ``lag`` in the module's text."""
+    """The changes that a store lacks; see ``lag`` in the module's text."""
 
     changes: int
     bytes: int

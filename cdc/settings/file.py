@@ -46,7 +46,7 @@ class SettingsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a configuration file says."""
+    """The content of a configuration file."""
 
     text: str
     private: bool = True
@@ -155,7 +155,7 @@ class _Loading:
         # The list may be written without its name.
         where = (*at, *(loc[:-1] if loc[-2:] == ("tables", "select") else loc))
         if kind == "extra_forbidden":
-            self.problem(where, "there is no such key", hint=_suggestion(_model_at(model, loc[:-1]), str(loc[-1])))
+            self.problem(where, "unknown key", hint=_suggestion(_model_at(model, loc[:-1]), str(loc[-1])))
         elif kind == "missing":
             self.problem(where, "is missing")
         elif kind in ("tuple_type", "list_type"):

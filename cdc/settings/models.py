@@ -1,4 +1,4 @@
-"""What ``cdc.toml`` may say, as typed values; ``cdc.settings.file`` reads it."""
+"""The settings of ``cdc.toml`` as typed values; ``cdc.settings.file`` reads it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _select_something(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Patterns = Annotated[tuple[str, ...], AfterValidator(_select_something)]
-"""Of ``schema.table`` (``cdc.model.selection``)."""
+"""Patterns of ``schema.table`` (``cdc.model.selection``)."""
 ColumnPolicy = Literal["keep", "drop", "mask", "hmac", "encrypt"]
-"""What of a column's values may reach the log (``cdc.privacy.policies``)."""
+"""The form in which a column's values may reach the log (``cdc.privacy.policies``)."""
 
 
 class Privacy(Strict):
     key: SecretStr | None = None
-    """What the hmac and encrypt policies derive their keys from; at least 32 bytes."""
+    """The secret from which the hmac and encrypt policies derive their keys; at least 32 bytes."""
     strict: bool = False
     """Every column of a captured table has to be named in ``source.columns``; capture stops where one is not."""
 
@@ -91,7 +91,7 @@ class Source(Strict):
     columns: Mapping[str, Mapping[str, ColumnPolicy]] = {}
     """``schema.table`` → column → what of its values may reach the log."""
     snapshot_chunk_rows: int = Field(50_000, ge=1)
-    """So many rows of a table enter the stream at once."""
+    """The rows of a table that enter the stream at once."""
     snapshot_workers: int = Field(2, ge=1, le=32)
     """Connections that read tables, or parts of one, at the same time."""
     snapshot_rows_per_s: int | None = Field(None, ge=1)
@@ -128,7 +128,7 @@ class Http(Strict):
     listen: str = "127.0.0.1:8642"
     """host:port. Any other address than loopback needs ``token``, ``tls_cert`` and ``tls_key``."""
     token: SecretStr | None = None
-    """What clients send as ``Authorization: Bearer …``."""
+    """The token that clients send as ``Authorization: Bearer …``."""
     tls_cert: Path | None = None
     """PEM: the server's certificate and its chain."""
     tls_key: Path | None = None
@@ -145,11 +145,11 @@ class Http(Strict):
 
 
 SchemaPolicy = Literal["apply", "pause", "ignore"]
-"""What a store does when a table's definition changes: follow it, wait for an operator, or go on in the former shape."""
+"""A store's policy when a table's definition changes: follow it, wait for an operator, or go on in the former shape."""
 
 
 class Contract(Strict):
-    """What the readers of one table's stores rely on."""
+    """The columns that readers of one table's stores rely on."""
 
     require: tuple[str, ...]
     """Columns without which a store stops before the change that takes one away."""
@@ -193,7 +193,7 @@ class StoreTables(Strict):
 
 
 class StoreOptions(Strict):
-    """What every store's options have; each sink's own model extends it."""
+    """The options that every store has; each sink's own model extends it."""
 
     renders: ClassVar[bool] = False
     """Whether the store makes JSON of values, so that a column may be shown in another way."""
@@ -227,7 +227,7 @@ class StoreOptions(Strict):
         return tuple((pattern, options.as_) for pattern, options in self.held.options.items() if options.as_)
 
     def policy(self, table: str) -> SchemaPolicy:
-        """What this store does when the table (``schema.table``) changes."""
+        """The store's policy for changes of the table (``schema.table``)."""
         found = self.schema_policy
         for pattern, policy in self.schema_for.items():
             if matches((pattern,), table):

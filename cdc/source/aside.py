@@ -20,7 +20,7 @@ FILE: Final = "aside.json"
 
 
 def load_aside(folder: Path) -> dict[int, SetAside]:
-    """By OID; nothing when there is no such file. Raises LogCorrupt when it is not ours."""
+    """Loads them by OID; nothing when the file does not exist. Raises LogCorrupt when it is not ours."""
     return _FILE.load(folder / FILE) or {}
 
 
@@ -31,7 +31,7 @@ def save_aside(folder: Path, tables: Mapping[int, SetAside]) -> None:
 
 
 def find_aside(connection: psycopg.Connection, publication: str, folder: Path) -> dict[int, SetAside]:
-    """What we and the event trigger have taken out; the trigger's word counts, as it may have put a table back."""
+    """The tables that we and the event trigger have taken out; the trigger's word counts, as it may have put a table back."""
     return {**load_aside(folder), **set_aside_by_trigger(connection, publication)}
 
 

@@ -47,7 +47,7 @@ def refuses_method(error: psycopg.Error) -> bool:
 
 
 def hint(error: psycopg.Error, given_as: str) -> str | None:
-    """What helps when how to authenticate is the matter; None when it is not."""
+    """The hint for an error in authentication; None for any other error."""
     text = str(error)
     if "channel binding" in text:
         return (

@@ -49,7 +49,7 @@ def keyless_hint(table: Table) -> str:
 
 
 def keyless_line(facts: Facts) -> str:
-    """Of a table whose rows no index identifies."""
+    """The line about a table whose rows no index identifies."""
     table = facts.table()
     return f"{table.qualified} {KEYLESS} → {keyless_hint(table)}"
 

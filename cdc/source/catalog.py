@@ -124,7 +124,7 @@ def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str], *, beg
 
 
 def misnamed(tables: Sequence[SourceTable], patterns: Sequence[str]) -> Iterator[SourceError]:
-    """What is wrong with each pattern without wildcards that names no table that can be published."""
+    """Says what is wrong with each pattern without wildcards that names no table that can be published."""
     by_name = {table.name: table for table in tables}
     for pattern in named(patterns):
         if matches(patterns, pattern):

@@ -1,4 +1,4 @@
-"""What `cdc doctor` asks of the source: one finding for each thing that would fail, may hurt, or is fine."""
+"""The checks of `cdc doctor` on the source: one finding for each thing that would fail, may hurt, or is fine."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ FILE: Final = "slot.json"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What we have done with a slot, or are about to do."""
+    """A record of what we have done with a slot, or are about to do."""
 
     slot: str
     database: str
@@ -38,7 +38,7 @@ class Claim:
 
 
 def recorded(folder: Path) -> Claim | None:
-    """What was recorded last. Raises LogCorrupt when the file is not ours, ConfigError when it cannot be read."""
+    """The claim that was recorded last. Raises LogCorrupt when the file is not ours, ConfigError when it cannot be read."""
     path = folder / FILE
     try:
         return _FILE.load(path)
@@ -53,7 +53,7 @@ def record(folder: Path, claim: Claim) -> None:
 
 
 def withdraw(folder: Path, claim: Claim) -> None:
-    """What was to be done has failed. Another process's claim stays."""
+    """Withdraws the claim on what could not be done. Another process's claim stays."""
     if recorded(folder) == claim:
         _FILE.remove(folder / FILE)
 

@@ -1,4 +1,4 @@
-"""What of ``[source]`` the rooms that talk to Postgres need; ``cdc.settings.models.Source`` is all of it, and tests give less."""
+"""The part of ``[source]`` that rooms which talk to Postgres need; ``cdc.settings.models.Source`` is all of it, and tests give less."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def address(dsn: str) -> str:
 
 
 def reason(error: psycopg.Error, dsn: str = "") -> str:
-    """What the server or libpq says, on one line, without DETAIL or CONTEXT (they may quote rows) and without the password."""
+    """The message of the server or libpq, on one line, without DETAIL or CONTEXT (they may quote rows) and without the password."""
     text = presentable(error.sqlstate, error.diag.message_primary or str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # Of several hosts, psycopg lists each failure on a line of its own after the first; libpq's further lines are advice.

@@ -28,7 +28,7 @@ TYPES: Final[LiteralString] = """(
         union all select b.atttypid from pg_attribute b
           where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
       where next.oid >= 10000)
-    select coalesce(json_object_agg(told.what, told.text), '{}') from (
+    select coalesce(json_object_agg(piece.what, piece.text), '{}') from (
       select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
       union all
       select 'a' || b.attrelid || '.' || b.attnum, b.atttypid || ' ' || b.atttypmod || ' ' || b.attisdropped
@@ -44,7 +44,7 @@ TYPES: Final[LiteralString] = """(
           select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid))
         when t.typcategory = 'A' and t.typlen = -1 and t.typelem <> 0 then 'a ' || t.typelem || ' ' || t.typdelim::text
         else t.typtype::text || ' ' || t.typname end
-      from reached r join pg_type t on t.oid = r.oid) told)"""
+      from reached r join pg_type t on t.oid = r.oid) piece)"""
 
 # `make roles` writes the same expression into deploy/roles.sql, for the event trigger. ``c`` is the table's row of pg_class. A partition that was created as one
 # has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again. Partitions are found in pg_inherits, as everywhere:
@@ -132,7 +132,7 @@ def read_facts(
 
 
 def load_facts(folder: Path) -> dict[int, Facts]:
-    """What ``save_facts`` kept in the log's folder; nothing when there is no such file. Raises LogCorrupt when it is not ours."""
+    """Loads what ``save_facts`` kept in the log's folder; nothing when the file does not exist. Raises LogCorrupt when it is not ours."""
     return {facts.oid: facts for facts in _FILE.load(folder / FILE) or ()}
 
 

@@ -68,7 +68,7 @@ def record(folder: Path, identity: Identity) -> None:
 
 
 def parse_history(text: str) -> tuple[Branch, ...]:
-    """What TIMELINE_HISTORY says: the timelines before this one, oldest first. Raises ValueError on anything else."""
+    """Parses TIMELINE_HISTORY's answer: the timelines before this one, oldest first. Raises ValueError on anything else."""
     branches = []
     for line in text.splitlines():
         fields = line.split("#", 1)[0].split()
@@ -119,7 +119,7 @@ def check_history(known: Identity, found: Identity, history: Sequence[Branch], h
                 StopState.SLOT_REPLACED,
                 f"replication slot {found.slot!r} stands at {format_lsn(facts.confirmed_lsn)}, ahead of the log at "
                 f"{format_lsn(head.commit_lsn)}, and another program reads it now (server process {facts.active_pid})",
-                hint="let that program be and give this one another source.slot, or end it; then cdc resume SLOT_REPLACED",
+                hint="give this one another source.slot, or stop that program; then cdc resume SLOT_REPLACED",
             )
         raise Stopped(
             StopState.SLOT_REPLACED,

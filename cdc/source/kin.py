@@ -1,4 +1,4 @@
-"""What the catalog's watch has to do with the column policies: which tables are partitions or inheritance children of others (when one of them goes
+"""The column policies in the catalog's watch: which tables are partitions or inheritance children of others (when one of them goes
 its own way, it takes the parent's rows along), and what is kept out of the log until somebody decides."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = structlog.get_logger("catalog")
 
 
 class Undecided(Protocol):
-    """What the catalog's watch asks of the column policies, from its own thread."""
+    """The questions that the catalog's watch asks of the column policies, from its own thread."""
 
     @property
     def guarded(self) -> Sequence[str]:
@@ -47,7 +47,7 @@ class Undecided(Protocol):
         ...
 
     def lines(self, table: Table) -> list[str]:
-        """What of this table is kept out of the log until somebody decides, one line each with what helps."""
+        """The columns of this table kept out of the log until somebody decides: one line each with what helps."""
         ...
 
 

@@ -37,7 +37,7 @@ left join pg_publication_namespace s on s.pnpubid = whole.oid and s.pnnspid = n.
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a publication covers, and by which catalog rows."""
+    """The tables that a publication covers, and by which catalog rows."""
 
     publication: int
     """The publication's OID; 0 when there is none."""

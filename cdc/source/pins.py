@@ -50,7 +50,7 @@ class Pin:
 
     @property
     def hint(self) -> str:
-        """What ends it."""
+        """The command that ends it."""
         if self.gid is not None:
             return "COMMIT PREPARED or ROLLBACK PREPARED it"
         return f"select pg_terminate_backend({self.pid})"
@@ -74,7 +74,7 @@ class PinWatch:
         return self.judge(_read(connection, least_s=self.least_s, unseen=True, most=_WATCHED_MAX))
 
     def judge(self, found: list[Pin]) -> list[Pin]:
-        """Of what is open now, and perhaps for a moment only: what has been for long."""
+        """Keeps those that have been open for long; others may be open for a moment only."""
         now = self.clock()
         self._since = {(pin.pid, pin.xid): self._since.get((pin.pid, pin.xid), now) for pin in found if pin.age_s is None}
         aged = [

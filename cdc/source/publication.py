@@ -121,7 +121,7 @@ def ensure_publication(
 ) -> list[Table]:
     """The tables that capture will see, after the publication has been made, or widened, to cover all that ``source.tables`` selects.
 
-    connection: an ordinary one, outside a transaction. ``found``: what ``find_tables`` has just told. ``begun``: as of ``select_tables``; a table
+    connection: an ordinary one, outside a transaction. ``found``: what ``find_tables`` has just returned. ``begun``: as of ``select_tables``; a table
     that cannot be captured is then left out, as it would be had capture been running. ``withheld``: tables (OIDs) that are never added. The tables carry exactly the
     columns that the stream sends. Raises SourceError naming the table and the SQL that repairs it when one cannot be captured, or when the
     role may not change the publication.

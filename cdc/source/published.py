@@ -1,4 +1,4 @@
-"""What a publication publishes, from the catalog's tables alone: a part of other queries.
+"""The tables that a publication publishes, from the catalog's tables alone: a part of other queries.
 
 ``pg_publication_tables`` says the same, but from version 16 on it opens every published table: one that its owner has locked (ACCESS EXCLUSIVE)
 would keep whoever asks waiting, whatever table he asks for. Functions that open a table (``pg_relation_size``, ``pg_partition_tree``, ...) have no

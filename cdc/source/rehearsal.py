@@ -1,7 +1,7 @@
 """A DDL statement tried by a role that does not own its table: on an empty copy, in the session's temporary schema, within a transaction
 that the caller rolls back.
 
-The copy's facts (``cdc.model.facts``) before and after are told as if they were the table's own.
+The copy's facts (``cdc.model.facts``) before and after are reported as if they were the table's own.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def rehearse(connection: psycopg.Connection, ddl: str, before: Mapping[int, Fact
 
 
 def _oid(connection: psycopg.Connection, name: str) -> int:
-    """0 when there is no such table."""
+    """The table's OID; 0 when it does not exist."""
     row = connection.execute("select coalesce(to_regclass(%s)::oid::int8, 0)", (name,)).fetchone()
     return int(row[0]) if row else 0
 

@@ -54,7 +54,7 @@ class Sight:
         self._since, self._holders, self.problem = None, (), None
 
     def locked_out(self, connection: psycopg.Connection) -> None:
-        """A look has waited for a lock in vain; outside a transaction. The look's failure is told afterwards."""
+        """A look has waited for a lock in vain; outside a transaction. The look's failure is reported afterwards."""
         with suppress(psycopg.Error):
             self._holders = connection.execute(_HOLDERS, (_MOST,)).fetchall()
 

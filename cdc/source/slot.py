@@ -237,7 +237,7 @@ def _advance(connection: psycopg.Connection, facts: SlotFacts, record: Path) -> 
 
 
 def lost_message(facts: SlotFacts) -> str:
-    """What has become of a slot that the server gave up."""
+    """Says why the server gave the slot up."""
     why = {
         "idle_timeout": "nobody read it for longer than idle_replication_slot_timeout",
         "rows_removed": "the server removed catalog rows that it still needed",

@@ -29,7 +29,7 @@ class SetAside:
 
 
 def trigger_password(connection: psycopg.Connection) -> str | None:
-    """What the trigger's messages carry, None where there is no trigger that this role knows of."""
+    """The password in the trigger's messages; None where this role knows of no trigger."""
     if not _ours(connection):
         return None
     try:

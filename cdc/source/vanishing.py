@@ -23,7 +23,7 @@ def vanished(error: psycopg.Error) -> bool:
 
 
 def despite_drops(connection: psycopg.Connection, ask: Callable[[], Answer]) -> Answer:
-    """What ``ask`` returns, asked again where something vanished meanwhile. Inside a transaction, which the error has ended, only once."""
+    """Returns what ``ask`` returns, and asks again where something vanished meanwhile. Inside a transaction, which the error has ended, only once."""
     for _ in range(_TRIES):
         try:
             return ask()

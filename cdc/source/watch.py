@@ -49,7 +49,7 @@ _HELD_S: Final = 10
 """The server ends a look that goes no further for so long. Its locks (ACCESS SHARE) would keep the application's TRUNCATE and ALTER TABLE
 waiting: for ever, when the link has died though TCP acknowledges."""
 _AT_ONCE: Final = 100
-"""Tables locked, and told of, in one transaction."""
+"""Tables locked, and reported, in one transaction."""
 
 _REMOVABLE: Final = """
 select r.prrelid::int8, r.prattrs is null and r.prqual is null
@@ -122,8 +122,8 @@ class CatalogWatch:
         self._wake.set()
 
     def note(self, oid: int) -> None:
-        """From any thread: a table that the stream has told of, or told more of than the catalog did. It may be gone, or a partition of another,
-        before a look finds it. The next look tells of it, whether or not it has changed."""
+        """From any thread: a table that the stream has shown, or of which it has shown more than the catalog did. It may be gone, or a partition of another,
+        before a look finds it. The next look reports it, whether or not it has changed."""
         self._noted.put(oid)
         self._wake.set()
 
@@ -231,7 +231,7 @@ class CatalogWatch:
 
     def _unsettled(self, connection: psycopg.Connection, found: Iterable[Facts]) -> set[int]:
         """Tables (OIDs) that have only just been seen without identity, and that cannot be taken out of the publication by themselves: nothing is
-        told of them yet, as if the look came a little later."""
+        reported of them yet, as if the look came a little later."""
         now = time.monotonic()
         bare = [facts.oid for facts in found if facts.refused and _published(facts) and _bare(facts)]
         alone = self._removable(connection, bare)
@@ -289,7 +289,7 @@ class CatalogWatch:
             self._out.pop(oid, None)
 
     def _tell(self, connection: psycopg.Connection, seen: Sequence[Facts]) -> None:
-        """What cannot be locked now, or is otherwise since it was seen, is told after a later look."""
+        """Reports these tables; one that cannot be locked now, or has changed since it was seen, is reported after a later look."""
         with connection.transaction():
             told = self._read_again(connection, [facts for facts in seen if _lock(connection, facts)])
             if told:

@@ -18,7 +18,7 @@ _DEPTH_MAX: Final = 20
 
 
 def place_of(error: Exception) -> str:
-    """Of an error in Python, or that Python got from Spark."""
+    """The place of an error in Python, or of one that Python got from Spark."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if java is not None and (said := _of_java(java)) is not None:
         return said
@@ -27,7 +27,7 @@ def place_of(error: Exception) -> str:
 
 
 def ending_of(query: StreamingQuery) -> str | None:
-    """What Spark ended the query for; None when it says nothing."""
+    """The reason for which Spark ended the query; None when it gives none."""
     try:
         found = query._jsq.exception()
         return _of_java(found.get()) if found.isDefined() else None
@@ -46,7 +46,7 @@ def _of_java(error: Any) -> str | None:
 
 
 def reduced(chain: Sequence[tuple[str, str]]) -> str:
-    """Of (class, message), the outermost first: the innermost's class, and what may be told of its message."""
+    """Reduces (class, message) pairs, the outermost first, to the innermost's class and the part of its message that may be shown."""
     kind, text = chain[-1]
     name = kind.rpartition(".")[2]
     lines = text.splitlines()

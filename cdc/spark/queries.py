@@ -233,7 +233,7 @@ class Query:
 
     def _begin(self) -> Future[SparkSession]:
         """Applies step by step until Spark has started, so that something shows at once, or can be relied on. Nothing large, which is for Spark's
-        workers, unless they failed to."""
+        workers, unless they could not."""
         follower, spark = self._follower, self._engine.starting()
         until = time.monotonic() + ALONE_S[min(self._accidents, len(ALONE_S) - 1)]
         while True:
@@ -323,12 +323,12 @@ class Query:
 
 
 def end_of(checkpoint: Path, number: int) -> Cut:
-    """The cut that micro-batch ``number`` reaches: foreachBatch is not told, but Spark has written it down before."""
+    """The cut that micro-batch ``number`` reaches: foreachBatch does not get it, but Spark has written it down before."""
     lines = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     return cut_at(json.loads(lines[2]))
 
 
 def _interval_s(options: StoreOptions) -> float:
-    """Of the store's commits, where it has one of its own."""
+    """The interval of the store's commits, where it has one of its own."""
     interval_ms: int = getattr(options, "commit_interval_ms", 0)
     return interval_ms / 1e3

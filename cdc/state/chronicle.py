@@ -1,4 +1,4 @@
-"""What the daemon's log tells of its parts: one line each time a store's or capture's state, or the reason for it, changes. Pure.
+"""The parts' states in the daemon's log: one line each time a store's or capture's state, or the reason for it, changes. Pure.
 
 A part that changes its mind quickly is looked at again a second later, so that nobody's log fills with it; what it says then is how it is then.
 """
@@ -44,7 +44,7 @@ class _Loading:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a store lacked when it was last counted: by then it may have written some of it."""
+    """The number of changes that a store lacked when last counted; it may have written some of them since."""
 
     missing: int
     """Changes that it had yet to take, those of its tables that the snapshot had yet to read among them."""
@@ -112,7 +112,7 @@ class StoreChronicle:
         return Line(f"follows again after {_span(now - since)}{left}", facts={"after_s": round(now - since, 1)})
 
     def _progress(self, status: FollowerStatus, counted: Counted, now: float) -> Line | None:
-        """Of a store that follows as it did when it was last looked at."""
+        """The line about a store that follows as it did when it was last looked at."""
         if self._loading is None:
             if counted.missing < LOADING_ROWS:
                 return None

@@ -23,7 +23,7 @@ class Watch:
     """Tells when a file has been written to, or one in a folder been replaced. One per reader; not thread-safe."""
 
     def __init__(self, *paths: Path) -> None:
-        """Raises FileNotFoundError when there is no such file or folder."""
+        """Raises FileNotFoundError when the file or folder does not exist."""
         for path in paths:
             if not path.exists():
                 raise FileNotFoundError(path)

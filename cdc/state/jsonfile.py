@@ -29,7 +29,7 @@ def encode(content: Mapping[str, Any]) -> str:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """What was encoded. Raises ValueError when a single bit differs."""
+    """Decodes what ``encode`` made. Raises ValueError when a single bit differs."""
     found = _BEGINNING.match(data)
     if found is None or google_crc32c.value(data[_BEGINNING_BYTES:]) != int(found[1], 16):
         raise ValueError("the checksum differs")
@@ -81,7 +81,7 @@ def make_folder(folder: Path) -> None:
 
 
 def hand_over(folder: Path, made: int | Path) -> None:
-    """What root makes in an account's folder (``sudo cdc resume``) is the account's, which has to read it."""
+    """Gives a file that root made in an account's folder (``sudo cdc resume``) to that account, which has to read it."""
     if os.geteuid() == 0 and (owner := folder.stat()).st_uid != 0:
         os.chown(made, owner.st_uid, owner.st_gid)
 

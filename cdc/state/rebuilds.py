@@ -1,4 +1,4 @@
-"""What `cdc resume STATE:follow-NAME --rebuild` asks of a follower: the store is emptied, and built again from the log.
+"""Rebuilds that `cdc resume STATE:follow-NAME --rebuild` asks of a follower: the store is emptied, and built again from the log.
 
 The request lies under ``run_dir/rebuild`` until the store was emptied and opened again, so a crash on the way begins it again. From
 there on the store is one that lacks everything, which its follower brings as it does for any store.
@@ -20,7 +20,7 @@ STATES: Final = frozenset({StopState.DIVERGED, StopState.OTHER_LOG, StopState.ST
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """What an operator has asked for, and why."""
+    """An operator's request for a rebuild, and the reason."""
 
     state: StopState
     asked_at: float

@@ -36,7 +36,7 @@ TABLES: Final = frozenset({StopState.TABLE_UNPUBLISHED})
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What an operator has asked for, and why."""
+    """An operator's request to read tables again, and the reason."""
 
     state: StopState
     asked_at: float

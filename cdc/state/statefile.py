@@ -32,7 +32,7 @@ class StateFile(Generic[T]):
     shared: bool = False
 
     def load(self, path: Path) -> T | None:
-        """None when there is no such file. Raises what ``unreadable`` makes, and OSError."""
+        """None when the file does not exist. Raises what ``unreadable`` makes, and OSError."""
         try:
             raw = jsonfile.decode(path.read_bytes())
             found = raw.pop("format")

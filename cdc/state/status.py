@@ -1,4 +1,4 @@
-"""What each process tells the others: one small JSON file per part under ``run_dir/status``, replaced atomically.
+"""Each process's status, for the others: one small JSON file per part under ``run_dir/status``, replaced atomically.
 
 A reader never waits for a writer and a dead writer's last word stays readable (``pid`` tells whether it still lives). While versions change,
 reader and writer may be of two: what both know is read, the rest is named in ``foreign``.
@@ -93,11 +93,11 @@ class CaptureStatus(_Told):
     snapshot_paused: str | None = None
     """Why reading tables stands still now."""
     left_out: list[str] = field(default_factory=list)
-    """What of the selected tables does not reach the log, one line each with what helps."""
+    """Selected tables, or parts of them, that do not reach the log: one line each with what helps."""
     notes: list[str] = field(default_factory=list)
-    """What to know of captured tables, one line each with what helps: nothing is wrong."""
+    """Facts to know about captured tables, one line each with what helps: nothing is wrong."""
     log_alarm: str | None = None
-    """What the log's disk refuses, with what helps, while capture goes on all the same."""
+    """The log's disk's refusal, with what helps, while capture goes on all the same."""
     updated_at: float = 0.0
     """Unix time, seconds."""
     said_at: float = 0.0
@@ -142,7 +142,7 @@ class ProcessStatus(_Told):
     """starting | running | backing-off (died, comes again) | stopped (a stop state) | refused (the configuration) | exited"""
     restarts: int = 0
     exit_code: int | None = None
-    """Of the last process that ended; minus the signal's number when a signal ended it."""
+    """The exit code of the last process that ended; minus the signal's number when a signal ended it."""
     started_at: float = 0.0
     """Unix time, seconds."""
 
@@ -157,9 +157,9 @@ class SupervisorStatus(_Told):
     listen: str | None = None
     processes: list[ProcessStatus] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """What is wrong with the configuration file as it is now, one line each with what helps."""
+    """Problems of the configuration file as it is now, one line each with what helps."""
     notes: list[str] = field(default_factory=list)
-    """What in it takes effect later, one line each with what helps."""
+    """Keys in it that take effect later, one line each with what helps."""
     updated_at: float = 0.0
     foreign: list[str] = field(default_factory=list)
 
@@ -224,7 +224,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def remove(run_dir: Path, name: str) -> None:
-    """Of a part that there is no longer."""
+    """Removes the status of a part that no longer exists."""
     (run_dir / "status" / f"{name}.json").unlink(missing_ok=True)
 
 
@@ -253,7 +253,7 @@ def read_supervisor(run_dir: Path) -> SupervisorStatus | None:
 
 
 def read_followers(run_dir: Path) -> list[FollowerStatus]:
-    """Of every store that has a status file, by name."""
+    """The status of every store that has a status file, by name."""
     folder = run_dir / "status"
     names = (path.stem.removeprefix("follow-") for path in sorted(folder.glob("follow-*.json")))
     return [status for name in names if (status := read_follower(run_dir, name)) is not None]

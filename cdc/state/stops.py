@@ -30,7 +30,7 @@ class Stop:
 
     @property
     def name(self) -> str:
-        """What ``cdc resume`` takes: ``STATE:part`` (the bare ``STATE`` names every part stopped for that reason)."""
+        """The name that ``cdc resume`` takes: ``STATE:part`` (the bare ``STATE`` names every part stopped for that reason)."""
         return f"{self.state}:{self.part}"
 
     def error(self) -> Stopped:
@@ -96,7 +96,7 @@ def clear(run_dir: Path, name: str) -> list[Stop]:
 
 
 def clear_part(run_dir: Path, part: str) -> None:
-    """Removes every stop state of a part that there is no longer."""
+    """Removes every stop state of a part that no longer exists."""
     for stop in held(run_dir):
         if stop.part == part:
             clear(run_dir, stop.name)

@@ -1,4 +1,4 @@
-"""What changes a table as a whole: its first definition, a TRUNCATE, a change of its definition, another way of naming its keys.
+"""Changes of a table as a whole: its first definition, a TRUNCATE, a change of its definition, another way of naming its keys.
 
 Each is made of transactions that leave the table's progress where it is, and a last one that moves it. What they delete and write is
 computed from the log (``sinks.cache.sweep``), so that one that was interrupted is done again from the beginning and comes to the same.
@@ -78,7 +78,7 @@ class Barriers:
         return Outcome(1, 0, dead)
 
     def finish(self, projection: Projection, former: tuple[Projection, ...]) -> None:
-        """What an earlier writer began, and what the configuration says otherwise by now. To be called once, after opening."""
+        """Finishes what an earlier writer began, and applies what the configuration says differently now. To be called once, after opening."""
         known = self._known
         for topic, shape in list(known.coming.items()):
             keys = known.check(shape.table)

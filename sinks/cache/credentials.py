@@ -1,4 +1,4 @@
-"""Who we are to the server, asked for anew at each connection: what stands in a file may have been rotated since the last one."""
+"""Our credentials for the server, read again for each connection: those in a file may have been rotated since the last one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cdc.settings.models import SecretFile
 
 
 def url_parts(url: SecretStr) -> dict[str, Any]:
-    """What the URL says, as ``redis.ConnectionPool`` takes it. Raises ValueError for one that is not a Redis address."""
+    """The URL's parts, as ``redis.ConnectionPool`` takes them. Raises ValueError for one that is not a Redis address."""
     parts: dict[str, Any] = parse_url(url.get_secret_value())  # type: ignore[no-untyped-call]
     return parts
 
 
 class Credentials(CredentialProvider):
-    """Of a store's options. What the URL says counts before ``username`` and ``password``."""
+    """The credentials in a store's options. Those in the URL count before ``username`` and ``password``."""
 
     def __init__(self, url: SecretStr, username: str | None, password: SecretStr | None) -> None:
-        """Raises ValueError for a URL that is none."""
+        """Raises ValueError for an invalid URL."""
         self._url, self._username, self._password = url, username, password
         self._given = url_parts(url)
 

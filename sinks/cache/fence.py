@@ -47,8 +47,8 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a transaction sees of the ledger. ``at``: the table's own progress; None before its first write. ``sure``: what of it the writer
-    had been told of when it wrote ``at``; None: all."""
+    """The ledger as a transaction sees it. ``at``: the table's own progress; None before its first write. ``sure``: the part of it that the writer
+    had seen confirmed when it wrote ``at``; None: all."""
 
     log: str
     history: str

@@ -7,11 +7,11 @@
 ``projection``         how rows become keys and values: JSON of the key template and of the form of values
 ``former``             JSON of the projections that the keys are being taken out of, while that is so
 ``at:TOPIC``           the table's progress: its changes up to this position are there
-``sure:TOPIC``         what of that the writer had been told of; missing where a write cannot fail for one key alone
+``sure:TOPIC``         the part of that which the writer had seen confirmed; missing where a write cannot fail for one key alone
 ``shape:TOPIC``        the definition that its rows stand under, after the position of the change that made it so and a space
 ``coming:TOPIC``       the same of a change that is being carried out
 ``prefix:TOPIC``       what its keys begin with; missing where the template cannot name them
-``base:TOPIC``         the position of the last change that made the table's set of keys anew: ``e`` (emptied) or ``r`` (rewritten) follows
+``base:TOPIC``         the position of the last change that replaced the table's set of keys: ``e`` (emptied) or ``r`` (rewritten) follows
 ``aside:TOPIC``        why the rows of this table are set aside
 =====================  ======================================================================================================
 """
@@ -64,7 +64,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Where the set of a table's keys was last made anew. ``rewritten``: of its rows then; else there were none."""
+    """The position at which the set of a table's keys was last replaced. ``rewritten``: by its rows then; else by nothing."""
 
     position: Position = START
     rewritten: bool = False
@@ -126,7 +126,7 @@ class Ledger:
         return sorted(self.shapes.keys() - self.at.keys() - self.prefixes.keys() - self.aside.keys())
 
     def whole(self, first_changes: Mapping[str, int]) -> Cut:
-        """What is applied, given each selected topic's first change: nothing, when one has changes before the cut and no progress of its own."""
+        """The cut that is applied, given each selected topic's first change: nothing, when one has changes before the cut and no progress of its own."""
         lacks = any(0 < first <= self.cut.position and topic not in self.at for topic, first in first_changes.items())
         return ZERO_CUT if lacks else self.cut
 
@@ -148,7 +148,7 @@ def beginning(log: str, history: str, epoch: int, projection: Projection) -> dic
 def taken_over(
     held: Ledger, history: str, epoch: int, applied: Cut, selected: Callable[[str], bool]
 ) -> tuple[dict[str, str], list[str]]:
-    """What a new writer makes of a ledger: the fields to set, and those to remove.
+    """The changes that a new writer makes to a ledger: the fields to set, and those to remove.
 
     A table that is no longer selected loses its progress: should it be selected again, it has missed changes; and its keys are not the store's any more, so
     that another store may have them. A table without progress is brought everything again from its first change, so nothing of what it had become counts, least of

@@ -1,4 +1,4 @@
-"""What ``[stores.NAME]`` with ``kind = "redis"`` may say."""
+"""The options of ``[stores.NAME]`` with ``kind = "redis"``."""
 
 from __future__ import annotations
 

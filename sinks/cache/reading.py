@@ -45,7 +45,7 @@ def _page(cursor: int, pattern: str, client: redis.Redis) -> tuple[int, list[byt
 def read(
     server: Server, store: str, topic: str, names: Sequence[bytes], form: Form
 ) -> tuple[list[bytes | None], list[Fields | None]]:
-    """What the ledger and these keys say at one moment."""
+    """Reads the ledger and these keys at one moment."""
 
     def question(client: redis.Redis) -> list[Any]:
         together = client.pipeline(transaction=True)

@@ -47,7 +47,7 @@ _HSET: Final = np.frombuffer(bulk(b"HSET"), np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is the same around all parts of one table."""
+    """The commands that are the same around all parts of one table."""
 
     look: bytes
     """WATCH, the questions to the ledger, MULTI."""
@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is to be written: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
+    """The rows to write: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
 
     gone: 1 where the row's key is to be deleted. positions: rising.
     """

@@ -87,7 +87,7 @@ class Server:
             raise ours from None
 
     def drop(self) -> None:
-        """The server forgets a transaction that it has not been told to carry out."""
+        """Drops the connection: the server forgets a transaction that it has not been told to carry out."""
         if self._connection is not None:
             self._connection.disconnect()
         self._connection = self._wire = None

@@ -220,7 +220,7 @@ class CacheSink:
                 raise could_be_the_same(self.name, keys.table.qualified, after.table.qualified)
 
     def projected(self) -> str | None:
-        """What the next writer does to every row, as the configuration says otherwise by now; None: nothing. Raises ConfigError where it cannot."""
+        """The change that the next writer makes to every row because the configuration is now different; None: nothing. Raises ConfigError where it cannot."""
         held, wanted = self._known.projection, self._projection
         if held == wanted:
             return None

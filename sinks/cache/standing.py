@@ -1,4 +1,4 @@
-"""What a sink knows of its store: the ledger as it was read and, from there on, as this writer left it."""
+"""A sink's knowledge of its store: the ledger as it was read and, from there on, as this writer left it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Chain:
 
 
 class Transactions:
-    """Of one sink, as one writer. Not thread-safe."""
+    """The transactions of one sink, as one writer. Not thread-safe."""
 
     def __init__(self, store: str, server: Server) -> None:
         self._store = store
@@ -242,7 +242,7 @@ def fields_of(reply: Reply) -> dict[str, str]:
 
 def _strings(reply: Reply) -> Answers:
     if not isinstance(reply, list):
-        raise ValueError("the server answered something else than it was asked")
+        raise ValueError("the server answered something that it was not asked")
     return [item if isinstance(item, bytes) else None for item in reply]
 
 

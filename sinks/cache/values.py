@@ -1,4 +1,4 @@
-"""What stands under a row's key, and the way back to the row: nothing but the table's columns (``sinks.render`` says how).
+"""The value under a row's key, and the way back to the row: nothing but the table's columns (``sinks.render`` says how).
 
 ``json``: a document. ``hash``: a field per column, a scalar's text, the JSON of everything else; a NULL column has none ('' is an empty
 field).
@@ -55,11 +55,11 @@ class Form(Protocol):
         ...
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
-        """What the server holds under some keys as columns; None where it is nothing of ours."""
+        """Reads what the server holds under some keys, as columns; None where it is nothing of ours."""
         ...
 
     def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        """What the fields mean. Schema: ``audit_schema(table)``; a column that is missing is NULL."""
+        """Reads the fields as rows. Schema: ``audit_schema(table)``; a column that is missing is NULL."""
         ...
 
     def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:

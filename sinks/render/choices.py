@@ -1,4 +1,4 @@
-"""What a store's configuration says of how columns are shown (``as`` in ``[stores.NAME.tables."schema.table"]``)."""
+"""A store's choices of how columns are shown (``as`` in ``[stores.NAME.tables."schema.table"]``)."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def document_lines(source: Any, offsets: Any, unique: bool, doubles: bool) -> An
 
 @kernel
 def leaf_sizes(data: Any, offsets: Any, lone: Any) -> Any:
-    """Of JSON on one line: the most bytes that a leaf takes with the names above it and a byte between each, and whether the whole is an
+    """Measures JSON on one line: the most bytes that a leaf takes with the names above it and a byte between each, and whether the whole is an
     object with the one name ``lone`` (with its quotes)."""
     count = len(offsets) - 1
     sizes = np.zeros(count, np.int64)

@@ -51,7 +51,7 @@ QUOTE: Final = 34
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Style:
-    """What differs between stores; made once for a table, as plans are kept by it. ``doubles``: the store reads numbers as doubles (``sinks.render.literals``)."""
+    """The differences between stores; made once for a table, as plans are kept by it. ``doubles``: the store reads numbers as doubles (``sinks.render.literals``)."""
 
     doubles: bool = False
     as_: Mapping[str, As] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Member(NamedTuple):
     quote: bytes
     states: Bytes | None
     told: Mask | None = None
-    """Of JSON: where the literal is the string of a text that could not stand as itself; None: nowhere."""
+    """For JSON: where the literal is the string of a text that could not stand as itself; None: nowhere."""
 
     def literals(self) -> Texts:
         """With their quotes."""

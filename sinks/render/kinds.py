@@ -1,4 +1,4 @@
-"""What a column's values are in JSON. Pure."""
+"""The kinds of JSON that columns' values become. Pure."""
 
 from __future__ import annotations
 

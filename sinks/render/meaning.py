@@ -1,4 +1,4 @@
-"""What a value means, as one text for all ways of writing it: what the audit compares. Pure.
+"""The meaning of a value, as one text for all ways of writing it: what the audit compares. Pure.
 
 A scalar means Postgres's own text of it, whatever way its store writes it (an interval: its ISO 8601). JSON, arrays and objects mean
 themselves: the JSON with its names sorted and its numbers reduced, so that 1.10, 1.1 and 1.1e0 are one. In a store that reads numbers as
@@ -78,7 +78,7 @@ def meant(values: pa.Array, column: Column, kind: Kind, *, doubles: bool) -> pa.
 
 
 def held_column(values: Sequence[Any], column: Column, kind: Kind, *, doubles: bool) -> pa.Array:
-    """What a store holds as this kind, as what it means (utf8). ``values``: parsed JSON; none of them stands for NULL."""
+    """The meanings (utf8) of what a store holds as this kind. ``values``: parsed JSON; none of them stands for NULL."""
     if kind is Leaf.NUMBER:
         return _numbers(values, column, doubles=doubles)
     read = _READERS.get(kind)

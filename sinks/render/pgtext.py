@@ -30,7 +30,7 @@ _QUOTED_OR_DOUBLED: Final = r'(?:"(?:[^"\\]|\\.|"")*")'
 
 
 def array_elements(text: str, delimiter: str = ",") -> Elements:
-    """Of an array whose dimensions begin at 1. One with other lower bounds is a ValueError, as it is not a list."""
+    """Parses an array whose dimensions begin at 1. One with other lower bounds is a ValueError, as it is not a list."""
     token = re.compile(rf"(\{{)|(\}})|({re.escape(delimiter)})|({_QUOTED})|([^{{}}\"\\{re.escape(delimiter)}]+)", re.DOTALL)
     open_lists: list[Elements] = [[]]
     at, expecting = 0, True
@@ -100,7 +100,7 @@ def range_bounds(text: str) -> Bounds | None:
 
 
 def ranges(text: str) -> list[Bounds]:
-    """Of a multirange."""
+    """The ranges of a multirange."""
     if not (text.startswith("{") and text.endswith("}")):
         raise ValueError("not a multirange")
     found, at, end = [], 1, len(text) - 1

@@ -82,7 +82,7 @@ def row_text(batch: pa.RecordBatch, table: Table) -> pa.RecordBatch:
 
 
 def rows_of_nothing(count: int) -> pa.RecordBatch:
-    """So many rows of a table without columns (its last one was dropped); from no arrays Arrow makes no rows."""
+    """Makes ``count`` rows of a table without columns (its last one was dropped); from no arrays Arrow makes no rows."""
     return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
 
 
@@ -104,7 +104,7 @@ def row_keys(texts: pa.RecordBatch, batch: pa.RecordBatch, table: Table) -> pa.A
 
 
 def rows_with_keys(batches: Iterable[pa.RecordBatch], keys: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-    """Of rows of texts those that have these keys (columns named as the key's)."""
+    """The rows of texts that have these keys (columns named as the key's)."""
     wanted = set(zip(*(column.to_pylist() for column in keys.columns), strict=True))
     schema = pa.schema([pa.field(name, pa.utf8()) for name in table.names])
     found = []

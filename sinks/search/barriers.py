@@ -1,4 +1,4 @@
-"""What changes a table as a whole: a TRUNCATE, and a change of its definition."""
+"""Changes of a table as a whole: a TRUNCATE, and a change of its definition."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _ANSWER_PARTS: Final = "errors,items.*.status,items.*.error.type,items.*.error.r
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What became of ``rows``: their fates (numbers of ``Fate``), and why the dead ones are dead, without their values."""
+    """The verdicts on ``rows``: their fates (numbers of ``Fate``), and why the dead ones are dead, without their values."""
 
     rows: Rows
     fates: npt.NDArray[np.int8]

@@ -126,7 +126,7 @@ def read(cluster: Cluster, doing: str, wanted: Iterable[tuple[str, str]]) -> lis
 def documents(
     cluster: Cluster, doing: str, path: str, wanted: Mapping[str, Any], params: Mapping[str, Any] | None = None
 ) -> list[Mapping[str, Any]]:
-    """What ``_mget`` finds. Raises StoreError when an index cannot be read: its documents are then not known to be missing."""
+    """The documents that ``_mget`` finds. Raises StoreError when an index cannot be read: its documents are then not known to be missing."""
     found: list[Mapping[str, Any]] = cluster.ask(doing, "POST", path, wanted, params=params)["docs"]
     for doc in found:
         if (error := doc.get("error")) is not None:

@@ -30,7 +30,7 @@ from sinks.search.naming import field_names
 UNINDEXED: Final = "_unindexed"
 """The object in which values stand that are kept and not searched."""
 WRAPPED: Final = "value"
-"""The one name of the object in which JSON stands that is none."""
+"""The only name in the object that holds JSON which is not an object."""
 LEAF_BYTES_MAX: Final = 32_000
 """Lucene's longest term has 32,766 bytes; a flat_object's terms hold the whole path, and a few bytes more."""
 

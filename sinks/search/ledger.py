@@ -1,4 +1,4 @@
-"""What a store says of itself as a whole, inside the store: how far it is applied, who writes it, and its dead letters.
+"""The ledger of a store, inside the store: how far it is applied, who writes it, and its dead letters.
 
 A hidden index per store, ``.headwater-<store>``, with one document (log, history, cut, the writer's epoch), and ``.headwater-<store>@dead``, a
 document per dead letter. The cut is a claim: it counts as far as the indices hold it (``standing``), which are lost and restored apart from
@@ -27,7 +27,7 @@ _READING: Final = "reading the ledger"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the ledger says. ``epoch``: the highest of a writer that it has seen."""
+    """The content of the ledger. ``epoch``: the highest of a writer that it has seen."""
 
     mark: Mark
     epoch: int
@@ -55,7 +55,7 @@ class Ledger:
         self._create(self._dead, {"_meta": meta, "dynamic": False, "properties": dead})
 
     def read(self) -> Entry | None:
-        """What it says now; None when there is none, or it was damaged. Later changes are made from this state."""
+        """Reads it; None when it does not exist, or was damaged. Later changes are made from this state."""
         found = self._found()
         entry = _entry(found)
         self.document.attempt = None
@@ -65,7 +65,7 @@ class Ledger:
         return entry
 
     def peek(self) -> Entry | None:
-        """What it says now; what later changes are made from stays as it is."""
+        """Reads it, and leaves the state that later changes are made from as it is."""
         return _entry(self._found())
 
     def _found(self) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ class Places:
 
     @property
     def index(self) -> str:
-        """What holds the documents."""
+        """The index that holds the documents."""
         return f"{self.alias}{GENERATION}{self.generation}"
 
     @property

@@ -44,7 +44,7 @@ class Rows:
         self._senders: ThreadPoolExecutor | None = None
 
     def close(self) -> None:
-        """What is written later opens what it needs again."""
+        """Closes what is open; a later write opens what it needs again."""
         if self._senders is not None:
             self._senders.shutdown()
             self._senders = None

@@ -1,4 +1,4 @@
-"""What an index says of itself: how far it holds its table, and when that is believed. Pure.
+"""The statement that an index keeps about itself: how far it holds its table, and when that is believed. Pure.
 
 Each shard of a table's index carries a hidden document, its *standing*: the mark (log, history, cut), the position of the table's last
 TRUNCATE, and the definition that the rows stand under. All of that can be lost and restored with the index only, and together. A shard
@@ -41,7 +41,7 @@ def standing_id(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What one shard's document says. ``since``: the cut before the stretch that is being, or was last, written."""
+    """The content of one shard's document. ``since``: the cut before the stretch that is being, or was last, written."""
 
     store: str
     topic: str
@@ -161,14 +161,14 @@ def copy_of(found: Mapping[str, Any]) -> Copy | None:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What all shards of an index say together. ``claims``: to be believed, every one of them (the history and how far rows reach)."""
+    """The statement of all shards of an index together. ``claims``: to be believed, every one of them (the history and how far rows reach)."""
 
     standing: Standing
     claims: frozenset[Mark]
 
 
 def whole_of(copies: Sequence[Copy | None], born: str) -> Whole | None:
-    """What an index says, given the documents of all of its shards; None when it says nothing that counts: one is missing, or it is not the
+    """Reads what an index states, given the documents of all of its shards; None when that does not count: one is missing, or it is not the
     index that they were written in."""
     here = [copy for copy in copies if copy is not None]
     if not here or len(here) < len(copies) or any(copy.shards != len(copies) or copy.standing.born != born for copy in here):
@@ -203,7 +203,7 @@ def _what_counts(copy: Copy) -> Standing | None:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a store holds: ``applied`` is the highest cut that all of it holds; ``held``: per topic how far its own rows are there."""
+    """The extent of what a store holds: ``applied`` is the highest cut that all of it holds; ``held``: per topic how far its own rows are there."""
 
     applied: Cut
     held: Mapping[str, Position]

@@ -1,4 +1,4 @@
-"""What this process knows of each table's index, and how it writes what the index says of itself (``standing``)."""
+"""This process's knowledge of each table's index, and how it writes what the index says of itself (``standing``)."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Tables:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def look(self, claimed: Mark | None, *, point: bool) -> Holding:
-        """What the store holds of what its ledger claims. ``point``: aliases that an operator has moved are put right.
+        """Finds how much of its ledger's claim the store really holds. ``point``: aliases that an operator has moved are put right.
 
         Raises Stopped when an index is fed by another log or holds a history that this log never had.
         """

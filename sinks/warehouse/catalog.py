@@ -83,7 +83,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one commit does to a table."""
+    """The changes that one commit makes to a table."""
 
     add: Sequence[DataFile] = ()
     remove: Sequence[DataFile] = ()

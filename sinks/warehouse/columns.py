@@ -166,7 +166,7 @@ def parse_schema(text: str) -> tuple[Field, ...]:
 
 
 def evolution(fields: Sequence[Field], table: Table, previous: Table | None) -> Evolution:
-    """What must change so that the rows of ``table`` fit. ``previous`` is the version that was written last.
+    """The changes that make the rows of ``table`` fit. ``previous`` is the version that was written last.
 
     A renamed column stays the same column of the warehouse (the same id). A dropped column stays; when its name comes back, or a column's
     type changes to one that the old values do not fit, the old column is renamed and a new one begins.
@@ -329,9 +329,9 @@ def exact_texts(exact: pa.Array | pa.ChunkedArray) -> dict[str, dict[int, str]]:
 
 
 def exact_names(fields: Sequence[Field], held: Table, after: Sequence[Field], table: Table) -> dict[str, str]:
-    """What ``_cdc_exact`` calls each column under ``held`` → what it calls it under ``table``.
+    """Maps each column's name in ``_cdc_exact`` under ``held`` to its name there under ``table``.
 
-    One of the table's columns goes by its name in the source; one that is none of them (any more), by its own in the warehouse.
+    One of the table's columns goes by its name in the source; a column that is not (or no longer) one of them, by its own in the warehouse.
     """
     before, now = ({label: name for name, label in labels(one).items()} for one in (held, table))
     names = {field.id: field.name for field in after}

@@ -46,7 +46,7 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 
 def looked_at(table: str, folder: Path, look: Callable[[], Seen]) -> Seen:
-    """What ``look`` finds in the table's metadata.
+    """Returns what ``look`` finds in the table's metadata.
 
     Raises Vanished while files come or go there, as they do when a folder is removed or put back, and StoreError (not retryable) when one
     is missing and nothing changes: it was deleted by hand, and no waiting brings it back.

@@ -1,4 +1,4 @@
-"""What Java and the bridge to it fail with, as this room's own errors: the class only, for messages may show values."""
+"""Errors of Java and the bridge to it, as this room's own: the class only, for messages may show values."""
 
 from __future__ import annotations
 

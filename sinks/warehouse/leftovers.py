@@ -1,7 +1,7 @@
 """Data files that no commit has named: whoever wrote them ended, or failed, in between. They are found by their names and removed.
 
 A file's name begins with its writer's: the folder of scratch files that the writer has locked for as long as it lives (``staging``). So a writer
-that has merely stopped, and may yet commit what it has written, is told from one that is gone. A file goes when
+that has merely stopped, and may yet commit what it has written, differs from one that is gone. A file goes when
 
 - its name is of our form, which nobody else's is;
 - its writer is gone. A commit may outlive its writer's process by a moment, in the JVM, so it has been gone for an hour of our own time;

@@ -1,4 +1,4 @@
-"""What the store's tables say of themselves, as Iceberg's properties: of a table, and in the summary of each snapshot. Pure.
+"""Marks of the store's tables, as Iceberg's properties: of a table, and in the summary of each snapshot. Pure.
 
 A table carries its ``Signed`` and where its rows come from (``SOURCE_KEY``, ``TABLE_KEY``: the definition that was written last, as JSON);
 the ledger's table carries the store's own mark.
@@ -26,7 +26,7 @@ TABLE_KEY: Final = "headwater.table"
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What a commit says of itself: who wrote it, under which lease, and what the table holds from then on."""
+    """A commit's statement about itself: who wrote it, under which lease, and what the table holds from then on."""
 
     store: str
     epoch: int

@@ -99,7 +99,7 @@ QUERIES: Final[tuple[tuple[str, str], ...]] = (
     ('{"prefix": {"attributes.color": "Red"}}', "how a leaf begins"),
     ('{"wildcard": {"attributes.color": "*wine"}}', "a pattern"),
     ('{"exists": {"field": "attributes.color"}}', "whether a leaf is there"),
-    ('{"exists": {"field": "attributes.size"}}', "an object inside is no leaf"),
+    ('{"exists": {"field": "attributes.size"}}', "an object inside is not a leaf"),
     ('{"exists": {"field": "attributes"}}', "whether anything is there"),
     ('{"match": {"attributes.color": "wine"}}', "a word: a leaf is one term, not words"),
     ('{"range": {"attributes.price": {"gte": 9, "lte": 9.9}}}', "an order of texts: 10 stands before 9"),

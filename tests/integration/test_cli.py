@@ -157,7 +157,7 @@ def test_no_configuration(shop: Shop) -> None:
 
 def test_an_unknown_key(shop: Shop) -> None:
     shop.configure(more='[lok]\ndir = "x"')
-    assert refused(shop.cdc("run"), 2).endswith("lok: there is no such key → did you mean log?")
+    assert refused(shop.cdc("run"), 2).endswith("lok: unknown key → did you mean log?")
 
 
 def test_the_doctors_findings_as_json_say_what_helps(shop: Shop, free_port: Callable[[], int]) -> None:

@@ -84,7 +84,7 @@ def test_what_means_the_same_changes_nothing(file: Path) -> None:
         ("x = " + "[" * 5000 + "]" * 5000, "is not valid TOML: nested too deep"),
         ("x = " + "9" * 5000, "is not valid TOML: nested too deep, or a number of too many digits"),
         ("", "source: is missing"),
-        (text({"cache": {**CACHE, "uri": "x"}}), "stores.cache.uri: there is no such key → did you mean url?"),
+        (text({"cache": {**CACHE, "uri": "x"}}), "stores.cache.uri: unknown key → did you mean url?"),
         (
             text({"cache": {"kind": "redis", "url": "redis://:${NEW_PW}@cache"}}),
             "no variable NEW_PW → use KEY_file, or restart cdc run",

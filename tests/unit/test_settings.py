@@ -103,7 +103,7 @@ def test_an_absolute_path_stays(file: Path) -> None:
     ],
 )
 def test_an_unknown_key_is_refused_with_a_suggestion_at_any_depth(file: Path, text: str, key: str, suggestion: str) -> None:
-    assert problems(file, text) == [f"{file}: {key}: there is no such key → did you mean {suggestion}?"]
+    assert problems(file, text) == [f"{file}: {key}: unknown key → did you mean {suggestion}?"]
 
 
 def test_an_unknown_key_like_nothing_lists_the_known_ones(file: Path) -> None:
@@ -299,7 +299,7 @@ def test_secret_files_that_do_not_serve(file: Path, text: str, what: str) -> Non
 
 
 def test_only_secrets_come_from_files(file: Path) -> None:
-    assert "there is no such key" in problems(file, '[source]\ndsn = "x"\nslot_file = "x"')[0]
+    assert "unknown key" in problems(file, '[source]\ndsn = "x"\nslot_file = "x"')[0]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_tables_of_a_store_with_options(file: Path) -> None:
     [
         (
             '[stores.c.tables."public.t"]\nass = { a = "text" }',
-            "stores.c.tables.public.t.ass: there is no such key → did you mean as?",
+            "stores.c.tables.public.t.ass: unknown key → did you mean as?",
         ),
         ('[stores.c.tables."public.t"]\nas = { a = "texts" }', "stores.c.tables.public.t.as.a: should be 'text' or 'json'"),
         ('[stores.c.tables]\nselct = ["public.t"]', "selct is neither `select` nor a table"),

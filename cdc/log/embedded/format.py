@@ -22,7 +22,7 @@ from cdc.errors import HeadwaterError
 VERSION: Final = 2
 
 Bytes: TypeAlias = bytes | pa.Buffer
-"""What the checksum and the decoders take without a copy."""
+"""Bytes that the checksum and the decoders take without a copy."""
 
 
 class Damaged(Exception):
@@ -211,7 +211,7 @@ class RecordKind(IntEnum):
     NAME = 2
     """A piece of a new topic's name; the pieces stand one after the other before the topic's first PART."""
     PART = 3
-    """What one group put into one segment."""
+    """One group's share of one segment."""
     CUT = 4
     """Closes the group: with it, and not before, the group exists."""
 
@@ -240,7 +240,7 @@ CUT_DTYPE: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one group put into one segment: its bytes [start, end), ``rows`` changes, the last at position ``last``.
+    """One group's share of one segment: its bytes [start, end), ``rows`` changes, the last at position ``last``.
 
     ``seed`` and ``chain`` are the segment's running checksum before and after them, so that the range can be checked alone.
     """
@@ -320,7 +320,7 @@ def encode_group(group: Group, previous: int) -> tuple[bytes, int]:
 
 
 def decode_group(data: bytes, at: int, previous: int) -> tuple[Group, int, int] | None:
-    """What ``encode_group`` has put at this offset: the group, where it ends, and the last record's checksum.
+    """Reads back what ``encode_group`` put at this offset: the group, where it ends, and the last record's checksum.
 
     ``previous`` is the checksum of the record before. None when no whole group stands there. Raises Damaged (its offset is one within
     ``data``) for whole records that no writer wrote.
@@ -401,7 +401,7 @@ MAX_EPOCH: Final = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the writer has made durable, and the only thing that readers believe."""
+    """The writer's statement of what is durable: the only thing that readers believe."""
 
     log_id: int
     epoch: int

@@ -24,7 +24,7 @@ class HeadFile:
         self._last: tuple[bytes, Head] | None = None
 
     def read(self) -> Head:
-        """What is durable now. A half-overwritten head is read again; raises LogCorrupt when it stays damaged."""
+        """Reads what is durable now. A half-overwritten head is read again; raises LogCorrupt when it stays damaged."""
         for attempt in range(_TRIES):
             data = os.pread(self._fd, HEAD_BYTES, 0)
             last = self._last

@@ -49,7 +49,7 @@ def first_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sealed:
-    """What a sealed file's name says: positions [first, last], rows, and the CRC32C of all its bytes."""
+    """The facts in a sealed file's name: positions [first, last], rows, and the CRC32C of all its bytes."""
 
     first: int
     last: int

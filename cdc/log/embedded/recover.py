@@ -1,4 +1,4 @@
-"""What a writer finds when it opens a log, and what it does about it.
+"""Recovery: the states in which a writer may find a log when it opens it, and what it does about each.
 
 ``recover`` gathers the evidence, decides about everything (``cdc.log.embedded.verdicts``), and only then changes anything.
 """
@@ -53,7 +53,7 @@ class Recovered:
 
 @dataclass(slots=True)
 class _Repairs:
-    """What was decided, done only when nothing was found corrupt."""
+    """The repairs decided on, made only when nothing was found corrupt."""
 
     cut: list[tuple[Path, int]] = field(default_factory=list)
     remove: list[Path] = field(default_factory=list)
@@ -176,7 +176,7 @@ def _read_timeline(places: Places, head: Head | None, repairs: _Repairs) -> Time
 
 
 def _group_follows(data: bytes, whole: int) -> bool:
-    """Whether another group begins beyond the damage at ``whole``: then the damage is no torn tail.
+    """Whether another group begins beyond the damage at ``whole``: then the damage is not a torn tail.
 
     Only one group is ever written between two syncs. Records are checked against the stored checksum of the one before.
     """

@@ -26,7 +26,7 @@ ROW_GROUP_ROWS: Final = 65_536
 ROW_GROUP_BYTES: Final = 24 * 2**20
 """… or, of wide rows, so many bytes: what waits for its row group stays mapped, so a whole segment would lie in memory."""
 LARGE_BYTES: Final = 2**18
-"""Of a batch. Parquet's writer takes it as it is; what is smaller costs it more by itself than a copy that joins it with others."""
+"""The size from which Parquet's writer takes a batch as it is; what is smaller costs it more by itself than a copy that joins it with others."""
 
 
 class Encoder:
@@ -92,7 +92,7 @@ def encode(place: Place, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Se
 
 
 _MOST_DIGITS: Final = 18
-"""Of a decimal that Parquet stores as an integer."""
+"""The most digits of a decimal that Parquet stores as an integer."""
 
 
 def _is_whole(kind: pa.DataType) -> bool:

@@ -39,7 +39,7 @@ def _schema(message: bytes) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the timeline says about a segment, to check its header against."""
+    """The timeline's facts about a segment, to check its header against."""
 
     log_id: int
     topic: int
@@ -51,7 +51,7 @@ class Segment:
     """An open segment. It stays readable after its file has been sealed and removed."""
 
     def __init__(self, path: Path, place: Place) -> None:
-        """Raises FileNotFoundError when there is no such segment, LogCorrupt when the file is not the one it should be."""
+        """Raises FileNotFoundError when the segment does not exist, LogCorrupt when the file is not the one it should be."""
         self._fd = -1
         self.path = path
         self.place = place

@@ -1,4 +1,4 @@
-"""What has been appended since the last commit: where it lies, and what has to hold for it (rising within a topic, and together dense behind
+"""The changes appended since the last commit: where they lie, and what has to hold for them (rising within a topic, and together dense behind
 the head). Pure."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class OpenTopic:
 
 @dataclass(slots=True)
 class OpenPart:
-    """What the group being staged has put into one segment so far."""
+    """The share of one segment that the group being staged has written so far."""
 
     topic: OpenTopic
     segment: int

@@ -37,7 +37,7 @@ _PARTS: Final = np.dtype(
 )  # fmt: skip
 
 FEW_RECORDS: Final = 16
-"""So many are taken in group by group: what a follower of a live log has to do at every commit. Numpy's calls cost the same for one record
+"""Up to this many are taken in group by group: what a follower of a live log has to do at every commit. Numpy's calls cost the same for one record
 as for hundreds."""
 
 
@@ -391,7 +391,7 @@ class Timeline:
         return self.cut(number) if number < self._cuts.size else None
 
     def number_at_lsn(self, lsn: int) -> int:
-        """Of the first cut that reaches the LSN; as many as there are cuts when none does."""
+        """The number of the first cut that reaches the LSN; the number of all cuts when none does."""
         first = self._lsns_rise_from
         return first + int(np.searchsorted(self.cuts["lsn"][first:], lsn, "left"))
 

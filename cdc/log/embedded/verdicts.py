@@ -13,7 +13,7 @@ from enum import Enum, auto
 class TimelineVerdict(Enum):
     CLEAN = auto()
     CUT = auto()
-    """The last group's entry is torn: nobody was ever told of it. Cut it."""
+    """The last group's entry is torn: nobody has ever heard of it. Cut it."""
     CORRUPT = auto()
 
 
@@ -23,7 +23,7 @@ class TimelineEvidence:
     whole: int
     """Bytes up to the end of the last whole group."""
     published: int | None
-    """What the head says is durable; None when there is no whole head."""
+    """The length that the head says is durable; None when there is no whole head."""
     group_follows: bool
     """Beyond the damage stands another group's whole record."""
 

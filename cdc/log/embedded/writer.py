@@ -54,7 +54,7 @@ MAX_SEGMENT_OPTION_BYTES: Final = 2**30
 OPEN_FILES: Final = 2048
 """Segments that stay open between commits, where the process may have four times as many files open."""
 SYNC_THREADS: Final = 32
-"""So many files are synced at once: a disk takes them together, and one that waits costs nothing."""
+"""The number of files synced at once: a disk takes them together, and one that waits costs nothing."""
 
 _Synced = TypeVar("_Synced", int, Path)
 
@@ -310,7 +310,7 @@ class EmbeddedLogWriter:
     # --- commit ------------------------------------------------------------------------------------------------------
 
     def _sync_staged(self) -> None:
-        """What was staged is on the disk when this returns, names included."""
+        """Syncs what was staged, names included."""
         staged = self._staged
         with self._fatal():
             crashpoint("log.commit.before_fsync")

@@ -152,12 +152,12 @@ def test_refused_before_it_is_queued(postgres: Any, request_of: Request, says: s
 @pytest.mark.parametrize(
     ("keys", "place", "column"),
     [
-        ([("1", "joy", "x")] * 5 + [("1", "canary", "x")] * 3, 5, 'm is no public."mo%od"'),
-        ([("canary", "joy", "x")], 0, "id is no integer"),
+        ([("1", "joy", "x")] * 5 + [("1", "canary", "x")] * 3, 5, 'm is not of type public."mo%od"'),
+        ([("canary", "joy", "x")], 0, "id is not of type integer"),
         (
             [(str(n), "joy", "x") for n in range(100)] + [("99999999999", "joy", "x"), ("canary", "joy", "x")],
             100,
-            "id is no integer",
+            "id is not of type integer",
         ),
     ],
 )

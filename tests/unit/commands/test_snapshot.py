@@ -56,7 +56,7 @@ def test_waiting_ends_when_capture_stops(tmp_path: Path) -> None:
 
 def test_a_wrong_key_is_named_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise WrongKey(1, "what stands there for column id is no integer")
+        raise WrongKey(1, "the value for column id is not of type integer")
 
     monkeypatch.setattr("snapshots.session.open_session", lambda _: BytesIO())
     monkeypatch.setattr("snapshots.asking.check_request", refuse)
@@ -65,4 +65,4 @@ def test_a_wrong_key_is_named_by_its_line(tmp_path: Path, monkeypatch: pytest.Mo
     file.write_text("1\n\ncanary\n3\n")
     done = CliRunner().invoke(app, ["--config", str(config), "snapshot", "public.t", "--keys", str(file)])
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == f"{file}, line 3: what stands there for column id is no integer"
+    assert str(done.exception) == f"{file}, line 3: the value for column id is not of type integer"

@@ -101,7 +101,7 @@ def test_others_reach_the_port_only_with_token_and_tls(listen: str, given: dict[
 
 
 def test_half_of_a_configuration_is_refused() -> None:
-    with pytest.raises(ConfigError, match="come together"):
+    with pytest.raises(ConfigError, match="need each other"):
         access_of(Http(tls_cert=Path("c")))
     with pytest.raises(ConfigError, match="shorter than 16"):
         access_of(Http(token="short"))  # type: ignore[arg-type]
