@@ -522,7 +522,7 @@ begin
     with held as (
       select n.nspowner as owner, a.* from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'headwater'
       union all
-      -- Reading a sequence is no reason to read the password.
+      -- Who may read a sequence may not read the password.
       select c.relowner, a.grantor, a.grantee, case c.relkind when 'S' then 'USAGE' else a.privilege_type end, a.is_grantable
       from pg_class c, aclexplode(c.relacl) a where c.relnamespace = 'headwater'::regnamespace
       union all
