@@ -16,7 +16,7 @@ import pytest
 
 from cdc.capture import spool
 from cdc.capture import stream as streaming
-from cdc.capture.decoder import Decoder
+from cdc.capture.groups import Groups
 from cdc.capture.stream import Connection
 from tests.integration.capture.running import Capture
 from tests.integration.capture.test_capture import agree, lsn
@@ -325,18 +325,18 @@ def test_capture_stops_in_the_middle_of_a_large_commit(postgres: Any, tmp_path: 
     """A stop does not wait for it; the next start brings it whole."""
     monkeypatch.setattr(spool, "PIECE_BYTES", 1 << 12)
     reached = threading.Event()
-    group = Decoder._group
+    take = Groups.take
 
-    def slow(self: Decoder, *args: Any, **kw: Any) -> Any:
+    def slow(self: Groups, *args: Any, **kw: Any) -> Any:
         if not kw["complete"]:
             reached.set()
             time.sleep(0.2)
-        return group(self, *args, **kw)
+        return take(self, *args, **kw)
 
     with table(postgres) as connection:
         capture = Capture(postgres.dsn, tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr(Decoder, "_group", slow)
+            patch.setattr(Groups, "take", slow)
             with capture.running():
                 capture.until_snapshot_done()
                 connection.execute("insert into a select g, repeat('x', 100) from generate_series(1, 20000) g")
