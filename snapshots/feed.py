@@ -99,7 +99,7 @@ class SnapshotFeed:
                 holds.settle()
 
     def expects(self, content: bytes) -> bool:
-        """Whether this is the watermark of a chunk that has been read. Of a chunk that is given up later ``chunk_at`` tells."""
+        """Whether this is the watermark of a chunk that has been read. Whether that has been given up since, ``chunk_at`` says."""
         return content in self._ready  # no lock: asked of every message with our prefix, whoever emitted it
 
     def chunk_at(self, watermark: Watermark) -> list[pa.RecordBatch] | None:

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from cdc.capture import letters
+from cdc.capture.ddlmessages import DDL_PREFIX, DdlMessages
 from cdc.capture.messages import Index
-from cdc.capture.told import DDL_PREFIX, Ours
 from cdc.pgvalues.values import Bytes
 
 WATERMARK_PREFIX: Final = "headwater"
@@ -31,7 +31,7 @@ _MARK: Final = _OURS + b"\0"
 class Authenticity:
     """``awaits``: whether a watermark with this content is on its way."""
 
-    def __init__(self, ours: Ours, awaits: Callable[[bytes], bool]) -> None:
+    def __init__(self, ours: DdlMessages, awaits: Callable[[bytes], bool]) -> None:
         self._ours = ours
         self._awaits = awaits
         self._most = _HEAD_BYTES + max(ours.head_bytes, _WATERMARK_BYTES)

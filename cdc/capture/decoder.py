@@ -23,6 +23,7 @@ from typing import Final
 from cdc.capture import letters
 from cdc.capture.authenticity import Authenticity
 from cdc.capture.control import parse_control
+from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.deferred import Deferred, Replay
 from cdc.capture.definitions import Definitions
 from cdc.capture.groups import Groups, cuts, passed
@@ -31,7 +32,6 @@ from cdc.capture.messages import SPAN, SPOOLING, Commit, Index, Inside, Open, Sc
 from cdc.capture.prepared import Prepared
 from cdc.capture.rows import Hold, Memory, Rows
 from cdc.capture.spool import Spools
-from cdc.capture.told import DDL_PREFIX
 from cdc.model.group import Group
 from cdc.pgvalues.values import Bytes
 

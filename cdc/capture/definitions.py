@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from cdc.capture.ddlmessages import DdlMessage, DdlMessages, Unreadable
 from cdc.capture.numbering import Catalog, Numbering
 from cdc.capture.standing import Again, HeldFacts, Topics
-from cdc.capture.told import Ours, Told, Unreadable
 from cdc.errors import Stopped
 from cdc.model.batch import reserved_column
 from cdc.model.evolution import Kind, SchemaChange
@@ -73,7 +73,7 @@ class Definitions:
     ) -> None:
         """``known``: the log's topics, of which ``ended`` name no table any more. ``facts``: as they stood at the last durable cut.
         ``passwords``: messages without one of these are not ours."""
-        self.ours = Ours(passwords, selection.publication)
+        self.ours = DdlMessages(passwords, selection.publication)
         self._selection = selection
         self._outside = outside
         self._facts = HeldFacts(facts or {})
@@ -182,7 +182,7 @@ class Definitions:
 
     def on_message(self, content: bytes) -> tuple[list[SchemaChange], list[Table]]:
         """A logical message with our prefix: the SCHEMA records that it makes, and the definitions that hold from here on."""
-        told = self._told(content)
+        told = self._read(content)
         if told is None:
             return [], []
         if told.look:
@@ -199,14 +199,14 @@ class Definitions:
 
     def doubt(self, content: bytes) -> None:
         """A logical message with our prefix that may have been rolled back: the next look at the catalog tells of its tables."""
-        told = self._told(content)
+        told = self._read(content)
         if told is None:
             return
         for oid in {*told.dropped, *(facts.oid for facts in told.tables)}:
             self._outside.note(oid)
         self._outside.look()
 
-    def _told(self, content: bytes) -> Told | None:
+    def _read(self, content: bytes) -> DdlMessage | None:
         """What one of our messages holds. One that cannot be read is not passed over: what it says is in the catalog as well, only later."""
         try:
             return self.ours.read(content)

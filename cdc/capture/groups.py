@@ -11,6 +11,7 @@ import numpy as np
 
 from cdc.capture import letters
 from cdc.capture.authenticity import WATERMARK_PREFIX, Authenticity, watermarks
+from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.deferred import Replay
 from cdc.capture.definitions import Definitions
 from cdc.capture.grouping import Grouping
@@ -18,7 +19,6 @@ from cdc.capture.inforce import InForce
 from cdc.capture.messages import RARE, Commit, Index, body_of, scan_spooled
 from cdc.capture.relations import parse_message, parse_truncate
 from cdc.capture.rows import Rows
-from cdc.capture.told import DDL_PREFIX
 from cdc.model.evolution import SchemaChange
 from cdc.model.group import Group, Transactions, Watermark
 from cdc.pgvalues.values import Bytes

@@ -36,7 +36,8 @@ RESULT: Final = pa.schema(
         ("retryable", pa.bool_()),
     ]
 )
-"""What one worker answers. ``dead``: JSON of [table, position, reason]; ``error``: a StoreError's line, NULL when all went well."""
+RESULT_DDL: Final = "written long, stale long, dead string, error string, hint string, retryable boolean"
+"""What one worker answers, for Arrow and for Spark. ``dead``: JSON of [table, position, reason]; ``error``: a StoreError's line, NULL when all went well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class Follower:
 
     def _ensure_open(self) -> None:
         if not self._opening.is_open:
-            self._ranges.opened()
+            self._ranges.forget()
             self._adopt(self._opening.open())
             crashpoint("follower.opened")
         if self.status.state == "starting":

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
-from cdc.follow.apply import Prepared, Slices, Writer, apply_range, on_workers, outcome_of
+from cdc.follow.apply import RESULT_DDL, Prepared, Slices, Writer, apply_range, on_workers, outcome_of
 from cdc.follow.rules import Pause, Rules
 from cdc.follow.stride import Stride
 from cdc.follow.survey import Survey, survey
@@ -18,8 +17,6 @@ from cdc.log.contract import LogReader, selected
 from cdc.model.position import Cut, Position
 from cdc.settings.models import StoreOptions
 from sinks.contract import Outcome, Shape, Sink
-
-_RESULT_DDL: Final = "written long, stale long, dead string, error string, hint string, retryable boolean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ class Ranges:
         """How far to go from there so that the next commit comes in a few seconds."""
         return self._reader.cut_within(after, self._stride.rows, self._options.batch_bytes)
 
-    def opened(self) -> None:
+    def forget(self) -> None:
         """The store was opened again: what was known of it does not count any more."""
         self._prepared = Prepared()
 
@@ -120,7 +117,7 @@ class Ranges:
         for found in seen.topics:
             for table in found.tables:
                 self._prepared.ensure(opened.sink, table)
-        return outcome_of(slices.frame.mapInArrow(on_workers(self._rules, opened.writer), _RESULT_DDL).toArrow())
+        return outcome_of(slices.frame.mapInArrow(on_workers(self._rules, opened.writer), RESULT_DDL).toArrow())
 
     def _pause(self, sink: Sink, seen: Survey) -> Pause | None:
         changed = [found.topic for found in seen.topics if found.changes]

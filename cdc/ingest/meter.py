@@ -43,7 +43,7 @@ class Meter:
         self.notes: Callable[[], Sequence[str]] = lambda: ()
         """Facts to know about captured tables."""
         self.log_alarm: Callable[[], str | None] = lambda: None
-        """The log's disk's refusal, if there is one."""
+        """Why the log's disk refuses to take sealed files, if it does."""
         self.passed_over: Callable[[], Collection[int]] = tuple
         """Tables (OIDs) that cannot be captured as they are defined now."""
 

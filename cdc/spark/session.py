@@ -29,7 +29,7 @@ CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.Fil
 _ICEBERG_SQL: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 FIRST_HEAP_MB: Final = 48
-"""What the JVM begins with. Left alone it takes a sixty-fourth of the machine's memory, and fills that before it first looks for garbage."""
+"""The heap that the JVM begins with. Left alone it takes a sixty-fourth of the machine's memory, and fills that before it first looks for garbage."""
 END_S: Final = 20.0
 """A JVM that was asked to end and takes longer is killed."""
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cdc.capture.authenticity import WATERMARK_PREFIX
+from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.definitions import Definitions
-from cdc.capture.told import DDL_PREFIX
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
 from tests.fuzz.damage import flips, outcome
 from tests.unit.capture import wire

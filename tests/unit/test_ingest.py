@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from cdc.capture.authenticity import WATERMARK_PREFIX
+from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.prepared import Prepared
 from cdc.capture.spool import Spools
-from cdc.capture.told import DDL_PREFIX
 from cdc.ingest.loop import Ingest
 from cdc.model.position import Cut, Lsn, Position
 from cdc.pgvalues.values import Bytes

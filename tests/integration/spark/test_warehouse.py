@@ -376,15 +376,7 @@ def test_files_that_are_merged_in_between_make_the_commit_look_again(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, who: str, keys: list[int]
 ) -> None:
     """What the commit marks as gone is in another file by now."""
-    sink = shop.sink()
-    for number in range(2):
-        sink.apply(upserts(ORDERS, number * 10 + 1, [order(number * 10 + key) for key in range(10)]))
-        sink.commit(cut(number * 10 + 10))
-    if len(keys) == 2:
-        sink.apply(batch(ORDERS, [(Op.DELETE, 21, order(7))]))
-        sink.commit(cut(21))
-    late = shop.sink(compact_files=2)
-    sink = shop.sink()
+    late, sink = _two_writers_of_two_files(shop, hole=len(keys) == 2)
     real, interfered = catalogs.IcebergTable.commit, []
 
     def between(self: Any, *arguments: Any) -> None:
@@ -413,15 +405,7 @@ def test_files_that_are_merged_in_between_make_the_commit_look_again(
 @pytest.mark.parametrize("keys", [[4], [4, 5], list(range(10))], ids=["a vector", "a longer vector", "a whole file"])
 def test_a_merge_takes_no_row_back_that_has_gone_in_between(shop: Shop, monkeypatch: pytest.MonkeyPatch, keys: list[int]) -> None:
     """A writer of ours that was thought dead wakes up in the middle of a merge."""
-    sink = shop.sink()
-    for number in range(2):
-        sink.apply(upserts(ORDERS, number * 10 + 1, [order(number * 10 + key) for key in range(10)]))
-        sink.commit(cut(number * 10 + 10))
-    if len(keys) == 2:
-        sink.apply(batch(ORDERS, [(Op.DELETE, 21, order(7))]))
-        sink.commit(cut(21))
-    late = shop.sink(compact_files=2)
-    sink = shop.sink()
+    late, sink = _two_writers_of_two_files(shop, hole=len(keys) == 2)
     changes = [(Op.UPDATE, 22 + at, order(key, "x")) for at, key in enumerate(keys)]
     sink.apply(batch(ORDERS, changes))
     real, merging = catalogs.IcebergTable.commit, []
@@ -439,6 +423,18 @@ def test_a_merge_takes_no_row_back_that_has_gone_in_between(shop: Shop, monkeypa
     assert sink.applied() == shop.sink().applied() == cut(21 + len(keys))
     wanted = [order(key, *(["x"] if key in keys else [])) for key in range(20) if len(keys) != 2 or key != 7]
     assert _by_id(held(sink, ORDERS)) == _by_id(wanted)
+
+
+def _two_writers_of_two_files(shop: Shop, *, hole: bool) -> tuple[Any, Any]:
+    """A late writer that would merge the two files of ten rows each, and its successor. hole: row 7 has been deleted."""
+    sink = shop.sink()
+    for number in range(2):
+        sink.apply(upserts(ORDERS, number * 10 + 1, [order(number * 10 + key) for key in range(10)]))
+        sink.commit(cut(number * 10 + 10))
+    if hole:
+        sink.apply(batch(ORDERS, [(Op.DELETE, 21, order(7))]))
+        sink.commit(cut(21))
+    return shop.sink(compact_files=2), shop.sink()
 
 
 def _by_id(rows: list[Row]) -> list[Row]:

@@ -298,13 +298,13 @@ def test_what_bears_the_password_and_cannot_be_read_is_asked_of_the_catalog(rest
 
 def test_nothing_is_parsed_before_the_password_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(OLD)
-    monkeypatch.setattr("cdc.capture.told.json.loads", lambda _: pytest.fail("parsed"))
+    monkeypatch.setattr("cdc.capture.ddlmessages.json.loads", lambda _: pytest.fail("parsed"))
     run.definitions.on_message(b'{"password": "guess", "tables": ' + b"[" * 10**6)
     run.definitions.doubt(b'{"password": "' + b"x" * 10**6)
 
 
 def test_a_message_too_long_to_be_parsed_is_asked_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.capture.told.MOST_BYTES", 1000)
+    monkeypatch.setattr("cdc.capture.ddlmessages.MOST_BYTES", 1000)
     run = Run(OLD)
     assert run.message(dropped=[*range(100, 300), 7]) == []
     assert (run.looks, run.unread) == (1, 1)

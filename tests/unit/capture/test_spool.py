@@ -15,10 +15,10 @@ import pytest
 
 from cdc.capture import decoder as decoding
 from cdc.capture import spool as spooling
+from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.definitions import Definitions, Outside
 from cdc.capture.prepared import Prepared
 from cdc.capture.spool import Spools
-from cdc.capture.told import DDL_PREFIX
 from cdc.errors import HeadwaterError, LogCorrupt, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.table import Column

@@ -24,7 +24,7 @@ _HEAD_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DdlMessage:
     """The content of one of our messages."""
 
     tables: tuple[Facts, ...]
@@ -51,9 +51,11 @@ class Unreadable(Exception):
     """One of our messages that another version of deploy/roles.sql wrote, say."""
 
 
-class Ours:
-    """Knows our messages. passwords: messages without one of these are not ours. publication: ours, as the event trigger tells which tables
-    have left one."""
+class DdlMessages:
+    """Tells ours from others', and reads them.
+
+    passwords: messages without one of these are not ours. publication: ours; the event trigger says of each which tables have left it.
+    """
 
     def __init__(self, passwords: Collection[str], publication: str) -> None:
         self._passwords = [json.dumps(password, ensure_ascii=False).encode() for password in passwords]
@@ -66,12 +68,12 @@ class Ours:
         head = _HEAD.match(content[: self.head_bytes])
         return head is not None and True in [compare_digest(head[1], password) for password in self._passwords]
 
-    def read(self, content: bytes) -> Told | None:
+    def read(self, content: bytes) -> DdlMessage | None:
         """Reads one of our messages; None for somebody else's. Raises Unreadable."""
         if not self.bears_password(content):
             return None
         try:
-            return Told.from_json(content, self._publication)
+            return DdlMessage.from_json(content, self._publication)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Unreadable from None
 
