@@ -40,7 +40,8 @@ def _no_complaints(page: chromium.Page) -> Iterator[None]:
     """Nothing in the console: no error, no request refused by the page's own policy."""
     page.problems.clear()
     yield
-    assert page.problems == []
+    # The browser fetches the tab's icon in its own time: the test's server may have ended by then.
+    assert [problem for problem in page.problems if not ("net::ERR_" in problem and problem.endswith("/icon.svg"))] == []
 
 
 @pytest.fixture
