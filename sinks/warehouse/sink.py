@@ -87,8 +87,6 @@ class Warehouse:
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
-        if self.options.history:
-            raise StoreError("the warehouse keeps no history yet", retryable=False, hint="leave history out of [stores]")
         self._log, self._epoch = log, epoch
         self._catalog = self._connected()
         self._places.clear()
