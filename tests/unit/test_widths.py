@@ -19,8 +19,6 @@ ATTRIBUTES = 12
 WIDE_FUNCTIONS = {
     ("cdc.ingest.process", "_stream_once"): 10,
     ("sinks.cache.resp", "_write_parts"): 9,
-    ("snapshots.coordinator", "_Session.__init__"): 11,
-    ("snapshots.reading", "Reader.__init__"): 10,
 }
 """Functions that are wider today, each with its number of parameters."""
 
@@ -39,9 +37,6 @@ WIDE_CLASSES = {
     ("sinks.warehouse.catalog", "IcebergTable"): 14,
     ("sinks.warehouse.java", "Java"): 19,
     ("sinks.warehouse.sink", "Warehouse"): 17,
-    ("snapshots.coordinator", "SnapshotCoordinator"): 13,
-    ("snapshots.coordinator", "_Session"): 17,
-    ("snapshots.reading", "Reader"): 15,
 }
 """Classes that are wider today, each with its number of attributes."""
 
