@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "            self.floor = position\n            self.rows = {k:", "            self.rows = {k:", TWIN),
     Mutant("an equal position wins", "sinks/memory.py", "if key in self.rows and self.rows[key][0] >= position:", "if key in self.rows and self.rows[key][0] > position:", TWIN),
     Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.mark.cut.position or position <= self.floor:", "if position <= self.floor:", TWIN),
-    Mutant("applied is told before the rows are written", "sinks/memory.py",
+    Mutant("applied is recorded before the rows are written", "sinks/memory.py",
         "        for topic in list(self._staged):\n", "        ledger.mark = mark\n        for topic in list(self._staged):\n",
         ("-k", "middle", "tests/unit/sinks/test_memory.py")),
     Mutant(

@@ -116,6 +116,16 @@ def test_the_definition_has_the_key_of_its_identity(identity: str, index: tuple[
     assert table.columns[0] == Column("id", 23, -1, "", key="id" in key, attnum=1)
 
 
+@pytest.mark.parametrize(
+    ("identity", "index", "keyless"), [("f", (), True), ("f", (1,), False), ("d", (1,), False), ("d", (), False)]
+)
+def test_rows_are_told_apart_by_all_of_their_columns_where_no_index_does(
+    identity: str, index: tuple[int, ...], keyless: bool
+) -> None:
+    """Equal rows are one in the stores then, which doctor, plan and status say."""
+    assert replace(PLAIN, identity=identity, index=index).keyless is keyless
+
+
 def test_the_event_trigger_asks_the_same_queries() -> None:
     """`make roles` writes them there."""
     text = roles.FILE.read_text(encoding="utf-8")

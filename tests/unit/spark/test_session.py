@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from cdc.embedded.jars import SparkJars
 from cdc.spark import session
 
 
@@ -24,3 +26,31 @@ def test_a_jvm_that_does_not_end_in_time_is_killed_and_the_end_is_orderly(monkey
     monkeypatch.setattr(session, "END_S", 0.05)
     session.stop()
     assert deaf.poll() is not None
+
+
+def test_whoever_talks_to_the_ports_of_a_local_session_needs_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """That nobody else gets in is in tests/integration/spark/test_session.py."""
+    given: dict[str, str] = {}
+
+    class Builder:
+        def config(self, key: str, value: str) -> Builder:
+            given[key] = value
+            return self
+
+        def appName(self, _: str) -> Builder:
+            return self
+
+        def master(self, _: str) -> Builder:
+            return self
+
+        def getOrCreate(self) -> Any:
+            return SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
+
+    monkeypatch.setattr(session, "running", lambda: None)
+    monkeypatch.setattr(session, "spark_jars", lambda: SparkJars(tmp_path, tmp_path, tmp_path))
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    for name in ("JAVA_HOME", "PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"):
+        monkeypatch.setenv(name, "")
+    session.session(scratch=tmp_path)
+    assert (given["spark.authenticate"], given["spark.network.crypto.enabled"]) == ("true", "true")
+    assert not [key for key in given if "secret" in key.lower()]
