@@ -22,8 +22,8 @@ import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, SourceError
-from cdc.source.configured import Reachable
 from cdc.source.connection import reason
+from cdc.source.excerpt import Reachable
 from cdc.source.pins import read_pins
 from snapshots.asked import Asked, Reading
 from snapshots.catalog import Look, SourceTable, load_tables, looks, reload_tables

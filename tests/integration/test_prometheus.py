@@ -15,7 +15,9 @@ PROMTOOL = shutil.which("promtool", path=os.pathsep.join((os.environ.get("PATH",
 pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 
 
-@pytest.mark.parametrize("arguments", [("check", "rules", "headwater.rules.yml"), ("test", "rules", "headwater.test.yml")], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("check", "rules", "headwater.rules.yml"), ("test", "rules", "headwater.test.yml")], ids=" ".join
+)
 def test_promtool_agrees(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([str(PROMTOOL), *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
