@@ -18,7 +18,7 @@ from cdc.follow import follower as followers
 from cdc.follow import opening
 from cdc.follow.apply import Slices
 from cdc.follow.follower import Follower
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
@@ -121,7 +121,7 @@ def test_workers_get_a_micro_batch_only_as_a_whole(
 
 def _log_with_an_old_head(folder: Path) -> list[Cut]:
     """As a power loss leaves it: the timeline is synced with each commit, the head is not."""
-    writer, head, cuts = EmbeddedLogWriter(folder), Places(folder).head, []
+    writer, head, cuts = EmbeddedLogWriter(folder), LogPlaces(folder).head, []
     for position in (1, 2):
         older = head.read_bytes()
         writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
