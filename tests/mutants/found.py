@@ -224,6 +224,11 @@ FOUND = (
         "if found in (Answer.LOST, Answer.GAP):", "if found is Answer.GAP:", ("-k", "flushed_while", "tests/integration/test_cache_fence.py"),
     ),
     Mutant(
+        "a lost part of a store is not noticed while its other parts are written", "cdc/follow/follower.py",
+        "        self.applied = cut\n        self._reporter.committed", "        self.applied, self._looked_at = cut, time.monotonic()\n        self._reporter.committed",
+        ("-k", "steadily", "tests/unit/spark/test_marks.py"),
+    ),
+    Mutant(
         "updates of a table fail for a child by INHERITS that nobody selected", "cdc/source/publication.py",
         'sql.SQL("only {}").format(name) for', 'sql.SQL("{}").format(name) for',
         ("-k", "nobody_selected", "tests/integration/source/test_lost_identity.py"),
