@@ -197,7 +197,7 @@ FOUND = (
     ),
     Mutant(
         "a page is let in however many are open", "cdc/http/events.py",
-        "if self._readers >= MAX_READERS:", "if False:", ("-k", "counted_when", PEERS),
+        "if self.count >= MAX_READERS:", "if False:", ("-k", "counted_when", PEERS),
     ),
     Mutant(
         "an unforeseen error shows a row", "cdc/commands/logs.py",
