@@ -41,6 +41,11 @@ FOUND = (
         "    options = effective(parts)\n", "    options = parts\n", ("tests/unit/source/test_connection.py",),
     ),
     Mutant(
+        "cdc doctor finds nothing wrong with a source that nobody verifies", "cdc/commands/transport.py",
+        "source = effective(parse(settings.source.dsn.get_secret_value()))", "source = parse(settings.source.dsn.get_secret_value())",
+        ("tests/unit/commands/test_transport.py",),
+    ),
+    Mutant(
         "cdc init takes a password on the command line and writes it down", "cdc/commands/init.py",
         "if holds_secret(source, address=True):", "if False:", ("-k", "password", "tests/unit/commands/test_init.py"),
     ),
@@ -66,6 +71,10 @@ FOUND = (
     Mutant(
         "everybody can read what a command writes", "cdc/__main__.py",
         "        os.umask(_umask())\n", "        os.umask(0o022)\n", ("-k", "private", "tests/unit/commands/test_main.py"),
+    ),
+    Mutant(
+        "everybody can read what Spark writes", "cdc/spark/session.py",
+        'f"{_umask():03o}"', '"022"', ("-k", "private", "tests/unit/spark/test_session.py"),
     ),
     Mutant(
         "a log folder that others can read stays so", "cdc/folders.py",
@@ -104,6 +113,11 @@ FOUND = (
     Mutant(
         "a message of a hundred thousand brackets ends capture", "cdc/capture/ddlmessages.py",
         "AttributeError, RecursionError):", "AttributeError):", ("-k", "bears_the_password", MESSAGES),
+    ),
+    Mutant(
+        "an error that nobody foresaw ends capture again and again", "cdc/capture/endings.py",
+        "        raise Unforeseen(error) from None\n", "        raise error\n",
+        ("-k", "nobody_foresaw", "tests/integration/source/test_undecodable.py"),
     ),
     Mutant(
         "two crafted names of tables make the log unreadable", "cdc/log/embedded/names.py",
@@ -183,7 +197,7 @@ FOUND = (
     ),
     Mutant(
         "a page is let in however many are open", "cdc/http/events.py",
-        "if self._readers >= MAX_READERS:", "if False:", ("-k", "counted_when", PEERS),
+        "if self.count >= MAX_READERS:", "if False:", ("-k", "counted_when", PEERS),
     ),
     Mutant(
         "an unforeseen error shows a row", "cdc/commands/logs.py",
@@ -199,10 +213,20 @@ FOUND = (
         "        refuse_unclaimed(facts, record)\n", "        pass\n",
         ("-k", "first_start", "tests/integration/source/test_foreign_slot.py"),
     ),
+    Mutant(
+        "a rebuild moves another program's replication slot", "cdc/source/slot.py",
+        "        if not _is_ours(facts, record, followed):\n", "        if False:\n",
+        ("-k", "made_by_somebody_else", "tests/integration/source/test_foreign_slot.py"),
+    ),
     # Rows
     Mutant(
         "a Redis that is flushed while changes come stays without the rest", "sinks/cache/transactions.py",
         "if found in (Answer.LOST, Answer.GAP):", "if found is Answer.GAP:", ("-k", "flushed_while", "tests/integration/test_cache_fence.py"),
+    ),
+    Mutant(
+        "a lost part of a store is not noticed while its other parts are written", "cdc/follow/follower.py",
+        "        self.applied = cut\n        self._reporter.committed", "        self.applied, self._looked_at = cut, time.monotonic()\n        self._reporter.committed",
+        ("-k", "steadily", "tests/unit/spark/test_marks.py"),
     ),
     Mutant(
         "updates of a table fail for a child by INHERITS that nobody selected", "cdc/source/publication.py",
@@ -232,6 +256,11 @@ FOUND = (
     Mutant(
         "OpenSearch's reason for a refusal is not shown", "sinks/search/reasons.py",
         "if (found := pattern.search(text)) is not None:", "if (found := None) is not None:", ("tests/unit/sinks/test_search_reasons.py",),
+    ),
+    Mutant(
+        "cdc audit ends with Java's words for a data file that was deleted by hand", "sinks/warehouse/sink.py",
+        "            return lacking(place.name, name)\n", "            pass\n",
+        ("tests/unit/sinks/test_warehouse_reading.py",),
     ),
     Mutant(
         "two services write to one store without a word", "cdc/model/lineage.py",

@@ -1,7 +1,8 @@
-"""The session's end, on a JVM made by hand."""
+"""The session as it is asked for, and its end, on a JVM made by hand."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,13 +29,14 @@ def test_a_jvm_that_does_not_end_in_time_is_killed_and_the_end_is_orderly(monkey
     assert deaf.poll() is not None
 
 
-def test_whoever_talks_to_the_ports_of_a_local_session_needs_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """That nobody else gets in is in tests/integration/spark/test_session.py."""
-    given: dict[str, str] = {}
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """The settings of a local session."""
+    settings: dict[str, str] = {}
 
     class Builder:
         def config(self, key: str, value: str) -> Builder:
-            given[key] = value
+            settings[key] = value
             return self
 
         def appName(self, _: str) -> Builder:
@@ -51,6 +53,20 @@ def test_whoever_talks_to_the_ports_of_a_local_session_needs_a_secret(monkeypatc
     monkeypatch.setattr(SparkSession, "builder", Builder())
     for name in ("JAVA_HOME", "PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"):
         monkeypatch.setenv(name, "")
-    session.session(scratch=tmp_path)
+    before = os.umask(0o077)
+    try:
+        session.session(scratch=tmp_path)
+    finally:
+        os.umask(before)
+    return settings
+
+
+def test_whoever_talks_to_the_ports_of_a_local_session_needs_a_secret(given: dict[str, str]) -> None:
+    """That nobody else gets in is in tests/integration/spark/test_session.py."""
     assert (given["spark.authenticate"], given["spark.network.crypto.enabled"]) == ("true", "true")
     assert not [key for key in given if "secret" in key.lower()]
+
+
+def test_what_spark_writes_is_as_private_as_what_the_process_writes(given: dict[str, str]) -> None:
+    """Hadoop heeds no umask but its own."""
+    assert given["spark.hadoop.fs.permissions.umask-mode"] == "077"
