@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
@@ -15,6 +16,8 @@ class Options(StoreOptions):
     """``url`` may hold user and password; ``rediss://`` is TLS, verified against ``ca_certs`` or the system's authorities."""
 
     renders = True
+    plain_schemes: ClassVar[Mapping[str, str]] = {"redis": "rediss"}
+    example = ("cache", 'url = "redis://127.0.0.1:6379/0"')
 
     url: SecretStr
     username: str | None = None
@@ -25,3 +28,7 @@ class Options(StoreOptions):
     timeout_s: float = Field(30.0, gt=0)
     workers_from_rows: int = Field(0, ge=0)
     """Never: one chain of writes per table keeps the server's one thread busy."""
+
+    @property
+    def server_url(self) -> SecretStr:
+        return self.url

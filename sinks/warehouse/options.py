@@ -15,6 +15,8 @@ MB: Final = 2**20
 class Options(StoreOptions):
     """``path`` is the warehouse's folder: an Iceberg catalog of type ``hadoop`` that every Iceberg reader can open."""
 
+    example = ("warehouse", 'path = "var/warehouse"')
+
     path: Path
     namespace: str | None = Field(None, pattern=r"^[a-z0-9_]+$")
     """Tables are ``schema.table``, or ``namespace.schema.table`` when this is set."""
@@ -34,3 +36,11 @@ class Options(StoreOptions):
     """So many data files of about the same size become one."""
     keep_snapshots_s: int = Field(600, ge=0)
     """Old snapshots stay readable for so long."""
+
+    @property
+    def disk_path(self) -> Path:
+        return self.path
+
+    @property
+    def commit_interval_s(self) -> float:
+        return self.commit_interval_ms / 1e3

@@ -125,7 +125,7 @@ MUTANTS = (
         (CRASH,),
     ),
     Mutant("the confirmed LSN goes back", "cdc/capture/feedback.py", "max(self.durable_lsn, lsn)", "lsn", ("tests/unit/capture/test_feedback.py",)),
-    Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "            self.floor = position\n            self.rows = {k:", "            self.rows = {k:", TWIN),
+    Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "        self.floor = max(self.floor, barrier.position)\n", "", TWIN),
     Mutant("an equal position wins", "sinks/memory.py", "if key in self.rows and self.rows[key][0] >= position:", "if key in self.rows and self.rows[key][0] > position:", TWIN),
     Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.mark.cut.position or position <= self.floor:", "if position <= self.floor:", TWIN),
     Mutant("applied is told before the rows are written", "sinks/memory.py",

@@ -18,7 +18,6 @@ ATTRIBUTES = 12
 
 WIDE_FUNCTIONS = {
     ("cdc.ingest.process", "_stream_once"): 10,
-    ("sinks.cache.resp", "_write_parts"): 9,
     ("snapshots.coordinator", "_Session.__init__"): 11,
     ("snapshots.reading", "Reader.__init__"): 10,
 }
@@ -38,12 +37,6 @@ WIDE_CLASSES = {
     ("cdc.source.watch", "CatalogWatch"): 19,
     ("cdc.state.status", "CaptureStatus"): 22,
     ("cdc.state.status", "FollowerStatus"): 17,
-    ("sinks.cache.ledger", "Ledger"): 13,
-    ("sinks.search.sink", "SearchSink"): 17,
-    ("sinks.search.tables", "Tables"): 16,
-    ("sinks.warehouse.catalog", "IcebergTable"): 14,
-    ("sinks.warehouse.java", "Java"): 19,
-    ("sinks.warehouse.sink", "Warehouse"): 17,
     ("snapshots.coordinator", "SnapshotCoordinator"): 13,
     ("snapshots.coordinator", "_Session"): 17,
     ("snapshots.reading", "Reader"): 15,
