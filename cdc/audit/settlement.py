@@ -52,7 +52,8 @@ def settle(
         sink.make_visible()
         stored = []
         for audited in left:
-            progress(Progress(sink.name, audited.target.table.qualified, "settling", audited.source_rows, audited.store_rows))
+            rows = audited.scanned
+            progress(Progress(sink.name, audited.target.table.qualified, "settling", rows.source_rows, rows.store_rows))
             stored.append(_store_look(sink, audited, seed))
         with snapshot(database.connection):
             after = [_source_look(database, sink, audited, seed) for audited in left]

@@ -20,7 +20,7 @@ MOST_BYTES: Final = 128 * 2**20
 """A longer message is not parsed: the catalog is asked instead. Several thousand tables with their partitions take less."""
 _HEAD: Final = re.compile(rb'[ \t\n\r]{0,8}\{[ \t\n\r]{0,8}"password"[ \t\n\r]{0,8}:[ \t\n\r]{0,8}("(?:[^"\\]|\\.)*+")')
 _HEAD_BYTES: Final = 64
-"""What stands before the password and its end, at most."""
+"""The bytes before the password and behind it that may have to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)

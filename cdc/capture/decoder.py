@@ -41,7 +41,7 @@ OPEN_BYTES: Final = 8 * 2**20
 PASSED_BYTES: Final = 2**20
 """A logical message of somebody else's that lacks more than this is not put together: everybody may emit such of up to 1 GB."""
 HEAD_BYTES: Final = 5 + 25 + 1 + 9 + len(DDL_PREFIX) + 1 + 4
-"""Of a logical message, up to its content: frame header, XLogData header, letter, flags and LSN, prefix, length."""
+"""The bytes of a logical message up to its content: frame header, XLogData header, letter, flags and LSN, prefix, length."""
 
 
 class Decoder:
@@ -62,7 +62,7 @@ class Decoder:
     ) -> None:
         """``awaits``: whether a watermark with this content is on its way; another is somebody else's."""
         self.schema = definitions
-        """What the log says of each table."""
+        """The definitions that the log has of each table."""
         in_force = InForce(definitions)
         authenticity = Authenticity(definitions.ours, awaits)
         self._deferred = Deferred(spools, prepared, in_force)
@@ -75,7 +75,7 @@ class Decoder:
         self.lacks = 0
         """With fewer bytes than this behind what follows ``consumed``, coming again is in vain: a message is torn."""
         self.foreign = 0
-        """So many bytes at the block's end are the beginning of a message that nothing is to be read of: they, and the ``lacks`` bytes
+        """The number of bytes at the block's end that begin a message of which nothing is to be read: they, and the ``lacks`` bytes
         behind them, need not come again."""
         self.keepalive_lsn = 0
         """Everything before this LSN has been sent, as far as keepalives said; 0 while a transaction is open.

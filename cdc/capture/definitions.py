@@ -47,7 +47,7 @@ class Outside:
     note: Callable[[int], None] = _nothing
     """Takes the OID of a table that the stream has shown before any look at the catalog did."""
     unpublished: Callable[[str], Stopped] | None = None
-    """What capture has to stop with when a selected table has left the publication."""
+    """Makes the stop with which capture ends when a selected table has left the publication."""
     keep: Callable[[Mapping[int, Facts]], None] = _nothing
     """Takes the facts once they are durable in the log."""
 
@@ -207,7 +207,7 @@ class Definitions:
         self._outside.look()
 
     def _read(self, content: bytes) -> DdlMessage | None:
-        """What one of our messages holds. One that cannot be read is not passed over: what it says is in the catalog as well, only later."""
+        """Reads one of our messages. One that cannot be read is not passed over: what it says is in the catalog as well, only later."""
         try:
             return self.ours.read(content)
         except Unreadable:

@@ -57,7 +57,7 @@ class Prepared:
         """By xid, the newest PREPARE of each."""
         self._ended: dict[Path, int] = {}
         self.settled_lsn = 0
-        """What was committed up to here may be gone: the server may tell of it again, but nobody will ask for it."""
+        """The LSN up to which files of committed transactions may go: the server may report these again, but nobody will ask for them."""
         if not self._folder.exists():
             return
         for path in sorted(self._folder.iterdir()):

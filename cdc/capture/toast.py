@@ -47,7 +47,7 @@ MOST_BYTES: Final = 2**28
 """A larger value is not remembered: an update that leaves it out is completed from the database, as one is of which nothing is known. SQLite
 itself takes none of more than 10**9 bytes."""
 _DAMAGE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What a damaged file gives; SQLite's message may quote its bytes, and those need not be text."""
+"""The errors that a damaged file gives; SQLite's message may quote its bytes, and those need not be text."""
 
 
 class _Database(sqlite3.Connection):

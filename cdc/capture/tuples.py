@@ -111,13 +111,13 @@ class Parsed(NamedTuple):
     partial: Flags
     wide: Flags
     fields_at: tuple[int, ...]
-    """Of each table: where its fields begin."""
+    """The beginning of each table's fields."""
     rows_at: tuple[int, ...]
-    """Of each table, and of all: where its rows begin."""
+    """The beginning of each table's rows, and the end of all."""
     counts: tuple[int, ...]
-    """Of each table: how many rows it has."""
+    """The number of each table's rows."""
     odd: tuple[bool, ...]
-    """Of each table: whether some row is partial or wide."""
+    """Whether some row of each table is partial or wide."""
 
     def room(self, table: int) -> int:
         return self.rows_at[table + 1] - self.rows_at[table]
@@ -141,6 +141,17 @@ class Parsed(NamedTuple):
         if sum(self.counts) == self.rows_at[-1]:
             return of_rows
         return np.concatenate([of_rows[at : at + count] for at, count in zip(self.rows_at, self.counts, strict=False)])
+
+
+class _Read(NamedTuple):
+    end: int
+    """Offset after the tuple."""
+    error: int
+
+
+class _Counted(NamedTuple):
+    rows: int
+    error: int
 
 
 _Messages = tuple[Bytes, Offsets, Offsets, Offsets]
@@ -182,26 +193,26 @@ def parse(block: Bytes, index: Index, order: Offsets, shapes: Sequence[Shape], s
 
 
 @kernel
-def _tuple(block: Bytes, at: int, end: int, row: int, offsets: Offsets, lengths: Lengths) -> tuple[int, int]:
-    """One TupleData into column ``row`` of the matrices; returns (offset after it, error)."""
+def _tuple(block: Bytes, at: int, end: int, row: int, offsets: Offsets, lengths: Lengths) -> _Read:
+    """One TupleData into column ``row`` of the matrices."""
     width = offsets.shape[0]
     if at + 2 > end:
-        return at, _TOO_SHORT
+        return _Read(at, _TOO_SHORT)
     if read_u16(block, at) != width:
-        return at, _OTHER_WIDTH
+        return _Read(at, _OTHER_WIDTH)
     at += 2
     for c in range(width):
         if at >= end:
-            return at, _TOO_SHORT
+            return _Read(at, _TOO_SHORT)
         letter = block[at]
         at += 1
         if letter == letters.TEXT_FIELD:
             if at + 4 > end:
-                return at, _TOO_SHORT
+                return _Read(at, _TOO_SHORT)
             length = read_u32(block, at)
             at += 4
             if length > end - at:
-                return at, _TOO_SHORT
+                return _Read(at, _TOO_SHORT)
             offsets[c, row] = at
             lengths[c, row] = np.int32(length)
             at += length
@@ -212,13 +223,13 @@ def _tuple(block: Bytes, at: int, end: int, row: int, offsets: Offsets, lengths:
             offsets[c, row] = at
             lengths[c, row] = np.int32(UNCHANGED)
         else:
-            return at, _UNKNOWN_FIELD
-    return at, _FINE
+            return _Read(at, _UNKNOWN_FIELD)
+    return _Read(at, _FINE)
 
 
 @kernel
-def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> tuple[int, int]:
-    """The messages of one table; returns (how many rows they are, error)."""
+def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> _Counted:
+    """The messages of one table."""
     kind, body, end, order = messages
     key, weight = columns
     offsets, lengths, op, placed, partial, wide = rows
@@ -234,18 +245,19 @@ def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> 
         has_old = letter == letters.KEY_TUPLE or letter == letters.OLD_TUPLE
         if has_old:
             if kind[m] == letters.INSERT:
-                return count, _NO_TUPLE
-            at, error = _tuple(block, at, stop, 0, old_offsets, old_lengths)
-            if error:
-                return count, error
+                return _Counted(count, _NO_TUPLE)
+            old = _tuple(block, at, stop, 0, old_offsets, old_lengths)
+            at = old.end
+            if old.error:
+                return _Counted(count, old.error)
             if kind[m] == letters.UPDATE:
                 if at >= stop:
-                    return count, _TOO_SHORT
+                    return _Counted(count, _TOO_SHORT)
                 letter = block[at]
                 at += 1
         if kind[m] == letters.DELETE:
             if not has_old:
-                return count, _NO_TUPLE
+                return _Counted(count, _NO_TUPLE)
             for c in range(width):
                 offsets[c, count] = old_offsets[c, 0]
                 lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(NULL)
@@ -254,10 +266,10 @@ def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> 
             count += 1
             continue
         if letter != letters.NEW_TUPLE:
-            return count, _NO_TUPLE
-        at, error = _tuple(block, at, stop, count, offsets, lengths)
-        if error:
-            return count, error
+            return _Counted(count, _NO_TUPLE)
+        new = _tuple(block, at, stop, count, offsets, lengths)
+        if new.error:
+            return _Counted(count, new.error)
         moved = False
         if has_old:
             for c in range(width):
@@ -293,7 +305,7 @@ def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> 
         op[count] = _INSERTED if kind[m] == letters.INSERT else _UPDATED
         placed[count] = m * 2 + (1 if moved else 0)
         count += 1
-    return count, _FINE
+    return _Counted(count, _FINE)
 
 
 @kernel
@@ -309,7 +321,7 @@ def _parse(block: Bytes, messages: _Messages, places: _Places, columns: _Columns
         low, high = rows_at[t], rows_at[t + 1]
         shape = (last - first, high - low)
         begin, stop = fields_at[t], fields_at[t + 1]
-        count, error = _rows(
+        found = _rows(
             block,
             (kind, body, end, mine),
             (key[first:last], weight[first:last]),
@@ -322,9 +334,9 @@ def _parse(block: Bytes, messages: _Messages, places: _Places, columns: _Columns
                 wide[low:high],
             ),
         )
-        if error:
-            return error
-        counts[t] = count
-        for row in range(low, low + count):
+        if found.error:
+            return found.error
+        counts[t] = found.rows
+        for row in range(low, low + found.rows):
             odd[t] |= partial[row] | wide[row]
     return _FINE

@@ -66,7 +66,7 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
                 yield _contracts(settings, found)
             for mistake in _mistaken(settings, found):
                 yield Finding("fail", "store tables", str(mistake), mistake.hint)
-            if first[0].safe_wal_bytes is not None:
+            if first[0].wal.safe_bytes is not None:
                 time.sleep(max(0.0, RATE_OVER_S - (time.monotonic() - first[1])))
                 now = read_slot(connection, source.slot)
                 rate = (now.server_lsn - first[0].server_lsn) / (time.monotonic() - first[1])

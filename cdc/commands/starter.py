@@ -21,7 +21,7 @@ def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator
     """The lines of a cdc.toml. source: the DSN with ${NAME} for its password, if it has one."""
     dsn = source or PLACEHOLDER_DSN
     patterns = _patterns(tables)
-    yield '# Headwater. Every key: README.md, "Configuration". ${NAME} in a value is the environment\'s variable NAME.'
+    yield "# Headwater. Every key: docs/configuration.md. ${NAME} in a value is the environment's variable NAME."
     yield ""
     yield "[source]"
     if "${" in dsn:

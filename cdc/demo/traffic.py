@@ -69,21 +69,21 @@ def _rows(flights: Flights, kind: Kind, flight: Any, lap: Any) -> Rows:
         case Kind.SCHEDULED:
             columns = [
                 ids,
-                times(flights.day),
-                flights.carrier[flight].tolist(),
-                flights.number[flight].tolist(),
-                flights.tailnum[flight].tolist(),
-                flights.origin[flight].tolist(),
-                flights.dest[flight].tolist(),
-                flights.distance_miles[flight].tolist(),
-                times(flights.scheduled_departure),
-                times(flights.scheduled_arrival),
+                times(flights.plan.day),
+                flights.plan.carrier[flight].tolist(),
+                flights.plan.number[flight].tolist(),
+                flights.plan.tailnum[flight].tolist(),
+                flights.plan.origin[flight].tolist(),
+                flights.plan.dest[flight].tolist(),
+                flights.plan.distance_miles[flight].tolist(),
+                times(flights.plan.scheduled_departure),
+                times(flights.plan.scheduled_arrival),
             ]
         case Kind.DEPARTED:
-            columns = [times(flights.departed_at), flights.dep_delay_min[flight].tolist(), ids]
+            columns = [times(flights.course.departed_at), flights.course.dep_delay_min[flight].tolist(), ids]
         case Kind.LANDED:
-            delays = [flights.arr_delay_min[flight].tolist(), flights.air_time_min[flight].tolist()]
-            columns = [times(flights.landed_at), *delays, ids]
+            delays = [flights.course.arr_delay_min[flight].tolist(), flights.course.air_time_min[flight].tolist()]
+            columns = [times(flights.course.landed_at), *delays, ids]
         case Kind.DIVERTED | Kind.CANCELLED:
             columns = [ids]
     return list(zip(*columns, strict=True))

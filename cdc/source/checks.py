@@ -12,7 +12,6 @@ from psycopg import sql
 
 from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
-from cdc.source.budget import is_short
 from cdc.source.capturable import KEYLESS, keyless_hint, quoted_name, refuse_twins, reserved_problem
 from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.configured import Publishing
@@ -329,7 +328,7 @@ def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], Non
                 "warn", "slot", f"{slot.name} is about to be lost: WAL that it needs may go any time", "start cdc run now"
             )
         else:
-            reader = f"read by pid {slot.active_pid}" if slot.active else "not read at present"
+            reader = f"read by pid {slot.reader.pid}" if slot.reader else "not read at present"
             yield Finding("ok", "slot", f"{slot.name} is {slot.wal_status}, {reader}")
     yield _keep_size(slot)
     if slot.idle_timeout_s is not None:
@@ -347,26 +346,26 @@ def _refuse_slot(connection: psycopg.Connection, slot: SlotFacts, log_has_begun:
 
 def check_budget(slot: SlotFacts, wal_bytes_per_s: float | None) -> Finding | None:
     """How long nobody may read the slot before Postgres gives it up; None where there is no limit or no slot."""
-    if not slot.exists or slot.safe_wal_bytes is None:
+    if not slot.exists or slot.wal.safe_bytes is None:
         return None
-    left = f"{max(0, slot.safe_wal_bytes) / 1e6:.0f} MB"
+    left = f"{max(0, slot.wal.safe_bytes) / 1e6:.0f} MB"
     if not wal_bytes_per_s:
         eta = "no WAL is being written now"
     else:
-        minutes = max(0, slot.safe_wal_bytes) / wal_bytes_per_s / 60
+        minutes = max(0, slot.wal.safe_bytes) / wal_bytes_per_s / 60
         lasts = "more than a month" if minutes > MONTH_MIN else f"{minutes:.0f} min"
         eta = f"{lasts} at the present {wal_bytes_per_s / 1e6:.1f} MB/s"
-    level: Level = "warn" if is_short(slot) else "ok"
+    level: Level = "warn" if slot.wal.short else "ok"
     hint = "let capture catch up (cdc status), or raise max_slot_wal_keep_size" if level == "warn" else None
     return Finding(level, "wal budget", f"{left} left: {eta}", hint)
 
 
 def _keep_size(slot: SlotFacts) -> Finding:
-    if slot.max_keep_bytes is None:
+    if slot.wal.limit_bytes is None:
         message = "max_slot_wal_keep_size is not set: while capture is down, WAL grows until the server's disk is full"
         hint = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB' (what the disk bears); SELECT pg_reload_conf()"
         return Finding("warn", "wal limit", message, hint)
-    return Finding("ok", "wal limit", f"max_slot_wal_keep_size is {slot.max_keep_bytes / 1e6:.0f} MB")
+    return Finding("ok", "wal limit", f"max_slot_wal_keep_size is {slot.wal.limit_bytes / 1e6:.0f} MB")
 
 
 def _headroom(setting: str, limit: int, used: int, *, needed: int) -> Finding:

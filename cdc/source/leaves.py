@@ -7,7 +7,7 @@ from typing import Final
 
 import psycopg
 
-from cdc.source.partitions import partitions
+from cdc.source.descent import partitions
 from cdc.source.vanishing import despite_drops
 
 # Columns are compared by name: their numbers differ from partition to partition. A root under FULL without a primary key is identified by

@@ -41,7 +41,7 @@ class Publication:
     name: str
     all_tables: bool
     publishes: frozenset[str]
-    """Of insert, update, delete, truncate."""
+    """The kinds of changes among insert, update, delete, truncate."""
     via_root: bool
     computed: bool
     """It publishes stored generated columns."""

@@ -42,16 +42,20 @@ from sinks.search.wire import Address, Cluster
 
 
 class Options(Address, StoreOptions):
-    """``index`` names the alias that users search; see the documentation of each field's use in ``sinks.search``."""
+    """The options that only a search index has."""
 
     renders = True
     plain_schemes: ClassVar[Mapping[str, str]] = {"http": "https"}
     example = ("search", 'url = "http://127.0.0.1:9200"')
 
     index: str = "{schema}.{table}"
+    """The alias to search. A template under which two tables would share an index is refused."""
     shards: int = Field(1, ge=1)
+    """Primary shards of a new index."""
     replicas: int | None = Field(None, ge=0)
+    """Replicas of a new index; the cluster's own default when left out."""
     refresh_interval: str = "1s"
+    """How often a new index makes changes visible to searches."""
     request_bytes: int = Field(5_000_000, ge=1)
     """Size of one bulk request, about."""
     purge_after_s: float = Field(120.0, ge=0)
@@ -59,8 +63,8 @@ class Options(Address, StoreOptions):
     dead_share_max: float = Field(0.1, ge=0, le=1)
     """A batch of which a larger share cannot be held stops the store instead of filling the dead letters."""
     workers_from_rows: int = Field(0, ge=0)
-    """Never by default: building requests is a small part of their cost, and two of them are under way at once anyway. A cluster of
-    several nodes may want Spark's workers."""
+    """As for every store. By default never: building requests is a small part of their cost, and two of them are under way at once
+    anyway. A cluster of several nodes may want Spark's workers."""
 
     @property
     def server_url(self) -> SecretStr:

@@ -61,8 +61,6 @@ class Warehouse:
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
-        if self.options.history:
-            raise StoreError("the warehouse keeps no history yet", retryable=False, hint="leave history out of [stores]")
         self._epoch = epoch
         catalog = self._connected()
         self._extent = Extent(self.name, self.options.tables, log)

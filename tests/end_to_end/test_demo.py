@@ -21,7 +21,7 @@ import pytest
 from cdc.demo import board, daemon, kernels, loading, show, traffic, verdict
 from cdc.demo.__main__ import main
 from cdc.demo.daemon import Daemon
-from cdc.demo.flights import Airport, Flights, Kind, load
+from cdc.demo.flights import Airport, Kind, load
 from cdc.demo.stage import STORES, set_up
 from cdc.errors import WaitTimeout
 from cdc.state.status import read_follower
@@ -37,7 +37,7 @@ def data() -> Airport:
 def small(data: Airport) -> Airport:
     """Every 40th flight: the same year, quicker to load."""
     flights = data.flights
-    thin = Flights(**{name: getattr(flights, name)[::40] for name in Flights.__dataclass_fields__})
+    thin = flights.at(slice(None, None, 40))
     return Airport(data.airlines, data.airports, data.planes, data.weather.slice(0, 500), thin)
 
 
@@ -47,21 +47,21 @@ def small(data: Airport) -> Airport:
 def test_every_flight_of_the_package_is_there_once_and_lands_after_it_left(data: Airport) -> None:
     flights = data.flights
     assert len(flights) == 336_776
-    assert (np.diff(flights.scheduled_departure) >= np.timedelta64(0)).all()
-    assert (flights.scheduled_arrival > flights.scheduled_departure).all()
-    landed = ~np.isnat(flights.landed_at)
-    assert (flights.landed_at[landed] > flights.departed_at[landed]).all()
+    assert (np.diff(flights.plan.scheduled_departure) >= np.timedelta64(0)).all()
+    assert (flights.plan.scheduled_arrival > flights.plan.scheduled_departure).all()
+    landed = ~np.isnat(flights.course.landed_at)
+    assert (flights.course.landed_at[landed] > flights.course.departed_at[landed]).all()
     assert landed.sum() == 336_776 - 9_430  # the package's flights without an arrival delay
 
 
 def test_times_are_utc_from_the_airports_zones(data: Airport) -> None:
     flights = data.flights
     # UA 1545 EWR → IAH on 1 January: leaves 5:15 in New York (UTC-5), due 8:19 in Houston (UTC-6).
-    at = int(np.flatnonzero((flights.number == 1545) & (flights.day == np.datetime64("2013-01-01")))[0])
-    assert flights.scheduled_departure[at] == np.datetime64("2013-01-01T10:15")
-    assert flights.scheduled_arrival[at] == np.datetime64("2013-01-01T14:19")
-    assert flights.departed_at[at] == np.datetime64("2013-01-01T10:17")
-    assert flights.landed_at[at] == np.datetime64("2013-01-01T14:30")
+    at = int(np.flatnonzero((flights.plan.number == 1545) & (flights.plan.day == np.datetime64("2013-01-01")))[0])
+    assert flights.plan.scheduled_departure[at] == np.datetime64("2013-01-01T10:15")
+    assert flights.plan.scheduled_arrival[at] == np.datetime64("2013-01-01T14:19")
+    assert flights.course.departed_at[at] == np.datetime64("2013-01-01T10:17")
+    assert flights.course.landed_at[at] == np.datetime64("2013-01-01T14:30")
 
 
 def test_what_happens_is_in_time_order_and_each_flights_life_makes_sense(data: Airport) -> None:
@@ -245,7 +245,7 @@ def test_the_whole_demo_shows_its_page_first_and_every_stores_rows_while_it_load
 ) -> None:
     """At toy size: every fourth flight, and a second of traffic."""
     flights = data.flights
-    thin = Flights(**{name: getattr(flights, name)[::4] for name in Flights.__dataclass_fields__})
+    thin = flights.at(slice(None, None, 4))
     monkeypatch.setattr("cdc.demo.flights.load", lambda: replace(data, flights=thin))
     folder = server_folder / "whole-demo"
     onlooker = Onlooker(folder / "run")

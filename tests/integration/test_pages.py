@@ -31,8 +31,8 @@ from tests.unit.http import reports
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-NEWCOMERS = """README tutorial managed-postgres stores spark warehouse service sizing monitoring backup migrating comparison faq writing-a-sink
-glossary"""
+NEWCOMERS = """README configuration tutorial managed-postgres stores spark warehouse service sizing monitoring backup migrating comparison faq
+writing-a-sink glossary"""
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NEWCOMERS.split())
 CODE = tuple(path for room in ("cdc", "sinks", "tests/contract") for path in (ROOT / room).rglob("*.py"))
 

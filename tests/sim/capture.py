@@ -1,4 +1,4 @@
-"""One capture process over the model's connection, disk and coordinator: ``cdc.ingest.process`` without its sockets and threads."""
+"""One capture process over the model's connection, disk and snapshot reader: ``cdc.ingest.process`` without its sockets and threads."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -115,12 +116,27 @@ def test_the_definition_has_the_key_of_its_identity(identity: str, index: tuple[
     assert table.columns[0] == Column("id", 23, -1, "", key="id" in key, attnum=1)
 
 
-def test_the_event_trigger_tells_the_same_facts() -> None:
+def test_the_event_trigger_asks_the_same_queries() -> None:
     """`make roles` writes them there."""
     text = roles.FILE.read_text(encoding="utf-8")
-    assert roles.with_facts(text) == text
+    assert roles.with_queries(text) == text
     assert FACTS in text
-    for query in ("'attached', c.relispartition", "select unnest(tables)"):
+    for query in ("'attached', c.relispartition", "select unnest(tables)", "select unnest(retyped)"):
         other = text.replace(query, "'changed'")
         assert other != text
-        assert roles.with_facts(other) == text
+        assert roles.with_queries(other) == text
+
+
+def test_recursions_through_the_catalog_are_written_once() -> None:
+    root = roles.FILE.parents[1]
+    files = [
+        path
+        for room in ("cdc", "sinks", "snapshots", "deploy")
+        for path in (root / room).rglob("*")
+        if path.suffix in (".py", ".sql")
+    ]
+    texts = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in files}
+    texts["deploy/roles.sql"] = roles.without_queries(texts["deploy/roles.sql"])
+    assert [name for name, text in texts.items() if re.search(r"\bwith\s+recursive\b", text, re.IGNORECASE)] == [
+        "cdc/source/descent.py"
+    ]

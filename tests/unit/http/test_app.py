@@ -200,7 +200,7 @@ def first_events(asked: TestClient, number: int) -> list[str]:
 
 
 def end_after_two_reports(feed: Feed) -> None:
-    while not feed._readers:
+    while not feed.readers.count:
         time.sleep(0.01)
     seen = feed._version
     while feed._version < seen + 2:
