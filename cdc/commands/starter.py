@@ -10,6 +10,7 @@ from cdc.model.selection import literal
 from cdc.source.capturable import identity_problem
 from cdc.source.catalog import CatalogTable
 from cdc.terminal import visible
+from sinks import KINDS, options_model
 
 PLACEHOLDER_DSN: Final = "postgresql://cdc@localhost:5432/postgres"
 MANY_TABLES: Final = 40
@@ -40,21 +41,20 @@ def configuration(source: str | None, tables: Sequence[CatalogTable]) -> Iterato
     yield 'dir = "var/log"                 # on a disk that fsync can be trusted on'
     yield ""
     yield "# One table for each derived store. Uncomment what you have."
-    yield "# [stores.search]"
-    yield '# kind = "opensearch"'
-    yield '# url = "http://127.0.0.1:9200"'
-    yield f"# tables = [{', '.join(map(_string, patterns[:2]))}]"
-    yield "#"
-    yield "# [stores.cache]"
-    yield '# kind = "redis"'
-    yield '# url = "redis://127.0.0.1:6379/0"'
-    yield "#"
-    yield "# [stores.warehouse]"
-    yield '# kind = "iceberg"'
-    yield '# path = "var/warehouse"'
+    yield from _stores(patterns)
     yield ""
     yield "[http]"
     yield 'listen = "127.0.0.1:8642"       # status page, API and metrics; loopback only'
+
+
+def _stores(patterns: Sequence[str]) -> Iterator[str]:
+    """A store of each kind that is proposed; the first shows how its tables are selected."""
+    proposed = [(kind, *options_model(kind).example) for kind in KINDS if options_model(kind).example]
+    for number, (kind, name, *lines) in enumerate(proposed):
+        yield from (*(() if number == 0 else ("#",)), f"# [stores.{name}]", f"# kind = {_string(kind)}")
+        yield from (f"# {line}" for line in lines)
+        if number == 0:
+            yield f"# tables = [{', '.join(map(_string, patterns[:2]))}]"
 
 
 def _patterns(tables: Sequence[CatalogTable]) -> list[str]:

@@ -6,9 +6,9 @@ from typing import LiteralString
 
 import psycopg
 import pytest
-from cdc.source.drops import despite_drops, vanished
 
 from cdc.source.connection import connect
+from cdc.source.drops import despite_drops, vanished
 from tests.conftest import Database
 
 GONE = 4_000_000_000

@@ -26,8 +26,8 @@ from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
 from cdc.spark.source import SLICES
 from cdc.state import status, stops
-from sinks import options_model
-from sinks.contract import Outcome
+from sinks import memory, options_model
+from sinks.contract import Outcome, Traits
 from sinks.memory import STORES, MemorySink, Options, Store
 from tests.contract.rows import ORDERS, batch, order
 
@@ -100,7 +100,7 @@ def test_workers_get_a_micro_batch_only_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int, batch_rows: int, used: int
 ) -> None:
     """A store that was set back stands before where the micro-batch begins; one that took a part of it in the driver, behind."""
-    monkeypatch.setattr(MemorySink, "parallel", True)
+    monkeypatch.setattr(memory, "traits", lambda _: Traits(parallel=True))
     writer = EmbeddedLogWriter(tmp_path / "log")
     for position in range(1, 7):
         writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
