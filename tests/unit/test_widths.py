@@ -17,7 +17,6 @@ ATTRIBUTES = 12
 """The most that an instance holds."""
 
 WIDE_FUNCTIONS = {
-    ("cdc.ingest.process", "_stream_once"): 10,
     ("sinks.cache.resp", "_write_parts"): 9,
     ("snapshots.coordinator", "_Session.__init__"): 11,
     ("snapshots.reading", "Reader.__init__"): 10,
@@ -29,8 +28,6 @@ WIDE_CLASSES = {
     ("cdc.audit.findings", "TableAudit"): 18,
     ("cdc.demo.flights", "Flights"): 14,
     ("cdc.http.events", "Feed"): 14,
-    ("cdc.ingest.loop", "Ingest"): 13,
-    ("cdc.ingest.meter", "Meter"): 14,
     ("cdc.log.embedded.writer", "EmbeddedLogWriter"): 17,
     ("cdc.report.shape", "CaptureReport"): 16,
     ("cdc.report.shape", "FollowerReport"): 17,
