@@ -225,7 +225,7 @@ FOUND = (
     ),
     Mutant(
         "a lost part of a store is not noticed while its other parts are written", "cdc/follow/follower.py",
-        "        self.applied = cut\n        self._reporter.committed", "        self.applied, self._looked_at = cut, time.monotonic()\n        self._reporter.committed",
+        "now - self._looked_at < _LOOK_AT_THE_STORE_S", "True",
         ("-k", "steadily", "tests/unit/spark/test_marks.py"),
     ),
     Mutant(
