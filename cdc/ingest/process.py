@@ -19,7 +19,7 @@ from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
 from cdc.capture.endings import Poison, StreamEnded
 from cdc.capture.feedback import Feedback
-from cdc.capture.prepared import Prepared
+from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.rows import Hold
 from cdc.capture.spool import Spools
 from cdc.capture.stream import Connection
@@ -242,7 +242,7 @@ def _stream_once(
     with source.connect(dsn) as catalog:
         connection = Connection(catalog.opened_with, PINNED_SETTINGS, name=address(dsn))
         head = writer.head
-        prepared = Prepared(folder)
+        prepared = PreparedFiles(folder)
         prepared.settle(head.commit_lsn)
         stream = connection.start(
             settings.slot,

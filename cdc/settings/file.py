@@ -128,13 +128,10 @@ class _Loading:
             self.problem(at, "must be a table: [stores.NAME]")
             return None
         kind = table.get("kind")
-        if not isinstance(kind, str):
-            self.problem((*at, "kind"), "is missing", hint='say which kind of store it is, such as kind = "redis"')
-            return None
         try:
-            model = options_model(kind)
+            model = options_model(kind if isinstance(kind, str) else "")
         except HeadwaterError as error:
-            self.problem((*at, "kind"), str(error), hint=error.hint)
+            self.problem((*at, "kind"), str(error) if isinstance(kind, str) else "is missing", hint=error.hint)
             return None
         self.refuse_readable(model, written, at)
         return self.validated(model, table, at)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from cdc.model.display import As, AsRules
 from cdc.model.selection import matches, named
-from cdc.model.showing import As, AsRules
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Nobody writes a longer configuration by hand."""
@@ -204,6 +204,10 @@ class StoreOptions(Strict):
 
     renders: ClassVar[bool] = False
     """Whether the store makes JSON of values, so that a column may be shown in another way."""
+    plain_schemes: ClassVar[Mapping[str, str]] = {}
+    """Schemes of the store's addresses in which anybody may read along → the same with TLS."""
+    example: ClassVar[tuple[str, ...]] = ()
+    """For a new cdc.toml: a name for such a store, and the lines that it cannot do without. Empty: it is not proposed."""
 
     kind: str
     """`opensearch`, `redis` or `iceberg`; `console` prints each change as a line."""
@@ -237,6 +241,21 @@ class StoreOptions(Strict):
     def as_rules(self) -> AsRules:
         """How this store shows columns, by patterns of tables."""
         return tuple((pattern, options.as_) for pattern, options in self.held.options.items() if options.as_)
+
+    @property
+    def server_url(self) -> SecretStr | None:
+        """Where the store's server answers; None for a store without one."""
+        return None
+
+    @property
+    def disk_path(self) -> Path | None:
+        """The folder on this machine that the store lies in; None for any other."""
+        return None
+
+    @property
+    def commit_interval_s(self) -> float:
+        """For so long the store's commits are to be apart at least."""
+        return 0.0
 
     def policy(self, table: str) -> SchemaPolicy:
         """The store's policy for changes of the table (``schema.table``)."""

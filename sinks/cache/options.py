@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
@@ -15,6 +16,8 @@ class Options(StoreOptions):
     """The options that only a cache has."""
 
     renders = True
+    plain_schemes: ClassVar[Mapping[str, str]] = {"redis": "rediss"}
+    example = ("cache", 'url = "redis://127.0.0.1:6379/0"')
 
     url: SecretStr
     """`redis://` or `rediss://`, which is TLS, verified. It may hold user and password."""
@@ -33,3 +36,7 @@ class Options(StoreOptions):
     """How long one answer of the server may take."""
     workers_from_rows: int = Field(0, ge=0)
     """As for every store. By default never: one chain of writes per table keeps the server's one thread busy."""
+
+    @property
+    def server_url(self) -> SecretStr:
+        return self.url

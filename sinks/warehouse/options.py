@@ -15,6 +15,8 @@ MB: Final = 2**20
 class Options(StoreOptions):
     """The options that only a warehouse has."""
 
+    example = ("warehouse", 'path = "var/warehouse"')
+
     path: Path
     """The warehouse's folder: an Iceberg catalog of type `hadoop`, which every Iceberg reader can open."""
     namespace: str | None = Field(None, pattern=r"^[a-z0-9_]+$")
@@ -35,3 +37,11 @@ class Options(StoreOptions):
     """This many data files of about the same size become one."""
     keep_snapshots_s: int = Field(600, ge=0)
     """How long old snapshots stay readable."""
+
+    @property
+    def disk_path(self) -> Path:
+        return self.path
+
+    @property
+    def commit_interval_s(self) -> float:
+        return self.commit_interval_ms / 1e3

@@ -187,7 +187,6 @@ def test_an_empty_store_lacks_every_row_and_lists_a_few(source: psycopg.Connecti
 class Held:
     """A store whose content is given; for what no real store of ours would hold."""
 
-    parallel = False
     name = "held"
 
     def __init__(self, batch: pa.RecordBatch) -> None:

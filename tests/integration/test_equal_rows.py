@@ -56,7 +56,7 @@ def settings(request: pytest.FixtureRequest, postgres: Database, tmp_path: Path)
         case "opensearch":
             store["url"] = request.getfixturevalue("opensearch").url
         case "iceberg":
-            from sinks.warehouse import use_session
+            from sinks.sparksession import use_session
 
             session = request.getfixturevalue("spark")
             use_session(lambda: session)

@@ -139,7 +139,15 @@ MUTANTS = (
         (CRASH,),
     ),
     Mutant("the confirmed LSN goes back", "cdc/capture/feedback.py", "max(self.durable_lsn, lsn)", "lsn", ("tests/unit/capture/test_feedback.py",)),
-    Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "            self.floor = position\n            self.rows = {k:", "            self.rows = {k:", TWIN),
+    Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "        self.floor = max(self.floor, barrier.position)\n", "", TWIN),
+    Mutant(
+        "what was written again stands beside what it replaces", "sinks/barrier.py",
+        "    if barrier.rows is not RowsBefore.KEPT:\n", "    if barrier.rows is RowsBefore.GONE:\n", ("tests/unit/sinks/test_barrier.py",),
+    ),
+    Mutant(
+        "another table's rows stay", "sinks/barrier.py",
+        "return change.empties or (held is not None and not same_table(held, change.table))", "return change.empties", ("tests/unit/sinks/test_barrier.py",),
+    ),
     Mutant("an equal position wins", "sinks/memory.py", "if key in self.rows and self.rows[key][0] >= position:", "if key in self.rows and self.rows[key][0] > position:", TWIN),
     Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.mark.cut.position or position <= self.floor:", "if position <= self.floor:", TWIN),
     Mutant("applied is recorded before the rows are written", "sinks/memory.py",

@@ -14,7 +14,7 @@ from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.feedback import Feedback
-from cdc.capture.prepared import Prepared
+from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.spool import Spools
 from cdc.capture.toast import ToastMemory
 from cdc.ingest import process as capturing
@@ -116,7 +116,7 @@ class Capture:
 
     def connect(self) -> Link:
         head, slot, ways = self.writer.head, self._source.slot, self._ways
-        prepared = Prepared(self._folder)
+        prepared = PreparedFiles(self._folder)
         prepared.settle(head.commit_lsn)
         self.link = Link(Feedback(0), self._chance)
         self.server = Walsender(
@@ -145,7 +145,7 @@ class Capture:
             self._steps = self.reader.session()
         return self.link
 
-    def _decoder(self, durable_lsn: int, prepared: Prepared) -> Decoder:
+    def _decoder(self, durable_lsn: int, prepared: PreparedFiles) -> Decoder:
         definitions = Definitions(self._facts, known=[topic.table for topic in self._log.topics()])
         return Decoder(
             definitions, self._memory, capturing._hold(self.feed), durable_lsn, self._spools, prepared, self.feed.expects

@@ -171,7 +171,7 @@ def test_a_query_waits_by_no_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, 
     follower: Any = SimpleNamespace(
         store="lake",
         applied=Cut(Position(0), Lsn(0)),
-        options=SimpleNamespace(tables=["*"], batch_rows=1, batch_bytes=1, commit_interval_ms=60),
+        options=SimpleNamespace(tables=["*"], batch_rows=1, batch_bytes=1, commit_interval_s=0.06),
         follow_to=lambda cut, _: applied.append((cut, time.monotonic())),
         between_batches=nullcontext,
     )

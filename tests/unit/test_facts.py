@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.model.facts import FactColumn, Facts, Leaf, Publishing, Verdict, hidden
+from cdc.model.facts import FactColumn, Facts, Leaf, Publishing, StoredChange, hidden
 from cdc.model.table import Column
 from cdc.source.facts import FACTS
 from tests import roles
@@ -22,7 +22,7 @@ PLAIN = Facts(
 )
 PARTED = replace(PLAIN, partitioned=True, leaves={8: Leaf(80, True), 9: Leaf(90, True)})
 OPTIONS = replace(PLAIN, publishing=Publishing(True, version="12 owner options"))
-OVERLAY, VANISHED = Verdict(False), Verdict(True)
+OVERLAY, VANISHED = StoredChange(False), StoredChange(True)
 
 
 def _moved(facts: Facts) -> Facts:
@@ -91,7 +91,7 @@ def _with(*columns: FactColumn) -> Callable[[Facts], Facts]:
         (PLAIN, lambda facts: replace(facts, name="u", identity="f"), None),
     ],
 )
-def test_what_the_stream_does_not_tell(before: Facts, change: Callable[[Facts], Facts], verdict: Verdict | None) -> None:
+def test_what_the_stream_does_not_tell(before: Facts, change: Callable[[Facts], Facts], verdict: StoredChange | None) -> None:
     assert hidden(before, change(before)) == verdict
 
 

@@ -18,7 +18,6 @@ ATTRIBUTES = 12
 
 WIDE_FUNCTIONS = {
     ("cdc.ingest.process", "_stream_once"): 10,
-    ("sinks.cache.resp", "_write_parts"): 9,
 }
 """Functions that are wider today, each with its number of parameters."""
 
@@ -31,12 +30,6 @@ WIDE_CLASSES = {
     ("cdc.report.shape", "FollowerReport"): 17,
     ("cdc.state.status", "CaptureStatus"): 22,
     ("cdc.state.status", "FollowerStatus"): 17,
-    ("sinks.cache.ledger", "Ledger"): 13,
-    ("sinks.search.sink", "SearchSink"): 17,
-    ("sinks.search.tables", "Tables"): 16,
-    ("sinks.warehouse.catalog", "IcebergTable"): 14,
-    ("sinks.warehouse.java", "Java"): 19,
-    ("sinks.warehouse.sink", "Warehouse"): 17,
 }
 """Classes that are wider today, each with its number of attributes."""
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from cdc.source.connection import connect
-from cdc.source.vanishing import despite_drops, vanished
+from cdc.source.drops import despite_drops, vanished
 from tests.conftest import Database
 
 GONE = 4_000_000_000
