@@ -176,6 +176,7 @@ def capture(
     from cdc.capture.stream import Connection
     from cdc.capture.toast import ToastMemory
     from cdc.capture.warm import warm
+    from cdc.ingest.intake import Intake
     from cdc.ingest.loop import Ingest
     from cdc.ingest.meter import Meter
     from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -199,7 +200,7 @@ def capture(
     stream = connection.start(SLOT, PUBLICATION, 0, Feedback(0) if confirm else _silent(), streaming=True)
     spools = Spools(log)
     decoder = Decoder(Definitions(lambda _: None), memory, lambda _rows, _missing: None, 0, spools, PreparedFiles(log))
-    ingest = Ingest(stream, decoder, writer, memory, SnapshotFeed(progress), meter)
+    ingest = Ingest(Intake(log, writer, memory, SnapshotFeed(progress), meter), stream, decoder)
 
     def watch() -> None:
         while writer.head.position < changes and thread.is_alive():

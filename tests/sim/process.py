@@ -70,16 +70,7 @@ class Process:
 
     def _start(self) -> None:
         self._points.a_process_lives()
-        self.capture = Capture(
-            self._folder,
-            self._disk,
-            self._source,
-            self._course.chance,
-            self._course.ways,
-            self._log,
-            self._since_lsn,
-            self._course.met,
-        )
+        self.capture = Capture(self._course, self._folder, self._disk, self._source, self._log, self._since_lsn)
         self.unrecovered = False
         if self._course.dangers.memory_lost and self._course.chance.random() < 0.5:
             self._memory_kept = [

@@ -388,7 +388,7 @@ def test_a_fast_shutdown_does_not_hang_and_capture_goes_on(postgres_server: Any,
 
 
 def test_an_idle_database_frees_its_wal(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.ingest.loop.IDLE_RECORD_S", 0.2)
+    monkeypatch.setattr("cdc.ingest.idle.IDLE_RECORD_S", 0.2)
     with postgres.connect() as connection:
         connection.execute("create table a (id int primary key)")
         connection.execute("create table other (v text)")

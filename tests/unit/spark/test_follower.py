@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -235,6 +236,7 @@ def test_commits_that_follow_each_other_closely_are_told_together_and_the_last_o
 ) -> None:
     """A status is a file: writing one for each of some tens of commits a second costs as much as a commit."""
     log, now_s = MemoryLog(), [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], wait=lambda stop, _: stop.is_set())
     writer = log.writer()
     follower = Follower(
         f"often-{tmp_path.name}",
@@ -243,7 +245,7 @@ def test_commits_that_follow_each_other_closely_are_told_together_and_the_last_o
         log.reader(),
         tmp_path,
         threading.Event(),
-        clock=lambda: now_s[0],
+        ports=opening.Ports(clock=clock),
     )
     written: list[int] = []
     real = status.write
