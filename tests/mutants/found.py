@@ -225,7 +225,7 @@ FOUND = (
     ),
     Mutant(
         "a lost part of a store is not noticed while its other parts are written", "cdc/follow/follower.py",
-        "        self.applied = cut\n        self._reporter.committed", "        self.applied, self._looked_at = cut, time.monotonic()\n        self._reporter.committed",
+        "now - self._looked_at < _LOOK_AT_THE_STORE_S", "True",
         ("-k", "steadily", "tests/unit/spark/test_marks.py"),
     ),
     Mutant(
@@ -246,8 +246,8 @@ FOUND = (
         'return self.identity == "f" and not self.index', "return False", ("tests/unit/test_facts.py",),
     ),
     Mutant(
-        "a table that is dropped while the catalog is asked about it ends capture", "cdc/source/vanishing.py",
-        'return (error.diag.message_primary or "").startswith(_INTERNAL)', "return False", ("tests/integration/source/test_vanishing.py",),
+        "a table that is dropped while the catalog is asked about it ends capture", "cdc/source/drops.py",
+        'return (error.diag.message_primary or "").startswith(_INTERNAL)', "return False", ("tests/integration/source/test_drops.py",),
     ),
     Mutant(
         "what is slow on a busy machine is taken for dead", "cdc/pace.py",
@@ -258,7 +258,7 @@ FOUND = (
         "if (found := pattern.search(text)) is not None:", "if (found := None) is not None:", ("tests/unit/sinks/test_search_reasons.py",),
     ),
     Mutant(
-        "cdc audit ends with Java's words for a data file that was deleted by hand", "sinks/warehouse/sink.py",
+        "cdc audit ends with Java's words for a data file that was deleted by hand", "sinks/warehouse/sparkreading.py",
         "            return lacking(place.name, name)\n", "            pass\n",
         ("tests/unit/sinks/test_warehouse_reading.py",),
     ),
