@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant("the timeline is not synced", "cdc/log/embedded/writer.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
     Mutant(
         "the segments are not synced", "cdc/log/embedded/writer.py",
-        "            self._syncs.together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
+        "            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
     ),
     Mutant(
         "a new segment's name is not synced", "cdc/log/embedded/writer.py",
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "a rollback leaves what was staged", "cdc/log/embedded/writer.py",
-        "                    self._disk.truncate(self._file(topic, topic.durable.segment), topic.durable.end)\n", "                    pass\n", (WRITER,),
+        "                    self._disk.truncate(self._files.of(topic, topic.durable.segment), topic.durable.end)\n", "                    pass\n", (WRITER,),
     ),
     Mutant(
         "a second writer is not noticed", "cdc/log/embedded/writer.py",
