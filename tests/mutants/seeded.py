@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``old`` stands exactly once in ``file``. ``jit`` False: the file holds compiled code, so the tests run interpreted."""
+    """``old`` stands exactly once in ``file``. ``jit`` False: the file holds compiled code, or compiling would take most of the time, so the tests
+    run interpreted."""
 
     name: str
     file: str
