@@ -171,11 +171,12 @@ def capture(
     from cdc.capture.decoder import Decoder
     from cdc.capture.definitions import Definitions
     from cdc.capture.feedback import Feedback
-    from cdc.capture.prepared import Prepared
+    from cdc.capture.preparedfiles import PreparedFiles
     from cdc.capture.spool import Spools
     from cdc.capture.stream import Connection
     from cdc.capture.toast import ToastMemory
     from cdc.capture.warm import warm
+    from cdc.ingest.intake import Intake
     from cdc.ingest.loop import Ingest
     from cdc.ingest.meter import Meter
     from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -198,8 +199,8 @@ def capture(
     before, began = _cpu_s(), time.perf_counter()
     stream = connection.start(SLOT, PUBLICATION, 0, Feedback(0) if confirm else _silent(), streaming=True)
     spools = Spools(log)
-    decoder = Decoder(Definitions(lambda _: None), memory, lambda _rows, _missing: None, 0, spools, Prepared(log))
-    ingest = Ingest(stream, decoder, writer, memory, SnapshotFeed(progress), meter)
+    decoder = Decoder(Definitions(lambda _: None), memory, lambda _rows, _missing: None, 0, spools, PreparedFiles(log))
+    ingest = Ingest(Intake(log, writer, memory, SnapshotFeed(progress), meter), stream, decoder)
 
     def watch() -> None:
         while writer.head.position < changes and thread.is_alive():

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 VARIABLE: Final = "HEADWATER_CRASHPOINT"
 """``name=kind``, ``name=kind:nth`` (the nth time that the point is reached, from 1) and with ``@file`` behind: the file is made
@@ -30,6 +30,12 @@ class Kind(StrEnum):
     """OSError (EIO), once."""
     HANG = "hang"
     """The thread goes no further until the process is killed."""
+
+
+class Points(Protocol):
+    """Decides at every point whether it is passed: returns, or raises what happens there."""
+
+    def reach(self, name: str) -> None: ...
 
 
 class Fault(OSError):
@@ -89,7 +95,7 @@ def _of_environment() -> Armed | None:
     return Armed.parse(text) if text else None
 
 
-_armed: Armed | None = _of_environment()
+_armed: Points | None = _of_environment()
 
 
 def crashpoint(name: str) -> None:
@@ -101,9 +107,18 @@ def crashpoint(name: str) -> None:
 @contextmanager
 def armed(text: str) -> Iterator[Armed]:
     """Arms a point in this process, for tests; ``text`` as in VARIABLE."""
+    point = Armed.parse(text)
+    with decided_by(point):
+        yield point
+
+
+@contextmanager
+def decided_by(points: Points) -> Iterator[None]:
+    """Has ``points`` decide what happens at every point of this process. They are everywhere, also in what nobody constructs, so they are
+    given to the process and not to each part; the environment's own point does nothing meanwhile."""
     global _armed
-    before, _armed = _armed, Armed.parse(text)
+    before, _armed = _armed, points
     try:
-        yield _armed
+        yield
     finally:
         _armed = before

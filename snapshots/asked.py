@@ -14,8 +14,8 @@ import structlog
 from cdc.errors import SourceError
 from cdc.model.batch import Op
 from cdc.model.selection import literal
-from cdc.source.configured import Publishing
 from cdc.source.connection import reason
+from cdc.source.excerpt import PublicationSource
 from snapshots.catalog import Look, SourceTable
 from snapshots.failures import request_problem
 from snapshots.feed import SnapshotFeed
@@ -32,7 +32,7 @@ _LOOK_S: Final = 0.2
 log = structlog.get_logger("snapshot")
 
 
-class Reading(Publishing, Protocol):
+class Reading(PublicationSource, Protocol):
     """The part of ``[source]`` that says how tables are read."""
 
     @property

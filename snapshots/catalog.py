@@ -17,10 +17,10 @@ from cdc.model.selection import matches
 from cdc.model.structure import described
 from cdc.model.table import Column, Table
 from cdc.source.capturable import Definition, identity_problem, quoted_name, reserved_problem
+from cdc.source.coverage import PUBLISHED_TABLES
 from cdc.source.descent import BASE_TYPE, partitions
+from cdc.source.drops import despite_drops
 from cdc.source.facts import TYPES
-from cdc.source.published import PUBLISHED_TABLES
-from cdc.source.vanishing import despite_drops
 
 # What the types are made of is asked for only where a column has one that is not the server's own.
 _OWN_TYPES: Final = (

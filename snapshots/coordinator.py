@@ -21,8 +21,8 @@ import structlog
 from cdc.errors import ConfigError, SourceError
 from cdc.kernels.memory import Reused
 from cdc.pgvalues.binary import readable
-from cdc.source.configured import Reachable
 from cdc.source.connection import reason
+from cdc.source.excerpt import Reachable
 from snapshots import steps
 from snapshots.agenda import Agenda, Selection
 from snapshots.copy import Abandoned, copy_blocks, read_rows

@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 
 from cdc.audit.engine import Side, key_indices, suspects
-from cdc.audit.findings import Difference, Progress, Report, Scanned, TableAudit, Tally
+from cdc.audit.findings import Progress, Report, RowDifference, Scanned, TableAudit, Tally
 from cdc.audit.suspects import Settling
 from cdc.errors import SourceError
 from cdc.model.evolution import differences
@@ -60,7 +60,7 @@ class TableInWork:
     seconds: float
     lsn: Lsn
     applied: Cut
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[RowDifference] = field(default_factory=list)
 
     def result(self) -> TableAudit:
         settling = self.settling

@@ -46,7 +46,7 @@ Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RowDifference:
     kind: str
     """missing (the store lacks it) | extra (only the store has it) | different"""
     key: Mapping[str, str | None]
@@ -86,7 +86,7 @@ class TableAudit:
     scanned: Scanned = field(default_factory=Scanned)
     tally: Tally = field(default_factory=Tally)
     columns: Mapping[str, int] = field(default_factory=dict)
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[RowDifference, ...] = ()
     lsn: str | None = None
     position: int = 0
     seconds: float = 0.0

@@ -16,8 +16,8 @@ from cdc.audit.settlement import CaughtUp, settle
 from cdc.client.wait import nudge, wait
 from cdc.errors import ConfigError, SourceError, WaitTimeout
 from cdc.log.contract import LogReader
-from cdc.log.ended import ended_topics
 from cdc.log.home import open_reader
+from cdc.log.orphans import ended_topics
 from cdc.model.evolution import Kind
 from cdc.model.position import ZERO_CUT, Cut, Lsn, format_lsn
 from cdc.model.selection import matches

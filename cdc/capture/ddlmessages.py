@@ -47,7 +47,7 @@ class DdlMessage:
         return cls(tables, dropped, bool(raw.get("look")))
 
 
-class Unreadable(Exception):
+class UnreadableMessage(Exception):
     """One of our messages that another version of deploy/roles.sql wrote, say."""
 
 
@@ -75,7 +75,7 @@ class DdlMessages:
         try:
             return DdlMessage.from_json(content, self._publication)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise Unreadable from None
+            raise UnreadableMessage from None
 
 
 def _left_aside(facts: Facts, aside: Collection[int]) -> Facts:

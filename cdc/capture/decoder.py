@@ -1,7 +1,7 @@
 """A block of the walsender's bytes → groups of whole transactions as Arrow batches. Pure but for what it is handed.
 
 The stream is a row of *turns*. A turn is a run of whole transactions, BEGIN to COMMIT, or one message about a transaction whose messages come
-before its end (``cdc.capture.deferred``), or a span of such a transaction's frames. Where the stream may be, and which message leads from where
+before its end (``cdc.capture.deferral``), or a span of such a transaction's frames. Where the stream may be, and which message leads from where
 to where, is a table (``cdc.capture.messages``); a block may end anywhere, and the decoder remembers between two blocks only where that was:
 
 - within a frame: what is torn comes again, with more bytes behind it (``consumed``, ``lacks``);
@@ -24,13 +24,13 @@ from cdc.capture import letters
 from cdc.capture.authenticity import Authenticity
 from cdc.capture.control import parse_control
 from cdc.capture.ddlmessages import DDL_PREFIX
-from cdc.capture.deferred import Deferred, Replay
+from cdc.capture.deferral import Deferred, Replay
 from cdc.capture.definitions import Definitions
 from cdc.capture.groups import Groups, cuts, passed
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import SPAN, SPOOLING, Commit, Index, Inside, Open, Scan, body_of, scan
-from cdc.capture.prepared import Prepared
-from cdc.capture.rows import Hold, Memory, Rows
+from cdc.capture.preparedfiles import PreparedFiles
+from cdc.capture.rows import Hold, Memory, RowBatches
 from cdc.capture.spool import Spools
 from cdc.model.group import Group
 from cdc.pgvalues.values import Bytes
@@ -57,7 +57,7 @@ class Decoder:
         hold: Hold,
         durable_lsn: int,
         spools: Spools | None = None,
-        prepared: Prepared | None = None,
+        prepared: PreparedFiles | None = None,
         awaits: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
         """``awaits``: whether a watermark with this content is on its way; another is somebody else's."""
@@ -66,7 +66,7 @@ class Decoder:
         in_force = InForce(definitions)
         authenticity = Authenticity(definitions.ours, awaits)
         self._deferred = Deferred(spools, prepared, in_force)
-        self._made = Groups(definitions, in_force, Rows(in_force.relations, memory, hold, durable_lsn), authenticity)
+        self._made = Groups(definitions, in_force, RowBatches(in_force.relations, memory, hold, durable_lsn), authenticity)
         self._open: Open | None = None
         self._heard = 0
         """How much of the next block was in the last one and has been looked at."""

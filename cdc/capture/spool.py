@@ -29,7 +29,7 @@ PIECE_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SpoolPiece:
     """Whole frames: ``block[:stop]``, valid until the next piece."""
 
     block: Bytes
@@ -79,7 +79,7 @@ class Spool:
         """With which ordinal the frame at this offset was added."""
         return self._ordinals[bisect_right(self._begins, at) - 1]
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[SpoolPiece]:
         """All of it, in order; nothing when it is empty."""
         return pieces(self.file.fileno(), 0, self.length)
 
@@ -134,7 +134,7 @@ def write(fd: int, data: memoryview, at: int) -> None:
         data, at = data[written:], at + written
 
 
-def pieces(fd: int, start: int, stop: int) -> Iterator[Piece]:
+def pieces(fd: int, start: int, stop: int) -> Iterator[SpoolPiece]:
     """The frames in the file's bytes [start, stop). Raises ProtocolError when they do not end with a whole frame."""
     buffer = np.empty(min(PIECE_BYTES, stop - start), np.uint8)
     at = start
@@ -147,7 +147,7 @@ def pieces(fd: int, start: int, stop: int) -> Iterator[Piece]:
                 raise ProtocolError("a spooled transaction ends in the middle of a frame")
             buffer = np.empty(found.next_bytes, np.uint8)
             continue
-        yield Piece(buffer, found.end, at - start, last=at + found.end == stop)
+        yield SpoolPiece(buffer, found.end, at - start, last=at + found.end == stop)
         at += found.end
 
 

@@ -54,7 +54,7 @@ _ERRORS: Final = {
 _INSERTED, _UPDATED, _DELETED = int(Op.INSERT), int(Op.UPDATE), int(Op.DELETE)
 
 
-class Rows(NamedTuple):
+class RowFields(NamedTuple):
     """The rows of one table, in stream order. ``offsets`` and ``lengths`` have shape (columns, rows)."""
 
     offsets: Offsets
@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TupleShape:
     """A table as the kernel needs it: per column, whether it is in the key, and how its text bounds its size on disk."""
 
     key: Flags
@@ -78,7 +78,7 @@ class Shape:
     times as long."""
 
     @classmethod
-    def of(cls, table: Table) -> Shape:
+    def of(cls, table: Table) -> TupleShape:
         return cls(
             np.array([column.key for column in table.columns], np.bool_),
             np.array([_weight(column.type_oid, arrow_type(column)) for column in table.columns], np.int64),
@@ -86,8 +86,8 @@ class Shape:
 
 
 @lru_cache(maxsize=4096)
-def shape_of(table: Table) -> Shape:
-    return Shape.of(table)
+def shape_of(table: Table) -> TupleShape:
+    return TupleShape.of(table)
 
 
 def _weight(type_oid: int, arrow: object) -> int:
@@ -122,12 +122,12 @@ class Parsed(NamedTuple):
     def room(self, table: int) -> int:
         return self.rows_at[table + 1] - self.rows_at[table]
 
-    def rows(self, table: int) -> Rows:
+    def rows(self, table: int) -> RowFields:
         """One table's rows; what is changed in them is changed here."""
         begin, count, room = self.rows_at[table], self.counts[table], self.room(table)
         fields = slice(self.fields_at[table], self.fields_at[table + 1])
         of_rows = slice(begin, begin + count)
-        return Rows(
+        return RowFields(
             self.offsets[fields].reshape(-1, room)[:, :count],
             self.lengths[fields].reshape(-1, room)[:, :count],
             self.op[of_rows],
@@ -159,12 +159,12 @@ _Messages = tuple[Bytes, Offsets, Offsets, Offsets]
 _Places = tuple[Offsets, Offsets, Offsets, Offsets]
 """Where each table's part begins, and the last one's ends: of the messages to take, of the columns, the rows and the fields."""
 _Columns = tuple[Flags, Offsets]
-"""Key and weight, as in ``Shape``."""
+"""Key and weight, as in ``TupleShape``."""
 _Room = tuple[Offsets, Lengths, npt.NDArray[np.int8], npt.NDArray[np.int64], Flags, Flags]
-"""To be filled in, as in ``Rows``."""
+"""To be filled in, as in ``RowFields``."""
 
 
-def parse(block: Bytes, index: Index, order: Offsets, shapes: Sequence[Shape], starts: Offsets) -> Parsed:
+def parse(block: Bytes, index: Index, order: Offsets, shapes: Sequence[TupleShape], starts: Offsets) -> Parsed:
     """Parses the messages that ``order`` names table by table: ``shapes[t]``'s are [starts[t], starts[t + 1]) of them.
 
     Raises ProtocolError on bytes that pgoutput does not send.

@@ -22,7 +22,7 @@ from cdc.plan.contracts import check_contracts
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
 from cdc.source.aside import find_aside, withheld
-from cdc.source.catalog import SourceTable, find_tables, select_tables
+from cdc.source.catalog import CatalogTable, find_tables, select_tables
 from cdc.source.checks import Finding, check_budget, check_source
 from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
@@ -109,13 +109,13 @@ def refuse_unknown(settings: Settings) -> None:
         raise mistake
 
 
-def _mistaken(settings: Settings, found: Sequence[SourceTable]) -> Iterator[ConfigError]:
+def _mistaken(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
     """Finds what is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
     captured = _captured(found, settings.source.tables)
     return mistaken(settings.stores, [*captured, *_logged(settings)]) if captured else iter(())
 
 
-def _check_contracts(settings: Settings, found: Sequence[SourceTable]) -> None:
+def _check_contracts(settings: Settings, found: Sequence[CatalogTable]) -> None:
     here = [table.table for table in found if matches(settings.source.tables, table.table)]
     check_contracts(settings.contracts, [*here, *_logged(settings)], asked_topics(settings.run_dir))
 
@@ -126,7 +126,7 @@ def _logged(settings: Settings) -> list[Table]:
         return [topic.table for topic in log.topics()]
 
 
-def _contracts(settings: Settings, found: Sequence[SourceTable]) -> Finding:
+def _contracts(settings: Settings, found: Sequence[CatalogTable]) -> Finding:
     try:
         _check_contracts(settings, found)
     except ConfigError as error:
@@ -134,7 +134,7 @@ def _contracts(settings: Settings, found: Sequence[SourceTable]) -> Finding:
     return Finding("ok", "contracts", f"{counted(len(settings.contracts), 'contract')}: tables and columns exist")
 
 
-def _captured(found: Sequence[SourceTable], patterns: Sequence[str]) -> list[Table]:
+def _captured(found: Sequence[CatalogTable], patterns: Sequence[str]) -> list[Table]:
     """None where nothing is selected, which is a finding already."""
     try:
         return [table.table for table in select_tables(found, patterns, begun=True)]

@@ -8,7 +8,7 @@ from typing import Final
 
 from cdc.model.selection import literal
 from cdc.source.capturable import identity_problem
-from cdc.source.catalog import SourceTable
+from cdc.source.catalog import CatalogTable
 from cdc.terminal import visible
 from sinks import KINDS, options_model
 
@@ -17,7 +17,7 @@ MANY_TABLES: Final = 40
 """From here on the file lists schemas instead of tables."""
 
 
-def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator[str]:
+def configuration(source: str | None, tables: Sequence[CatalogTable]) -> Iterator[str]:
     """The lines of a cdc.toml. source: the DSN with ${NAME} for its password, if it has one."""
     dsn = source or PLACEHOLDER_DSN
     patterns = _patterns(tables)
@@ -57,7 +57,7 @@ def _stores(patterns: Sequence[str]) -> Iterator[str]:
             yield f"# tables = [{', '.join(map(_string, patterns[:2]))}]"
 
 
-def _patterns(tables: Sequence[SourceTable]) -> list[str]:
+def _patterns(tables: Sequence[CatalogTable]) -> list[str]:
     capturable = [table for table in tables if identity_problem(table.definition) is None]
     if not capturable:
         return ["public.*"]

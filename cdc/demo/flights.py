@@ -41,7 +41,7 @@ _MORE_AIRPORTS: Final = (
 )
 
 
-class Kind(IntEnum):
+class FlightEvent(IntEnum):
     """The events in a flight's life, in the order in which it can happen."""
 
     SCHEDULED = 0
@@ -112,17 +112,17 @@ class Flights:
         everyone = np.arange(len(self))
         published = plan.scheduled_departure - PUBLISHED_BEFORE
         parts = [
-            (Kind.SCHEDULED, everyone, np.minimum(published, _or_later(course.departed_at, published))),
-            (Kind.DEPARTED, everyone[departed], course.departed_at[departed]),
-            (Kind.LANDED, everyone[landed], course.landed_at[landed]),
-            (Kind.DIVERTED, everyone[departed & ~landed], (plan.scheduled_arrival + GIVEN_UP_AFTER)[departed & ~landed]),
-            (Kind.CANCELLED, everyone[~departed], plan.scheduled_departure[~departed]),
+            (FlightEvent.SCHEDULED, everyone, np.minimum(published, _or_later(course.departed_at, published))),
+            (FlightEvent.DEPARTED, everyone[departed], course.departed_at[departed]),
+            (FlightEvent.LANDED, everyone[landed], course.landed_at[landed]),
+            (FlightEvent.DIVERTED, everyone[departed & ~landed], (plan.scheduled_arrival + GIVEN_UP_AFTER)[departed & ~landed]),
+            (FlightEvent.CANCELLED, everyone[~departed], plan.scheduled_departure[~departed]),
         ]
         kind = np.concatenate([np.full(len(flight), kind, np.int8) for kind, flight, _at in parts])
         flight = np.concatenate([flight for _kind, flight, _at in parts])
         at = np.concatenate([at for _kind, _flight, at in parts])
         # A diverted flight may have left after we would have given it up.
-        late = kind == Kind.DIVERTED
+        late = kind == FlightEvent.DIVERTED
         at[late] = np.maximum(at[late], course.departed_at[flight[late]] + MINUTE)
         order = np.lexsort((flight, kind, at))
         return Happenings(at[order], kind[order], flight[order])

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StoreError
 from cdc.follow.apply import Slices
-from cdc.follow.opening import Opening
+from cdc.follow.opening import Opening, Ports
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
 from cdc.follow.reporter import Reporter
 from cdc.follow.rules import Rules
@@ -35,6 +36,25 @@ LARGE_ROWS: Final = 20_000
 _LOOK_AT_THE_STORE_S: Final = 1.0
 
 
+class Step(StrEnum):
+    """A step that a follower has just taken. Anything may happen before the next one."""
+
+    OPENED = "opened"
+    APPLIED = "applied"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The store is down: it is tried again after so long."""
+
+    seconds: float
+
+
+Steps = Generator[Step | Rest, None, bool]
+"""Returns whether it succeeded."""
+
+
 class Follower:
     """Thread-safe. ``follow_to`` is called by the store's thread or its Spark query, ``idle`` now and then by its thread."""
 
@@ -47,16 +67,16 @@ class Follower:
         run_dir: Path,
         stop: threading.Event,
         contracts: Mapping[str, Contract] | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        ports: Ports | None = None,
     ) -> None:
-        self.store = store
+        ports = ports or Ports()
         self.options = options
         self.applied: Cut = ZERO_CUT
         self._reader = reader
-        self._reporter = Reporter(run_dir, store, options.kind, clock)
-        self._ranges = Ranges(options, reader, Rules(store, options, contracts or {}, approved(run_dir, store)), clock)
-        self._opening = Opening(store, options, log_dir, reader, run_dir)
+        self._reporter = Reporter(run_dir, store, options.kind, ports.clock)
+        self._ranges = Ranges(options, reader, Rules(store, options, contracts or {}, approved(run_dir, store)), ports.clock)
+        self._opening = Opening(store, options, log_dir, reader, run_dir, ports)
+        self._clock = ports.clock
         self._stop = stop
         self._lock = threading.RLock()
         self._looked_at = 0.0
@@ -67,6 +87,10 @@ class Follower:
     @property
     def _sink(self) -> Sink:
         return self._opening.sink
+
+    @property
+    def store(self) -> str:
+        return self.status.store
 
     @property
     def status(self) -> FollowerStatus:
@@ -95,7 +119,7 @@ class Follower:
 
     def start(self) -> bool:
         """Opens the store, waiting for it as long as it takes. False when the follower must not run (stopped, or asked to stop)."""
-        return self._retry_while_down(self._ensure_open)
+        return self._drive(self._retry_while_down(self._ensure_open))
 
     def follow_to(self, end: Cut, slices: Slices | None = None) -> None:
         """Applies everything from what the store holds up to ``end`` and commits it there.
@@ -104,22 +128,30 @@ class Follower:
         early, with less applied, only when asked to stop or in a stop state: the store knows, so nothing is lost.
         """
         with self._lock:
-            self._goal = max(self._goal, end, key=lambda cut: cut.position)
-            self._retry_while_down(lambda: self._advance(end, slices))
+            self._drive(self.pursue(end, slices))
+
+    def pursue(self, end: Cut, slices: Slices | None = None) -> Steps:
+        """``follow_to`` as steps, for who drives them in a thread that has more to do. Nothing of this follower may be called between two."""
+        self._goal = max(self._goal, end, key=lambda cut: cut.position)
+        return self._retry_while_down(lambda: self._advance(end, slices))
 
     def idle(self) -> None:
         """Looks whether the store still holds what it held, and moves its LSN on when the source commits nothing of ours.
 
         Does so once a second at most, and never while a range is being applied.
         """
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now - self._idled_at < _LOOK_AT_THE_STORE_S or self.stopped or not self._lock.acquire(blocking=False):
             return
         try:
             self._idled_at = now
-            self._retry_while_down(self._keep_up, once=True)
+            self._drive(self.keep_up())
         finally:
             self._lock.release()
+
+    def keep_up(self) -> Steps:
+        """``idle`` as steps, whatever the time."""
+        return self._retry_while_down(self._kept_up, once=True)
 
     def settled(self) -> None:
         """Reports the last commit, unless the log holds more already, or it was reported."""
@@ -151,13 +183,23 @@ class Follower:
             self._opening.release()
             self._reporter.exited()
 
-    def _retry_while_down(self, attempt: Callable[[], None], *, once: bool = False) -> bool:
+    def _drive(self, steps: Steps) -> bool:
+        """Takes all of them in this thread."""
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as ended:
+                return bool(ended.value)
+            if isinstance(step, Rest):
+                self._clock.wait(self._stop, step.seconds)
+
+    def _retry_while_down(self, attempt: Callable[[], Iterator[Step]], *, once: bool = False) -> Steps:
         """Runs it until it succeeds, while the store is down with longer and longer pauses; once: until it has failed once. False: it did not
         succeed, as the follower is stopped or asked to stop, or the store is down."""
         pause_s = FIRST_RETRY_S
         while not self._stop.is_set() and not self.stopped:
             try:
-                attempt()
+                yield from attempt()
             except StoreError as error:
                 self._opening.close()
                 self._ranges.failed()
@@ -168,7 +210,7 @@ class Follower:
                 if once:
                     return False
                 # Jitter, so that several followers do not knock at a recovering server in step.
-                self._stop.wait(pause_s * random.uniform(0.5, 1.0))
+                yield Rest(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(pause_s * 2, LONGEST_RETRY_S)
             except Stopped as error:
                 self._opening.close()
@@ -184,23 +226,25 @@ class Follower:
                 return True
         return False
 
-    def _keep_up(self) -> None:
-        self._advance(self._goal, None)
+    def _kept_up(self) -> Iterator[Step]:
+        yield from self._advance(self._goal, None)
         head = self._reader.head()
         if head.position == self.applied.position and head.commit_lsn > self.applied.commit_lsn:
             self._commit(head, Outcome(0))
+            yield Step.COMMITTED
 
-    def _ensure_open(self) -> None:
+    def _ensure_open(self) -> Iterator[Step]:
         if not self._opening.is_open:
             self._ranges.forget()
             self._adopt(self._opening.open())
             crashpoint("follower.opened")
+            yield Step.OPENED
         if self.status.state == "starting":
             self._reporter.following()  # one that waits for its store does so until the store has taken something: its disk may be full
 
-    def _look_at_the_store(self) -> None:
+    def _look_at_the_store(self) -> Iterator[Step]:
         """A store may be flushed or restored behind our back without a single failing call; and so may the log's folder."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now - self._looked_at < _LOOK_AT_THE_STORE_S:
             return
         self._opening.check()
@@ -208,18 +252,18 @@ class Follower:
         if (applied.position, applied.commit_lsn) != (self.applied.position, self.applied.commit_lsn):
             # Opened again, so that the sink forgets what it thought to know, too.
             self._opening.close()
-            self._ensure_open()
+            yield from self._ensure_open()
         self._looked_at = now
 
     def _adopt(self, applied: Cut) -> None:
         """What the store itself says that it holds."""
         self.applied = applied
-        self._looked_at = time.monotonic()
+        self._looked_at = self._clock.monotonic()
         self._reporter.found(applied)
 
-    def _advance(self, end: Cut, slices: Slices | None) -> None:
-        self._ensure_open()
-        self._look_at_the_store()
+    def _advance(self, end: Cut, slices: Slices | None) -> Iterator[Step]:
+        yield from self._ensure_open()
+        yield from self._look_at_the_store()
         opened = Opened(self._sink, self._opening.writer)
         while self.applied.position < end.position and not self._stop.is_set():
             try:
@@ -227,8 +271,10 @@ class Follower:
             except ChangeWaits as waits:
                 self._reporter.asks(waits.pause)
                 raise waits.pause.stopped from None
+            yield Step.APPLIED
             self._commit(taken.cut, taken.outcome)
             self._ranges.committed(taken)
+            yield Step.COMMITTED
 
     def _commit(self, cut: Cut, outcome: Outcome) -> None:
         crashpoint("follower.before_commit")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
+from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.follow.apply import Writer
@@ -18,10 +21,38 @@ from sinks import make_sink
 from sinks.contract import EpochPassed, Sink
 
 
+class StoreLease(Protocol):
+    """The right to write to a store (``cdc.state.lease.Lease``)."""
+
+    epoch: int
+
+    @property
+    def ours(self) -> bool: ...
+
+    def raise_above(self, epoch: int) -> int: ...
+
+    def close(self) -> None: ...
+
+
+def _of_its_kind(store: str, options: StoreOptions) -> Sink:
+    return make_sink(store, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """A follower's surroundings, beside its log. ``lease``: takes one, in the log's folder, for the store; raises LeaseHeld, OSError."""
+
+    clock: Clock = MACHINE
+    sink: Callable[[str, StoreOptions], Sink] = _of_its_kind
+    lease: Callable[[Path, str], StoreLease] = Lease
+
+
 class Opening:
     """One store's sink, opened under this follower's lease. Not thread-safe."""
 
-    def __init__(self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path) -> None:
+    def __init__(
+        self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path, ports: Ports | None = None
+    ) -> None:
         self.number = 0
         """Rises each time that the store is opened: what others knew of it before no longer counts."""
         self._store = store
@@ -29,7 +60,8 @@ class Opening:
         self._log_dir = log_dir
         self._reader = reader
         self._run_dir = run_dir
-        self._lease: Lease | None = None
+        self._ports = ports or Ports()
+        self._lease: StoreLease | None = None
         self._outdone = False
         """A later writer was met under this lease."""
         self.is_open = False
@@ -37,7 +69,7 @@ class Opening:
     @cached_property
     def sink(self) -> Sink:
         """Made when it is opened: options that no store can be made with, such as an invalid address, are this store's concern alone."""
-        return make_sink(self._store, self._options)
+        return self._ports.sink(self._store, self._options)
 
     @property
     def epoch(self) -> int:
@@ -56,7 +88,7 @@ class Opening:
             return
         self.release()
         try:
-            self._lease = Lease(self._log_dir, self._store)
+            self._lease = self._ports.lease(self._log_dir, self._store)
         except OSError as error:
             raise StoreError(
                 f"the lease on store {self._store} in {self._log_dir} cannot be taken: {error.strerror}", retryable=True

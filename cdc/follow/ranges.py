@@ -6,9 +6,9 @@ operator. A large one may be divided among Spark's workers, which is decided her
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from cdc.clock import Clock
 from cdc.follow.apply import RESULT_DDL, Prepared, Slices, Writer, apply_range, on_workers, outcome_of
 from cdc.follow.rules import Pause, Rules
 from cdc.follow.stride import Stride
@@ -55,7 +55,7 @@ class Ranges:
         options: StoreOptions,
         reader: LogReader,
         rules: Rules,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self._options = options
         self._reader = reader
@@ -77,14 +77,14 @@ class Ranges:
 
     def committed(self, taken: Taken) -> None:
         """Notes that what was taken has just been committed."""
-        self._stride.took(taken.rows, taken.seconds, self._clock() - taken.at)
+        self._stride.took(taken.rows, taken.seconds, self._clock.monotonic() - taken.at)
 
     def take(self, opened: Opened, after: Position, end: Cut, slices: Slices | None) -> Taken:
         """Applies what comes after ``after``, up to ``end`` or less. slices: a micro-batch that Spark has divided among its workers.
 
         Raises ChangeWaits when nothing can be taken before an operator has decided; StoreError, ConfigError.
         """
-        began = self._clock()
+        began = self._clock.monotonic()
         sink, on_workers = opened.sink, self.on_workers(opened.sink)
         # What the workers get is what Spark has divided among them: the whole.
         rows = self._stride.rows if slices is None or not on_workers else self._options.batch_rows
@@ -103,7 +103,7 @@ class Ranges:
             outcome = self._divided(opened, seen, slices)
         else:
             outcome = apply_range(sink, self._reader, seen, self._prepared, self._rules)
-        now = self._clock()
+        now = self._clock.monotonic()
         return Taken(cut, outcome, cut.position - after, now - began, now)
 
     def on_workers(self, sink: Sink) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from cdc.clock import Clock
 from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
 from cdc.follow.rules import Pause
 from cdc.follow.stride import Rate
@@ -30,11 +30,11 @@ COMMITS_S: Final = 0.1
 class Reporter:
     """One store's. Thread-safe where two threads can meet: ``report``."""
 
-    def __init__(self, run_dir: Path, store: str, kind: str, clock: Callable[[], float]) -> None:
+    def __init__(self, run_dir: Path, store: str, kind: str, clock: Clock) -> None:
         self.status = _beginning(run_dir, store, kind)
         self._run_dir = run_dir
         self._clock = clock
-        self._rates = Rate(clock())
+        self._rates = Rate(clock.monotonic())
         self._lock = threading.Lock()
         self._reported: FollowerStatus | None = None
         self._commit_at = float("-inf")
@@ -47,7 +47,7 @@ class Reporter:
     def report(self, *, when_due: bool = False) -> None:
         """Writes the status file. when_due: only if something has changed, or nobody has heard of this store for a while."""
         with self._lock:
-            self.status.rows_per_s = self._rates.per_s(self.status.written + self.status.stale, self._clock())
+            self.status.rows_per_s = self._rates.per_s(self.status.written + self.status.stale, self._clock.monotonic())
             if when_due and status.silent_s(self.status) < status.BEAT_S and self.status == self._reported:
                 return
             status.stamp(self.status)
@@ -107,8 +107,8 @@ class Reporter:
         if not self.stopped:
             self.status.state, self.status.error = "following", None  # what an accident left there is over
         self._show(cut)
-        if news or self._clock() - self._commit_at >= COMMITS_S:
-            self._commit_at = self._clock()
+        if news or self._clock.monotonic() - self._commit_at >= COMMITS_S:
+            self._commit_at = self._clock.monotonic()
             self.report()
 
     @property

@@ -8,34 +8,28 @@ recorded it.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import structlog
 
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
 from cdc.capture.endings import decoding, ending, notice
-from cdc.capture.stream import Stream
-from cdc.capture.toast import ToastMemory
 from cdc.crashpoint import crashpoint
-from cdc.ingest.meter import Meter
-from cdc.log.contract import LogWriter
+from cdc.ingest.idle import Idle
+from cdc.ingest.intake import Intake
+from cdc.ingest.ports import Wire
+from cdc.ingest.torn import Rest, Torn
 from cdc.model.batch import table_of
 from cdc.model.evolution import schema_record
 from cdc.model.group import Group
 from cdc.model.position import Lsn
 from cdc.pace import Pace
 from cdc.pgvalues.values import Bytes
-from snapshots.feed import SnapshotFeed, place
+from snapshots.feed import place
 
-IDLE_RECORD_S: Final = 10.0
-"""How often the position of a database without changes of ours is recorded, so that it can be confirmed and its WAL freed."""
-IDLE_RECORD_BYTES: Final = 16 * 2**20
-"""… or after this much WAL (one WAL file)."""
 TAKE_S: Final = 0.2
 """How often an idle stream is looked after; whatever comes ends the wait at once."""
 SMALL_BYTES: Final = 16 * 2**10
@@ -47,34 +41,21 @@ _log = structlog.get_logger("capture")
 
 
 class Ingest:
-    """One connection's stream into the log. ``feed`` is the snapshot's side, ``memory`` completes unchanged TOAST values.
+    """One connection's stream into the log.
 
     ``continuity``: the server sends the log's end again, which has to be what the log holds; until then nothing is confirmed.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        decoder: Decoder,
-        writer: LogWriter,
-        memory: ToastMemory,
-        feed: SnapshotFeed,
-        meter: Meter,
-        continuity: Continuity | None = None,
-    ) -> None:
-        self._stream = stream
+    def __init__(self, intake: Intake, wire: Wire, decoder: Decoder, continuity: Continuity | None = None) -> None:
+        self._writer = intake.writer
+        self._memory = intake.memory
+        self._feed = intake.feed
+        self._gauge = intake.gauge
+        self._clock = intake.clock
+        self._wire = wire
         self._decoder = decoder
-        self._writer = writer
-        self._memory = memory
-        self._feed = feed
-        self._meter = meter
-        self._torn: list[Bytes] = []
-        """Bytes that the decoder has not used up, and those that came since."""
-        self._lacks = 0
-        self._passing = 0
-        """The number of next bytes that belong to a message of somebody else's."""
-        self._recorded_at = time.monotonic()
-        self._unrecorded = 0
+        self._torn = Torn()
+        self._idle = Idle(self._clock.monotonic())
         self._stop = threading.Event()
         self._continuity = continuity
         self._check_continuity(0)
@@ -83,34 +64,25 @@ class Ingest:
         """Until ``stop``. Raises ConnectionError, OSError or ProtocolError when the stream ends, Stopped for a stop state."""
         self._stop = stop
         while not stop.is_set():
-            taken = self._stream.take(TAKE_S)
-            if len(taken):
-                began = time.monotonic()
-                self._gather(taken)
-                if len(taken) < SMALL_BYTES:
-                    stop.wait(PACE.rest_s(time.monotonic() - began))
-            self._feed.check()
-            self._record_idle(force=False)
-            self._meter.write()
+            self.turn()
+
+    def turn(self) -> None:
+        """Takes what has come, once. Raises as ``run`` does."""
+        taken = self._wire.take(TAKE_S)
+        if len(taken):
+            began = self._clock.monotonic()
+            block = self._torn.join(taken, self._wire.behind)
+            if block is not None:
+                self._consume(block)
+            if len(taken) < SMALL_BYTES:
+                self._clock.wait(self._stop, PACE.rest_s(self._clock.monotonic() - began))
+        self._feed.check()
+        self._record_idle(force=False)
+        self._gauge.write()
 
     def finish(self) -> None:
         """Records how far an idle stream has come, so that a stopped service holds no WAL back that it does not need."""
         self._record_idle(force=True)
-
-    def _gather(self, taken: Bytes) -> None:
-        """A message much larger than a block is not put together again with every piece of it that comes."""
-        if self._passing:
-            passed = min(self._passing, len(taken))
-            self._passing -= passed
-            if passed == len(taken):
-                return
-            taken = np.concatenate([*self._torn, taken[passed:]])
-            self._torn = []
-        self._lacks -= len(taken)
-        if self._lacks > 0:
-            self._torn.append(taken.copy())
-            return
-        self._consume(self._stream.behind(np.concatenate(self._torn), taken) if self._torn else taken)
 
     def _consume(self, block: Bytes) -> None:
         decoder = self._decoder
@@ -123,23 +95,19 @@ class Ingest:
             self._append(group)
             batches += len(group.batches)
             if not group.complete:
-                self._meter.write()
+                self._gauge.write()
                 if self._stop.is_set():
                     return  # nothing of the transaction is durable, all of it will be sent again
-        self._torn = [block[decoder.consumed :].copy()] if decoder.consumed < len(block) else []
-        self._lacks = decoder.lacks
-        if decoder.foreign:
-            self._torn = [block[decoder.consumed : len(block) - decoder.foreign].copy()]
-            self._passing, self._lacks = decoder.lacks, 0
+        self._torn.keep(block, Rest(decoder.consumed, decoder.lacks, decoder.foreign))
         if batches:
-            self._stream.batches = batches
+            self._wire.batches = batches
         self._check_continuity(decoder.keepalive_lsn)
         if decoder.keepalive_lsn > self._writer.head.commit_lsn:
-            self._unrecorded = max(self._unrecorded, decoder.keepalive_lsn)
-            self._meter.status.received_lsn = max(self._meter.status.received_lsn, decoder.keepalive_lsn)
+            self._idle.passed(decoder.keepalive_lsn)
+            self._gauge.status.received_lsn = max(self._gauge.status.received_lsn, decoder.keepalive_lsn)
         if decoder.reply_requested:
             self._record_idle(force=True)
-            self._stream.reply_now()
+            self._wire.reply_now()
         if decoder.ended >= 0:
             raise ending(block[decoder.ended :].tobytes())
 
@@ -168,8 +136,8 @@ class Ingest:
                 self._memory.learn(batch)
         elif self._writer.next_position == self._writer.head.position + 1:
             # Nothing of ours in these transactions (the watermark is somebody else's): as good as a keepalive.
-            self._unrecorded = max(self._unrecorded, end_lsn)
-            self._meter.status.received_lsn = max(self._meter.status.received_lsn, end_lsn)
+            self._idle.passed(end_lsn)
+            self._gauge.status.received_lsn = max(self._gauge.status.received_lsn, end_lsn)
             return
         self._commit(end_lsn, commit_ts_us)
 
@@ -179,7 +147,7 @@ class Ingest:
         self._continuity.on_progress(sent_lsn)
         if self._continuity.done:
             self._continuity = None
-            self._stream.confirm(self._writer.head.commit_lsn)
+            self._wire.confirm(self._writer.head.commit_lsn)
 
     def _entering(self, chunk: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """SCHEMA records that have to come before the chunk: no row of the stream has brought the definition under which it was read."""
@@ -200,24 +168,24 @@ class Ingest:
         self._feed.on_durable(cut)
         crashpoint("ingest.commit.before_confirm")
         self._decoder.settle(cut.commit_lsn)
-        self._stream.confirm(cut.commit_lsn)
+        self._wire.confirm(cut.commit_lsn)
         crashpoint("ingest.commit.confirmed")
-        self._recorded_at = time.monotonic()
-        state = self._meter.status
+        self._idle.recorded(self._clock.monotonic())
+        state = self._gauge.status
         state.position, state.commit_lsn, state.commit_ts_us = cut.position, cut.commit_lsn, cut.commit_ts_us
         state.changes += cut.position - before
         state.confirmed_lsn = cut.commit_lsn
         state.received_lsn = max(state.received_lsn, cut.commit_lsn)
-        state.wire_bytes = self._stream.received
+        state.wire_bytes = self._wire.received
 
     def _record_idle(self, *, force: bool) -> None:
         head = self._writer.head
-        ahead = self._unrecorded - head.commit_lsn
-        if ahead <= 0 or self._writer.next_position != head.position + 1:
+        if self._writer.next_position != head.position + 1:
             return
-        if force or ahead >= IDLE_RECORD_BYTES or time.monotonic() - self._recorded_at >= IDLE_RECORD_S:
+        lsn = self._idle.due(head.commit_lsn, self._clock.monotonic(), force=force)
+        if lsn is not None:
             crashpoint("ingest.idle.before_record")
-            self._commit(self._unrecorded, head.commit_ts_us)
+            self._commit(lsn, head.commit_ts_us)
 
 
 def _decoded(groups: Iterator[Group]) -> Iterator[Group]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
+from cdc.clock import MACHINE, Clock
 from cdc.state import status
 from cdc.state.chronicle import CaptureChronicle
 from snapshots.progress import SnapshotProgress
@@ -22,33 +22,75 @@ PROMPT_STATUS_S: Final = 0.02
 _log = structlog.get_logger("capture")
 
 
-class Meter:
-    """Keeps the capture process's status file current."""
+class Tables(Protocol):
+    """The selected tables, as the catalog and the snapshot see them."""
 
-    def __init__(self, run_dir: Path, slot: str, progress: SnapshotProgress) -> None:
+    def loaded(self) -> bool:
+        """Whether every one of them is in the log."""
+        ...
+
+    def paused(self) -> str | None:
+        """Why reading them stands still, if it does."""
+        ...
+
+    def left_out(self) -> Sequence[str]:
+        """Selected tables, or parts of them, that do not reach the log: one line each with what helps."""
+        ...
+
+    def notes(self) -> Sequence[str]:
+        """Facts to know about captured tables: one line each with what helps."""
+        ...
+
+    def passed_over(self) -> Collection[int]:
+        """Tables (OIDs) that cannot be captured as they are defined now."""
+        ...
+
+
+class _Unknown:
+    """Before the catalog has been looked at."""
+
+    def loaded(self) -> bool:
+        return False
+
+    def paused(self) -> str | None:
+        return None
+
+    def left_out(self) -> Sequence[str]:
+        return ()
+
+    def notes(self) -> Sequence[str]:
+        return ()
+
+    def passed_over(self) -> Collection[int]:
+        return ()
+
+
+class Meter:
+    """Keeps the capture process's status file current. ``log_alarm``: why the log's disk refuses to take sealed files, if it does."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        slot: str,
+        progress: SnapshotProgress,
+        *,
+        log_alarm: Callable[[], str | None] = lambda: None,
+        clock: Clock = MACHINE,
+    ) -> None:
         self._run_dir = run_dir
         self._progress = progress
+        self._log_alarm = log_alarm
+        self._clock = clock
         self._written_at = float("-inf")
         self._told_lsn = 0
-        self._counted = (time.monotonic(), 0)
+        self._counted = (clock.monotonic(), 0)
         self._chronicle = CaptureChronicle()
         self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
         self._written: status.CaptureStatus | None = None
-        self.loaded: Callable[[], bool] = lambda: False
-        """Whether every selected table is in the log."""
-        self.paused: Callable[[], str | None] = lambda: None
-        """Why the snapshot stands still, if it does."""
-        self.left_out: Callable[[], Sequence[str]] = lambda: ()
-        """Selected tables, or parts of them, that do not reach the log."""
-        self.notes: Callable[[], Sequence[str]] = lambda: ()
-        """Facts to know about captured tables."""
-        self.log_alarm: Callable[[], str | None] = lambda: None
-        """Why the log's disk refuses to take sealed files, if it does."""
-        self.passed_over: Callable[[], Collection[int]] = tuple
-        """Tables (OIDs) that cannot be captured as they are defined now."""
+        self.tables: Tables = _Unknown()
 
     def write(self, *, force: bool = False) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         unseen = self.status.received_lsn > max(self._told_lsn, self.status.commit_lsn)
         if not force and now - self._written_at < (PROMPT_STATUS_S if unseen else STATUS_S):
             return
@@ -57,12 +99,12 @@ class Meter:
         if now - then >= 2 * STATUS_S:
             self.status.changes_per_s = (self.status.changes - changes) / (now - then)
             self._counted = (now, self.status.changes)
-        self.status.snapshot = self._progress.tables(without=self.passed_over())
-        self.status.snapshot_paused = self.paused()
-        self.status.left_out = list(self.left_out())
-        self.status.notes = list(self.notes())
-        self.status.log_alarm = self.log_alarm()
-        if not self.loaded():
+        self.status.snapshot = self._progress.tables(without=self.tables.passed_over())
+        self.status.snapshot_paused = self.tables.paused()
+        self.status.left_out = list(self.tables.left_out())
+        self.status.notes = list(self.tables.notes())
+        self.status.log_alarm = self._log_alarm()
+        if not self.tables.loaded():
             self.status.complete_position = None
         elif self.status.complete_position is None:
             self.status.complete_position = self.status.position

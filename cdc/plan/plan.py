@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.capture.definitions import Definitions, Selection
+from cdc.capture.definitions import CapturedPart, Definitions
 from cdc.errors import ConfigError, HeadwaterError, SourceError, StopState
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader
-from cdc.log.ended import ended_topics
 from cdc.log.home import open_reader
+from cdc.log.orphans import ended_topics
 from cdc.model.evolution import Kind, SchemaChange
 from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches, named
@@ -255,7 +255,7 @@ def _planned(
         ended=known.ended,
         facts=before,
         passwords=[_PASSWORD],
-        selection=Selection(logged=protection_of(settings, reader).logged),
+        selection=CapturedPart(logged=protection_of(settings, reader).logged),
     )
     told = {"password": _PASSWORD, "dropped": list(gone), "tables": [facts.to_json() for facts in after]}
     changes, _ = definitions.on_message(json.dumps(told, ensure_ascii=False).encode())

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from cdc.model.display import As, AsRules
 from cdc.model.selection import matches, named
-from cdc.model.showing import As, AsRules
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Nobody writes a longer configuration by hand."""

@@ -13,8 +13,8 @@ from cdc.model.facts import Facts
 from cdc.model.selection import matches, named
 from cdc.model.table import Table
 from cdc.source.capturable import Definition, define
+from cdc.source.drops import despite_drops
 from cdc.source.facts import FACTS, read_facts
-from cdc.source.vanishing import despite_drops
 
 ORDINARY, PARTITIONED = "r", "p"
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
@@ -39,7 +39,7 @@ order by n.nspname, c.relname
 
 
 @dataclass(frozen=True, slots=True)
-class SourceTable:
+class CatalogTable:
     """One relation of the source as the catalog has it, seen with the connected role's eyes."""
 
     definition: Definition
@@ -68,15 +68,15 @@ class SourceTable:
         return self.kind in (ORDINARY, PARTITIONED) and not self.unlogged
 
 
-def find_tables(connection: psycopg.Connection) -> list[SourceTable]:
+def find_tables(connection: psycopg.Connection) -> list[CatalogTable]:
     """Every table, view and foreign table outside the system's schemas, by name."""
     connection.execute("set jit = off")  # compiling the query takes seconds, running it milliseconds
     rows = despite_drops(connection, lambda: connection.execute(_TABLES).fetchall())
     version = connection.info.server_version
-    return [SourceTable(define(Facts.from_json(facts), primary, version), *others) for facts, primary, *others in rows]
+    return [CatalogTable(define(Facts.from_json(facts), primary, version), *others) for facts, primary, *others in rows]
 
 
-def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str], *, begun: bool = False) -> list[SourceTable]:
+def select_tables(tables: Sequence[CatalogTable], patterns: Sequence[str], *, begun: bool = False) -> list[CatalogTable]:
     """Those of the tables that ``source.tables`` selects and Postgres can publish.
 
     A partition is left out when its root is selected (its changes then come under the root's name). A pattern without wildcards must
@@ -97,7 +97,7 @@ def select_tables(tables: Sequence[SourceTable], patterns: Sequence[str], *, beg
     return [table for table in chosen if table.root_oid is None or table.root_oid not in roots]
 
 
-def misnamed(tables: Sequence[SourceTable], patterns: Sequence[str]) -> Iterator[SourceError]:
+def misnamed(tables: Sequence[CatalogTable], patterns: Sequence[str]) -> Iterator[SourceError]:
     """Says what is wrong with each pattern without wildcards that names no table that can be published."""
     by_name = {table.name: table for table in tables}
     for pattern in named(patterns):
@@ -115,7 +115,7 @@ def load_published(connection: psycopg.Connection, publication: str, patterns: S
     return sorted(chosen, key=lambda table: (table.schema, table.name))
 
 
-def _check_named(pattern: str, table: SourceTable | None) -> None:
+def _check_named(pattern: str, table: CatalogTable | None) -> None:
     if table is None and "." not in pattern:
         raise SourceError(f"source.tables: {pattern} names no schema", hint=f'write it as schema.table, such as "public.{pattern}"')
     if table is None:

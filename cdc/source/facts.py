@@ -10,9 +10,9 @@ import psycopg
 
 from cdc.errors import LogCorrupt
 from cdc.model.facts import Facts
+from cdc.source.coverage import PUBLISHED
 from cdc.source.descent import BASE_TYPE, TYPES_WITHIN, partitions
-from cdc.source.published import PUBLISHED
-from cdc.source.vanishing import despite_drops
+from cdc.source.drops import despite_drops
 from cdc.state.statefile import StateFile
 
 FILE: Final = "catalog.json"

@@ -24,8 +24,8 @@ from cdc.model.table import Table
 from cdc.source.absent import Absent
 from cdc.source.announcements import Announcements
 from cdc.source.capturable import keyless_line, quoted_name, refuse_reserved, refuse_twins
-from cdc.source.catalog import SourceTable, find_tables, select_tables
-from cdc.source.configured import Reachable
+from cdc.source.catalog import CatalogTable, find_tables, select_tables
+from cdc.source.excerpt import Reachable
 from cdc.source.facts import read_facts
 from cdc.source.kin import KeptBack, Undecided, refuse_undecided
 from cdc.source.membership import check_publishes
@@ -225,7 +225,11 @@ class Inspection:
         self.refusals.bar(barred)
 
     def _admitted(
-        self, connection: psycopg.Connection, table: SourceTable, everything: Sequence[SourceTable], problems: Mapping[int, Refusal]
+        self,
+        connection: psycopg.Connection,
+        table: CatalogTable,
+        everything: Sequence[CatalogTable],
+        problems: Mapping[int, Refusal],
     ) -> Refusal | None:
         """Publishes the table; or what keeps us from it."""
         oid = table.table.oid

@@ -13,8 +13,8 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped, StopState
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 from cdc.source import claim
-from cdc.source.configured import Slot
 from cdc.source.connection import reason
+from cdc.source.excerpt import Slot
 from cdc.source.heldwal import HeldWal
 from cdc.source.pins import read_pins
 from cdc.terminal import counted
@@ -220,7 +220,7 @@ def _is_ours(facts: SlotFacts, record: Path, followed: Lsn | None) -> bool:
 def _settled(connection: psycopg.Connection, name: str, record: Path) -> SlotFacts:
     """The slot, which stands where we put it; the claim says that nothing is under way any more."""
     facts = read_slot(connection, name)
-    claim.record(record, claim.Claim(name, facts.database, int(facts.confirmed_lsn or 0), settled=True))
+    claim.record(record, claim.SlotClaim(name, facts.database, int(facts.confirmed_lsn or 0), settled=True))
     return facts
 
 
@@ -238,7 +238,7 @@ def _refuse_prepared(connection: psycopg.Connection, facts: SlotFacts) -> None:
 
 def _advance(connection: psycopg.Connection, facts: SlotFacts, record: Path) -> None:
     """Fast-forwards: the output plugin sees nothing of what lies between, so that a row it cannot bear is passed, too."""
-    claim.record(record, claim.Claim(facts.name, facts.database, int(facts.confirmed_lsn or 0), settled=False))
+    claim.record(record, claim.SlotClaim(facts.name, facts.database, int(facts.confirmed_lsn or 0), settled=False))
     try:
         connection.execute(
             "select pg_replication_slot_advance(%s, greatest(pg_current_wal_lsn(), %s::pg_lsn))",
@@ -303,7 +303,7 @@ def _create(
     if record is None:
         _create_now(connection, facts.name, timeout_s, two_phase=two_phase, failover=failover)
         return read_slot(connection, facts.name)
-    intent = claim.Claim(facts.name, connection.info.dbname, int(facts.server_lsn), settled=False)
+    intent = claim.SlotClaim(facts.name, connection.info.dbname, int(facts.server_lsn), settled=False)
     claim.record(record, intent)
     try:
         _create_now(connection, facts.name, timeout_s, two_phase=two_phase, failover=failover)

@@ -11,14 +11,14 @@ import psycopg
 from cdc.errors import ConfigError, SourceError
 from cdc.source.absent import Absent
 from cdc.source.announcements import Announcements
-from cdc.source.configured import Reachable
 from cdc.source.connection import connect, reason
+from cdc.source.drops import vanished
+from cdc.source.excerpt import Reachable
 from cdc.source.inspection import Inspection
 from cdc.source.kin import Undecided
 from cdc.source.problems import Refusal
 from cdc.source.sight import Sight
 from cdc.source.trigger import SetAside
-from cdc.source.vanishing import vanished
 
 INTERVAL_S: Final = 3.0
 _RETRY_S: Final = 2.0

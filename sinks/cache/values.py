@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import redis
 
-from cdc.model.showing import AsRules
+from cdc.model.display import AsRules
 from cdc.model.table import Table
 from sinks.cache.ledger import Projection
 from sinks.cache.resp import fields_of

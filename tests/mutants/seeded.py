@@ -30,7 +30,7 @@ RECOVER = "tests/unit/log/test_recover.py"
 MUTANTS = (
     Mutant(
         "confirmed before the log's fsync", "cdc/ingest/loop.py",
-        "        cut = self._writer.commit(Lsn(lsn), commit_ts_us)\n", "        self._stream.confirm(Lsn(lsn))\n        cut = self._writer.commit(Lsn(lsn), commit_ts_us)\n",
+        "        cut = self._writer.commit(Lsn(lsn), commit_ts_us)\n", "        self._wire.confirm(Lsn(lsn))\n        cut = self._writer.commit(Lsn(lsn), commit_ts_us)\n",
         ("tests/unit/test_ingest.py",),
     ),
     Mutant(
@@ -111,11 +111,11 @@ MUTANTS = (
     Mutant("the timeline is not synced", "cdc/log/embedded/writer.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
     Mutant(
         "the segments are not synced", "cdc/log/embedded/writer.py",
-        "            self._together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
+        "            self._syncs.together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
     ),
     Mutant(
         "a new segment's name is not synced", "cdc/log/embedded/writer.py",
-        "                self._together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))\n", "                pass\n", (CRASH,),
+        "                self._syncs.together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))\n", "                pass\n", (CRASH,),
     ),
     Mutant(
         "a failed sync is tried again", "cdc/log/embedded/writer.py",
@@ -150,7 +150,7 @@ MUTANTS = (
     ),
     Mutant("an equal position wins", "sinks/memory.py", "if key in self.rows and self.rows[key][0] >= position:", "if key in self.rows and self.rows[key][0] > position:", TWIN),
     Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.mark.cut.position or position <= self.floor:", "if position <= self.floor:", TWIN),
-    Mutant("applied is told before the rows are written", "sinks/memory.py",
+    Mutant("applied is recorded before the rows are written", "sinks/memory.py",
         "        for topic in list(self._staged):\n", "        ledger.mark = mark\n        for topic in list(self._staged):\n",
         ("-k", "middle", "tests/unit/sinks/test_memory.py")),
     Mutant(

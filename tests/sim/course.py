@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.sim.capture import Ways
-from tests.sim.lots import Dangers, Work
+from tests.sim.clock import Clock
+from tests.sim.lots import Dangers, Ways, Work
 
 Trace = Callable[[str], None]
 
@@ -20,6 +20,7 @@ class Course:
     work: Work
     ways: Ways
     trace: Trace | None
+    clock: Clock = field(default_factory=Clock)
     counts: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     faulty: bool = True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Cut, Position
 from sinks.memory import Options, Store
 from tests.sim.checker import Checker
 from tests.sim.course import Course
+from tests.sim.life import Life
 from tests.sim.process import Process
 from tests.sim.stores import Died, Moods, Site
 
@@ -23,10 +25,13 @@ class Follow:
 
 
 class Followers:
-    def __init__(self, course: Course, seed: int, log: EmbeddedLogReader, process: Process, checker: Checker) -> None:
+    def __init__(
+        self, course: Course, seed: int, log: EmbeddedLogReader, run_dir: Path, process: Process, checker: Checker
+    ) -> None:
         self._course = course
         self._seed = seed
         self._log = log
+        self._run_dir = run_dir
         self._process = process
         self._checker = checker
         self._follows = [self._store(number) for number in range(course.chance.choice((1, 1, 2)))]
@@ -58,15 +63,10 @@ class Followers:
     def _store(self, number: int) -> Follow:
         chance = self._course.chance
         way = chance.choice(("versioned", "sequenced", "staged"))
-        options = Options(kind="memory", sequenced=way == "sequenced", staged=way == "staged")
-        site = Site(
-            f"sim-{self._seed}-{number}",
-            options,
-            replace(self._course.dangers.store),
-            chance,
-            self._course.fault,
-            batch_rows=chance.choice((1, 7, 1000)),
+        options = Options(
+            kind="memory", sequenced=way == "sequenced", staged=way == "staged", batch_rows=chance.choice((1, 7, 1000))
         )
+        site = Site(f"sim-{self._seed}-{number}", options, replace(self._course.dangers.store), chance, self._course.fault)
 
         def written(cut: Cut | None = None) -> None:
             self._process.look()
@@ -92,7 +92,7 @@ class Followers:
             return
         site.befall()
         if not follow.lives:
-            follow.lives.append(site.follow(self._log))
+            follow.lives.append(self._life(site))
         if len(follow.lives) > 1 and chance.random() < 0.2:
             number = chance.randrange(1, len(follow.lives))
             self._live(follow, number)
@@ -101,7 +101,10 @@ class Followers:
             return
         if self._live(follow, 0) in ("applied", "committed") and chance.random() < site.moods.sleeps:
             self._course.fault("follower sleeps, another begins")
-            follow.lives.insert(0, site.follow(self._log))
+            follow.lives.insert(0, self._life(site))
+
+    def _life(self, site: Site) -> Iterator[str]:
+        return Life(site, self._log, self._run_dir, self._course.clock).steps()
 
     def _live(self, follow: Follow, number: int) -> str:
         try:

@@ -111,3 +111,31 @@ def deal_work(chance: Random) -> Work:
         alters=chance.choice((0.0, 0.0, 0.03)),
         prepares=chance.choice((0.0, 0.0, 0.3)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What differs between runs without being a fault."""
+
+    segment_bytes: int
+    chunk_rows: int
+    workers: int
+    empty_transactions: bool
+    """As servers before version 15 send them."""
+    streams: bool
+    """Transactions are sent before they have ended (protocol 2)."""
+    two_phase: bool
+    """Prepared transactions are told of when they are prepared."""
+    eager_progress: bool
+
+
+def deal_ways(chance: Random) -> Ways:
+    return Ways(
+        segment_bytes=chance.choice((4_000, 30_000, 2**20)),
+        chunk_rows=chance.choice((1, 2, 5, 20)),
+        workers=chance.choice((1, 2, 3)),
+        empty_transactions=chance.random() < 0.3,
+        streams=chance.random() < 0.5,
+        two_phase=chance.random() < 0.6,
+        eager_progress=chance.random() < 0.5,
+    )

@@ -1,4 +1,4 @@
-"""Where the capture process is refused something, or dies: at operations of the disk and at the product's crash points."""
+"""Where a process is refused something, or dies: at operations of the disk and at the product's crash points."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Points:
             raise Died
 
     def reach(self, point: str) -> None:
-        """A named crash point of the product (``cdc.crashpoint``)."""
-        if not self._course.faulty or point.startswith("follower."):
+        """A named crash point of the product (``cdc.crashpoint``), of whichever process takes a step now."""
+        if not self._course.faulty:
             return
         if self._course.chance.random() < self._dying or self._favours_now(point):
             self._course.fault(f"dies at {point}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdc.errors import HeadwaterError, ProtocolError, Stopped
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealer import seal
-from cdc.log.embedded.segment import Place
+from cdc.log.embedded.segment import SegmentPlace
 from cdc.model.position import Lsn
 from tests.sim.capture import TOAST, Capture
 from tests.sim.checker import Checker, Violation
@@ -32,7 +32,7 @@ class Process:
         self._checker = checker
         self._log = log
         self._folder: Path = disk.root
-        self._places = Places(disk.root)
+        self._places = LogPlaces(disk.root)
         self._since_lsn = 0
         self.capture: Capture | None = None
         """The one that lives."""
@@ -70,16 +70,7 @@ class Process:
 
     def _start(self) -> None:
         self._points.a_process_lives()
-        self.capture = Capture(
-            self._folder,
-            self._disk,
-            self._source,
-            self._course.chance,
-            self._course.ways,
-            self._log,
-            self._since_lsn,
-            self._course.met,
-        )
+        self.capture = Capture(self._course, self._folder, self._disk, self._source, self._log, self._since_lsn)
         self.unrecovered = False
         if self._course.dangers.memory_lost and self._course.chance.random() < 0.5:
             self._memory_kept = [
@@ -174,7 +165,7 @@ class Process:
                 for run in index.segments()[:-1]:
                     if not self._log.is_sealed(index.name, run):
                         self._course.counts["segments sealed"] += 1
-                        seal(self._places, self._disk, Place(timeline.log_id, index.number, index.name, run.segment), run)
+                        seal(self._places, self._disk, SegmentPlace(timeline.log_id, index.number, index.name, run.segment), run)
         except OSError:
             return
         except Died:

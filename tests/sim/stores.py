@@ -1,4 +1,4 @@
-"""Followers of model stores: the real ``apply_range`` over the real log's reader, into stores that lose what they held and answers that get lost.
+"""Model stores: what followers bring gets lost on its way, and so do answers and what stores held.
 
 A store is ``sinks.memory``'s twin. What can go wrong: a request is refused, taken in part, or taken while its answer is lost; the
 follower dies between any two requests and begins again from what the store says; one that was thought dead (a zombie) wakes up later
@@ -9,7 +9,7 @@ come from a copy of this installation that went on by itself; another service tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
@@ -17,10 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.errors import Stopped, StopState, StoreError
-from cdc.follow.apply import Prepared, apply_range
-from cdc.follow.rules import Rules
-from cdc.follow.survey import survey
-from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.contract import LogReader
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import ALONE, OP
 from cdc.model.position import Cut, Lsn, Position
@@ -64,13 +61,45 @@ class Died(BaseException):
     """The process is gone, wherever it was."""
 
 
+class Lease:
+    """The right to write to a store. Whoever takes it takes it from who has it, and that one hears of it when the store refuses it, not before."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._refused = False
+        site.epoch += 1
+        self.epoch = site.epoch
+        site.leases.append(self)
+
+    @property
+    def ours(self) -> bool:
+        return self._site.leases[-1] is self or not self._refused
+
+    def refuse(self) -> None:
+        self._refused = True
+
+    def raise_above(self, epoch: int) -> int:
+        self.epoch = self._site.epoch = max(self._site.epoch, epoch) + 1
+        return self.epoch
+
+    def close(self) -> None: ...
+
+
 class _Sink(MemorySink):
     """Its requests may stay under way for long, and things happen to the store between any two of its steps."""
 
-    def __init__(self, site: Site, options: Options) -> None:
-        super().__init__(site.name, options)
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.name, site.options)
         self._site = site
         self._unheard = False
+
+    def open(self, log: LogReader, epoch: int | None = None) -> Cut:
+        self._unheard = False
+        return super().open(log, epoch)
+
+    def erase(self) -> None:
+        super().erase()
+        self._site.erased()
 
     def send(self, call: Call) -> tuple[Answer, Outcome]:
         if self._site.chance.random() < self._site.moods.late:
@@ -95,12 +124,33 @@ class _Sink(MemorySink):
 class FlakySink:
     """A memory sink behind a bad network. What is not named here goes through."""
 
-    def __init__(self, sink: _Sink, site: Site) -> None:
-        self._sink = sink
+    def __init__(self, site: Site) -> None:
+        self._sink = _Sink(site)
         self._site = site
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sink, name)
+
+    def open(self, log: LogReader, epoch: int) -> Cut:
+        try:
+            applied = self._sink.open(log, epoch)
+        except EpochPassed:
+            self._site.refused(epoch)
+            raise
+        except Stopped as stopped:
+            self._site.disowned(stopped)
+            raise
+        self._site.opened(epoch)
+        return applied
+
+    def applied(self) -> Cut:
+        try:
+            found = self._sink.applied()
+        except Stopped as stopped:
+            self._site.disowned(stopped)
+            raise
+        self._site.refuse_strangers("is content with it")
+        return found
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         site, chance, moods = self._site, self._site.chance, self._site.moods
@@ -135,7 +185,7 @@ class FlakySink:
 class Site:
     """One store and whoever writes to it."""
 
-    def __init__(self, name: str, options: Options, moods: Moods, chance: Random, met: Meet, batch_rows: int) -> None:
+    def __init__(self, name: str, options: Options, moods: Moods, chance: Random, met: Meet) -> None:
         self.name = name
         self.options = options
         self.moods = moods
@@ -150,6 +200,8 @@ class Site:
         self.struck: Callable[[], None] = lambda: None
         """Called when the store is not what it was."""
         self.epoch = 0
+        self.leases: list[Lease] = []
+        """All that were taken; the last one holds."""
         self.theirs = False
         """Something is in the store that this log never had: another service's, or of another past."""
         self.strikes = 0
@@ -157,8 +209,9 @@ class Site:
         """Rows that a follower had brought were lost, set back or taken over."""
         self._opened = 0
         """The highest epoch under which the store was opened since the last strike."""
-        self._batch_rows = batch_rows
         self._copies: list[Store] = []
+        self._disowned: set[StopState] = set()
+        """Why it was rightly refused, since it was last emptied."""
         self._others: set[str] = set()
         """The ids of other services' logs."""
         STORES[name] = Store()
@@ -302,88 +355,34 @@ class Site:
 
     # -- its followers ------------------------------------------------------------------------------------------------------
 
-    def follow(self, reader: EmbeddedLogReader) -> Iterator[str]:
-        """One follower's life, as steps; says what it has just done. Ends by dying (Died) only."""
-        self.epoch += 1
-        epoch = self.epoch
-        while True:
-            if reader.lineage() is None:
-                yield "waits"
-                continue
-            sink = FlakySink(_Sink(self, self.options), self)
-            try:
-                applied = sink.open(reader, epoch)
-            except EpochPassed as passed:
-                epoch = self._above(passed.seen, epoch)
-                continue
-            except Stopped as stopped:
-                self._rebuild(sink, stopped)
-                yield "rebuilt"
-                continue
-            self.refuse_strangers("opens it")
-            self._opened = max(self._opened, epoch)
-            held = max([applied.position, *(sink.held(topic) for topic in _topics(reader))])
-            if held > reader.head().position:
-                if held > reader.written().position:
-                    raise AssertionError(f"{self.name} holds {held}, the log ends at {reader.written()}")
-                yield "waits"
-                continue
-            self.claimed(applied.position)
-            yield "opened"
-            try:
-                yield from self._work(sink, reader, applied)
-            except (StoreError, Stopped):
-                yield "refused"
+    def refused(self, epoch: int) -> None:
+        """The store does not let a follower of this epoch open it."""
+        for lease in self.leases:
+            if lease.epoch == epoch:
+                lease.refuse()
 
-    def _work(self, sink: FlakySink, reader: EmbeddedLogReader, applied: Cut) -> Iterator[str]:
-        prepared = Prepared()
-        while True:
-            if self.chance.random() < 0.5 or reader.head().position == applied.position:
-                found = sink.applied()
-                self.refuse_strangers("is content with it")
-                if (found.position, found.commit_lsn) != (applied.position, applied.commit_lsn):
-                    yield "looked"
-                    return
-            head = reader.head()
-            if head.position == applied.position:
-                if head.commit_lsn > applied.commit_lsn:
-                    sink.commit(head)
-                    applied = head
-                yield "idle"
-                continue
-            cut = reader.cut_within(applied.position, self._batch_rows, 2**20)
-            starts = {topic: max(applied.position, sink.held(topic)) for topic in _topics(reader)}
-            apply_range(sink, reader, survey(reader, starts, cut.position), prepared, Rules(self.name, self.options))  # type: ignore[arg-type]
-            yield "applied"
-            if self.chance.random() < self.moods.dies:
-                self.met("follower died before its commit")
-                raise Died
-            sink.commit(cut)
-            applied = cut
-            yield "committed"
-
-    def _above(self, seen: int, epoch: int) -> int:
-        """A follower that holds the lease goes above what the store has seen; one that was replaced does not hold it any more."""
-        if epoch < self.epoch:
-            self.met("follower was replaced")
-            raise Died
-        self.epoch = seen + 1
-        return self.epoch
-
-    def _rebuild(self, sink: FlakySink, stopped: Stopped) -> None:
-        """What an operator asks for, once the other service is gone."""
+    def disowned(self, stopped: Stopped) -> None:
+        """A follower finds that the store is not this log's. Until an operator comes it may have changed again."""
         if stopped.state not in self._strange():
             raise Violation("k", f"{self.name} is this log's own and was refused: {stopped}")
+        self._disowned.add(stopped.state)
+
+    def opened(self, epoch: int) -> None:
+        """A follower has."""
+        self.refuse_strangers("opens it")
+        self._opened = max(self._opened, epoch)
+
+    def stopped(self, state: StopState, why: str) -> None:
+        """A follower says that it cannot go on. An operator has it built again, once the other service is gone."""
+        if state not in self._disowned:
+            raise Violation("k", f"{self.name} is this log's own and was refused: {why}")
         self.met("store built again")
         self._copies.clear()
-        sink.erase()
+
+    def erased(self) -> None:
         self.theirs = False
+        self._disowned.clear()
         self._is_struck()
-
-
-def _topics(reader: EmbeddedLogReader) -> list[str]:
-    timeline = reader.timeline
-    return sorted(timeline.numbers) if timeline is not None else []
 
 
 def _foreign() -> MemoryLog:

@@ -233,10 +233,6 @@ def _whole(table: Table, row: Row) -> list[wire.Value]:
     return [row.get(name) for name in table.names]
 
 
-class RoundOver(Exception):
-    """Ingest has done all that one turn of its loop does, and asks for more."""
-
-
 class Link:
     """What ``cdc.capture.stream.Stream`` is to ingest: bytes that have come, and an LSN that may be confirmed."""
 
@@ -247,7 +243,7 @@ class Link:
         self.asked = 0
         self._chance = chance
         self._wire = bytearray()
-        self.may_take = False
+        self.batches = 0
         self.on_confirm: Callable[[int], None] = lambda _: None
         """Told what ingest allows to be said, at that moment."""
 
@@ -260,9 +256,6 @@ class Link:
 
     def take(self, timeout_s: float) -> Bytes:  # noqa: ARG002
         """Raises ConnectionError when the connection is gone and everything that came has been taken."""
-        if not self.may_take:
-            raise RoundOver
-        self.may_take = False
         if not self._wire:
             if self.broken:
                 raise ConnectionError("the connection broke")

@@ -2,7 +2,7 @@
 
 Everything happens in this thread, one small step at a time, chosen by the seed; no clock but the world's own, no thread, no socket.
 What is real: decoder, relations, TOAST memory, ingest, the snapshot (agenda, workers, feed, fence, holds), the log (writer, recovery,
-sealing, reader), ``apply_range``. What is a model: Postgres, its connections, the disk, the stores.
+sealing, reader), the followers. What is a model: Postgres, its connections, the disk, the stores.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Final
-from unittest import mock
 
 from cdc import crashpoint
-from cdc.ingest import loop as ingest
 from cdc.log.embedded.reader import EmbeddedLogReader
-from tests.sim.capture import Ways
 from tests.sim.checker import Checker, Violation
 from tests.sim.clients import Clients
 from tests.sim.course import Course, Trace
 from tests.sim.disk import ModelDisk
 from tests.sim.followers import Followers
-from tests.sim.lots import deal_dangers, deal_work
+from tests.sim.lots import deal_dangers, deal_ways, deal_work
 from tests.sim.points import Points
 from tests.sim.process import Process
 from tests.sim.source import Source
@@ -43,34 +40,15 @@ WORKING_STEPS: Final = 3_000
 SCRATCH: Final = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 
 
-class Clock:
-    """What ``time`` is to ingest."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 class World:
     """See the module's text. ``run`` raises Violation; anything else that comes out of it is a bug of the product, or of the model."""
 
     def __init__(self, seed: int, folder: Path, trace: Trace | None = None) -> None:
         chance = Random(seed)
         dangers, work = deal_dangers(chance), deal_work(chance)
-        ways = Ways(
-            segment_bytes=chance.choice((4_000, 30_000, 2**20)),
-            chunk_rows=chance.choice((1, 2, 5, 20)),
-            workers=chance.choice((1, 2, 3)),
-            empty_transactions=chance.random() < 0.3,
-            streams=chance.random() < 0.5,
-            two_phase=chance.random() < 0.6,
-            eager_progress=chance.random() < 0.5,
-        )
+        ways = deal_ways(chance)
         self._course = course = Course(chance, dangers, work, ways, trace)
         self._seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
-        self.clock = Clock()
         first_xid = chance.choice((700, 2**32 - 12, 2**32 * 3 + 2**31 - 9, 2**31 - 9))
         self.source = Source(chance, make_tables(chance), first_xid, chance.choice((0x1_5000, 0xFFFF_F000, 0x16_B374_D848)))
         disk = ModelDisk(folder, chance)
@@ -80,7 +58,7 @@ class World:
         self._log = EmbeddedLogReader(folder)
         self._clients = Clients(course, self.source)
         self.process = Process(course, self._points, self.source, disk, self.checker, self._log)
-        self._followers = Followers(course, seed, self._log, self.process, self.checker)
+        self._followers = Followers(course, seed, self._log, folder.parent / "run", self.process, self.checker)
         self._random = chance.random
         self._actions: list[Callable[[], None]] = []
         self._weights: list[float] = []
@@ -89,7 +67,7 @@ class World:
 
     def run(self) -> Counter[str]:
         """What happened, counted."""
-        with mock.patch.object(ingest, "time", self.clock), mock.patch.object(crashpoint, "_armed", self._points):
+        with crashpoint.decided_by(self._points):
             try:
                 self._run()
             finally:
@@ -150,7 +128,7 @@ class World:
     def _step(self) -> None:
         random, weights = self._random, self._weights
         self._course.steps += 1
-        self.clock.now += random() * 0.4
+        self._course.clock.now += random() * 0.4
         self._actions[bisect(weights, random() * weights[-1])]()
 
     def _choose_among(self, *, working: bool) -> None:

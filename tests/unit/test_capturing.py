@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
 from cdc.capture.toast import ToastMemory
-from cdc.ingest.process import _catch_up
+from cdc.ingest.intake import Intake
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Lsn
@@ -33,7 +34,7 @@ def test_a_lost_toast_memory_learns_nothing_from_before_the_last_rebuild(tmp_pat
             writer.commit(Lsn(position), 0)
         identity.record(tmp_path, Identity("73", 1, "shop", "cdc", "cdc", 5, since))
         with closing(ToastMemory(tmp_path / "toast.db")) as memory:
-            _catch_up(memory, writer, tmp_path)
+            Intake(tmp_path, writer, memory, Mock(), Mock()).catch_up()
             assert memory.knows(NOTES)
             assert memory.knows(DOCS) == (since == 0)
             assert memory.position == 2
@@ -52,6 +53,6 @@ def test_a_commit_of_nothing_wide_is_not_read_again_by_a_new_connection_but_by_a
             assert memory.position == 2
         with closing(ToastMemory(tmp_path / "toast.db")) as again:
             assert again.position == 1
-            _catch_up(again, writer, tmp_path)
+            Intake(tmp_path, writer, again, Mock(), Mock()).catch_up()
             assert again.position == 2
             assert again.knows(DOCS)

@@ -75,7 +75,7 @@ def test_a_part_that_has_just_reported_lives_and_a_silent_one_does_not(
 ) -> None:
     monkeypatch.setattr("cdc.report.collector.slowness", lambda: 1.0)
     meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path))
-    meter.loaded = lambda: True
+    meter.tables = SimpleNamespace(loaded=lambda: True, paused=lambda: None, left_out=list, notes=list, passed_over=tuple)
     meter.say("streaming")
     clock.step(seconds)
     assert report(tmp_path).problems == ()

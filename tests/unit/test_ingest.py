@@ -14,8 +14,9 @@ from cdc.capture.authenticity import WATERMARK_PREFIX
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
-from cdc.capture.prepared import Prepared
+from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.spool import Spools
+from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
 from cdc.model.position import Cut, Lsn, Position
 from cdc.pgvalues.values import Bytes
@@ -27,7 +28,11 @@ from tests.unit.capture.test_decoder import ORDERS, Forgetful
 def ingest_into(parts: Mock) -> Ingest:
     parts.writer.head = Cut(Position(0), Lsn(0))
     parts.writer.commit.return_value = Cut(Position(1), Lsn(100))
-    return Ingest(parts.stream, parts.decoder, parts.writer, parts.memory, parts.feed, Mock(status=CaptureStatus()))
+    return Ingest(intake_of(parts), parts.stream, parts.decoder)
+
+
+def intake_of(parts: Mock) -> Intake:
+    return Intake(Path(), parts.writer, parts.memory, parts.feed, Mock(status=CaptureStatus()))
 
 
 def called(parts: Mock) -> list[str]:
@@ -68,8 +73,9 @@ class Pieces:
         self.largest = max(self.largest, len(torn) + len(taken))
         return np.concatenate([torn, taken])
 
-    def confirm(self, _: int) -> None:
-        pass
+    def confirm(self, _: int) -> None: ...
+
+    def reply_now(self) -> None: ...
 
 
 def taken_in(data: bytes, length: int, folder: Path | None = None) -> tuple[list[Any], int]:
@@ -77,11 +83,11 @@ def taken_in(data: bytes, length: int, folder: Path | None = None) -> tuple[list
     stream = Pieces(data, length)
     spools = Spools(folder) if folder else None
     definitions = Definitions(lambda _: None, passwords=["sesame"])
-    decoder = Decoder(definitions, Forgetful(), lambda *_: None, 0, spools, Prepared(folder) if folder else None)
+    decoder = Decoder(definitions, Forgetful(), lambda *_: None, 0, spools, PreparedFiles(folder) if folder else None)
     parts = Mock()
     parts.writer.head, parts.writer.next_position = Cut(Position(0), Lsn(0)), 1
     parts.feed.chunk_at.return_value = None
-    ingest = Ingest(stream, decoder, parts.writer, parts.memory, parts.feed, Mock(status=CaptureStatus()))  # type: ignore[arg-type]
+    ingest = Ingest(intake_of(parts), stream, decoder)
     with pytest.raises(ConnectionError):
         ingest.run(threading.Event())
     batches = [call.args[0] for call in parts.writer.append.call_args_list]

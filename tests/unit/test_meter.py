@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from cdc.ingest import meter as meters
 from cdc.ingest.meter import PROMPT_STATUS_S, STATUS_S, Meter
 from cdc.state import status
 from snapshots.progress import SnapshotProgress
 
 
 class Clock:
-    """In place of the module ``time``."""
+    """The meter's, and in place of the module ``time``."""
 
     now = 1000.0
 
@@ -24,6 +24,10 @@ class Clock:
     def time(self) -> float:
         return self.now
 
+    def wait(self, stop: Event, seconds: float) -> bool:
+        self.now += seconds
+        return stop.is_set()
+
 
 def told(tmp_path: Path) -> int:
     found = status.read_capture(tmp_path)
@@ -31,12 +35,9 @@ def told(tmp_path: Path) -> int:
     return found.received_lsn
 
 
-def test_an_lsn_that_only_the_status_shows_is_told_at_once_but_not_always_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_lsn_that_only_the_status_shows_is_told_at_once_but_not_always_again(tmp_path: Path) -> None:
     clock = Clock()
-    monkeypatch.setattr(meters, "time", clock)
-    meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path))
+    meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path), clock=clock)
     meter.write()
     meter.status.received_lsn = 10
     clock.now += PROMPT_STATUS_S * 1.5
@@ -61,9 +62,8 @@ def test_an_lsn_that_only_the_status_shows_is_told_at_once_but_not_always_again(
 
 def test_a_status_that_has_not_changed_is_written_as_a_sign_of_life_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(meters, "time", clock)
     monkeypatch.setattr(status, "time", clock)
-    meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path))
+    meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path), clock=clock)
     written: list[float] = []
     real = status.write
     monkeypatch.setattr(status, "write", lambda *args: written.append(clock.now) or real(*args))

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 import sinks
 from cdc.errors import ConfigError
-from cdc.model.showing import shown_as
+from cdc.model.display import shown_as
 from cdc.settings.file import SettingsError, load
 from cdc.settings.models import MAX_FILE_BYTES, Source, StoreOptions, Strict
 

@@ -10,11 +10,9 @@ import errno
 import os
 import resource
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import pyarrow as pa
 
@@ -28,9 +26,9 @@ from cdc.log.embedded.format import (
     MAX_BODY_BYTES,
     MAX_SEGMENT_BYTES,
     FrameKind,
-    Group,
+    GroupEntry,
+    GroupPart,
     Head,
-    Part,
     SegmentHeader,
     chain,
     decode_head,
@@ -39,11 +37,12 @@ from cdc.log.embedded.format import (
     padding,
 )
 from cdc.log.embedded.lock import hold, is_held
-from cdc.log.embedded.names import Places, folder_of
+from cdc.log.embedded.names import LogPlaces, folder_of
 from cdc.log.embedded.recover import head_of, recover
 from cdc.log.embedded.sealer import Sealer
-from cdc.log.embedded.segment import Place
+from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.staging import Density, OpenPart, OpenTopic, Positions, Staged, Tip, positions_of, run_of
+from cdc.log.embedded.syncpool import SyncPool
 from cdc.log.embedded.timeline import TopicIndex
 from cdc.model.batch import table_of
 from cdc.model.position import Cut, Lsn, Position
@@ -54,9 +53,7 @@ MAX_SEGMENT_OPTION_BYTES: Final = 2**30
 OPEN_FILES: Final = 2048
 """Segments that stay open between commits, where the process may have four times as many files open."""
 SYNC_THREADS: Final = 32
-"""The number of files synced at once: a disk takes them together, and one that waits costs nothing."""
-
-_Synced = TypeVar("_Synced", int, Path)
+"""The number of files synced at once."""
 
 
 class EmbeddedLogWriter:
@@ -67,17 +64,26 @@ class EmbeddedLogWriter:
     OSError. After a sync has failed nothing more is taken: what the disk holds is then unknown until the log is opened again.
     """
 
-    def __init__(self, dir: Path, *, segment_bytes: int = 64 * 2**20, seal: bool = True, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        dir: Path,
+        *,
+        segment_bytes: int = 64 * 2**20,
+        seal: bool = True,
+        disk: Disk | None = None,
+        sync_threads: int = SYNC_THREADS,
+    ) -> None:
+        """``sync_threads``: the most files that are synced at once; 1: one after the other, by the caller's own thread."""
         if not 0 < segment_bytes <= MAX_SEGMENT_OPTION_BYTES:
             raise ValueError("segment_bytes is between 1 and 2**30")
-        self._places = Places(Path(dir))
+        self._places = LogPlaces(Path(dir))
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
         self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._keep_open = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._broken: str | None = None
         self._timeline_fd = self._head_fd = -1
-        self._pool: ThreadPoolExecutor | None = None
+        self._syncs = SyncPool(sync_threads)
         self._lock_fd = hold(self._places, self._disk)
         self._sealer: Sealer | None = None
         try:
@@ -151,7 +157,7 @@ class EmbeddedLogWriter:
             self._sync_staged()
         except OSError as error:
             raise self._located(error) from error
-        group = Group(
+        group = GroupEntry(
             first=before.position + 1,
             last=before.position + staged.density.rows,
             commit_lsn=commit_lsn,
@@ -159,7 +165,7 @@ class EmbeddedLogWriter:
             epoch=before.epoch,
             names=tuple((topic.number, topic.name) for topic in staged.named),
             parts=tuple(
-                Part(part.topic.number, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain)
+                GroupPart(part.topic.number, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain)
                 for part in staged.parts
             ),
         )
@@ -205,14 +211,17 @@ class EmbeddedLogWriter:
                 self.rollback()
         finally:
             self._broken = self._broken or "it was closed"
-            if self._pool:
-                self._pool.shutdown()
-                self._pool = None
+            self._syncs.close()
             for fd in (*self._files.values(), self._timeline_fd, self._head_fd, self._lock_fd):
                 if fd >= 0:
                     os.close(fd)
             self._files.clear()
             self._timeline_fd = self._head_fd = self._lock_fd = -1
+
+    def abandon(self) -> None:
+        """Lets go of the log as a process that is killed does: nothing is taken back, and what is staged is left to the next recovery."""
+        self._broken = self._broken or "it was abandoned"
+        self.close()
 
     def drain_seals(self) -> None:
         """Returns when every closed segment is sealed (or cannot be)."""
@@ -314,30 +323,16 @@ class EmbeddedLogWriter:
         staged = self._staged
         with self._fatal():
             crashpoint("log.commit.before_fsync")
-            self._together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])
+            self._syncs.together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])
             if staged.created:
                 crashpoint("log.commit.before_folder_fsync")
-                self._together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))
+                self._syncs.together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))
                 if any(not topic.folder_exists for topic, _ in staged.created):
                     self._disk.sync_folder(self._places.topics)
                 for topic, _ in staged.created:
                     topic.folder_exists = True
 
-    def _together(self, sync: Callable[[_Synced], None], what: Sequence[_Synced]) -> None:
-        """Calls ``sync`` for each, several at once; returns when all are done. A thread takes its share of them in one go."""
-        if len(what) <= 1:
-            for one in what:
-                sync(one)
-            return
-        self._pool = self._pool or ThreadPoolExecutor(SYNC_THREADS, "log-sync")
-
-        def one_by_one(share: Sequence[_Synced]) -> None:
-            for one in share:
-                sync(one)
-
-        list(self._pool.map(one_by_one, [what[first::SYNC_THREADS] for first in range(min(SYNC_THREADS, len(what)))]))
-
-    def _publish(self, group: Group) -> None:
+    def _publish(self, group: GroupEntry) -> None:
         before = self._published
         standing = decode_head(os.pread(self._head_fd, HEAD_BYTES, 0))
         if standing is None or standing.epoch != before.epoch:
@@ -398,8 +393,8 @@ class EmbeddedLogWriter:
         )  # fmt: skip
         return OpenTopic(index.number, index.name, tip, tip, folder_exists=True)
 
-    def _place(self, number: int, name: str, segment: int) -> Place:
-        return Place(self._published.log_id, number, name, segment)
+    def _place(self, number: int, name: str, segment: int) -> SegmentPlace:
+        return SegmentPlace(self._published.log_id, number, name, segment)
 
     def _file(self, topic: OpenTopic, segment: int) -> int:
         key = (topic.number, segment)

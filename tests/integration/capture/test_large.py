@@ -368,7 +368,7 @@ def test_prepared_transactions(
     pg_versions: Any, tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch, two_phase: bool, rows: int
 ) -> None:
     # The kept files go at the first cut behind the end, and nobody writes after it.
-    monkeypatch.setattr("cdc.ingest.loop.IDLE_RECORD_S", 0.2)
+    monkeypatch.setattr("cdc.ingest.idle.IDLE_RECORD_S", 0.2)
     with table(pg_versions) as connection:
         capture = Capture(pg_versions.dsn, tmp_path, two_phase=two_phase)
         kept = capture.settings.log.dir / "prepared"

@@ -18,6 +18,7 @@ from cdc.capture.definitions import Definitions
 from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection, Stream
 from cdc.capture.toast import ToastMemory
+from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
 from cdc.ingest.meter import Meter
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -139,7 +140,7 @@ class Pipeline:
             definitions = Definitions(lambda oid: next(iter(read_facts(catalog, self.source.publication, [oid])), None))
             decoder = Decoder(definitions, memory, self.feed.hold, durable)
             taken = Pausable(stream, self.pause)
-            ingest = Ingest(taken, decoder, self.writer, memory, self.feed, self.meter)  # type: ignore[arg-type]
+            ingest = Ingest(Intake(self.folder, self.writer, memory, self.feed, self.meter), taken, decoder)
             ingest.run(self.stop)
             ingest.finish()
 

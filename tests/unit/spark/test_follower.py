@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from cdc.follow import follower as followers
 from cdc.follow import opening
 from cdc.follow.apply import Slices
 from cdc.follow.follower import Follower
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
@@ -121,7 +122,7 @@ def test_workers_get_a_micro_batch_only_as_a_whole(
 
 def _log_with_an_old_head(folder: Path) -> list[Cut]:
     """As a power loss leaves it: the timeline is synced with each commit, the head is not."""
-    writer, head, cuts = EmbeddedLogWriter(folder), Places(folder).head, []
+    writer, head, cuts = EmbeddedLogWriter(folder), LogPlaces(folder).head, []
     for position in (1, 2):
         older = head.read_bytes()
         writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
@@ -235,6 +236,7 @@ def test_commits_that_follow_each_other_closely_are_told_together_and_the_last_o
 ) -> None:
     """A status is a file: writing one for each of some tens of commits a second costs as much as a commit."""
     log, now_s = MemoryLog(), [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], wait=lambda stop, _: stop.is_set())
     writer = log.writer()
     follower = Follower(
         f"often-{tmp_path.name}",
@@ -243,7 +245,7 @@ def test_commits_that_follow_each_other_closely_are_told_together_and_the_last_o
         log.reader(),
         tmp_path,
         threading.Event(),
-        clock=lambda: now_s[0],
+        ports=opening.Ports(clock=clock),
     )
     written: list[int] = []
     real = status.write

@@ -115,8 +115,12 @@ class Clock:
     def __init__(self) -> None:
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
+
+    def wait(self, stop: threading.Event, seconds: float) -> bool:
+        self.now += seconds
+        return stop.is_set()
 
 
 def test_a_follower_commits_a_backlog_in_steps_of_seconds_and_stops_between_two(
@@ -153,7 +157,7 @@ def test_a_follower_commits_a_backlog_in_steps_of_seconds_and_stops_between_two(
             reader,
             tmp_path,
             stop,
-            clock=clock,
+            ports=opening.Ports(clock=clock),
         )
         follower.follow_to(end)
         follower.close()

@@ -24,7 +24,7 @@ import google_crc32c
 import numpy as np
 
 from cdc.capture.messages import Aborted
-from cdc.capture.spool import Piece, Spool, pieces, write
+from cdc.capture.spool import Spool, SpoolPiece, pieces, write
 from cdc.errors import LogCorrupt, ProtocolError
 from cdc.state import jsonfile
 
@@ -44,11 +44,11 @@ class Kept:
     _start: int
     _stop: int
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[SpoolPiece]:
         return pieces(self._fd, self._start, self._stop)
 
 
-class Prepared:
+class PreparedFiles:
     """The prepared transactions of one log. One thread uses it. Methods raise OSError when the disk refuses."""
 
     def __init__(self, log_dir: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
-from cdc.capture.standing import HeldFacts, Topics
+from cdc.capture.tablestate import HeldFacts, Topics
 from cdc.model.facts import Facts
 from cdc.model.table import Table
 

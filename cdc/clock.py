@@ -1,0 +1,28 @@
+"""The clock that intervals are measured by, and waiting by it. Whoever needs one is given it, so that a test can pass its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final, Protocol
+
+
+class Clock(Protocol):
+    """Seconds that only ever pass: nobody sets it."""
+
+    def monotonic(self) -> float: ...
+
+    def wait(self, stop: threading.Event, seconds: float) -> bool:
+        """Returns after so long, or as soon as ``stop`` is set; whether it is."""
+        ...
+
+
+class _Machine:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wait(self, stop: threading.Event, seconds: float) -> bool:
+        return stop.wait(seconds)
+
+
+MACHINE: Final[Clock] = _Machine()

@@ -1,0 +1,53 @@
+"""The log's side of capture: whatever lasts from one connection to the next, and how it gets back to what is durable between them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdc.capture.toast import ToastMemory
+from cdc.clock import MACHINE, Clock
+from cdc.crashpoint import crashpoint
+from cdc.ingest.ports import Gauge
+from cdc.log.contract import LogWriter
+from cdc.log.home import open_reader
+from cdc.model.position import Position
+from cdc.source import identity
+from snapshots.feed import SnapshotFeed
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """One for the capture process. ``folder``: the log's. ``memory`` completes unchanged TOAST values, ``feed`` is the snapshot's side."""
+
+    folder: Path
+    writer: LogWriter
+    memory: ToastMemory
+    feed: SnapshotFeed
+    gauge: Gauge
+    clock: Clock = MACHINE
+
+    def catch_up(self) -> None:
+        """Reads from the log what the memory missed by a crash."""
+        memory, head = self.memory, self.writer.head
+        if memory.position > head.position:
+            memory.clear()
+        if memory.position == head.position:
+            return
+        known = identity.recorded(self.folder)
+        if known is not None and memory.position < known.since_position:
+            memory.begin_at(known.since_position)
+        with closing(open_reader(self.folder)) as reader:
+            for topic in [topic for topic in reader.topics() if topic.last > memory.position]:
+                for batch in reader.read(topic.name, Position(memory.position), head.position):
+                    memory.learn(batch)
+        crashpoint("capture.toast_caught_up")
+        memory.commit(head.position)
+
+    def back_to_durable(self) -> None:
+        """Forgets what a stream has brought since the last commit. Raises what the snapshot has failed with meanwhile."""
+        self.writer.rollback()
+        self.memory.rollback()
+        self.feed.reset()
+        self.feed.check()
