@@ -49,7 +49,7 @@ from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
 from cdc.log.embedded.format import RECORD_BYTES, decode_head, decode_timeline_header
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.home import open_reader
@@ -281,7 +281,7 @@ class Curtain:
     """Hides the later part of a log that nobody writes: readers believe its head, 64 bytes overwritten in place."""
 
     def __init__(self, log: Path) -> None:
-        self._places = Places(log)
+        self._places = LogPlaces(log)
         self._whole = self._places.head.read_bytes()
 
     def close(self, rows: int) -> int:

@@ -171,7 +171,7 @@ def capture(
     from cdc.capture.decoder import Decoder
     from cdc.capture.definitions import Definitions
     from cdc.capture.feedback import Feedback
-    from cdc.capture.prepared import Prepared
+    from cdc.capture.preparedfiles import PreparedFiles
     from cdc.capture.spool import Spools
     from cdc.capture.stream import Connection
     from cdc.capture.toast import ToastMemory
@@ -199,7 +199,7 @@ def capture(
     before, began = _cpu_s(), time.perf_counter()
     stream = connection.start(SLOT, PUBLICATION, 0, Feedback(0) if confirm else _silent(), streaming=True)
     spools = Spools(log)
-    decoder = Decoder(Definitions(lambda _: None), memory, lambda _rows, _missing: None, 0, spools, Prepared(log))
+    decoder = Decoder(Definitions(lambda _: None), memory, lambda _rows, _missing: None, 0, spools, PreparedFiles(log))
     ingest = Ingest(Intake(log, writer, memory, SnapshotFeed(progress), meter), stream, decoder)
 
     def watch() -> None:

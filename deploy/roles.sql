@@ -167,13 +167,14 @@ json_build_object(
   'attached', c.relispartition,
   'identity', c.relreplident,
   'columns', (
-    select coalesce(json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod, (
+    select coalesce(json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod,
+      case when a.atttypid < 10000 then '' else (
         with recursive base as (
-          select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t where t.oid = a.atttypid and a.atttypid >= 10000
+          select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t where t.oid = a.atttypid
           union all
           select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t join base b on t.oid = b.typbasetype)
         select coalesce(max(bn.nspname || '.' || base.typname), '')
-        from base join pg_namespace bn on bn.oid = base.typnamespace where base.typbasetype = 0),
+        from base join pg_namespace bn on bn.oid = base.typnamespace where base.typbasetype = 0) end,
       a.attgenerated, a.attnotnull or a.atthasdef or a.atthasmissing or a.attidentity <> '', a.xmin::text) order by a.attnum), '[]')
     from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
   'index', (
@@ -182,17 +183,19 @@ json_build_object(
     where x.indrelid = c.oid and x.indisvalid and k.place <= x.indnkeyatts
       and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end),
   'leaves', (
-    with recursive below(oid, links, made) as (
-      select c.oid, '{}'::oid[], '{}'::text[]
-      union all
-      select i.inhrelid, b.links || i.inhrelid, b.made || i.xmin::text
-      from below b join pg_inherits i on i.inhparent = b.oid where c.relkind = 'p' and not i.inhdetachpending)
     select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
         (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a
          where a.attrelid = l.oid and a.attnum in (-1, 1)),
         (select coalesce(string_agg(way.made, ' ' order by way.link), '') from unnest(b.links, b.made) way(link, made)))), '{}')
-    from below b join pg_class l on l.oid = b.oid where l.relkind <> 'p'),
+    from (
+    with recursive tree(oid, links, made) as (
+      select c.oid, '{}'::oid[], '{}'::text[]
+      union
+      select i.inhrelid, t.links || i.inhrelid, t.made || i.xmin::text from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
+      join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
+    select * from tree) b join pg_class l on l.oid = b.oid where l.relkind <> 'p'),
   'types', (
+    with reached as materialized (select part.oid from (
     with recursive reached(oid) as (
       select a.atttypid from pg_attribute a
       where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 10000
@@ -203,6 +206,7 @@ json_build_object(
         union all select b.atttypid from pg_attribute b
           where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
       where next.oid >= 10000)
+    select oid from reached) part)
     select coalesce(json_object_agg(piece.what, piece.text), '{}') from (
       select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
       union all
@@ -234,7 +238,7 @@ from (
       union
       select i.inhrelid from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
       join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
-    select tree.oid from tree) tree
+    select * from tree) tree
 $with$;
 
 -- Whether the transaction sees what others have committed. Under REPEATABLE READ and SERIALIZABLE the catalog looks to queries as it did when the
@@ -406,19 +410,20 @@ begin
     return;
   end if;
   retyped := retyped || array(select k.reltype from pg_class k where k.oid = any (changed) and k.reltype <> 0);
-  with recursive types(oid) as (
-    select unnest(retyped)
-    union
-    select next.oid from types y cross join lateral (
-      -- arrays, domains, ranges and multiranges of it; then composites and tables that have a column of it
-      select d.objid from pg_depend d
-      where d.refclassid = 'pg_type'::regclass and d.refobjid = y.oid and d.classid = 'pg_type'::regclass
-      union all
-      select k.reltype from pg_depend d join pg_class k on k.oid = d.objid
-      where d.refclassid = 'pg_type'::regclass and d.refobjid = y.oid and d.classid = 'pg_class'::regclass and d.objsubid > 0
-        and k.reltype <> 0) next(oid))
   select changed || coalesce(array_agg(d.objid), '{}') into changed
-  from types y join pg_depend d
+  from (
+    with recursive made(oid) as (
+      select unnest(retyped)
+      union
+      select next.oid from made m cross join lateral (
+        -- arrays, domains, ranges and multiranges of it; then composites and tables that have a column of it
+        select d.objid from pg_depend d
+        where d.refclassid = 'pg_type'::regclass and d.refobjid = m.oid and d.classid = 'pg_type'::regclass
+        union all
+        select k.reltype from pg_depend d join pg_class k on k.oid = d.objid
+        where d.refclassid = 'pg_type'::regclass and d.refobjid = m.oid and d.classid = 'pg_class'::regclass and d.objsubid > 0
+          and k.reltype <> 0) next(oid))
+    select oid from made) y join pg_depend d
     on d.refclassid = 'pg_type'::regclass and d.refobjid = y.oid and d.classid = 'pg_class'::regclass and d.objsubid > 0;
   changed := changed || array(select x.indrelid from pg_index x where x.indexrelid = any (changed));
   roots := array(

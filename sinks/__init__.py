@@ -1,4 +1,4 @@
-"""Adapters to derived stores. A new sink is one module (or folder) with ``Options`` and ``make``, and one line in ``KINDS``."""
+"""Adapters to derived stores. A new sink is one module (or folder) with ``Options``, ``traits`` and ``make``, and one line in ``KINDS``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
     from cdc.settings.models import StoreOptions
-    from sinks.contract import Sink
+    from sinks.contract import Sink, Traits
 
 KINDS: Final[Mapping[str, str]] = {
     "opensearch": "sinks.search",
@@ -19,13 +19,20 @@ KINDS: Final[Mapping[str, str]] = {
     "console": "sinks.console",
     "memory": "sinks.memory",
 }
-"""``kind`` in ``cdc.toml`` → the module that serves it, imported only when a store of that kind is used."""
+"""``kind`` in ``cdc.toml`` → the module that serves it, imported only when a store of that kind is used. Nothing else names a kind."""
+_FOR_TESTS: Final = "memory"
 
 
 def options_model(kind: str) -> type[StoreOptions]:
     """The settings model of this kind of store. Raises ConfigError for a kind that does not exist."""
     model: type[StoreOptions] = _module(kind).Options
     return model
+
+
+def traits_of(options: StoreOptions) -> Traits:
+    """The traits of a store with these options, which need not be made for that."""
+    found: Traits = _module(options.kind).traits(options)
+    return found
 
 
 def make_sink(name: str, options: StoreOptions) -> Sink:
@@ -36,5 +43,7 @@ def make_sink(name: str, options: StoreOptions) -> Sink:
 
 def _module(kind: str) -> Any:
     if kind not in KINDS:
-        raise ConfigError(f"there is no store of kind {kind!r}", hint=f"use one of {', '.join(KINDS)}")
+        raise ConfigError(
+            f"there is no store of kind {kind!r}", hint=f"use one of {', '.join(sorted(KINDS.keys() - {_FOR_TESTS}))}"
+        )
     return import_module(KINDS[kind])

@@ -19,7 +19,7 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from cdc.settings.models import StoreOptions
 from cdc.terminal import visible_json
-from sinks.contract import Outcome, Shape, audit_schema
+from sinks.contract import Outcome, Shape, Traits, audit_schema
 from sinks.render.choices import Choices
 from sinks.render.jsonrows import lines
 
@@ -29,11 +29,9 @@ class Options(StoreOptions):
 
 
 class ConsoleSink:
-    parallel = False
-    sequenced = False
-
     def __init__(self, name: str, options: Options, out: BinaryIO) -> None:
         self.name = name
+        self.traits = traits(options)
         self._choices = Choices(name, options.as_rules)
         self._log: LogReader | None = None
         self._out = out
@@ -59,6 +57,10 @@ class ConsoleSink:
     def foresee(self, tables: Sequence[Table]) -> None:
         """Raises ConfigError when the configuration says something of a table or column that does not exist."""
         self._choices.foresee(tables)
+
+    def projected(self) -> str | None:
+        """Nothing: printed lines stay as they are."""
+        return None
 
     def shape(self, topic: str) -> Shape | None:
         return self._shapes.get(topic)
@@ -91,6 +93,10 @@ class ConsoleSink:
         return pa.RecordBatch.from_pylist([], schema=audit_schema(table))
 
     def close(self) -> None: ...
+
+
+def traits(options: Options) -> Traits:  # noqa: ARG001
+    return Traits()
 
 
 def make(name: str, options: Options) -> ConsoleSink:

@@ -10,7 +10,7 @@ A follower drives a sink like this, again and again::
 
 **The guard.** Whatever is written again, late, or by somebody who was replaced meanwhile changes nothing. Stores do it in two ways:
 
-- *versioned* (``sequenced`` is False): each row carries its position as a version, so a row written at position p loses against the same
+- *versioned* (``Traits.sequenced`` is False): each row carries its position as a version, so a row written at position p loses against the same
   key's row at p' > p, and against a commit that already covers p. Rows may come in any order and any number of times.
 - *sequenced*: one chain of calls per table, in order. Each call names the stretch (from, to] of the table that it brings and the writer's
   epoch, and the store takes it, atomically, only when the table's progress there is exactly ``from`` and no higher epoch has been seen.
@@ -25,7 +25,7 @@ flushed, restored, replaced or partly lost at any moment is noticed and filled a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,26 @@ from cdc.errors import StoreError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """All that the product has to know of a store before it is opened. Nothing outside a store's folder asks for its kind instead."""
+
+    sequenced: bool = False
+    """How the guard works: see above."""
+    parallel: bool = False
+    """``apply`` may run in several processes at once (each with its own opened sink). Only versioned stores may say so."""
+    staged: bool = False
+    """Rows show only after ``commit``."""
+    refreshes: bool = False
+    """What is applied becomes visible to every way of reading only by ``make_visible``, for which whoever waits has to ask."""
+    needs_spark: bool = False
+    """Opening it takes a Spark session (``sinks.sparksession``)."""
+    exclusive: bool = False
+    """Only its follower and an audit open it: `cdc doctor` and `cdc plan` leave it alone."""
+    evolves: bool = False
+    """A column takes another name or type in place; rows that are there are not written again for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +103,20 @@ class Sink(Protocol):
     name: str
     """The store's name in the configuration."""
 
-    parallel: bool
-    """True when ``apply`` may run in several processes at once (each with its own opened sink). Only versioned stores may say so."""
+    @property
+    def traits(self) -> Traits:
+        """As its module's ``traits`` gives them for its options."""
+        ...
 
-    sequenced: bool
-    """How the guard works: see above."""
+    def foresee(self, tables: Sequence[Table]) -> None:
+        """Raises ConfigError where the store's options do not fit these tables, which are all that it is to hold. An unopened sink may be
+        asked, too (`cdc doctor`, `cdc plan`)."""
+        ...
+
+    def projected(self) -> str | None:
+        """The change, in words, that the next writer makes to every row because the options are different now; None: none. Raises ConfigError
+        where it cannot. For a sink that was opened to read (`cdc plan`)."""
+        ...
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         """Connects, checks that the store is usable, compares its marks with the log, returns what is applied: the highest cut that every

@@ -11,7 +11,7 @@ whole (the warehouse): rows show only after ``commit``.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -21,16 +21,16 @@ import pyarrow as pa
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
 from cdc.model.batch import OP, POSITION, Op, first_position, last_position, table_of
-from cdc.model.evolution import SchemaChange, schema_change_of
+from cdc.model.evolution import schema_change_of
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings.models import StoreOptions
-from sinks.contract import EpochPassed, Outcome, Shape, audit_schema
-from sinks.policy import emptied
+from sinks.barrier import Barrier, barrier_of, carry_out
+from sinks.contract import DeadLetter, EpochPassed, Outcome, Shape, Traits, audit_schema
 from sinks.render.rowtext import join_key, row_keys, row_text, rows_of_nothing
-from sinks.reshape import reshaped, rewrites
+from sinks.reshape import reshaped
 
 Row = dict[str, str | None]
 
@@ -140,8 +140,9 @@ class TableUnit(Unit):
 
     def write(self, batch: pa.RecordBatch) -> Outcome:
         table = table_of(batch.schema)
-        if (change := schema_change_of(batch)) is not None:
-            return Outcome(1) if self._reshape(change, Position(first_position(batch))) else Outcome(0, stale=1)
+        if (barrier := barrier_of(batch, None if self.shape is None else self.shape.table)) is not None:
+            reached = max(self.mark.cut.position, self.shape_at if barrier.defines else self.floor)
+            return carry_out(barrier, self) if barrier.position > reached else Outcome(0, stale=1)
         texts = row_text(batch, table)
         keys = row_keys(texts, batch, table).to_pylist()
         changes = zip(batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist(), keys, texts.to_pylist(), strict=True)
@@ -152,34 +153,34 @@ class TableUnit(Unit):
         """Whether the change took effect: not covered by a commit or a truncate, and the newest of its key."""
         if position <= self.mark.cut.position or position <= self.floor:
             return False
-        if op == Op.TRUNCATE:
-            self.floor = position
-            self.rows = {k: kept for k, kept in self.rows.items() if kept[0] > position}
-            return True
         if key in self.rows and self.rows[key][0] >= position:
             return False
         self.rows[key] = (position, None if op == Op.DELETE else row)
         return True
 
-    def _reshape(self, change: SchemaChange, position: Position) -> bool:
-        """Rows before the change become rows at its position, under the new definition; or they go."""
-        table, held = change.table, self.shape
-        if position <= self.mark.cut.position or (held is not None and position <= held.position):
-            return False
-        if emptied(None if held is None else held.table, change):
-            self._change(position, Op.TRUNCATE, "", {})
-        elif held is not None and rewrites(held.table, table):
-            before = {key: row for key, (at, row) in self.rows.items() if at < position and row is not None}
-            batch = reshaped(_batch(list(before.values()), held.table), held.table, table, position)
-            texts = row_text(batch, table)
-            keys = row_keys(texts, batch, table).to_pylist()
-            again = keys if table.key else [f"\\={key}" if held.table.key else key for key in before]
-            for key, row in zip(again, texts.to_pylist(), strict=True):
-                self._change(position, Op.READ, key, row)
-            self.floor = position
-            self.rows = {key: kept for key, kept in self.rows.items() if kept[0] >= position}
-        self.shape = Shape(table, position)
-        return True
+    def rows_before(self, barrier: Barrier) -> list[tuple[str, Row]]:
+        """The rows by their keys."""
+        assert self.shape is not None
+        table, held = barrier.table, self.shape.table
+        before = {key: row for key, (at, row) in self.rows.items() if at < barrier.position and row is not None}
+        batch = reshaped(_batch(list(before.values()), held), held, table, barrier.position)
+        texts = row_text(batch, table)
+        keys = row_keys(texts, batch, table).to_pylist()
+        again = keys if table.key else [f"\\={key}" if held.key else key for key in before]
+        return list(zip(again, texts.to_pylist(), strict=True))
+
+    def write_again(self, barrier: Barrier, rows: Iterable[tuple[str, Row]]) -> tuple[DeadLetter, ...]:
+        for key, row in rows:
+            self._change(barrier.position, Op.READ, key, row)
+        return ()
+
+    def raise_floor(self, barrier: Barrier) -> None:
+        self.floor = max(self.floor, barrier.position)
+        self.rows = {key: kept for key, kept in self.rows.items() if kept[0] >= barrier.position}
+
+    def set_shape(self, barrier: Barrier) -> None:
+        if barrier.defines:
+            self.shape = barrier.shape
 
     def cover(self, mark: Mark) -> None:
         """From now on the mark guards what tombstones guarded."""
@@ -248,11 +249,9 @@ class _Known:
 
 
 class MemorySink:
-    parallel = False
-
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
-        self.sequenced = options.sequenced or options.staged
+        self.traits = traits(options)
         self._options = options
         self._id = uuid.uuid4().hex
         self._log: LogReader | None = None
@@ -303,10 +302,10 @@ class MemorySink:
         known = self._known.get(topic)
         if known is None:
             return self._applied.position
-        return max(self._applied.position, known.mark.cut.position, known.reach if self.sequenced else START)
+        return max(self._applied.position, known.mark.cut.position, known.reach if self.traits.sequenced else START)
 
     def _holds(self, unit: TableUnit) -> Position:
-        return max(unit.mark.cut.position, unit.reach if self.sequenced else START)
+        return max(unit.mark.cut.position, unit.reach if self.traits.sequenced else START)
 
     def _changed(self, upto: Cut) -> Iterator[tuple[str, Position]]:
         """(topic, its last change) of the store's topics that have one."""
@@ -336,6 +335,12 @@ class MemorySink:
         unit = self._unit(table.qualified)
         unit.shape = unit.shape or Shape(table, START)
 
+    def foresee(self, tables: Sequence[Table]) -> None:
+        """Any table fits."""
+
+    def projected(self) -> str | None:
+        return None
+
     def shape(self, topic: str) -> Shape | None:
         unit = self._store.tables.get(topic)
         if unit is not None:
@@ -345,10 +350,10 @@ class MemorySink:
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         topic = table_of(changes.schema).qualified
         fresh = changes
-        if self.sequenced:
+        if self.traits.sequenced:
             fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), self.held(topic), side="right")))
         stale = len(changes) - len(fresh)
-        if self._options.staged:
+        if self.traits.staged:
             self._staged.setdefault(topic, []).append(fresh)
             return Outcome(len(fresh), stale)
         return self._send(topic, [fresh], Position(last_position(fresh))) + Outcome(0, stale) if len(fresh) else Outcome(0, stale)
@@ -391,7 +396,7 @@ class MemorySink:
         known = self._known[topic]
         now, number = mark or self._lineage().mark(known.mark.cut), known.calls + 1
         call = Call(
-            topic, tuple(batches), known.reach, upto, self._id, number, self._epoch, known.mark, now, self.sequenced, mark is not None
+            topic, tuple(batches), known.reach, upto, self._id, number, self._epoch, known.mark, now, self.traits.sequenced, mark is not None
         )  # fmt: skip
         answer, outcome = self.send(call)
         match answer:
@@ -426,7 +431,7 @@ class MemorySink:
         if unit is None:
             return True
         now = self._seen(unit)
-        return now.mark != known.mark or now.calls != known.calls or (self.sequenced and now.reach != known.reach)
+        return now.mark != known.mark or now.calls != known.calls or (self.traits.sequenced and now.reach != known.reach)
 
     def _refuse_others(self) -> Unit:
         """The ledger. Raises when it is gone, another log's, or has seen a later writer."""
@@ -459,6 +464,10 @@ class MemorySink:
 
     def close(self) -> None:
         self._staged.clear()
+
+
+def traits(options: Options) -> Traits:
+    return Traits(sequenced=options.sequenced or options.staged, staged=options.staged)
 
 
 def make(name: str, options: Options) -> MemorySink:

@@ -27,7 +27,7 @@ from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, table
 from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import START, Position
 from cdc.model.table import Table
-from sinks.policy import emptied
+from sinks.barrier import emptied
 from sinks.render.rowtext import keys, row_text
 from sinks.reshape import rekeyed, reshaped
 

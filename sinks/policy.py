@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from cdc.model.evolution import Kind, SchemaChange, differences
 from cdc.model.table import Column, Table
 from cdc.settings.models import SchemaPolicy
-from sinks.reshape import rekeyed, rewrites, same_table
+from sinks.barrier import RowsBefore, emptied, rows_before_change
+from sinks.reshape import rekeyed, same_table
 
 
 class Action(StrEnum):
@@ -60,16 +62,10 @@ def judge(held: Table | None, change: SchemaChange, policy: SchemaPolicy, requir
         if rekeyed(held, change.table):
             return Verdict(Action.PAUSE, f"{why}; without its former key, rows cannot go on in their former shape")
         return Verdict(Action.EMPTY if change.empties else Action.IGNORE, why)
-    if emptied(held, change):
-        return Verdict(Action.EMPTY, why)
-    if not altered:
-        return Verdict(Action.NOTHING, why)
-    return Verdict(Action.REWRITE if rewrites(held, change.table) else Action.EVOLVE, why)
+    return Verdict(_ACTIONS[rows_before_change(held, change)] if altered or emptied(held, change) else Action.NOTHING, why)
 
 
-def emptied(held: Table | None, change: SchemaChange) -> bool:
-    """Whether every earlier row of the topic is gone: the record says so, or they were another table's."""
-    return change.empties or (held is not None and not same_table(held, change.table))
+_ACTIONS: Final = {RowsBefore.GONE: Action.EMPTY, RowsBefore.AGAIN: Action.REWRITE, RowsBefore.KEPT: Action.EVOLVE}
 
 
 def remaining(change: SchemaChange) -> tuple[str, ...]:

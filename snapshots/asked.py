@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -14,15 +14,17 @@ import structlog
 from cdc.errors import SourceError
 from cdc.model.batch import Op
 from cdc.model.selection import literal
-from cdc.source.configured import Publishing
 from cdc.source.connection import reason
-from snapshots.catalog import SourceTable, key_types, load_tables, look
+from cdc.source.excerpt import PublicationSource
+from snapshots.catalog import Look, SourceTable
 from snapshots.failures import request_problem
 from snapshots.feed import SnapshotFeed
 from snapshots.jobs import Board, Job, Task, page_tasks
 from snapshots.plan import Key, KeyList, MissingKeys, Pages, range_pages
 from snapshots.progress import SnapshotProgress
+from snapshots.queries import KeyTypes, Looks, Published
 from snapshots.requests import Outcome, Request, Requests
+from snapshots.steps import Steps
 
 KEYS_AT_ONCE: Final = 5_000
 _LOOK_S: Final = 0.2
@@ -30,7 +32,7 @@ _LOOK_S: Final = 0.2
 log = structlog.get_logger("snapshot")
 
 
-class Reading(Publishing, Protocol):
+class Reading(PublicationSource, Protocol):
     """The part of ``[source]`` that says how tables are read."""
 
     @property
@@ -75,38 +77,49 @@ class _Asked:
 
 
 class Asked:
-    """Puts pending requests on the board of one session. The coordinator's thread uses it."""
+    """Puts pending requests on the board. One thread uses it."""
 
     def __init__(
-        self, source: Reading, feed: SnapshotFeed, progress: SnapshotProgress, requests: Requests, looking: psycopg.Connection
+        self,
+        source: Reading,
+        feed: SnapshotFeed,
+        progress: SnapshotProgress,
+        requests: Requests,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._feed = feed
         self._progress = progress
         self._requests = requests
-        self._looking = looking
+        self._clock = clock
         self._looked_at = float("-inf")
         self._waiting = False
 
-    def offer(self, board: Board, unfinished: AbstractSet[int]) -> bool:
+    @property
+    def pending(self) -> bool:
+        """Whether a request waits now."""
+        return bool(self._requests.pending())
+
+    def offer(self, board: Board, unfinished: AbstractSet[int]) -> Steps[bool]:
         """Whether a request waits, be it for its table's own snapshot (OIDs) or for a worker."""
-        if time.monotonic() - self._looked_at >= _LOOK_S:
-            self._looked_at = time.monotonic()
+        if self._clock() - self._looked_at >= _LOOK_S:
+            self._looked_at = self._clock()
             pending = self._requests.pending()
             for name, request in pending.items():
-                self._offer(board, unfinished, name, request)
+                yield from self._offer(board, unfinished, name, request)
             self._waiting = bool(pending)
         return self._waiting
 
-    def _offer(self, board: Board, unfinished: AbstractSet[int], name: str, request: Request) -> None:
+    def _offer(self, board: Board, unfinished: AbstractSet[int], name: str, request: Request) -> Steps[None]:
         try:
-            (source,) = load_tables(self._looking, (literal(request.table),), self._source.publication) or (None,)
+            found: list[SourceTable] = yield Published((literal(request.table),), self._source.publication)
         except SourceError as error:
             self._refuse(name, error.line())
             return
-        if source is None:
+        if not found:
             self._refuse(name, f"table {request.table} is not published")
             return
+        (source,) = found
         oid = source.table.oid
         if request.replace:
             self._replace(name, oid)
@@ -118,7 +131,8 @@ class Asked:
         ):
             # Asked for last: the job of a request that was finished meanwhile tells so before it leaves the board.
             try:
-                board.add(self._job(name, request, source))
+                job = yield from self._job(name, request, source)
+                board.add(job)
             except psycopg.errors.DataError as error:
                 self._refuse(name, reason(error))
 
@@ -136,18 +150,24 @@ class Asked:
         finished = self._progress.finished(oid)
         self._requests.tell(name, Outcome("done" if finished else "running", done, total))
 
-    def _job(self, name: str, request: Request, source: SourceTable) -> Job:
+    def _job(self, name: str, request: Request, source: SourceTable) -> Steps[Job]:
         total = len(request.keys) if request.keys is not None else source.rows_estimate if request.where is None else 0
         purpose = _Asked(self._requests, name, total)
-        tasks = self._by_key(source, request.keys) if request.keys is not None else self._by_page(source, request.where)
-        return Job(source, look(self._looking, source.table.oid), purpose, tasks)
+        if request.keys is None:
+            tasks = self._by_page(source, request.where)
+        else:
+            types: tuple[str, ...] = yield KeyTypes(source)
+            tasks = _by_key(request.keys, types)
+        oid = source.table.oid
+        seen: Mapping[int, Look] = yield Looks([oid])
+        return Job(source, seen[oid], purpose, tasks)
 
     def _by_page(self, source: SourceTable, where: str | None) -> Iterator[Task]:
         chosen = self._source
         step = range_pages(source, chosen.snapshot_chunk_rows, chosen.snapshot_workers, chosen.snapshot_rows_per_s)
         return page_tasks(Pages(source.pages), step, where)
 
-    def _by_key(self, source: SourceTable, keys: Sequence[Key]) -> Iterator[Task]:
-        types = key_types(self._looking, source)
-        pieces = [keys[first : first + KEYS_AT_ONCE] for first in range(0, len(keys), KEYS_AT_ONCE)]
-        return iter([Task(((KeyList(some), Op.READ), (MissingKeys(some, types), Op.DELETE))) for some in pieces])
+
+def _by_key(keys: Sequence[Key], types: Sequence[str]) -> Iterator[Task]:
+    pieces = [keys[first : first + KEYS_AT_ONCE] for first in range(0, len(keys), KEYS_AT_ONCE)]
+    return iter([Task(((KeyList(some), Op.READ), (MissingKeys(some, types), Op.DELETE))) for some in pieces])

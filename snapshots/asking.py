@@ -11,8 +11,8 @@ from psycopg import pq
 
 from cdc.errors import ConfigError
 from cdc.model.selection import matches
-from cdc.source.configured import Publishing
 from cdc.source.connection import reason
+from cdc.source.excerpt import PublicationSource
 from cdc.terminal import counted
 from snapshots.catalog import SourceTable, key_types, load_tables
 from snapshots.plan import relation
@@ -37,7 +37,7 @@ class WrongKey(ConfigError):
         self.problem = problem
 
 
-def check_request(connection: psycopg.Connection, request: Request, source: Publishing) -> None:
+def check_request(connection: psycopg.Connection, request: Request, source: PublicationSource) -> None:
     """Raises ConfigError (what was asked is wrong; WrongKey for one of the keys) or SourceError (the table cannot be read)."""
     captured = {table.name: table for table in load_tables(connection, source.tables, source.publication)}
     if request.table not in captured:
@@ -59,7 +59,7 @@ def check_request(connection: psycopg.Connection, request: Request, source: Publ
                 raise WrongKey(wrong, f"the value for column {name} is not of type {kind}")
 
 
-def _not_captured(connection: psycopg.Connection, name: str, captured: Collection[str], source: Publishing) -> ConfigError:
+def _not_captured(connection: psycopg.Connection, name: str, captured: Collection[str], source: PublicationSource) -> ConfigError:
     """Why the table is none of those that are captured, and what to do."""
     if connection.execute("select from pg_publication where pubname = %s", (source.publication,)).fetchone() is None:
         return ConfigError(

@@ -14,13 +14,13 @@ from psycopg import sql
 from cdc.capture.relations import identify
 from cdc.errors import SourceError
 from cdc.model.selection import matches
-from cdc.model.structure import FIRST_OWN_TYPE, described
+from cdc.model.structure import described
 from cdc.model.table import Column, Table
 from cdc.source.capturable import Definition, identity_problem, quoted_name, reserved_problem
+from cdc.source.coverage import PUBLISHED_TABLES
+from cdc.source.descent import BASE_TYPE, partitions
+from cdc.source.drops import despite_drops
 from cdc.source.facts import TYPES
-from cdc.source.partitions import partitions
-from cdc.source.published import PUBLISHED_TABLES
-from cdc.source.vanishing import despite_drops
 
 # What the types are made of is asked for only where a column has one that is not the server's own.
 _OWN_TYPES: Final = (
@@ -30,7 +30,7 @@ _OWN_TYPES: Final = (
 )
 
 # The stream leaves generated columns out, but from 18 on stored ones where the publication or a column list says so.
-# A domain's TYPE message names its base type, hence the recursion. To measure a table the server opens it, and would wait for whoever has locked it
+# To measure a table the server opens it, and would wait for whoever has locked it
 # or is about to: of such a table the last estimate is taken.
 _TABLES: Final = (
     """
@@ -44,13 +44,10 @@ select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
        p.qual is not null and c.oid in (select relation from locked),
        has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
        greatest(s.rows, 0)::int8, s.bytes::int8, s.pages::int8,
-       (select json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod, (
-                 with recursive base as (
-                   select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t where t.oid = a.atttypid
-                   union all
-                   select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t join base b on t.oid = b.typbasetype)
-                 select bn.nspname || '.' || base.typname from base join pg_namespace bn on bn.oid = base.typnamespace
-                 where base.typbasetype = 0)) order by a.attnum)
+       (select json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod,
+                 """
+    + BASE_TYPE
+    + """) order by a.attnum)
           from pg_attribute a
          where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
            and coalesce(a.attnum = any (p.listed), a.attgenerated = '' or p.computed and a.attgenerated = 's')),
@@ -250,7 +247,7 @@ def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceE
             label,
             type_oid,
             typmod,
-            "" if type_oid < FIRST_OWN_TYPE else type_name,
+            type_name,
             identity == "f" or number in numbers,
             number,
             structure=described(type_oid, types or {}),

@@ -1,18 +1,16 @@
-"""Brings tables into the stream while it goes on: which are to be read, and the workers that read them.
+"""The threads and connections of the snapshot: they drive ``agenda`` and, for each worker, ``reading``.
 
-A session lasts as long as there is something to do: a connection to look with, one that emits the watermarks, and one for each worker
-(``reading``) that finds work. A lost connection ends the session, and what is durable is where the next one goes on. Between sessions
-nothing is open.
+A session has a connection to look with, one that emits the watermarks, and one for each worker that finds work. A lost connection ends it, and
+another is opened. Between sessions nothing is open.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from functools import partial
 from threading import Event, Thread
 from typing import Final, Protocol
@@ -20,72 +18,33 @@ from typing import Final, Protocol
 import psycopg
 import structlog
 
-from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, SourceError
-from cdc.source.configured import Reachable
+from cdc.kernels.memory import Reused
+from cdc.pgvalues.binary import readable
 from cdc.source.connection import reason
-from cdc.source.pins import read_pins
-from snapshots.asked import Asked, Reading
-from snapshots.catalog import Look, SourceTable, load_tables, looks, reload_tables
-from snapshots.copy import Abandoned
-from snapshots.failures import Unreadable, ends_connection
-from snapshots.feed import Chunk, SnapshotFeed, State
-from snapshots.fence import Barrier, Snapshot
-from snapshots.flight import Again
-from snapshots.jobs import Board, Job, Task, page_tasks
-from snapshots.locks import LockedOut, Locks
-from snapshots.plan import Pages, range_pages
+from cdc.source.excerpt import Reachable
+from snapshots import steps
+from snapshots.agenda import Agenda, Selection
+from snapshots.copy import Abandoned, copy_blocks, read_rows
+from snapshots.feed import PREFIX, SnapshotFeed, Watermarks
+from snapshots.jobs import Board
+from snapshots.plan import MissingKeys
 from snapshots.progress import SnapshotProgress
-from snapshots.reading import Emitter, Reader
+from snapshots.reading import Reader
 from snapshots.requests import Requests
 from snapshots.session import Unreachable, open_session
-from snapshots.throttle import SlotState, Throttle, reason_to_pause
+from snapshots.steps import Request, RowsRead, drive
 
-MOST_REFUSALS: Final = 50
-"""In a row, for one table: the stream and the catalog then disagree about it for good."""
+MEMORY_BYTES: Final = 64 * 2**20
+"""So much of each size is kept for the next blocks while a worker reads: about what its parts on their way hold."""
 _RECONNECT_S: Final = (0.1, 5.0)
 _WAIT_S: Final = 0.5
-_LOOK_S: Final = 0.05
-_THROTTLE_S: Final = 1.0
 
 log = structlog.get_logger("snapshot")
 
 
-class Selection(Reading, Reachable, Protocol):
+class SnapshotSource(Selection, Reachable, Protocol):
     """The part of ``[source]`` that the snapshot needs."""
-
-    @property
-    def slot(self) -> str: ...
-    @property
-    def snapshot_pause_lag_mb(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _TableLoad:
-    """A job's purpose: the table's own snapshot, as its progress knows it."""
-
-    feed: SnapshotFeed
-    progress: SnapshotProgress
-    oid: int
-    run: int
-    refusals: Counter[int]
-    unreadable: Unreadable
-
-    def show(self, rows: int) -> None:
-        self.progress.show(self.oid, self.run, rows)
-
-    def advance(self, task: Task, rows: int) -> None:
-        self.refusals.pop(self.oid, None)
-        self.unreadable.read(self.oid)
-        if task.pages is not None:
-            self.progress.advance(self.oid, self.run, task.pages, rows, waiting=self.feed.held(self.oid))
-
-    def finish(self) -> bool:
-        return self.feed.finish(self.oid, self.run)
-
-    def fail(self, source: SourceTable, error: psycopg.Error) -> None:
-        self.refusals.pop(self.oid, None)
-        self.unreadable.failed(source, error)
 
 
 class SnapshotCoordinator:
@@ -96,7 +55,7 @@ class SnapshotCoordinator:
 
     def __init__(
         self,
-        source: Selection,
+        source: SnapshotSource,
         feed: SnapshotFeed,
         progress: SnapshotProgress,
         requests: Requests,
@@ -105,20 +64,11 @@ class SnapshotCoordinator:
         log_has_begun: bool = True,
         refused: Callable[[], Collection[int]] = lambda: (),
     ) -> None:
-        """``log_has_begun``: an earlier process may have been delivered transactions that are not visible yet. ``refused``: tables (OIDs) that
-        cannot be captured as they are defined now: they are passed over, and read from the beginning once they can."""
+        """``log_has_begun``, ``refused``: as an ``Agenda`` takes them."""
         self._source = source
         self._feed = feed
-        self._progress = progress
         self._stop = stop
-        self._log_has_begun = log_has_begun
-        self._refused = refused
-        self._unreadable = Unreadable()
-        self._locks = Locks()
-        self._requests = requests
-        self._needs_barrier = log_has_begun
-        self._looked = False
-        self._throttle = Throttle(source.snapshot_rows_per_s)
+        self._agenda = Agenda(source, feed, progress, requests, log_has_begun=log_has_begun, refused=refused)
         self._thread = Thread(target=self._live, name="snapshot", daemon=True)
 
     def start(self) -> None:
@@ -131,30 +81,23 @@ class SnapshotCoordinator:
     @property
     def finished(self) -> bool:
         """Every selected table is in the log."""
-        return self._looked and not self._work()
+        return self._agenda.finished
 
     @property
     def paused(self) -> str | None:
         """Why reading stands still now, if it does."""
-        return self._throttle.reason
-
-    def _work(self) -> bool:
-        waiting = {*self._progress.unfinished(), *self._feed.held_tables(), *self._feed.to_read_again()}
-        return bool(waiting.difference(self._refused()))
+        return self._agenda.paused
 
     @property
     def unreadable(self) -> list[SourceError]:
         """Why tables cannot be read that are to be; another look at each is taken every few seconds."""
-        return [*self._unreadable.problems, *self._locks.problems]
+        return self._agenda.unreadable
 
     def _live(self) -> None:
         pause = _RECONNECT_S[0]
         while not self._stop.is_set():
             try:
-                if self._looked and not self._work() and not self._requests.pending():
-                    self._feed.untrack()
-                    # What is delivered from here on is not remembered.
-                    self._needs_barrier = True
+                if self._agenda.rests():
                     self._feed.wait_for_work(_WAIT_S)
                     continue
                 self._session()
@@ -177,294 +120,171 @@ class SnapshotCoordinator:
                 return
 
     def _session(self) -> None:
-        dsn = self._source.dsn.get_secret_value()
-        with closing(open_session(dsn)) as looking, closing(open_session(dsn)) as emitting:
-            session = _Session(
-                self._source,
-                self._feed,
-                self._progress,
-                self._requests,
-                self._throttle,
-                self._stop,
-                looking,
-                Emitter(emitting),
-                self._refused,
-                self._unreadable,
-                self._locks,
-            )
-            self._feed.track()
-            if self._needs_barrier:
-                self._feed.set_barrier(session.barrier())
-                self._needs_barrier = False
-                crashpoint("snapshot.barrier_set")
-            if not self._looked:
-                session.take_in(joined_later=self._log_has_begun)
-                self._looked = True
-            try:
-                session.run()
-            finally:
-                self._progress.flush()
+        connect = partial(open_session, self._source.dsn.get_secret_value())
+        board, over, workers = Board(), Event(), self._source.snapshot_workers
+        watermarks = Watermarks(secrets.token_hex(8))
+        with (
+            closing(connect()) as emitting,
+            ThreadPoolExecutor(workers, thread_name_prefix="snapshot-parse") as typists,
+            ThreadPoolExecutor(workers, thread_name_prefix="snapshot-emit") as emitters,
+            closing(_Hands(connect, emitting, self._feed, board, self._stop, typists, emitters)) as hands,
+        ):
+            readers = [
+                (
+                    self._agenda.reader(board, watermarks),
+                    _Hands(connect, emitting, self._feed, board, over, typists, emitters),
+                )
+                for _ in range(workers)
+            ]
+            with _threads(readers, board, over):
+                drive(self._agenda.session(board, watermarks), hands.answer)
 
 
-class _Session:
-    """See the module's text."""
+@contextmanager
+def _threads(readers: list[tuple[Reader, _Hands]], board: Board, over: Event) -> Iterator[None]:
+    """The workers, each in a thread."""
+    threads = [
+        Thread(target=_work, args=(reader, hands, board), name=f"snapshot-{number}", daemon=True)
+        for number, (reader, hands) in enumerate(readers, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        board.close()
+        for thread in threads:
+            thread.join()
+
+
+def _work(reader: Reader, hands: _Hands, board: Board) -> None:
+    try:
+        with closing(hands):
+            drive(reader.live(), hands.answer)
+    except Abandoned:
+        return
+    except BaseException as error:
+        board.fail(error)
+
+
+class _Hands:
+    """Answers the requests of one thread's steps. Its connection is opened when it is first needed.
+
+    Steps that these start are driven by a thread that types nothing: the server syncs its WAL before it answers, and the next part's blocks wait.
+    """
 
     def __init__(
         self,
-        source: Selection,
+        connect: Callable[[], psycopg.Connection],
+        emitting: psycopg.Connection,
         feed: SnapshotFeed,
-        progress: SnapshotProgress,
-        requests: Requests,
-        throttle: Throttle,
+        board: Board,
         stop: Event,
-        looking: psycopg.Connection,
-        emitter: Emitter,
-        refused: Callable[[], Collection[int]],
-        unreadable: Unreadable,
-        locks: Locks,
+        typists: ThreadPoolExecutor,
+        emitters: ThreadPoolExecutor,
     ) -> None:
-        self._source = source
+        self._connect = connect
+        self._connection: psycopg.Connection | None = None
+        self._emitting = emitting
         self._feed = feed
-        self._progress = progress
-        self._asked = Asked(source, feed, progress, requests, looking)
-        self._throttle = throttle
+        self._board = board
         self._stop = stop
-        self._looking = looking
-        self._emitter = emitter
-        self._refused = refused
-        self._unreadable = unreadable
-        self._locks = locks
-        self._board = Board()
-        self._over = Event()
-        self._joining: dict[int, tuple[int, Barrier]] = {}
-        """What a table (OID) that has joined waits for, and the run in which it joined."""
-        self._refusals: Counter[int] = Counter()
-        self._not_before: dict[int, float] = {}
-        self._looked_at_slot = float("-inf")
+        self._typists = typists
+        self._emitters = emitters
+        self._memory = Reused(MEMORY_BYTES)
+        self._blocks: Iterator[RowsRead] | None = None
+        """While the connection is in the middle of a COPY's reply."""
 
-    def take_in(self, *, joined_later: bool) -> None:
-        """Notes every selected table. Raises SourceError when one of them cannot be read."""
-        found = load_tables(self._looking, self._source.tables, self._source.publication)
-        seen = looks(self._looking, [source.table.oid for source in found])
-        self._progress.take_in(((source, seen[source.table.oid].files) for source in found), joined_later=joined_later)
-        crashpoint("snapshot.table.begun")
-
-    def run(self) -> None:
-        """Until nothing is left to do. Raises what a worker failed with, or Abandoned."""
-        with self._workers():
-            while self._offer() or self._board.busy:
-                self._throttle_by_slot()
-                self._board.wait(_LOOK_S)
-                self._progress.flush(when_due=True)
+    def answer(self, request: Request) -> object:
+        """Raises Abandoned when the thread is to stop, and what the server says."""
+        match request:
+            case steps.NextBlock():
+                return self._next_block()
+            case steps.Query():
+                return request.ask(self._connected())
+            case steps.Copy():
+                self._blocks = self._copied(request)
+            case steps.Rollback():
+                self._roll_back()
+            case steps.Start(started):
+                return self._emitters.submit(drive, started, self._hand_over)
+            case steps.Finished(started):
+                assert isinstance(started, Future)
+                started.result()
+            case steps.Await():
+                return self._await(request)
+            case steps.NextJob():
+                return self._board.next()
+            case steps.AwaitBoard(most_s):
+                self._board.wait(most_s)
                 self._go_on()
-
-    def _offer(self) -> bool:
-        """Puts what is to be read on the board; whether anything waits to be put there."""
-        again = self._feed.to_read_again()
-        refused = self._refused()
-        wanted = {*self._progress.unfinished(), *self._feed.held_tables(), *again}.difference(refused)
-        self._unreadable.keep(wanted)
-        now, locked = time.monotonic(), self._locks.waiting | self._unreadable.waiting
-        due = [oid for oid in sorted(wanted - locked) if not self._board.reads(oid) and now >= self._not_before.get(oid, 0.0)]
-        if due:
-            runs = {oid: self._progress.run(oid) for oid in due}
-            # Of all at once: what tells of one published table takes the server as long as what tells of all.
-            seen = looks(self._looking, due)
-            found = reload_tables(self._looking, due, self._source.tables, self._source.publication)
-            joined = self._joined([source for source, _ in found.values() if self._progress.joining(source.table.oid)], runs)
-            for oid in due:
-                job = self._job(oid, seen[oid], *found.get(oid, (None, None)), run=runs[oid], joined=oid in joined)
-                if job is not None:
-                    self._board.add(job)
-        return self._asked.offer(self._board, wanted | locked) or bool(wanted)
-
-    def _job(
-        self, oid: int, seen: Look, source: SourceTable | None, problem: SourceError | None, *, run: int, joined: bool
-    ) -> Job | None:
-        """The table's job; None when it has to wait, or is gone. ``run``: in which the catalog was asked."""
-        if problem is not None:
-            # It could be read when we began, or was not there: the rest of the database goes on.
-            self._unreadable.refused(oid, problem)
-            return None
-        self._unreadable.granted(oid)
-        if source is None:
-            log.info(
-                "stopped reading a table that was dropped, has left the publication or is no longer selected",
-                table=self._progress.name(oid),
-            )
-            self._feed.forget(oid, run)
-            self._joining.pop(oid, None)
-            self._locks.forget(oid)
-            self._unreadable.forget(oid)
-            return None
-        if oid in self._feed.to_read_again():
-            self._feed.reading_again(oid)
-            joined = False
-        if self._progress.joining(oid):
-            if not joined:
-                return None
-            self._progress.joined(oid, run)
-        if self._progress.empties(oid) and not self._empty(source):
-            return None
-        self._count_refusals(source)
-        begun = self._progress.begin(source, seen.files)
-        step = range_pages(
-            source, self._source.snapshot_chunk_rows, self._source.snapshot_workers, self._source.snapshot_rows_per_s
-        )
-        tasks: Iterator[Task] = iter(()) if begun.finished else page_tasks(Pages(source.pages, begun.pages), step)
-        return Job(source, seen, _TableLoad(self._feed, self._progress, oid, begun.number, self._refusals, self._unreadable), tasks)
-
-    def _count_refusals(self, source: SourceTable) -> None:
-        oid = source.table.oid
-        if self._refusals[oid] > MOST_REFUSALS:
-            raise SourceError(
-                f"table {source.name} keeps changing its shape while it is read",
-                hint="stop its schema changes until the snapshot is done",
-            )
-        self._refusals[oid] += 1
-        self._not_before[oid] = time.monotonic() + min(0.01 * self._refusals[oid], 1.0)
-
-    # --- what comes before a table's first row ---------------------------------------------------------------------------------
-
-    def barrier(self) -> Barrier:
-        snapshot = self._snapshot()
-        row = self._looking.execute("select pg_current_xact_id()::text").fetchone()
-        assert row is not None
-        return Barrier(snapshot, int(row[0]))
-
-    def _snapshot(self) -> Snapshot:
-        row = self._looking.execute("select pg_current_snapshot()::text").fetchone()
-        assert row is not None
-        return Snapshot.parse(row[0])
-
-    def _joined(self, joining: Sequence[SourceTable], runs: Mapping[int, int]) -> set[int]:
-        """Of tables that have just joined the publication, those (OIDs) that may be read: what was changed in transactions open at that
-        moment is not streamed."""
-        if not joining:
-            return set()
-        fresh = [
-            oid
-            for oid in (source.table.oid for source in joining)
-            if oid not in self._joining or self._joining[oid][0] != runs[oid]
-        ]
-        if fresh:
-            barrier = self.barrier()
-            self._joining |= {oid: (runs[oid], barrier) for oid in fresh}
-        snapshot = self._snapshot()
-        waiting = [source for source in joining if not self._joining[source.table.oid][1].passed_by(snapshot)]
-        told = [source.name for source in waiting if source.table.oid not in self._not_before]
-        if told:
-            oldest = [str(pin) for pin in read_pins(self._looking, least_s=0, most=1)]
-            log.info(
-                "waits for transactions that were open when tables were published", tables=len(told), first=told[0], oldest=oldest
-            )
-        for source in waiting:
-            self._not_before[source.table.oid] = time.monotonic() + _LOOK_S
-        passed = {source.table.oid for source in joining} - {source.table.oid for source in waiting}
-        for oid in passed:
-            del self._joining[oid]
-        return passed
-
-    def _empty(self, source: SourceTable) -> bool:
-        """Every part's window opens after the log says that the table is empty: a row that moves between pages meanwhile would otherwise
-        be read on neither."""
-        chunk = Chunk(self._emitter.content(), self._feed.open(source.table), empties=True)
-        try:
-            self._feed.ready(chunk, ())
-            self._emitter.emit(chunk.content)
-            while not self._feed.wait(chunk, frozenset({State.DURABLE, State.REFUSED}), _WAIT_S):
+            case steps.Pause(seconds):
+                self._stop.wait(seconds)
                 self._go_on()
-        finally:
-            self._feed.close(chunk.window)
-        if chunk.state is State.REFUSED:
-            return False
-        self._progress.emptied(source.table.oid)
-        return True
+            case _:
+                return self._hand_over(request)
+        return None
 
-    # --- workers ---------------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
-    @contextmanager
-    def _workers(self) -> Iterator[None]:
-        number = self._source.snapshot_workers
-        with (
-            ThreadPoolExecutor(number, thread_name_prefix="snapshot-parse") as typists,
-            ThreadPoolExecutor(number, thread_name_prefix="snapshot-emit") as emitters,
-        ):
-            threads = [
-                Thread(target=self._work, args=(typists, emitters), name=f"snapshot-{one + 1}", daemon=True)
-                for one in range(number)
-            ]
-            for thread in threads:
-                thread.start()
-            try:
-                yield
-            finally:
-                self._over.set()
-                self._board.close()
-                for thread in threads:
-                    thread.join()
-
-    def _work(self, typists: ThreadPoolExecutor, emitters: ThreadPoolExecutor) -> None:
-        """One worker's life; its connection is opened when it finds something to do."""
-        try:
-            with ExitStack() as stack:
-                reader: Reader | None = None
-                while (job := self._board.next()) is not None:
-                    if reader is None:
-                        reader = Reader(
-                            partial(open_session, self._source.dsn.get_secret_value()), self._emitter, self._feed, self._board, typists,
-                            emitters, self._throttle, self._source.snapshot_chunk_rows, self._over, self._locks,
-                        )  # fmt: skip
-                        stack.enter_context(closing(reader))
-                    self._serve(reader, job)
-        except Abandoned:
-            return
-        except BaseException as error:
-            self._board.fail(error)
-
-    def _serve(self, reader: Reader, job: Job) -> None:
-        try:
-            if job.finishing:
-                reader.finish(job)
-                self._board.end(job)
-            else:
-                reader.read(job)
-        except Again as again:
-            if isinstance(again, LockedOut):
-                self._refusals.pop(job.source.table.oid, None)  # its shape is as it was
-            self._board.end(job)
-        except psycopg.Error as error:
-            if ends_connection(error):
-                raise
-            job.purpose.fail(job.source, error)
-            self._board.end(job)
-        finally:
-            self._board.leave(job)
-
-    # --- pauses ----------------------------------------------------------------------------------------------------------------
-
-    def _throttle_by_slot(self) -> None:
-        now = time.monotonic()
-        if now - self._looked_at_slot < _THROTTLE_S:
-            return
-        self._looked_at_slot = now
-        row = self._looking.execute(
-            "select pg_current_wal_lsn() - coalesce(confirmed_flush_lsn, pg_current_wal_lsn()), safe_wal_size,"
-            " nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1)"
-            " from pg_replication_slots where slot_name = %s",
-            (self._source.slot,),
-        ).fetchone()
-        if row is None:
-            return
-        slot = SlotState(int(row[0]), row[1], row[2])
-        before = self._throttle.reason
-        why = reason_to_pause(slot, self._source.snapshot_pause_lag_mb << 20, paused=before is not None)
-        if why is not None and before is None:
-            log.warning("the snapshot pauses", reason=why)
-        elif why is None and before is not None:
-            log.info("the snapshot goes on")
-        self._throttle.pause(why)
+    def _connected(self) -> psycopg.Connection:
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
 
     def _go_on(self) -> None:
         if self._stop.is_set():
             raise Abandoned
+
+    def _await(self, request: steps.Await) -> bool:
+        until = float("inf") if request.most_s is None else time.monotonic() + request.most_s
+        while not self._feed.wait(request.chunk, request.states, _WAIT_S):
+            self._go_on()
+            if time.monotonic() > until:
+                return False
+        return True
+
+    def _hand_over(self, request: Request) -> object:
+        """The requests of steps that were started."""
+        match request:
+            case steps.Typed(rows):
+                return [block.content.result() for block in rows]
+            case steps.Emit(content):
+                self._emitting.execute("select pg_logical_emit_message(true, %s, %b)", (PREFIX, content))
+                return None
+            case _:
+                raise TypeError(f"nothing answers {type(request).__name__}")
+
+    # --- COPY ------------------------------------------------------------------------------------------------------------------
+
+    def _copied(self, wanted: steps.Copy) -> Iterator[RowsRead]:
+        """The rows as they come, already on their way to being typed."""
+        table, part, take = wanted.source.table, wanted.part, self._memory.take
+        binary = not isinstance(part, MissingKeys) and readable(table)
+        query = part.query(wanted.source) if isinstance(part, MissingKeys) else part.query(wanted.source, binary=binary)
+        for block in copy_blocks(self._connected(), query, self._stop, wanted.most_rows, take, binary=binary):
+            yield RowsRead(block.rows, len(block.data), self._typists.submit(read_rows, block, table, wanted.op, take))
+
+    def _next_block(self) -> RowsRead | None:
+        assert self._blocks is not None, "COPY comes first"
+        try:
+            block = next(self._blocks, None)
+        except psycopg.Error:
+            # The server has answered to the end, or is gone.
+            self._blocks = None
+            raise
+        if block is None:
+            self._blocks = None
+        return block
+
+    def _roll_back(self) -> None:
+        if self._blocks is None:
+            self._connected().execute("ROLLBACK")
+            return
+        # Only its end gets a connection out of a reply.
+        self._blocks = None
+        self.close()
+        self._connection = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 from threading import Condition
 from typing import Final
 
@@ -53,6 +54,17 @@ class Chunk:
     """Rows read; fewer may enter."""
     state: State = State.READING
     lsn: int = 0
+
+
+class Watermarks:
+    """Contents of watermarks that nobody else has. ``run``: a text of its own for each session. Thread-safe."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._numbers = count(1)
+
+    def next(self) -> bytes:
+        return f"chunk:{self._run}:{next(self._numbers)}".encode()
 
 
 class SnapshotFeed:

@@ -1,6 +1,6 @@
 """The parts that a worker has sent into the stream and not seen durable yet: what it has to wait for next, and when it has to begin again. Waits for nothing.
 
-The reader asks and waits on its threads and connection; the simulator asks the same and lets time pass.
+The worker asks it (``reading``).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from cdc.crashpoint import crashpoint
 from cdc.model.batch import EXACT, Op
@@ -17,13 +17,12 @@ from snapshots.feed import Chunk, SnapshotFeed, State
 from snapshots.fence import Window
 from snapshots.jobs import Job, Task
 from snapshots.plan import KeyList
+from snapshots.steps import Started
 
 IN_FLIGHT: Final = 3
 """So many parts of a worker may be on their way to their watermarks, and so in memory."""
 ARRIVED: Final = frozenset({State.ENTERED, State.DURABLE, State.REFUSED})
 SAFE: Final = frozenset({State.DURABLE, State.REFUSED})
-
-E = TypeVar("E")
 
 
 class Again(Exception):
@@ -44,23 +43,23 @@ class Reading:
 
 
 @dataclass(slots=True, eq=False)
-class Part(Generic[E]):
+class Part:
     reading: Reading
     chunk: Chunk
-    emitted: E
-    """What the worker needs to know whether the watermark has been emitted."""
+    emitting: Started
+    """The emission of its watermark."""
 
 
-class Flight(Generic[E]):
+class Flight:
     """One worker's parts of one job, in the order in which they were read."""
 
     def __init__(self, feed: SnapshotFeed, job: Job) -> None:
         self._feed = feed
-        self._job = job
-        self.parts: deque[Part[E]] = deque()
+        self.job = job
+        self.parts: deque[Part] = deque()
 
-    def add(self, reading: Reading, chunk: Chunk, emitted: E, rows: int) -> None:
-        self.parts.append(Part(reading, chunk, emitted))
+    def add(self, reading: Reading, chunk: Chunk, emitting: Started, rows: int) -> None:
+        self.parts.append(Part(reading, chunk, emitting))
         reading.left += 1
         reading.rows += rows
 
@@ -70,7 +69,7 @@ class Flight(Generic[E]):
         if reading.left == 0:
             self._complete(reading)
 
-    def late(self, most: int) -> Part[E] | None:
+    def late(self, most: int) -> Part | None:
         """The part that has to arrive before at most so many are on their way; None when that is so. Raises Again."""
         self._settle()
         waiting = [part for part in self.parts if part.chunk.state not in ARRIVED]
@@ -78,11 +77,11 @@ class Flight(Generic[E]):
             return waiting[0]
         if any(part.chunk.state is State.REFUSED for part in self.parts):
             raise Again
-        if self._job.over or self._job.source.table.oid in self._feed.to_read_again():
+        if self.job.over or self.job.source.table.oid in self._feed.to_read_again():
             raise Again
         return None
 
-    def unsafe(self) -> Part[E] | None:
+    def unsafe(self) -> Part | None:
         """The first part that is not durable; None when all are. Raises Again."""
         self._settle()
         return self.parts[0] if self.parts else None
@@ -96,7 +95,7 @@ class Flight(Generic[E]):
     def held(self, most: int) -> Iterator[Task | None]:
         """Rows that are held and lie in no part that is still to come (their key was changed to one on a page that had been read already)
         are read back by their keys, at most so many at once; after each None everything has to be durable."""
-        source = self._job.source
+        source = self.job.source
         while (held := self._feed.held_keys(source.table.oid, most)) is not None:
             columns = [canonical_text(held.column(name)).to_pylist() for name in source.index]
             keys = []
@@ -108,9 +107,9 @@ class Flight(Generic[E]):
 
     def finished(self) -> bool:
         """Ends the job, after everything that was ``held``; False when more is held by now. Raises Again."""
-        if self._job.purpose.finish():
+        if self.job.purpose.finish():
             return True
-        if not self._feed.held(self._job.source.table.oid):
+        if not self._feed.held(self.job.source.table.oid):
             raise Again
         return False
 
@@ -120,11 +119,11 @@ class Flight(Generic[E]):
             if part.chunk.state is State.REFUSED:
                 raise Again
             part.reading.left -= 1
-            self._job.purpose.show(part.chunk.rows)
+            self.job.purpose.show(part.chunk.rows)
             if part.reading.whole and part.reading.left == 0:
                 self._complete(part.reading)
 
     def _complete(self, reading: Reading) -> None:
         self._feed.close(reading.window)
         crashpoint("snapshot.chunk.before_record")
-        self._job.purpose.advance(reading.task, reading.rows)
+        self.job.purpose.advance(reading.task, reading.rows)

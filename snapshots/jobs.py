@@ -1,13 +1,14 @@
 """The reading under way, and by whom: the list that the coordinator fills and the workers empty. Thread-safe.
 
 A job is one reading of one table under one definition. It is cut into tasks, each of which one worker reads in one transaction. When
-anything about the table turns out to be different, the job is given up and the coordinator makes another, from what is durable.
+anything about the table turns out to be different, the job is given up and the coordinator makes another, from what is durable. A task
+whose table is locked goes back to its job, which waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from threading import Condition
 from typing import Final, Protocol
 
@@ -59,6 +60,10 @@ class Job:
     exhausted: bool = False
     finishing: bool = False
     over: bool = False
+    locked: bool = False
+    """Nothing is claimed of it until ``Board.resume``: somebody keeps its table locked."""
+    refused: list[Task] = field(default_factory=list)
+    """Claimed, and given back because of that."""
 
 
 def page_tasks(pages: Pages, step: int, condition: str | None = None) -> Iterator[Task]:
@@ -88,6 +93,14 @@ class Board:
         with self._changed:
             return any(job.source.table.oid == oid for job in self._jobs)
 
+    def resume(self, locked: Collection[int]) -> None:
+        """The jobs go on whose tables are not among these (OIDs)."""
+        with self._changed:
+            for job in self._jobs:
+                if job.locked and job.source.table.oid not in locked:
+                    job.locked = False
+                    self._changed.notify_all()
+
     @property
     def busy(self) -> bool:
         with self._changed:
@@ -109,25 +122,41 @@ class Board:
     # --- the workers' side -----------------------------------------------------------------------------------------------------
 
     def next(self) -> Job | None:
-        """A job with something to do: tasks, or (``finishing`` is set then) only the end. None: the session is over."""
+        """Waits for a job with something to do, as ``take`` gives it. None: the session is over."""
         with self._changed:
             while not self._closed:
-                for job in self._jobs:
-                    if not job.over and (not job.exhausted or (job.busy == 0 and not job.finishing)):
-                        job.busy += 1
-                        job.finishing = job.exhausted
-                        return job
+                if (job := self.take()) is not None:
+                    return job
                 self._changed.wait(_WAIT_S)
             return None
 
-    def claim(self, job: Job) -> Task | None:
-        """The job's next task; None when there is none, or the job is over."""
+    def take(self) -> Job | None:
+        """A job with something to do: tasks, or (``finishing`` is set then) only the end. None when no job has."""
         with self._changed:
-            if self._closed or job.over or job.exhausted:
+            for job in self._jobs:
+                if not (job.over or job.locked) and (not job.exhausted or (job.busy == 0 and not job.finishing)):
+                    job.busy += 1
+                    job.finishing = job.exhausted
+                    return job
+            return None
+
+    def claim(self, job: Job) -> Task | None:
+        """The job's next task; None when it has none left, is over, or has to wait."""
+        with self._changed:
+            if self._closed or job.over or job.locked or job.exhausted:
                 return None
-            task = next(job.tasks, None)
+            task = job.refused.pop(0) if job.refused else next(job.tasks, None)
             job.exhausted = task is None
             return task
+
+    def give_back(self, job: Job, task: Task | None) -> None:
+        """The table is locked. ``task``: which could not be read; None where the job was being finished."""
+        with self._changed:
+            job.locked = True
+            job.finishing = False
+            if task is not None:
+                job.refused.append(task)
+                job.exhausted = False
 
     def leave(self, job: Job) -> None:
         """Says that all that the worker had claimed of the job is durable."""
@@ -138,10 +167,14 @@ class Board:
             self._changed.notify_all()
 
     def end(self, job: Job) -> None:
-        """The job is finished, or to be recreated as soon as every worker has left it."""
+        """The job is finished, or cannot be."""
         with self._changed:
             job.over = True
             self._changed.notify_all()
+
+    def recreate(self, job: Job) -> None:
+        """The job is given up: the coordinator makes another as soon as every worker has left it."""
+        self.end(job)
 
     def fail(self, error: BaseException) -> None:
         with self._changed:

@@ -14,7 +14,6 @@ from typing import Final
 import structlog
 
 from snapshots.catalog import Locked, SourceTable, holders
-from snapshots.flight import Again
 
 AGAIN_S: Final = (0.5, 8.0)
 """Before a lock that could not be had is asked for again: at first, and at most. Each time twice as long as before."""
@@ -24,10 +23,6 @@ _FORGOTTEN_S: Final = 60.0
 """Who has not asked for a table's lock for so long reads it no more."""
 
 _log = structlog.get_logger("snapshot")
-
-
-class LockedOut(Again):
-    """The job has to wait until its table is not locked any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +43,8 @@ class Locks:
         self._lock = Lock()
         self._waiting: dict[int, _Waiting] = {}
 
-    def refused(self, source: SourceTable) -> LockedOut:
-        """The lock could not be had; returns what the job ends with."""
+    def refused(self, source: SourceTable) -> None:
+        """The lock could not be had."""
         now, oid = self._clock(), source.table.oid
         with self._lock:
             before = self._waiting.get(oid)
@@ -59,12 +54,11 @@ class Locks:
                     f"table {source.name} is locked (ACCESS EXCLUSIVE); the other tables are read meanwhile", hint=hint
                 )
                 self._waiting[oid] = _Waiting(source.name, problem, now, now, AGAIN_S[0])
-                return LockedOut()
+                return
             named = now - before.since >= NAMED_S
             if named and not before.named:
                 _log.warning("a table cannot be read", problem=before.problem.line(), again_in_s=AGAIN_S[1])
             self._waiting[oid] = replace(before, tried=now, pause_s=min(2 * before.pause_s, AGAIN_S[1]), named=named)
-        return LockedOut()
 
     def had(self, source: SourceTable) -> None:
         """The table has been locked by us."""

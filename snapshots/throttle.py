@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Condition, Event
+from threading import Lock
 from typing import Final
 
-_WAIT_S: Final = 0.5
 _LEAST_BUDGET: Final = 0.2
 """Below this share of ``max_slot_wal_keep_size`` left, the stream alone gets what the server can do."""
 
@@ -40,7 +39,7 @@ class Throttle:
     def __init__(self, rows_per_s: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rows_per_s = rows_per_s
         self._clock = clock
-        self._changed = Condition()
+        self._lock = Lock()
         self._paid_until = clock()
         self._reason: str | None = None
 
@@ -51,21 +50,13 @@ class Throttle:
 
     def pause(self, reason: str | None) -> None:
         """None: go on."""
-        with self._changed:
-            self._reason = reason
-            self._changed.notify_all()
+        self._reason = reason
 
     def owed_s(self, rows: int) -> float:
         """Takes so many rows out of the bucket, which holds one second's; returns how long to wait before the next."""
         if self._rows_per_s is None:
             return 0.0
-        with self._changed:
+        with self._lock:
             now = self._clock()
             self._paid_until = max(self._paid_until, now - 1.0) + rows / self._rows_per_s
             return max(0.0, self._paid_until - now)
-
-    def wait(self, stop: Event) -> None:
-        """Returns when nothing is in the way any more, or ``stop`` is set."""
-        with self._changed:
-            while self._reason is not None and not stop.is_set():
-                self._changed.wait(_WAIT_S)

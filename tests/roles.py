@@ -1,4 +1,5 @@
-"""`make roles`: writes the catalog's queries (``cdc.source.facts.FACTS``, ``partitions``) into deploy/roles.sql, where the event trigger asks the same."""
+"""`make roles`: writes the catalog's queries (``FACTS``, and the recursions of ``cdc.source.descent``) into deploy/roles.sql, where the event
+trigger asks the same."""
 
 from __future__ import annotations
 
@@ -6,27 +7,41 @@ import re
 from pathlib import Path
 from typing import Final
 
+from cdc.source.descent import partitions, types_made_of
 from cdc.source.facts import FACTS
-from cdc.source.partitions import partitions
 
 FILE: Final = Path(__file__).parents[1] / "deploy/roles.sql"
-_QUERY: Final = re.compile(r"(?<=as \$facts\$\nselect\n).*?(?=from pg_class c where c\.oid = relation\b)", re.DOTALL)
+_GENERATED: Final = (
+    (r"(?<=as \$facts\$\nselect\n).*?(?=from pg_class c where c\.oid = relation\b)", FACTS.lstrip("\n")),
+    (
+        r"(?<=as \$with\$\n)select .*?\nfrom .*?(?= tree\n\$with\$;)",
+        "select coalesce(array_agg(tree.oid), '{}')\nfrom " + partitions("select unnest(tables)"),
+    ),
+    (
+        r"(?<= into changed\n  from )\(\n    with recursive .*?(?= y join pg_depend d\n)",
+        types_made_of("select unnest(retyped)"),
+    ),
+)
+"""Where each of them stands, and what stands there."""
 
 
-_TREE: Final = re.compile(r"(?<=as \$with\$\n)select .*?\nfrom .*?(?= tree\n\$with\$;)", re.DOTALL)
-
-
-def with_facts(text: str) -> str:
+def with_queries(text: str) -> str:
     """The file's text with the queries as they are now."""
-    tree = "select coalesce(array_agg(tree.oid), '{}')\nfrom " + partitions("select unnest(tables)")
-    for query, now in ((_QUERY, FACTS.lstrip("\n")), (_TREE, tree)):
-        text, times = query.subn(lambda _, now=now: now, text)
+    for place, query in _GENERATED:
+        text, times = re.subn(place, lambda _, query=query: query, text, flags=re.DOTALL)
         assert times == 1, "the function that holds the query is not to be found"
     return text
 
 
+def without_queries(text: str) -> str:
+    """What of the file is written by hand."""
+    for place, _ in _GENERATED:
+        text = re.sub(place, "", text, flags=re.DOTALL)
+    return text
+
+
 def main() -> None:
-    FILE.write_text(with_facts(FILE.read_text(encoding="utf-8")), encoding="utf-8")
+    FILE.write_text(with_queries(FILE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

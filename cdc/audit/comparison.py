@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 
 from cdc.audit.engine import Side, key_indices, suspects
-from cdc.audit.findings import Difference, Progress, Report, TableAudit
+from cdc.audit.findings import Progress, Report, RowDifference, Scanned, TableAudit, Tally
 from cdc.audit.suspects import Settling
 from cdc.errors import SourceError
 from cdc.model.evolution import differences
@@ -56,40 +56,36 @@ class TableInWork:
     settling: Settling
     found: int
     """Suspects after the scan."""
-    source_rows: int
-    store_rows: int
-    repeated: int
-    """Rows of the source that repeat another."""
+    scanned: Scanned
     seconds: float
     lsn: Lsn
     applied: Cut
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[RowDifference] = field(default_factory=list)
 
     def result(self) -> TableAudit:
         settling = self.settling
         differ = settling.missing + settling.extra + settling.different
         error = None
-        if not self.target.captured and self.source_rows:
+        if not self.target.captured and self.scanned.source_rows:
             error = "the log has nothing of this table → restart cdc run: it loads what [source] tables selects; else leave the table out of the publication"
         return TableAudit(
             table=self.target.table.qualified,
             equal=differ == 0 and error is None,
             error=error,
-            source_rows=self.source_rows,
-            store_rows=self.store_rows,
             distinct_rows=self.target.table.whole_rows,
-            repeated=self.repeated,
-            missing=settling.missing,
-            extra=settling.extra,
-            different=settling.different,
-            unsettled=settling.open,
-            in_flight=self.found - settling.open - settling.keys_differing,
+            scanned=self.scanned,
+            tally=Tally(
+                missing=settling.missing,
+                extra=settling.extra,
+                different=settling.different,
+                unsettled=settling.open,
+                in_flight=self.found - settling.open - settling.keys_differing,
+            ),
             columns=dict(Counter(name for difference in self.differences for name in difference.columns)),
             differences=tuple(self.differences),
             lsn=format_lsn(self.lsn),
             position=int(self.applied.position),
             seconds=self.seconds,
-            rows_per_s=max(self.source_rows, self.store_rows) / self.seconds if self.seconds else 0.0,
         )
 
 
@@ -128,8 +124,9 @@ def compare(
         _await(reading, lambda: tell("scanning"))
         tell("comparing")
         settling = Settling(suspects(source, store))
+        scanned = Scanned(source.rows, store.rows, source.repeated)
         took_s = time.monotonic() - started
-        return TableInWork(target, settling, settling.open, source.rows, store.rows, source.repeated, took_s, lsn, applied)
+        return TableInWork(target, settling, settling.open, scanned, took_s, lsn, applied)
 
 
 def _refuse_former_shape(sink: Sink, table: Table) -> None:

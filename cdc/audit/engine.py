@@ -10,24 +10,20 @@ Live traffic makes rows differ that are merely in flight: ``cdc.audit.suspects``
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from typing import IO, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc.audit.records import I64, RECORD, KeptDigests, KeptKeys
 from cdc.kernels.digests import U64, digests
 from cdc.kernels.jit import kernel
 from cdc.model.table import Table
 
-I64 = npt.NDArray[np.int64]
-
 SPILL_ROWS: Final = 8_000_000
 """A side with more rows than this (32 bytes each) goes to files, divided into ranges of the key digest."""
-_RANGES: Final = 64
-_RECORD: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<u8"), ("ordinal", "<i8")])
 
 
 def key_indices(table: Table) -> tuple[int, ...]:
@@ -51,14 +47,8 @@ class Side:
         self._schema = schema
         self._key = list(key)
         self._seed = seed
-        self._spill_rows = spill_rows
-        self._kept: list[npt.NDArray[np.void]] = []
-        self._kept_rows = 0
-        self._files: list[IO[bytes]] = []
-        self._key_file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
-        self._key_schema = pa.schema([schema.field(i) for i in self._key])
-        self._key_writer = pa.ipc.new_file(pa.PythonFile(self._key_file, "w"), self._key_schema)
-        self._starts = [0]
+        self.digests = KeptDigests(spill_rows)
+        self.keys = KeptKeys(pa.schema([schema.field(i) for i in self._key]))
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Raises ValueError when the batch has other columns than the table."""
@@ -67,45 +57,12 @@ class Side:
         if batch.num_rows == 0:
             return
         found = digests(batch, self._key, self._seed)
-        records = np.empty(batch.num_rows, _RECORD)
+        records = np.empty(batch.num_rows, RECORD)
         records["high"], records["low"], records["row"] = found
         records["ordinal"] = np.arange(self.rows, self.rows + batch.num_rows)
-        self._key_writer.write_batch(pa.RecordBatch.from_arrays([batch.column(i) for i in self._key], schema=self._key_schema))
+        self.keys.add(batch.num_rows, [batch.column(i) for i in self._key])
+        self.digests.add(records)
         self.rows += batch.num_rows
-        self._starts.append(self.rows)
-        self._kept.append(records)
-        self._kept_rows += batch.num_rows
-        if self._kept_rows > self._spill_rows:
-            self._spill()
-
-    def _spill(self) -> None:
-        if not self._files:
-            self._files = [tempfile.TemporaryFile() for _ in range(_RANGES)]  # noqa: SIM115 (closed by close())
-        records = self._take_kept()
-        wanted = (records["high"] >> np.uint64(58)).astype(np.int64)
-        records = records[np.argsort(wanted, kind="stable")]
-        ends = np.cumsum(np.bincount(wanted, minlength=_RANGES))
-        for number, file in enumerate(self._files):
-            file.write(records[(ends[number - 1] if number else 0) : ends[number]].tobytes())
-
-    def _take_kept(self) -> npt.NDArray[np.void]:
-        records = np.concatenate(self._kept) if self._kept else np.empty(0, _RECORD)
-        self._kept, self._kept_rows = [], 0
-        return records
-
-    @property
-    def spilled(self) -> bool:
-        return bool(self._files)
-
-    def ranges(self, divided: bool) -> Iterator[npt.NDArray[np.void]]:
-        """The records, by range of the key digest when ``divided`` (then ``_RANGES`` of them), else all in one."""
-        if not divided:
-            yield self._take_kept()
-            return
-        self._spill()
-        for file in self._files:
-            file.seek(0)
-            yield np.frombuffer(file.read(), _RECORD)
 
     def in_order(self, records: npt.NDArray[np.void]) -> tuple[U64, U64, U64, I64]:
         """The records' fields, by key digest."""
@@ -117,39 +74,21 @@ class Side:
         self.repeated += int(high.size - first.sum())
         return high[first], low[first], row[first], ordinal[first]
 
-    def keys(self, ordinals: I64) -> pa.RecordBatch:
-        """The keys' text of these rows, in this order. Call after every ``add``."""
-        self._key_writer.close()
-        if ordinals.size == 0:
-            return pa.RecordBatch.from_pylist([], schema=self._key_schema)
-        reader = pa.ipc.open_file(pa.PythonFile(self._key_file, "r"))
-        order = np.argsort(ordinals, kind="stable")
-        wanted = ordinals[order]
-        starts = np.asarray(self._starts)
-        batches = np.searchsorted(starts, wanted, side="right") - 1
-        pieces = []
-        for number in np.unique(batches):
-            inside = wanted[batches == number] - starts[number]
-            pieces.append(reader.get_batch(int(number)).take(pa.array(inside)))
-        back = np.empty(order.size, np.int64)
-        back[order] = np.arange(order.size)
-        return pa.Table.from_batches(pieces).take(pa.array(back)).combine_chunks().to_batches()[0]
-
     def close(self) -> None:
-        for file in (*self._files, self._key_file):
-            file.close()
+        self.digests.close()
+        self.keys.close()
 
 
 def suspects(source: Side, store: Side) -> pa.RecordBatch:
     """The keys (their text, one row per key) whose rows do not agree. Consumes both sides' digests."""
-    divided = source.spilled or store.spilled
+    divided = source.digests.spilled or store.digests.spilled
     of_source: list[I64] = []
     of_store: list[I64] = []
-    for ours, theirs in zip(source.ranges(divided), store.ranges(divided), strict=True):
+    for ours, theirs in zip(source.digests.ranges(divided), store.digests.ranges(divided), strict=True):
         found = _merge(*source.in_order(ours), *store.in_order(theirs))
         of_source.append(found[found >= 0])
         of_store.append(~found[found < 0])
-    batches = [source.keys(np.concatenate(of_source)), store.keys(np.concatenate(of_store))]
+    batches = [source.keys.take(np.concatenate(of_source)), store.keys.take(np.concatenate(of_store))]
     whole = pa.Table.from_batches(batches).combine_chunks()
     return whole.to_batches()[0] if whole.num_rows else batches[0]
 

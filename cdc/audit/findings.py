@@ -46,12 +46,33 @@ Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RowDifference:
     kind: str
     """missing (the store lacks it) | extra (only the store has it) | different"""
     key: Mapping[str, str | None]
     columns: tuple[str, ...] = ()
     """The columns whose values differ; empty unless ``different``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """The rows that both sides showed."""
+
+    source_rows: int = 0
+    store_rows: int = 0
+    repeated: int = 0
+    """Rows of the source that repeat another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many rows, or keys, do not agree."""
+
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    unsettled: int = 0
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +82,24 @@ class TableAudit:
     table: str
     equal: bool
     error: str | None = None
-    source_rows: int = 0
-    store_rows: int = 0
     distinct_rows: bool = False
-    repeated: int = 0
-    missing: int = 0
-    extra: int = 0
-    different: int = 0
-    unsettled: int = 0
-    in_flight: int = 0
+    scanned: Scanned = field(default_factory=Scanned)
+    tally: Tally = field(default_factory=Tally)
     columns: Mapping[str, int] = field(default_factory=dict)
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[RowDifference, ...] = ()
     lsn: str | None = None
     position: int = 0
     seconds: float = 0.0
-    rows_per_s: float = 0.0
+
+    @property
+    def rows_per_s(self) -> float:
+        return max(self.scanned.source_rows, self.scanned.store_rows) / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, as the module's text has it."""
+        facts = asdict(self)
+        scanned, tally = facts.pop("scanned"), facts.pop("tally")
+        return {**facts, **scanned, **tally, "rows_per_s": self.rows_per_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,4 +112,4 @@ class StoreAudit:
     tables: tuple[TableAudit, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "tables": [table.to_json() for table in self.tables]}

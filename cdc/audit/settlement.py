@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from cdc.audit.comparison import SourceSide, TableInWork
 from cdc.audit.engine import key_indices
-from cdc.audit.findings import Difference, Progress, Report
-from cdc.audit.suspects import Differing, Look, joined, look
+from cdc.audit.findings import Progress, Report, RowDifference
+from cdc.audit.suspects import Differing, KeyLook, joined, look
 from cdc.model.position import Cut, Lsn
 from cdc.model.table import Table
 from cdc.source.rows import snapshot
@@ -52,7 +52,8 @@ def settle(
         sink.make_visible()
         stored = []
         for audited in left:
-            progress(Progress(sink.name, audited.target.table.qualified, "settling", audited.source_rows, audited.store_rows))
+            rows = audited.scanned
+            progress(Progress(sink.name, audited.target.table.qualified, "settling", rows.source_rows, rows.store_rows))
             stored.append(_store_look(sink, audited, seed))
         with snapshot(database.connection):
             after = [_source_look(database, sink, audited, seed) for audited in left]
@@ -64,7 +65,7 @@ def settle(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    seen: Look
+    seen: KeyLook
     rows: Sequence[pa.RecordBatch]
 
 
@@ -98,7 +99,7 @@ def _look(audited: TableInWork, fetch: Callable[[pa.RecordBatch], list[pa.Record
 
 def _explain(
     audited: TableInWork, differing: Differing, source: Sequence[pa.RecordBatch], store: Sequence[pa.RecordBatch]
-) -> Iterator[Difference]:
+) -> Iterator[RowDifference]:
     """The first differing keys in words, up to ``LISTED_KEYS`` of the table."""
     table = audited.target.table
     room = LISTED_KEYS - len(audited.differences)
@@ -108,7 +109,7 @@ def _explain(
         if kind == "different":
             ours, theirs = _row(table, source, key), _row(table, store, key)
             columns = tuple(name for name in table.names if ours.get(name) != theirs.get(name))
-        yield Difference(kind, key, columns)
+        yield RowDifference(kind, key, columns)
 
 
 def _row(table: Table, batches: Sequence[pa.RecordBatch], key: Mapping[str, str | None]) -> dict[str, str | None]:

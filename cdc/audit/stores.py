@@ -16,8 +16,8 @@ from cdc.audit.settlement import CaughtUp, settle
 from cdc.client.wait import nudge, wait
 from cdc.errors import ConfigError, SourceError, WaitTimeout
 from cdc.log.contract import LogReader
-from cdc.log.ended import ended_topics
 from cdc.log.home import open_reader
+from cdc.log.orphans import ended_topics
 from cdc.model.evolution import Kind
 from cdc.model.position import ZERO_CUT, Cut, Lsn, format_lsn
 from cdc.model.selection import matches
@@ -27,11 +27,11 @@ from cdc.source.catalog import load_published
 from cdc.source.connection import connect
 from cdc.source.rows import snapshot
 from cdc.state import status, stops
-from sinks import make_sink
+from sinks import make_sink, traits_of
 from sinks.contract import Sink
+from sinks.sparksession import use_session
 
 CATCH_UP_TIMEOUT_S: Final = 600.0
-SPARK_KINDS: Final = frozenset({"iceberg"})
 BEGINS_WITHIN_S: Final = 5.0
 """A `cdc run` that was started beside shows by then."""
 _LOOK_S: Final = 0.1
@@ -119,7 +119,7 @@ def targets(settings: Settings, reader: LogReader, database: SourceSide, store: 
 def _opened(settings: Settings, name: str, reader: LogReader) -> Iterator[Sink]:
     options = settings.stores[name]
     with ExitStack() as stack:
-        if options.kind in SPARK_KINDS:
+        if traits_of(options).needs_spark:
             stack.enter_context(_spark(settings))
         sink = make_sink(name, options)
         stack.callback(sink.close)
@@ -130,12 +130,11 @@ def _opened(settings: Settings, name: str, reader: LogReader) -> Iterator[Sink]:
 @contextmanager
 def _spark(settings: Settings) -> Iterator[None]:
     """A session for stores that are read through Spark; ended here when it was made here."""
-    import sinks.warehouse
     from cdc.spark import session
 
     ours = session.running() is None  # not "active", which each thread has its own answer to
     scratch = settings.run_dir / "spark" / "audit"
-    sinks.warehouse.use_session(lambda: session.session(app="headwater-audit", scratch=scratch))
+    use_session(lambda: session.session(app="headwater-audit", scratch=scratch))
     try:
         yield
     finally:

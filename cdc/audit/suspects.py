@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class KeyLook:
     """The rows that one side held for each of the suspects at one moment; arrays are aligned with the suspects.
 
     ``rows``: how many; ``digest``: the sum of their row digests; ``version``: the sum of digests that also cover the row's
@@ -37,16 +37,16 @@ class Look:
     digest: U64
     version: U64
 
-    def same_content(self, other: Look) -> Mask:
+    def same_content(self, other: KeyLook) -> Mask:
         same: Mask = (self.rows == other.rows) & (self.digest == other.digest)
         return same
 
-    def distinct(self) -> Look:
+    def distinct(self) -> KeyLook:
         """Equal rows counted once, where the keys cover all columns."""
-        return Look(np.minimum(self.rows, 1), np.zeros_like(self.digest), self.version)
+        return KeyLook(np.minimum(self.rows, 1), np.zeros_like(self.digest), self.version)
 
 
-def look(keys: pa.RecordBatch, found: Sequence[pa.RecordBatch], key: Sequence[int], columns: int, seed: int) -> Look:
+def look(keys: pa.RecordBatch, found: Sequence[pa.RecordBatch], key: Sequence[int], columns: int, seed: int) -> KeyLook:
     """Aligns fetched rows with the suspects' keys. The first ``columns`` columns are the table's, one more is a version.
 
     Rows whose key is not among ``keys`` (equal to Postgres, other text) are left out: they were not asked for.
@@ -67,15 +67,15 @@ def look(keys: pa.RecordBatch, found: Sequence[pa.RecordBatch], key: Sequence[in
         np.add.at(rows, where, 1)
         np.add.at(digest, where, content[known])
         np.add.at(version, where, versioned[known])
-    return Look(rows, digest, version)
+    return KeyLook(rows, digest, version)
 
 
-def joined(looks: Sequence[Look]) -> Look:
+def joined(looks: Sequence[KeyLook]) -> KeyLook:
     """Looks at pieces of the suspects as one, in their order."""
     rows = [seen.rows for seen in looks] or [np.zeros(0, np.int64)]
     digest = [seen.digest for seen in looks] or [np.zeros(0, np.uint64)]
     version = [seen.version for seen in looks] or [np.zeros(0, np.uint64)]
-    return Look(np.concatenate(rows), np.concatenate(digest), np.concatenate(version))
+    return KeyLook(np.concatenate(rows), np.concatenate(digest), np.concatenate(version))
 
 
 def _key_bytes(found: Digests) -> pa.Array:
@@ -106,7 +106,7 @@ class Settling:
     different: int = 0
     keys_differing: int = 0
     _seen: Mask = field(init=False)
-    _evidence: tuple[Look, Look] | None = field(init=False, default=None)
+    _evidence: tuple[KeyLook, KeyLook] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._seen = np.zeros(self.keys.num_rows, np.bool_)
@@ -115,7 +115,7 @@ class Settling:
     def open(self) -> int:
         return int(self.keys.num_rows)
 
-    def round(self, before: Look, store: Look, after: Look) -> Differing:
+    def round(self, before: KeyLook, store: KeyLook, after: KeyLook) -> Differing:
         """Takes one round's looks (aligned with ``keys``). Returns the keys that are now known to differ; they and those that
         agree leave ``keys``."""
         agrees = store.same_content(before) | store.same_content(after)
@@ -133,7 +133,7 @@ class Settling:
         self._evidence = (_only(before, left), _only(store, left))
         return differing
 
-    def _seen_before(self, source: Look, store: Look) -> Mask:
+    def _seen_before(self, source: KeyLook, store: KeyLook) -> Mask:
         if self._evidence is None:
             return np.zeros(self.open, np.bool_)
         source_then, store_then = self._evidence
@@ -142,5 +142,5 @@ class Settling:
         return same
 
 
-def _only(seen: Look, left: Mask) -> Look:
-    return Look(seen.rows[left], seen.digest[left], seen.version[left])
+def _only(seen: KeyLook, left: Mask) -> KeyLook:
+    return KeyLook(seen.rows[left], seen.digest[left], seen.version[left])

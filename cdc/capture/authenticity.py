@@ -21,7 +21,7 @@ WATERMARK_PREFIX: Final = "headwater"
 _PREFIX_AT: Final = 9
 """In a logical message, behind flags and LSN."""
 _HEAD_BYTES: Final = _PREFIX_AT + len(DDL_PREFIX) + 1 + 4
-"""Of a logical message, up to its content."""
+"""The bytes of a logical message up to its content."""
 _WATERMARK_BYTES: Final = 64
 """No watermark is longer."""
 _OURS: Final = WATERMARK_PREFIX.encode()

@@ -47,7 +47,7 @@ class StreamStop:
 class StreamAbort:
     xid: int
     subxid: int
-    """What was rolled back: a subtransaction, or all of it when equal to ``xid``."""
+    """The xid that was rolled back: a subtransaction's, or all of it when equal to ``xid``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ MOST_BYTES: Final = 128 * 2**20
 """A longer message is not parsed: the catalog is asked instead. Several thousand tables with their partitions take less."""
 _HEAD: Final = re.compile(rb'[ \t\n\r]{0,8}\{[ \t\n\r]{0,8}"password"[ \t\n\r]{0,8}:[ \t\n\r]{0,8}("(?:[^"\\]|\\.)*+")')
 _HEAD_BYTES: Final = 64
-"""What stands before the password and its end, at most."""
+"""The bytes before the password and behind it that may have to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DdlMessage:
         return cls(tables, dropped, bool(raw.get("look")))
 
 
-class Unreadable(Exception):
+class UnreadableMessage(Exception):
     """One of our messages that another version of deploy/roles.sql wrote, say."""
 
 
@@ -75,7 +75,7 @@ class DdlMessages:
         try:
             return DdlMessage.from_json(content, self._publication)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise Unreadable from None
+            raise UnreadableMessage from None
 
 
 def _left_aside(facts: Facts, aside: Collection[int]) -> Facts:

@@ -1,7 +1,7 @@
 """A block of the walsender's bytes → groups of whole transactions as Arrow batches. Pure but for what it is handed.
 
 The stream is a row of *turns*. A turn is a run of whole transactions, BEGIN to COMMIT, or one message about a transaction whose messages come
-before its end (``cdc.capture.deferred``), or a span of such a transaction's frames. Where the stream may be, and which message leads from where
+before its end (``cdc.capture.deferral``), or a span of such a transaction's frames. Where the stream may be, and which message leads from where
 to where, is a table (``cdc.capture.messages``); a block may end anywhere, and the decoder remembers between two blocks only where that was:
 
 - within a frame: what is torn comes again, with more bytes behind it (``consumed``, ``lacks``);
@@ -24,13 +24,13 @@ from cdc.capture import letters
 from cdc.capture.authenticity import Authenticity
 from cdc.capture.control import parse_control
 from cdc.capture.ddlmessages import DDL_PREFIX
-from cdc.capture.deferred import Deferred, Replay
+from cdc.capture.deferral import Deferred, Replay
 from cdc.capture.definitions import Definitions
 from cdc.capture.groups import Groups, cuts, passed
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import SPAN, SPOOLING, Commit, Index, Inside, Open, Scan, body_of, scan
-from cdc.capture.prepared import Prepared
-from cdc.capture.rows import Hold, Memory, Rows
+from cdc.capture.preparedfiles import PreparedFiles
+from cdc.capture.rows import Hold, Memory, RowBatches
 from cdc.capture.spool import Spools
 from cdc.model.group import Group
 from cdc.pgvalues.values import Bytes
@@ -41,7 +41,7 @@ OPEN_BYTES: Final = 8 * 2**20
 PASSED_BYTES: Final = 2**20
 """A logical message of somebody else's that lacks more than this is not put together: everybody may emit such of up to 1 GB."""
 HEAD_BYTES: Final = 5 + 25 + 1 + 9 + len(DDL_PREFIX) + 1 + 4
-"""Of a logical message, up to its content: frame header, XLogData header, letter, flags and LSN, prefix, length."""
+"""The bytes of a logical message up to its content: frame header, XLogData header, letter, flags and LSN, prefix, length."""
 
 
 class Decoder:
@@ -57,16 +57,16 @@ class Decoder:
         hold: Hold,
         durable_lsn: int,
         spools: Spools | None = None,
-        prepared: Prepared | None = None,
+        prepared: PreparedFiles | None = None,
         awaits: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
         """``awaits``: whether a watermark with this content is on its way; another is somebody else's."""
         self.schema = definitions
-        """What the log says of each table."""
+        """The definitions that the log has of each table."""
         in_force = InForce(definitions)
         authenticity = Authenticity(definitions.ours, awaits)
         self._deferred = Deferred(spools, prepared, in_force)
-        self._made = Groups(definitions, in_force, Rows(in_force.relations, memory, hold, durable_lsn), authenticity)
+        self._made = Groups(definitions, in_force, RowBatches(in_force.relations, memory, hold, durable_lsn), authenticity)
         self._open: Open | None = None
         self._heard = 0
         """How much of the next block was in the last one and has been looked at."""
@@ -75,7 +75,7 @@ class Decoder:
         self.lacks = 0
         """With fewer bytes than this behind what follows ``consumed``, coming again is in vain: a message is torn."""
         self.foreign = 0
-        """So many bytes at the block's end are the beginning of a message that nothing is to be read of: they, and the ``lacks`` bytes
+        """The number of bytes at the block's end that begin a message of which nothing is to be read: they, and the ``lacks`` bytes
         behind them, need not come again."""
         self.keepalive_lsn = 0
         """Everything before this LSN has been sent, as far as keepalives said; 0 while a transaction is open.

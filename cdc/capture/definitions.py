@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cdc.capture.ddlmessages import DdlMessage, DdlMessages, Unreadable
-from cdc.capture.numbering import Catalog, Numbering
-from cdc.capture.standing import Again, HeldFacts, Topics
+from cdc.capture.attnums import Catalog, Numbering
+from cdc.capture.ddlmessages import DdlMessage, DdlMessages, UnreadableMessage
+from cdc.capture.tablestate import HeldFacts, Rereads, Topics
 from cdc.errors import Stopped
 from cdc.model.batch import reserved_column
 from cdc.model.evolution import Kind, SchemaChange
@@ -26,7 +26,7 @@ def _nothing(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class CapturedPart:
     """The part of a publication that is captured, and how it is logged."""
 
     publication: str = ""
@@ -47,7 +47,7 @@ class Outside:
     note: Callable[[int], None] = _nothing
     """Takes the OID of a table that the stream has shown before any look at the catalog did."""
     unpublished: Callable[[str], Stopped] | None = None
-    """What capture has to stop with when a selected table has left the publication."""
+    """Makes the stop with which capture ends when a selected table has left the publication."""
     keep: Callable[[Mapping[int, Facts]], None] = _nothing
     """Takes the facts once they are durable in the log."""
 
@@ -68,7 +68,7 @@ class Definitions:
         ended: Iterable[str] = (),
         facts: Mapping[int, Facts] | None = None,
         passwords: Collection[str] = (),
-        selection: Selection = Selection(),
+        selection: CapturedPart = CapturedPart(),
         outside: Outside = Outside(),
     ) -> None:
         """``known``: the log's topics, of which ``ended`` name no table any more. ``facts``: as they stood at the last durable cut.
@@ -79,7 +79,7 @@ class Definitions:
         self._facts = HeldFacts(facts or {})
         self._topics = Topics(known, ended)
         self._numbering = Numbering(catalog, self._facts, self._topics, outside.note)
-        self._again = Again()
+        self._again = Rereads()
         self._unselected = {oid for oid, told in self._facts.items() if not selection.wanted(told.qualified)}
         self.passed_over = {oid for oid, told in self._facts.items() if told.refused} | self._unselected
         """Tables (OIDs) of which no row is logged: they are not selected, nothing identifies their rows, or the facts say that they cannot be
@@ -207,10 +207,10 @@ class Definitions:
         self._outside.look()
 
     def _read(self, content: bytes) -> DdlMessage | None:
-        """What one of our messages holds. One that cannot be read is not passed over: what it says is in the catalog as well, only later."""
+        """Reads one of our messages. One that cannot be read is not passed over: what it says is in the catalog as well, only later."""
         try:
             return self.ours.read(content)
-        except Unreadable:
+        except UnreadableMessage:
             self._outside.unread()
             self._outside.look()
             return None

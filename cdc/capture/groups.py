@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from cdc.capture import letters
+from cdc.capture.assembly import Grouping
 from cdc.capture.authenticity import WATERMARK_PREFIX, Authenticity, watermarks
 from cdc.capture.ddlmessages import DDL_PREFIX
-from cdc.capture.deferred import Replay
+from cdc.capture.deferral import Replay
 from cdc.capture.definitions import Definitions
-from cdc.capture.grouping import Grouping
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import RARE, Commit, Index, body_of, scan_spooled
 from cdc.capture.relations import parse_message, parse_truncate
-from cdc.capture.rows import Rows
+from cdc.capture.rows import RowBatches
 from cdc.model.evolution import SchemaChange
 from cdc.model.group import Group, Transactions, Watermark
 from cdc.pgvalues.values import Bytes
@@ -27,7 +27,7 @@ from cdc.pgvalues.values import Bytes
 class Groups:
     """Makes groups for one connection. ``schema``: what the log says of each table."""
 
-    def __init__(self, schema: Definitions, in_force: InForce, rows: Rows, authenticity: Authenticity) -> None:
+    def __init__(self, schema: Definitions, in_force: InForce, rows: RowBatches, authenticity: Authenticity) -> None:
         self._schema = schema
         self._in_force = in_force
         self._rows = rows

@@ -20,7 +20,7 @@ FRAME_HEADER_BYTES: Final = 5
 """The letter, and a length that counts itself but not the letter."""
 LENGTH_BYTES: Final = 4
 MOST_FRAME_BYTES: Final = 2**30 + 2**20
-"""Of a length: the most that Postgres puts together (1 GB), and what stands around it."""
+"""The largest length: the most that Postgres puts together (1 GB), and what stands around it."""
 
 # What a CopyData frame holds
 XLOG_DATA: Final = ord("w")

@@ -54,7 +54,10 @@ SPAN: Final = 0
 
 SPOOLING: Final = np.zeros(256, np.bool_)
 """The kinds of messages (and ``SPAN``) that concern transactions in progress or prepared; they stand between whole transactions."""
-SPOOLING[[SPAN, *b"SEcAbPpKr"]] = True
+SPOOLING[[SPAN, letters.STREAM_START, letters.STREAM_STOP, letters.STREAM_COMMIT, letters.STREAM_ABORT, letters.STREAM_PREPARE]] = (
+    True
+)
+SPOOLING[[letters.BEGIN_PREPARE, letters.PREPARE, letters.COMMIT_PREPARED, letters.ROLLBACK_PREPARED]] = True
 
 RARE: Final = np.ones(256, np.bool_)
 """The kinds of messages that have to be looked at one by one: neither rows nor where a transaction begins and ends."""
@@ -75,18 +78,31 @@ class Inside(IntEnum):
 
 _NOTHING, _TRANSACTION, _STREAM, _PREPARED = (inside.value for inside in Inside)
 
-_STEPS: Final[dict[Inside, dict[str, int]]] = {
+_ROWS: Final = (letters.INSERT, letters.UPDATE, letters.DELETE, letters.TRUNCATE)
+_ANYWHERE: Final = (letters.RELATION, letters.TYPE, letters.ORIGIN, letters.MESSAGE)
+_DECIDED: Final = (
+    letters.STREAM_COMMIT,
+    letters.STREAM_ABORT,
+    letters.STREAM_PREPARE,
+    letters.COMMIT_PREPARED,
+    letters.ROLLBACK_PREPARED,
+)
+"""The fates of a transaction that was sent before."""
+_BEGINNINGS: Final = (letters.BEGIN, letters.STREAM_START, letters.BEGIN_PREPARE)
+_STOPS: Final = (letters.STREAM_STOP, letters.PREPARE)
+
+_STEPS: Final[dict[Inside, dict[int, int]]] = {
     Inside.NOTHING: {
-        "B": Inside.TRANSACTION, "S": Inside.STREAM, "b": Inside.PREPARED,
-        **dict.fromkeys("cApKrRYOM", Inside.NOTHING),
-        **dict.fromkeys("CIUDT", -_ROW_OUTSIDE), **dict.fromkeys("EP", -_STOP_OUTSIDE),
+        letters.BEGIN: Inside.TRANSACTION, letters.STREAM_START: Inside.STREAM, letters.BEGIN_PREPARE: Inside.PREPARED,
+        **dict.fromkeys((*_DECIDED, *_ANYWHERE), Inside.NOTHING),
+        **dict.fromkeys((letters.COMMIT, *_ROWS), -_ROW_OUTSIDE), **dict.fromkeys(_STOPS, -_STOP_OUTSIDE),
     },
     Inside.TRANSACTION: {
-        "C": Inside.NOTHING, **dict.fromkeys("IUDTRYOM", Inside.TRANSACTION),
-        **dict.fromkeys("BSbcApKr", -_BEGIN_WITHIN), **dict.fromkeys("EP", -_STOP_OUTSIDE),
+        letters.COMMIT: Inside.NOTHING, **dict.fromkeys((*_ROWS, *_ANYWHERE), Inside.TRANSACTION),
+        **dict.fromkeys((*_BEGINNINGS, *_DECIDED), -_BEGIN_WITHIN), **dict.fromkeys(_STOPS, -_STOP_OUTSIDE),
     },
-    Inside.STREAM: {"E": Inside.NOTHING, **dict.fromkeys("IUDTRYOM", Inside.STREAM)},
-    Inside.PREPARED: {"P": Inside.NOTHING, **dict.fromkeys("IUDTRYOM", Inside.PREPARED)},
+    Inside.STREAM: {letters.STREAM_STOP: Inside.NOTHING, **dict.fromkeys((*_ROWS, *_ANYWHERE), Inside.STREAM)},
+    Inside.PREPARED: {letters.PREPARE: Inside.NOTHING, **dict.fromkeys((*_ROWS, *_ANYWHERE), Inside.PREPARED)},
 }  # fmt: skip
 """Where a message of each kind leaves the stream, or (negative) the error that it is there."""
 
@@ -97,7 +113,7 @@ def _table() -> npt.NDArray[np.int8]:
     table[[Inside.STREAM, Inside.PREPARED]] = -_MISPLACED
     for inside, steps in _STEPS.items():
         for letter, after in steps.items():
-            table[inside, ord(letter)] = after
+            table[inside, letter] = after
     return table
 
 
@@ -133,7 +149,7 @@ _XID, _COMMIT_LSN, _COMMIT_TS_US, _END_LSN = range(4)
 
 
 class _Scanned(NamedTuple):
-    """What the kernel found; see ``Scan``."""
+    """The kernel's findings; see ``Scan``."""
 
     messages: int
     transactions: int
@@ -147,6 +163,15 @@ class _Scanned(NamedTuple):
     ended: int
     spooling: bool
     inside: int
+
+
+class _ScannedSpool(NamedTuple):
+    """The kernel's findings in a piece of a spool."""
+
+    messages: int
+    scanned: int
+    """Offset after the last whole frame."""
+    error: int
 
 
 class Index(NamedTuple):
@@ -230,11 +255,12 @@ def scan_spooled(block: Bytes, start: int, stop: int, commit: Commit, aborted: A
     """
     kind, messages = _room(stop - start)
     left_out = _NONE if aborted is None else aborted
-    count, scanned, error = _scan_spooled(block, start, stop, aborted is not None, left_out, kind, messages)
-    if error:
-        raise ProtocolError(f"{_ERRORS[error]} ({scanned - start} bytes into a piece of {stop - start} of a spooled transaction)")
+    found = _scan_spooled(block, start, stop, aborted is not None, left_out, kind, messages)
+    if found.error:
+        what = f"{found.scanned - start} bytes into a piece of {stop - start} of a spooled transaction"
+        raise ProtocolError(f"{_ERRORS[found.error]} ({what})")
     transaction = np.array([[commit.xid], [commit.commit_lsn], [commit.commit_ts_us], [commit.end_lsn]], np.int64)
-    return Index(kind[:count], *messages[:, :count], *transaction)
+    return Index(kind[: found.messages], *messages[:, : found.messages], *transaction)
 
 
 def body_of(block: Bytes, index: Index, at: np.int64 | int) -> bytes:
@@ -394,14 +420,13 @@ def _scan(
 @kernel
 def _scan_spooled(
     block: Bytes, start: int, stop: int, prefixed: bool, aborted: Aborted, kind: Bytes, messages: npt.NDArray[np.int64]
-) -> tuple[int, int, int]:
-    """Returns (messages, offset after the last whole frame, error)."""
+) -> _ScannedSpool:
     at = start
     count = 0
     while at + letters.FRAME_HEADER_BYTES <= stop:
         length = read_u32(block, at + 1)
         if length < letters.LENGTH_BYTES or length > letters.MOST_FRAME_BYTES:
-            return count, at, _FRAME_LENGTH
+            return _ScannedSpool(count, at, _FRAME_LENGTH)
         end = at + 1 + length
         if end > stop:
             break
@@ -410,12 +435,12 @@ def _scan_spooled(
             at = end
             continue
         if end - body <= letters.XLOG_HEADER_BYTES or block[body] != letters.XLOG_DATA:
-            return count, at, _TOO_SHORT
+            return _ScannedSpool(count, at, _TOO_SHORT)
         letter = block[body + letters.XLOG_HEADER_BYTES]
         body += letters.XLOG_HEADER_BYTES + 1
         if prefixed and letter != letters.ORIGIN:
             if end - body < 4:
-                return count, at, _TOO_SHORT
+                return _ScannedSpool(count, at, _TOO_SHORT)
             subxid = read_u32(block, body)
             body += 4
             if aborted.shape[0]:
@@ -424,17 +449,17 @@ def _scan_spooled(
                     at = end
                     continue
         if _AFTER[_STREAM, letter] != _STREAM:
-            return count, at, _MISPLACED
+            return _ScannedSpool(count, at, _MISPLACED)
         relation = 0
         if _of_row(letter):
             if end - body < letters.LEAST_ROW_BYTES:
-                return count, at, _TOO_SHORT
+                return _ScannedSpool(count, at, _TOO_SHORT)
             relation = read_u32(block, body)
         kind[count] = letter
         _put(messages, count, body, end, relation, 0)
         count += 1
         at = end
-    return count, at, _FINE
+    return _ScannedSpool(count, at, _FINE)
 
 
 @kernel

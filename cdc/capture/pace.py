@@ -20,7 +20,7 @@ FLOW_BYTES: Final = 512
 """… until one brings fewer bytes. So steady traffic that is read as fast as it comes does not wake us, and the server, for each message."""
 
 READS: Final = 16
-"""So many reads in a row need no GIL, which the decoding thread may hold for longer than a pause."""
+"""The number of reads in a row without the GIL, which the decoding thread may hold for longer than a pause."""
 
 BLOCK_BYTES: Final = 4 * 2**20
 """Under a backlog the decoder waits for blocks of this size: the cost of a group (and the fsync behind it) is shared by more rows. Only wide

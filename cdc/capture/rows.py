@@ -31,14 +31,14 @@ class Memory(Protocol):
         """Whether it remembers any row of the table."""
         ...
 
-    def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
+    def fill(self, table: Table, block: Bytes, rows: tuples.RowFields) -> tuple[Bytes, Flags | None]:
         """Completes ``rows`` in place and remembers the wide ones.
 
         Returns the block, longer by the bytes that were filled in, and the flags of rows that stay partial (None: none do).
         """
         ...
 
-    def weigh(self, table: Table, block: Bytes, rows: tuples.Rows) -> npt.NDArray[np.int64]:
+    def weigh(self, table: Table, block: Bytes, rows: tuples.RowFields) -> npt.NDArray[np.int64]:
         """How many bytes ``fill`` would at most add for each row. Changes nothing."""
         ...
 
@@ -56,7 +56,7 @@ COLUMNS_BYTES: Final = 8 * 2**20
 """So much memory is kept for the next group's columns, of each size: enough for a block of wide rows."""
 
 
-class Rows:
+class RowBatches:
     """The rows of one connection's stream. ``durable_lsn``: transactions that end at or before it are in the log already."""
 
     def __init__(self, relations: Relations, memory: Memory, hold: Hold, durable_lsn: int) -> None:
@@ -208,7 +208,7 @@ class _Meta:
 _META_TYPES: Final = tuple(field.type for field in META_FIELDS[:4])
 
 
-def _missing(table: Table, rows: tuples.Rows, partial: Flags) -> Mapping[str, Flags]:
+def _missing(table: Table, rows: tuples.RowFields, partial: Flags) -> Mapping[str, Flags]:
     return {column.name: rows.lengths[c][partial] == tuples.UNCHANGED for c, column in enumerate(table.columns)}
 
 

@@ -13,10 +13,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from cdc.capture import letters
 from cdc.capture.messages import Aborted
 from cdc.errors import ProtocolError
 from cdc.kernels.jit import kernel
@@ -24,11 +25,11 @@ from cdc.pgvalues.integers import read_u32
 from cdc.pgvalues.values import Bytes
 
 PIECE_BYTES: Final = 4 * 2**20
-"""What is read of a spool at once, and so becomes one group; more only for a frame that is larger."""
+"""The piece of a spool that is read at once, and so becomes one group; more only for a frame that is larger."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SpoolPiece:
     """Whole frames: ``block[:stop]``, valid until the next piece."""
 
     block: Bytes
@@ -78,7 +79,7 @@ class Spool:
         """With which ordinal the frame at this offset was added."""
         return self._ordinals[bisect_right(self._begins, at) - 1]
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[SpoolPiece]:
         """All of it, in order; nothing when it is empty."""
         return pieces(self.file.fileno(), 0, self.length)
 
@@ -133,30 +134,36 @@ def write(fd: int, data: memoryview, at: int) -> None:
         data, at = data[written:], at + written
 
 
-def pieces(fd: int, start: int, stop: int) -> Iterator[Piece]:
+def pieces(fd: int, start: int, stop: int) -> Iterator[SpoolPiece]:
     """The frames in the file's bytes [start, stop). Raises ProtocolError when they do not end with a whole frame."""
     buffer = np.empty(min(PIECE_BYTES, stop - start), np.uint8)
     at = start
     while at < stop:
         want = min(len(buffer), stop - at)
         got = os.preadv(fd, [buffer[:want].data], at)
-        whole, next_bytes = _whole_frames(buffer, got)
-        if not whole:
-            if got < want or not want < next_bytes <= stop - at:
+        found = _whole_frames(buffer, got)
+        if not found.end:
+            if got < want or not want < found.next_bytes <= stop - at:
                 raise ProtocolError("a spooled transaction ends in the middle of a frame")
-            buffer = np.empty(next_bytes, np.uint8)
+            buffer = np.empty(found.next_bytes, np.uint8)
             continue
-        yield Piece(buffer, whole, at - start, last=at + whole == stop)
-        at += whole
+        yield SpoolPiece(buffer, found.end, at - start, last=at + found.end == stop)
+        at += found.end
+
+
+class _WholeFrames(NamedTuple):
+    end: int
+    """Offset after the last one."""
+    next_bytes: int
+    """Length of the frame that follows, or 0 when not even that is there."""
 
 
 @kernel
-def _whole_frames(block: Bytes, stop: int) -> tuple[int, int]:
-    """(offset after the last whole frame, length of the frame that follows, or 0 when not even that is there)."""
+def _whole_frames(block: Bytes, stop: int) -> _WholeFrames:
     at = 0
-    while at + 5 <= stop:
+    while at + letters.FRAME_HEADER_BYTES <= stop:
         length = 1 + read_u32(block, at + 1)
-        if at + length > stop or length < 5:
-            return at, length
+        if at + length > stop or length < letters.FRAME_HEADER_BYTES:
+            return _WholeFrames(at, length)
         at += length
-    return at, 0
+    return _WholeFrames(at, 0)

@@ -472,7 +472,7 @@ def _frame(kind: bytes, body: bytes) -> bytes:
 
 
 def _fields(result: PGresult) -> bytes:
-    """Of an ErrorResponse or NoticeResponse, those that ``error_text`` and ``cdc.capture.endings`` look at."""
+    """The fields of an ErrorResponse or NoticeResponse that ``error_text`` and ``cdc.capture.endings`` look at."""
     known = (
         (b"C", pq.DiagnosticField.SQLSTATE),
         (b"M", pq.DiagnosticField.MESSAGE_PRIMARY),

@@ -47,7 +47,7 @@ MOST_BYTES: Final = 2**28
 """A larger value is not remembered: an update that leaves it out is completed from the database, as one is of which nothing is known. SQLite
 itself takes none of more than 10**9 bytes."""
 _DAMAGE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What a damaged file gives; SQLite's message may quote its bytes, and those need not be text."""
+"""The errors that a damaged file gives; SQLite's message may quote its bytes, and those need not be text."""
 
 
 class _Database(sqlite3.Connection):
@@ -101,7 +101,7 @@ class ToastMemory:
         """Whether it remembers any row of the table, so that it has to hear of deletes."""
         return table.oid in self._relations
 
-    def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
+    def fill(self, table: Table, block: Bytes, rows: tuples.RowFields) -> tuple[Bytes, Flags | None]:
         """See ``cdc.capture.decoder.Memory``."""
         shape = tuples.shape_of(table)
         kept_back = self._kept_back(table)
@@ -158,7 +158,7 @@ class ToastMemory:
             block = np.concatenate([block, np.frombuffer(b"".join(added), np.uint8)])
         return block, (unresolved if unresolved.any() else None)
 
-    def weigh(self, table: Table, block: Bytes, rows: tuples.Rows) -> npt.NDArray[np.int64]:
+    def weigh(self, table: Table, block: Bytes, rows: tuples.RowFields) -> npt.NDArray[np.int64]:
         """See ``cdc.capture.rows.Memory``."""
         sizes: npt.NDArray[np.int64] = np.zeros(len(rows.op), np.int64)
         if any(column.name in self._kept_back(table) for column in table.key):
@@ -374,7 +374,7 @@ def _key(fields: Iterable[bytes]) -> bytes:
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
-def _none_is_wide(batch: pa.RecordBatch, table: Table, shape: tuples.Shape) -> bool:
+def _none_is_wide(batch: pa.RecordBatch, table: Table, shape: tuples.TupleShape) -> bool:
     """Whether a row that had each column's longest value would still not be wide: that decides most tables, without a sum per row."""
     if batch.column(EXACT).null_count < len(batch):
         return False
@@ -382,7 +382,7 @@ def _none_is_wide(batch: pa.RecordBatch, table: Table, shape: tuples.Shape) -> b
     return any(_widest(batch, table, shape, longest) < tuples.TOAST_TUPLE_BYTES for longest in (_all_bytes, _longest))
 
 
-def _widest(batch: pa.RecordBatch, table: Table, shape: tuples.Shape, longest: Callable[[pa.Array], int]) -> int:
+def _widest(batch: pa.RecordBatch, table: Table, shape: tuples.TupleShape, longest: Callable[[pa.Array], int]) -> int:
     width = tuples.ROW_HEADER_BYTES + len(table.columns) // 8
     for column, weight in zip(table.columns, shape.weight.tolist(), strict=True):
         if weight > 0:

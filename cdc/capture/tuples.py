@@ -54,7 +54,7 @@ _ERRORS: Final = {
 _INSERTED, _UPDATED, _DELETED = int(Op.INSERT), int(Op.UPDATE), int(Op.DELETE)
 
 
-class Rows(NamedTuple):
+class RowFields(NamedTuple):
     """The rows of one table, in stream order. ``offsets`` and ``lengths`` have shape (columns, rows)."""
 
     offsets: Offsets
@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TupleShape:
     """A table as the kernel needs it: per column, whether it is in the key, and how its text bounds its size on disk."""
 
     key: Flags
@@ -78,7 +78,7 @@ class Shape:
     times as long."""
 
     @classmethod
-    def of(cls, table: Table) -> Shape:
+    def of(cls, table: Table) -> TupleShape:
         return cls(
             np.array([column.key for column in table.columns], np.bool_),
             np.array([_weight(column.type_oid, arrow_type(column)) for column in table.columns], np.int64),
@@ -86,8 +86,8 @@ class Shape:
 
 
 @lru_cache(maxsize=4096)
-def shape_of(table: Table) -> Shape:
-    return Shape.of(table)
+def shape_of(table: Table) -> TupleShape:
+    return TupleShape.of(table)
 
 
 def _weight(type_oid: int, arrow: object) -> int:
@@ -111,23 +111,23 @@ class Parsed(NamedTuple):
     partial: Flags
     wide: Flags
     fields_at: tuple[int, ...]
-    """Of each table: where its fields begin."""
+    """The beginning of each table's fields."""
     rows_at: tuple[int, ...]
-    """Of each table, and of all: where its rows begin."""
+    """The beginning of each table's rows, and the end of all."""
     counts: tuple[int, ...]
-    """Of each table: how many rows it has."""
+    """The number of each table's rows."""
     odd: tuple[bool, ...]
-    """Of each table: whether some row is partial or wide."""
+    """Whether some row of each table is partial or wide."""
 
     def room(self, table: int) -> int:
         return self.rows_at[table + 1] - self.rows_at[table]
 
-    def rows(self, table: int) -> Rows:
+    def rows(self, table: int) -> RowFields:
         """One table's rows; what is changed in them is changed here."""
         begin, count, room = self.rows_at[table], self.counts[table], self.room(table)
         fields = slice(self.fields_at[table], self.fields_at[table + 1])
         of_rows = slice(begin, begin + count)
-        return Rows(
+        return RowFields(
             self.offsets[fields].reshape(-1, room)[:, :count],
             self.lengths[fields].reshape(-1, room)[:, :count],
             self.op[of_rows],
@@ -143,17 +143,28 @@ class Parsed(NamedTuple):
         return np.concatenate([of_rows[at : at + count] for at, count in zip(self.rows_at, self.counts, strict=False)])
 
 
+class _Read(NamedTuple):
+    end: int
+    """Offset after the tuple."""
+    error: int
+
+
+class _Counted(NamedTuple):
+    rows: int
+    error: int
+
+
 _Messages = tuple[Bytes, Offsets, Offsets, Offsets]
 """Those of a block, as in ``Index``: kind, body, end; and which of them to take, table by table."""
 _Places = tuple[Offsets, Offsets, Offsets, Offsets]
 """Where each table's part begins, and the last one's ends: of the messages to take, of the columns, the rows and the fields."""
 _Columns = tuple[Flags, Offsets]
-"""Key and weight, as in ``Shape``."""
+"""Key and weight, as in ``TupleShape``."""
 _Room = tuple[Offsets, Lengths, npt.NDArray[np.int8], npt.NDArray[np.int64], Flags, Flags]
-"""To be filled in, as in ``Rows``."""
+"""To be filled in, as in ``RowFields``."""
 
 
-def parse(block: Bytes, index: Index, order: Offsets, shapes: Sequence[Shape], starts: Offsets) -> Parsed:
+def parse(block: Bytes, index: Index, order: Offsets, shapes: Sequence[TupleShape], starts: Offsets) -> Parsed:
     """Parses the messages that ``order`` names table by table: ``shapes[t]``'s are [starts[t], starts[t + 1]) of them.
 
     Raises ProtocolError on bytes that pgoutput does not send.
@@ -182,26 +193,26 @@ def parse(block: Bytes, index: Index, order: Offsets, shapes: Sequence[Shape], s
 
 
 @kernel
-def _tuple(block: Bytes, at: int, end: int, row: int, offsets: Offsets, lengths: Lengths) -> tuple[int, int]:
-    """One TupleData into column ``row`` of the matrices; returns (offset after it, error)."""
+def _tuple(block: Bytes, at: int, end: int, row: int, offsets: Offsets, lengths: Lengths) -> _Read:
+    """One TupleData into column ``row`` of the matrices."""
     width = offsets.shape[0]
     if at + 2 > end:
-        return at, _TOO_SHORT
+        return _Read(at, _TOO_SHORT)
     if read_u16(block, at) != width:
-        return at, _OTHER_WIDTH
+        return _Read(at, _OTHER_WIDTH)
     at += 2
     for c in range(width):
         if at >= end:
-            return at, _TOO_SHORT
+            return _Read(at, _TOO_SHORT)
         letter = block[at]
         at += 1
         if letter == letters.TEXT_FIELD:
             if at + 4 > end:
-                return at, _TOO_SHORT
+                return _Read(at, _TOO_SHORT)
             length = read_u32(block, at)
             at += 4
             if length > end - at:
-                return at, _TOO_SHORT
+                return _Read(at, _TOO_SHORT)
             offsets[c, row] = at
             lengths[c, row] = np.int32(length)
             at += length
@@ -212,13 +223,13 @@ def _tuple(block: Bytes, at: int, end: int, row: int, offsets: Offsets, lengths:
             offsets[c, row] = at
             lengths[c, row] = np.int32(UNCHANGED)
         else:
-            return at, _UNKNOWN_FIELD
-    return at, _FINE
+            return _Read(at, _UNKNOWN_FIELD)
+    return _Read(at, _FINE)
 
 
 @kernel
-def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> tuple[int, int]:
-    """The messages of one table; returns (how many rows they are, error)."""
+def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> _Counted:
+    """The messages of one table."""
     kind, body, end, order = messages
     key, weight = columns
     offsets, lengths, op, placed, partial, wide = rows
@@ -234,18 +245,19 @@ def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> 
         has_old = letter == letters.KEY_TUPLE or letter == letters.OLD_TUPLE
         if has_old:
             if kind[m] == letters.INSERT:
-                return count, _NO_TUPLE
-            at, error = _tuple(block, at, stop, 0, old_offsets, old_lengths)
-            if error:
-                return count, error
+                return _Counted(count, _NO_TUPLE)
+            old = _tuple(block, at, stop, 0, old_offsets, old_lengths)
+            at = old.end
+            if old.error:
+                return _Counted(count, old.error)
             if kind[m] == letters.UPDATE:
                 if at >= stop:
-                    return count, _TOO_SHORT
+                    return _Counted(count, _TOO_SHORT)
                 letter = block[at]
                 at += 1
         if kind[m] == letters.DELETE:
             if not has_old:
-                return count, _NO_TUPLE
+                return _Counted(count, _NO_TUPLE)
             for c in range(width):
                 offsets[c, count] = old_offsets[c, 0]
                 lengths[c, count] = old_lengths[c, 0] if key[c] else np.int32(NULL)
@@ -254,10 +266,10 @@ def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> 
             count += 1
             continue
         if letter != letters.NEW_TUPLE:
-            return count, _NO_TUPLE
-        at, error = _tuple(block, at, stop, count, offsets, lengths)
-        if error:
-            return count, error
+            return _Counted(count, _NO_TUPLE)
+        new = _tuple(block, at, stop, count, offsets, lengths)
+        if new.error:
+            return _Counted(count, new.error)
         moved = False
         if has_old:
             for c in range(width):
@@ -293,7 +305,7 @@ def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> 
         op[count] = _INSERTED if kind[m] == letters.INSERT else _UPDATED
         placed[count] = m * 2 + (1 if moved else 0)
         count += 1
-    return count, _FINE
+    return _Counted(count, _FINE)
 
 
 @kernel
@@ -309,7 +321,7 @@ def _parse(block: Bytes, messages: _Messages, places: _Places, columns: _Columns
         low, high = rows_at[t], rows_at[t + 1]
         shape = (last - first, high - low)
         begin, stop = fields_at[t], fields_at[t + 1]
-        count, error = _rows(
+        found = _rows(
             block,
             (kind, body, end, mine),
             (key[first:last], weight[first:last]),
@@ -322,9 +334,9 @@ def _parse(block: Bytes, messages: _Messages, places: _Places, columns: _Columns
                 wide[low:high],
             ),
         )
-        if error:
-            return error
-        counts[t] = count
-        for row in range(low, low + count):
+        if found.error:
+            return found.error
+        counts[t] = found.rows
+        for row in range(low, low + found.rows):
             odd[t] |= partial[row] | wide[row]
     return _FINE

@@ -60,11 +60,11 @@ class _Forgetful:
         del table
         return False
 
-    def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
+    def fill(self, table: Table, block: Bytes, rows: tuples.RowFields) -> tuple[Bytes, Flags | None]:
         del table, rows
         return block, None
 
-    def weigh(self, table: Table, block: Bytes, rows: tuples.Rows) -> npt.NDArray[np.int64]:
+    def weigh(self, table: Table, block: Bytes, rows: tuples.RowFields) -> npt.NDArray[np.int64]:
         del table, block
         return np.zeros(len(rows.op), np.int64)
 

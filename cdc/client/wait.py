@@ -22,7 +22,7 @@ from cdc.settings.models import Settings, StoreOptions
 from cdc.source.connection import connect, reason
 from cdc.state import status, stops
 from cdc.state.filewatch import Watch
-from sinks import make_sink
+from sinks import make_sink, traits_of
 
 _Answer = TypeVar("_Answer")
 
@@ -32,8 +32,6 @@ POLL_S: Final = (0.004, 0.05)
 """and where nothing can be watched, first after the one pause, then after ever longer ones up to the other."""
 NUDGE_AFTER_S: Final = 0.1
 """An idle stream that has not reached the LSN by itself after this long gets a commit of our own to carry it there."""
-REFRESHED_KINDS: Final = frozenset({"opensearch"})
-"""Kinds of stores in which what is applied becomes visible to searches only by a refresh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
     with closing(_Changes(settings)) as changes:
         left_s = timeout_s - (time.monotonic() - began)
         target = _until_shown(settings, reader, store, wanted, left_s, changes, nudges=lsn is None)
-    if options.kind in REFRESHED_KINDS:
+    if traits_of(options).refreshes:
         _refresh(store, options, reader)
     return Waited(store, wanted, target, time.monotonic() - began)
 

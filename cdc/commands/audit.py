@@ -61,16 +61,19 @@ def lines(audits: list[StoreAudit]) -> Iterator[str]:
 def _verdict(table: TableAudit) -> str:
     if table.error is not None:
         return f"not compared: {table.error}"
-    rows = f"{counted(table.source_rows, 'row')} in the database, {table.store_rows} in the store"
-    unsettled = f", {counted(table.unsettled, 'key')} never held still" if table.unsettled else ""
+    scanned, tally = table.scanned, table.tally
+    rows = f"{counted(scanned.source_rows, 'row')} in the database, {scanned.store_rows} in the store"
+    unsettled = f", {counted(tally.unsettled, 'key')} never held still" if tally.unsettled else ""
     distinct = " as distinct rows" if table.distinct_rows else ""
     repeated = ""
-    if table.repeated:
-        repeat = "repeats another" if table.repeated == 1 else "repeat another"
-        repeated = f"; {counted(table.repeated, 'row')} of the database {repeat}, which a store holds once as the table has no key"
+    if scanned.repeated:
+        repeat = "repeats another" if scanned.repeated == 1 else "repeat another"
+        repeated = (
+            f"; {counted(scanned.repeated, 'row')} of the database {repeat}, which a store holds once as the table has no key"
+        )
     if table.equal:
         return f"equal{distinct}, {rows}{unsettled}{repeated}"
-    counts = f"{table.missing} missing, {table.extra} extra, {table.different} different"
+    counts = f"{tally.missing} missing, {tally.extra} extra, {tally.different} different"
     return f"DIFFERENT{distinct}, {counts}, {rows}{unsettled}{repeated}"
 
 

@@ -17,7 +17,7 @@ from cdc.terminal import counted
 PASSWORD_VARIABLE: Final = "CDC_SOURCE_PASSWORD"
 
 if TYPE_CHECKING:
-    from cdc.source.catalog import SourceTable
+    from cdc.source.catalog import CatalogTable
 
 
 def init(
@@ -38,7 +38,7 @@ def init(
     path = invocation(context).config
     if path.exists():
         raise ConfigError(f"{path} exists already", hint="move it away, or name another with --config")
-    tables: list[SourceTable] = []
+    tables: list[CatalogTable] = []
     if source is not None:
         if holds_secret(source, address=True):
             raise ConfigError(

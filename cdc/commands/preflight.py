@@ -19,10 +19,10 @@ from cdc.errors import ConfigError, HeadwaterError, SourceError
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.plan.contracts import check_contracts
-from cdc.settings.models import Settings
+from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
 from cdc.source.aside import find_aside, withheld
-from cdc.source.catalog import SourceTable, find_tables, select_tables
+from cdc.source.catalog import CatalogTable, find_tables, select_tables
 from cdc.source.checks import Finding, check_budget, check_source
 from cdc.source.connection import connect, reason
 from cdc.source.identity import recorded
@@ -30,6 +30,7 @@ from cdc.source.publication import ensure_publication
 from cdc.source.slot import ensure_slot, read_slot
 from cdc.state.approvals import asked_topics
 from cdc.terminal import counted
+from sinks import traits_of
 
 MIN_FREE_BYTES: Final = 1 << 30
 RATE_OVER_S: Final = 1.0
@@ -65,7 +66,7 @@ def _source(settings: Settings, *, fix: bool) -> Generator[Finding, None, list[T
                 yield _contracts(settings, found)
             for mistake in _mistaken(settings, found):
                 yield Finding("fail", "store tables", str(mistake), mistake.hint)
-            if first[0].safe_wal_bytes is not None:
+            if first[0].wal.safe_bytes is not None:
                 time.sleep(max(0.0, RATE_OVER_S - (time.monotonic() - first[1])))
                 now = read_slot(connection, source.slot)
                 rate = (now.server_lsn - first[0].server_lsn) / (time.monotonic() - first[1])
@@ -108,13 +109,13 @@ def refuse_unknown(settings: Settings) -> None:
         raise mistake
 
 
-def _mistaken(settings: Settings, found: Sequence[SourceTable]) -> Iterator[ConfigError]:
+def _mistaken(settings: Settings, found: Sequence[CatalogTable]) -> Iterator[ConfigError]:
     """Finds what is wrong with the stores' tables; nothing where no table is captured, which is said elsewhere."""
     captured = _captured(found, settings.source.tables)
     return mistaken(settings.stores, [*captured, *_logged(settings)]) if captured else iter(())
 
 
-def _check_contracts(settings: Settings, found: Sequence[SourceTable]) -> None:
+def _check_contracts(settings: Settings, found: Sequence[CatalogTable]) -> None:
     here = [table.table for table in found if matches(settings.source.tables, table.table)]
     check_contracts(settings.contracts, [*here, *_logged(settings)], asked_topics(settings.run_dir))
 
@@ -125,7 +126,7 @@ def _logged(settings: Settings) -> list[Table]:
         return [topic.table for topic in log.topics()]
 
 
-def _contracts(settings: Settings, found: Sequence[SourceTable]) -> Finding:
+def _contracts(settings: Settings, found: Sequence[CatalogTable]) -> Finding:
     try:
         _check_contracts(settings, found)
     except ConfigError as error:
@@ -133,7 +134,7 @@ def _contracts(settings: Settings, found: Sequence[SourceTable]) -> Finding:
     return Finding("ok", "contracts", f"{counted(len(settings.contracts), 'contract')}: tables and columns exist")
 
 
-def _captured(found: Sequence[SourceTable], patterns: Sequence[str]) -> list[Table]:
+def _captured(found: Sequence[CatalogTable], patterns: Sequence[str]) -> list[Table]:
     """None where nothing is selected, which is a finding already."""
     try:
         return [table.table for table in select_tables(found, patterns, begun=True)]
@@ -144,21 +145,24 @@ def _captured(found: Sequence[SourceTable], patterns: Sequence[str]) -> list[Tab
 def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Finding:
     check = f"store {name}"
     options = settings.stores[name]
-    folder = getattr(options, "path", None)
-    if isinstance(folder, Path):
-        # Opening it takes a Spark session, and belongs to its one writer: a running follower must not be disturbed.
-        standing = _standing(folder)
-        if not os.access(standing, os.W_OK):
-            return Finding("fail", check, f"{standing} is not writable", f"sudo chown $(id -un) {standing}")
-        return Finding("ok", check, f"{options.kind} in {folder}, {shutil.disk_usage(standing).free / 1e9:.0f} GB free")
+    if traits_of(options).exclusive:  # a running follower must not be disturbed
+        return _unopened(check, options)
     try:
         with closing(open_log(settings)) as log, closing(unopened_sink(settings, name)) as sink:
             applied = sink.open(log)
-            if (foresee := getattr(sink, "foresee", None)) is not None:
-                foresee([table for table in tables if matches(options.tables, table)])
+            sink.foresee([table for table in tables if matches(options.tables, table)])
     except HeadwaterError as error:
         return Finding("fail", check, str(error), error.hint)
     return Finding("ok", check, f"{options.kind} answers, applied position {applied.position}")
+
+
+def _unopened(check: str, options: StoreOptions) -> Finding:
+    if options.disk_path is None:
+        return Finding("ok", check, f"{options.kind}, which its follower alone opens")
+    standing = _standing(options.disk_path)
+    if not os.access(standing, os.W_OK):
+        return Finding("fail", check, f"{standing} is not writable", f"sudo chown $(id -un) {standing}")
+    return Finding("ok", check, f"{options.kind} in {options.disk_path}, {shutil.disk_usage(standing).free / 1e9:.0f} GB free")
 
 
 def _java() -> Finding:

@@ -8,19 +8,20 @@ from typing import Final
 
 from cdc.model.selection import literal
 from cdc.source.capturable import identity_problem
-from cdc.source.catalog import SourceTable
+from cdc.source.catalog import CatalogTable
 from cdc.terminal import visible
+from sinks import KINDS, options_model
 
 PLACEHOLDER_DSN: Final = "postgresql://cdc@localhost:5432/postgres"
 MANY_TABLES: Final = 40
 """From here on the file lists schemas instead of tables."""
 
 
-def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator[str]:
+def configuration(source: str | None, tables: Sequence[CatalogTable]) -> Iterator[str]:
     """The lines of a cdc.toml. source: the DSN with ${NAME} for its password, if it has one."""
     dsn = source or PLACEHOLDER_DSN
     patterns = _patterns(tables)
-    yield '# Headwater. Every key: README.md, "Configuration". ${NAME} in a value is the environment\'s variable NAME.'
+    yield "# Headwater. Every key: docs/configuration.md. ${NAME} in a value is the environment's variable NAME."
     yield ""
     yield "[source]"
     if "${" in dsn:
@@ -40,24 +41,23 @@ def configuration(source: str | None, tables: Sequence[SourceTable]) -> Iterator
     yield 'dir = "var/log"                 # on a disk that fsync can be trusted on'
     yield ""
     yield "# One table for each derived store. Uncomment what you have."
-    yield "# [stores.search]"
-    yield '# kind = "opensearch"'
-    yield '# url = "http://127.0.0.1:9200"'
-    yield f"# tables = [{', '.join(map(_string, patterns[:2]))}]"
-    yield "#"
-    yield "# [stores.cache]"
-    yield '# kind = "redis"'
-    yield '# url = "redis://127.0.0.1:6379/0"'
-    yield "#"
-    yield "# [stores.warehouse]"
-    yield '# kind = "iceberg"'
-    yield '# path = "var/warehouse"'
+    yield from _stores(patterns)
     yield ""
     yield "[http]"
     yield 'listen = "127.0.0.1:8642"       # status page, API and metrics; loopback only'
 
 
-def _patterns(tables: Sequence[SourceTable]) -> list[str]:
+def _stores(patterns: Sequence[str]) -> Iterator[str]:
+    """A store of each kind that is proposed; the first shows how its tables are selected."""
+    proposed = [(kind, *options_model(kind).example) for kind in KINDS if options_model(kind).example]
+    for number, (kind, name, *lines) in enumerate(proposed):
+        yield from (*(() if number == 0 else ("#",)), f"# [stores.{name}]", f"# kind = {_string(kind)}")
+        yield from (f"# {line}" for line in lines)
+        if number == 0:
+            yield f"# tables = [{', '.join(map(_string, patterns[:2]))}]"
+
+
+def _patterns(tables: Sequence[CatalogTable]) -> list[str]:
     capturable = [table for table in tables if identity_problem(table.definition) is None]
     if not capturable:
         return ["public.*"]

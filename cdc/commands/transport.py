@@ -11,8 +11,6 @@ from cdc.source.checks import Finding
 from cdc.source.connection import parse
 from cdc.source.options import VERIFIED, effective, is_local, is_remote
 
-_SECURE = {"http": "https", "redis": "rediss"}
-
 
 def check_transport(settings: Settings) -> Iterator[Finding]:
     """A line for the source and a warning for each store that is on another machine and reached in a way that does not verify it."""
@@ -23,11 +21,10 @@ def check_transport(settings: Settings) -> Iterator[Finding]:
     if is_remote(source):
         yield _source(source.get("sslmode", ""))
     for name, options in settings.stores.items():
-        url = getattr(options, "url", None)
-        if url is None:
+        if options.server_url is None:
             continue
-        address = urlsplit(url if isinstance(url, str) else url.get_secret_value())
-        better = _SECURE.get(address.scheme)
+        address = urlsplit(options.server_url.get_secret_value())
+        better = options.plain_schemes.get(address.scheme)
         if better is not None and not is_local(address.hostname or ""):
             yield Finding(
                 "warn",

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import psycopg
 
-from cdc.demo import daemon, flights, kernels, loading, show, stage, verdict
+from cdc.demo import daemon, firstload, flights, kernels, show, stage, verdict
 from cdc.demo.traffic import Traffic
 from cdc.embedded.__main__ import fetch
 from cdc.errors import HeadwaterError
@@ -105,9 +105,9 @@ class Demo:
 
     def _load(self, here: stage.Stage, data: flights.Airport) -> None:
         with psycopg.connect(here.dsn, autocommit=True) as connection:
-            if not loading.is_loaded(connection):
-                rows = loading.load(connection, data)
-                self._say(f"loaded {rows:,} flights: the year up to {loading.BEGINS.astype('datetime64[D]')}")
+            if not firstload.is_loaded(connection):
+                rows = firstload.load(connection, data)
+                self._say(f"loaded {rows:,} flights: the year up to {firstload.BEGINS.astype('datetime64[D]')}")
 
     def _watch(self, running: daemon.Daemon, traffic: Traffic, seconds: float | None) -> None:
         """Prints a line now and then, until the time is over or Ctrl-C."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from cdc.embedded import EmbeddedError
 Times = npt.NDArray[np.datetime64]
 """UTC, in microseconds; NaT where there is none."""
 Numbers = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.intp] | slice
 
 MINUTE: Final = np.timedelta64(1, "m")
 PUBLISHED_BEFORE: Final = np.timedelta64(24, "h")
@@ -40,7 +41,7 @@ _MORE_AIRPORTS: Final = (
 )
 
 
-class Kind(IntEnum):
+class FlightEvent(IntEnum):
     """The events in a flight's life, in the order in which it can happen."""
 
     SCHEDULED = 0
@@ -51,8 +52,8 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Flights:
-    """One entry per flight in every array, in order of scheduled departure; a flight's id is its place, counted from 1."""
+class Schedule:
+    """The plan: one entry per flight in every array."""
 
     day: Times
     """Date of the scheduled departure, local at the origin."""
@@ -65,6 +66,15 @@ class Flights:
     distance_miles: Numbers
     scheduled_departure: Times
     scheduled_arrival: Times
+
+    def at(self, places: Indices) -> Schedule:
+        return Schedule(**_at(self, places))
+
+
+@dataclass(frozen=True)
+class Course:
+    """The flights as they went: one entry per flight in every array."""
+
     departed_at: Times
     landed_at: Times
     dep_delay_min: Numbers
@@ -73,28 +83,47 @@ class Flights:
     """0 for a flight that never landed where it should."""
     air_time_min: Numbers
 
+    def at(self, places: Indices) -> Course:
+        return Course(**_at(self, places))
+
+
+def _at(columns: Schedule | Course, places: Indices) -> dict[str, Any]:
+    return {field.name: getattr(columns, field.name)[places] for field in fields(columns)}
+
+
+@dataclass(frozen=True)
+class Flights:
+    """In order of scheduled departure; a flight's id is its place, counted from 1."""
+
+    plan: Schedule
+    course: Course
+
+    def at(self, places: Indices) -> Flights:
+        return Flights(self.plan.at(places), self.course.at(places))
+
     def __len__(self) -> int:
-        return len(self.day)
+        return len(self.plan.day)
 
     @cached_property
     def happenings(self) -> Happenings:
         """Everything that happens, in time order; what happens to one flight stands in the order of Kind."""
-        departed, landed = ~np.isnat(self.departed_at), ~np.isnat(self.landed_at)
+        plan, course = self.plan, self.course
+        departed, landed = ~np.isnat(course.departed_at), ~np.isnat(course.landed_at)
         everyone = np.arange(len(self))
-        published = self.scheduled_departure - PUBLISHED_BEFORE
+        published = plan.scheduled_departure - PUBLISHED_BEFORE
         parts = [
-            (Kind.SCHEDULED, everyone, np.minimum(published, _or_later(self.departed_at, published))),
-            (Kind.DEPARTED, everyone[departed], self.departed_at[departed]),
-            (Kind.LANDED, everyone[landed], self.landed_at[landed]),
-            (Kind.DIVERTED, everyone[departed & ~landed], (self.scheduled_arrival + GIVEN_UP_AFTER)[departed & ~landed]),
-            (Kind.CANCELLED, everyone[~departed], self.scheduled_departure[~departed]),
+            (FlightEvent.SCHEDULED, everyone, np.minimum(published, _or_later(course.departed_at, published))),
+            (FlightEvent.DEPARTED, everyone[departed], course.departed_at[departed]),
+            (FlightEvent.LANDED, everyone[landed], course.landed_at[landed]),
+            (FlightEvent.DIVERTED, everyone[departed & ~landed], (plan.scheduled_arrival + GIVEN_UP_AFTER)[departed & ~landed]),
+            (FlightEvent.CANCELLED, everyone[~departed], plan.scheduled_departure[~departed]),
         ]
         kind = np.concatenate([np.full(len(flight), kind, np.int8) for kind, flight, _at in parts])
         flight = np.concatenate([flight for _kind, flight, _at in parts])
         at = np.concatenate([at for _kind, _flight, at in parts])
         # A diverted flight may have left after we would have given it up.
-        late = kind == Kind.DIVERTED
-        at[late] = np.maximum(at[late], self.departed_at[flight[late]] + MINUTE)
+        late = kind == FlightEvent.DIVERTED
+        at[late] = np.maximum(at[late], course.departed_at[flight[late]] + MINUTE)
         order = np.lexsort((flight, kind, at))
         return Happenings(at[order], kind[order], flight[order])
 
@@ -202,24 +231,26 @@ def _flights(raw: pa.Table, airports: pa.Table) -> Flights:
     landed = np.where(raw["arr_delay"].is_valid(), arrival + integers("arr_delay") * MINUTE, np.datetime64("NaT", "us"))
     # Delays are known to the minute and clocks are local: nothing lands before it was a minute in the air.
     landed = np.where(np.isnat(landed), landed, np.maximum(landed, departed + MINUTE))
-    columns: dict[str, Any] = {
-        "day": local_day,
-        "carrier": objects("carrier"),
-        "number": integers("flight"),
-        "tailnum": objects("tailnum"),
-        "origin": objects("origin"),
-        "dest": objects("dest"),
-        "distance_miles": integers("distance"),
-        "scheduled_departure": departure,
-        "scheduled_arrival": arrival,
-        "departed_at": departed,
-        "landed_at": landed,
-        "dep_delay_min": integers("dep_delay"),
-        "arr_delay_min": integers("arr_delay"),
-        "air_time_min": integers("air_time"),
-    }
-    order = np.lexsort((columns["number"], columns["carrier"].astype("U2"), columns["origin"].astype("U3"), departure))
-    return Flights(**{name: values[order] for name, values in columns.items()})
+    plan = Schedule(
+        day=local_day,
+        carrier=objects("carrier"),
+        number=integers("flight"),
+        tailnum=objects("tailnum"),
+        origin=objects("origin"),
+        dest=objects("dest"),
+        distance_miles=integers("distance"),
+        scheduled_departure=departure,
+        scheduled_arrival=arrival,
+    )
+    course = Course(
+        departed_at=departed,
+        landed_at=landed,
+        dep_delay_min=integers("dep_delay"),
+        arr_delay_min=integers("arr_delay"),
+        air_time_min=integers("air_time"),
+    )
+    order = np.lexsort((plan.number, plan.carrier.astype("U2"), plan.origin.astype("U3"), departure))
+    return Flights(plan, course).at(order)
 
 
 def _arrivals(departure: Times, local_day: Times, hhmm: Numbers, dest: npt.NDArray[np.object_], airports: pa.Table) -> Times:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import psycopg
 
-from cdc.demo.flights import Flights, Kind, Times
+from cdc.demo.flights import FlightEvent, Flights, Times
 
 LAP: Final = np.timedelta64(53 * 7, "D")
 """Longer than the year, so that no flight meets itself, and whole weeks, so that a Monday stays a Monday."""
@@ -21,12 +21,12 @@ TICK_S: Final = 0.02
 MOST_PER_TRANSACTION: Final = 1000
 
 STATEMENTS: Final = {
-    Kind.SCHEDULED: """insert into flights (id, day, carrier, number, tailnum, origin, dest, distance_miles, scheduled_departure,
+    FlightEvent.SCHEDULED: """insert into flights (id, day, carrier, number, tailnum, origin, dest, distance_miles, scheduled_departure,
         scheduled_arrival, status) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 'scheduled')""",
-    Kind.DEPARTED: "update flights set status = 'departed', departed_at = %s, dep_delay_min = %s where id = %s",
-    Kind.LANDED: "update flights set status = 'landed', landed_at = %s, arr_delay_min = %s, air_time_min = %s where id = %s",
-    Kind.DIVERTED: "update flights set status = 'diverted' where id = %s",
-    Kind.CANCELLED: "delete from flights where id = %s",
+    FlightEvent.DEPARTED: "update flights set status = 'departed', departed_at = %s, dep_delay_min = %s where id = %s",
+    FlightEvent.LANDED: "update flights set status = 'landed', landed_at = %s, arr_delay_min = %s, air_time_min = %s where id = %s",
+    FlightEvent.DIVERTED: "update flights set status = 'diverted' where id = %s",
+    FlightEvent.CANCELLED: "delete from flights where id = %s",
 }
 
 Rows = list[tuple[Any, ...]]
@@ -36,7 +36,7 @@ Rows = list[tuple[Any, ...]]
 class Step:
     """One statement for several flights."""
 
-    kind: Kind
+    kind: FlightEvent
     rows: Rows
 
 
@@ -49,14 +49,14 @@ def steps(flights: Flights, done: int, count: int) -> list[Step]:
     at = np.arange(done, done + count)
     lap, kind, flight = at // total, flights.happenings.kind[at % total], flights.happenings.flight[at % total]
     found = []
-    for wanted in Kind:
+    for wanted in FlightEvent:
         chosen = np.flatnonzero(kind == wanted)
         if len(chosen):
             found.append(Step(wanted, _rows(flights, wanted, flight[chosen], lap[chosen])))
     return found
 
 
-def _rows(flights: Flights, kind: Kind, flight: Any, lap: Any) -> Rows:
+def _rows(flights: Flights, kind: FlightEvent, flight: Any, lap: Any) -> Rows:
     ids = (flight + 1 + lap * LAP_IDS).tolist()
     shift = lap * LAP
 
@@ -66,25 +66,25 @@ def _rows(flights: Flights, kind: Kind, flight: Any, lap: Any) -> Rows:
 
     columns: Sequence[list[Any]]
     match kind:
-        case Kind.SCHEDULED:
+        case FlightEvent.SCHEDULED:
             columns = [
                 ids,
-                times(flights.day),
-                flights.carrier[flight].tolist(),
-                flights.number[flight].tolist(),
-                flights.tailnum[flight].tolist(),
-                flights.origin[flight].tolist(),
-                flights.dest[flight].tolist(),
-                flights.distance_miles[flight].tolist(),
-                times(flights.scheduled_departure),
-                times(flights.scheduled_arrival),
+                times(flights.plan.day),
+                flights.plan.carrier[flight].tolist(),
+                flights.plan.number[flight].tolist(),
+                flights.plan.tailnum[flight].tolist(),
+                flights.plan.origin[flight].tolist(),
+                flights.plan.dest[flight].tolist(),
+                flights.plan.distance_miles[flight].tolist(),
+                times(flights.plan.scheduled_departure),
+                times(flights.plan.scheduled_arrival),
             ]
-        case Kind.DEPARTED:
-            columns = [times(flights.departed_at), flights.dep_delay_min[flight].tolist(), ids]
-        case Kind.LANDED:
-            delays = [flights.arr_delay_min[flight].tolist(), flights.air_time_min[flight].tolist()]
-            columns = [times(flights.landed_at), *delays, ids]
-        case Kind.DIVERTED | Kind.CANCELLED:
+        case FlightEvent.DEPARTED:
+            columns = [times(flights.course.departed_at), flights.course.dep_delay_min[flight].tolist(), ids]
+        case FlightEvent.LANDED:
+            delays = [flights.course.arr_delay_min[flight].tolist(), flights.course.air_time_min[flight].tolist()]
+            columns = [times(flights.course.landed_at), *delays, ids]
+        case FlightEvent.DIVERTED | FlightEvent.CANCELLED:
             columns = [ids]
     return list(zip(*columns, strict=True))
 

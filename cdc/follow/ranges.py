@@ -108,7 +108,7 @@ class Ranges:
 
     def on_workers(self, sink: Sink) -> bool:
         """Large ranges are for Spark's workers."""
-        return sink.parallel and self._options.workers_from_rows > 0
+        return sink.traits.parallel and self._options.workers_from_rows > 0
 
     def _topics(self) -> list[str]:
         return [topic.name for topic in selected(self._reader, self._options.tables)]

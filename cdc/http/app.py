@@ -115,7 +115,7 @@ def make_app(
         return Response(encode(registry), headers={"Content-Type": content_type})
 
     async def events(_: Request) -> Response:
-        if not feed.enter():
+        if not feed.readers.enter():
             return JSONResponse({"error": "too many pages are open"}, 503, {"Retry-After": "10"})
         return EventStream(feed)
 

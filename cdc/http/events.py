@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cdc.errors import HeadwaterError
-from cdc.http.past import Past, save
+from cdc.http.charts import Charts
 from cdc.report.shape import Report
 
 _log = structlog.get_logger("http")
@@ -26,8 +25,6 @@ _log = structlog.get_logger("http")
 PERIOD_S: Final = 1.0
 UNSEEN_PERIOD_S: Final = 5.0
 """While no page is open: for the charts, whose points are averages over ten seconds, and for the last day."""
-HISTORY_SAMPLES: Final = 310
-"""The page draws five minutes of averages over ten seconds."""
 MAX_READERS: Final = 64
 """Each open page holds one connection; more than this are asked to come again later."""
 
@@ -43,36 +40,30 @@ class Failure:
         return {"error": self.error, "hint": self.hint}
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One moment of the charts. The page draws the differences of the counters."""
+class Readers:
+    """Those who read the stream now."""
 
-    at: float
-    position: int
-    stores: dict[str, tuple[int, float | None, int | None]]
-    """store → (written, lag in seconds, lag in changes)"""
+    def __init__(self) -> None:
+        self.count = 0
+        self._some = asyncio.Event()
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "at": self.at,
-            "position": self.position,
-            "stores": {name: {"written": w, "lag_s": s, "lag_changes": c} for name, (w, s, c) in self.stores.items()},
-        }
+    def enter(self) -> bool:
+        """Counts one more, who has to ``leave``; False when there are too many."""
+        if self.count >= MAX_READERS:
+            return False
+        self.count += 1
+        self._some.set()
+        return True
 
+    def leave(self) -> None:
+        self.count -= 1
+        if not self.count:
+            self._some.clear()
 
-def sample_of(report: Report) -> Sample:
-    return Sample(
-        at=report.at,
-        position=report.log.position,
-        stores={
-            follower.store: (
-                follower.written,
-                None if follower.lag is None else follower.lag.seconds,
-                None if follower.lag is None else follower.lag.changes,
-            )
-            for follower in report.followers
-        },
-    )
+    async def some(self, timeout_s: float) -> None:
+        """Returns once there are some, or when the time is up."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._some.wait(), timeout_s)
 
 
 class Feed:
@@ -80,20 +71,14 @@ class Feed:
 
     def __init__(self, take: Callable[[], Report], keep: Path | None = None) -> None:
         """``keep``: the folder in which the last day is kept over a restart."""
+        self.readers = Readers()
         self._take = take
-        self._keep = keep
-        self._past = Past()
-        if keep is not None:
-            self._past.load(keep)
+        self.charts = Charts(keep)
         self._latest: Report | Failure | None = None
         self._taken_at = float("-inf")
         self._version = 0
         self._changed = asyncio.Condition()
         self._taking = asyncio.Lock()
-        self._history: deque[Sample] = deque(maxlen=HISTORY_SAMPLES)
-        self._readers = 0
-        self._seen = asyncio.Event()
-        """There are readers."""
         self._ending = False
         self._event: tuple[Report | Failure, bytes] | None = None
         self._unforeseen: str | None = None
@@ -104,8 +89,7 @@ class Feed:
             started = time.monotonic()
             await self.latest(max_age_s=PERIOD_S / 2)
             await asyncio.sleep(max(0.05, PERIOD_S - (time.monotonic() - started)))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._seen.wait(), UNSEEN_PERIOD_S - PERIOD_S)
+            await self.readers.some(UNSEEN_PERIOD_S - PERIOD_S)
 
     async def latest(self, max_age_s: float = PERIOD_S) -> Report | Failure:
         """The report, not older than that. Many askers at once share one look."""
@@ -123,11 +107,8 @@ class Feed:
         """The report, which is part of the past then; whatever goes wrong, the page lives on and says so."""
         try:
             report = await run_in_threadpool(self._take)
-            if self._history and self._history[-1].at > report.at:
-                self._history.clear()  # the clock was set back
-            self._history.append(sample_of(report))
-            if self._past.take(report) and self._keep is not None:
-                await run_in_threadpool(_save, self._keep, self._past.to_json())
+            if (save := self.charts.take(report)) is not None:
+                await run_in_threadpool(save)
         except HeadwaterError as error:
             return Failure(str(error), error.hint)
         except Exception as error:
@@ -139,19 +120,6 @@ class Feed:
         self._unforeseen = None
         return report
 
-    def enter(self) -> bool:
-        """Counts one more reader of ``stream``, who has to ``leave``; False when there are too many."""
-        if self._readers >= MAX_READERS:
-            return False
-        self._readers += 1
-        self._seen.set()
-        return True
-
-    def leave(self) -> None:
-        self._readers -= 1
-        if not self._readers:
-            self._seen.clear()
-
     def end(self) -> None:
         """Ends every stream with the next report, so that the server can end. May be called from any thread."""
         self._ending = True
@@ -162,8 +130,8 @@ class Feed:
         A reader that is slow skips reports; none are kept for it.
         """
         latest = await self.latest()
-        yield _event("history", [sample.to_json() for sample in self._history])
-        yield _event("past", self._past.to_json())
+        yield _event("history", self.charts.history_json())
+        yield _event("past", self.charts.past.to_json())
         while not self._ending:
             seen = self._version
             yield self._encoded(latest)
@@ -190,12 +158,7 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._feed.leave()
-
-
-def _save(folder: Path, past: dict[str, Any]) -> None:
-    with suppress(OSError):  # a full disk has a line of its own in the report
-        save(folder, past)
+            self._feed.readers.leave()
 
 
 def _event(name: str, data: object) -> bytes:

@@ -83,24 +83,24 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RequestRefusal:
     status: int
     error: str
     headers: Mapping[str, str]
 
 
-def judge(access: Access, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
+def judge(access: Access, method: str, path: str, headers: Mapping[str, str]) -> RequestRefusal | None:
     """Why this request is refused, or None. ``headers``: looked up in lower case."""
     if method not in ("GET", "HEAD"):
-        return Refusal(405, "this port is for reading: GET only", {"Allow": "GET, HEAD"})
+        return RequestRefusal(405, "this port is for reading: GET only", {"Allow": "GET, HEAD"})
     host = headers.get("host", "")
     if access.hosts is not None and _name(host) not in access.hosts:
-        return Refusal(403, "the Host header names no host of this port (add it to hosts in [http])", {})
+        return RequestRefusal(403, "the Host header names no host of this port (add it to hosts in [http])", {})
     origin = headers.get("origin")
     if origin is not None and _place(origin) != host.lower():
-        return Refusal(403, "other sites may not read this port", {})
+        return RequestRefusal(403, "other sites may not read this port", {})
     if access.token is not None and path not in OPEN_PATHS and not _bears(headers.get("authorization", ""), access.token):
-        return Refusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+        return RequestRefusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
     return None
 
 

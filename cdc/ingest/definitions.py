@@ -12,10 +12,10 @@ import psycopg
 import structlog
 
 from cdc import source
-from cdc.capture.definitions import Definitions, Outside, Selection
+from cdc.capture.definitions import CapturedPart, Definitions, Outside
 from cdc.errors import Stopped
-from cdc.log.ended import ended_topics
 from cdc.log.home import open_reader
+from cdc.log.orphans import ended_topics
 from cdc.model.facts import Facts
 from cdc.model.selection import matches
 from cdc.model.table import Table
@@ -101,7 +101,7 @@ class Evolving:
             ended=ended,
             facts=load_facts(self._folder),
             passwords=[password for password in (self._password, trigger) if password],
-            selection=Selection(
+            selection=CapturedPart(
                 publication=self._settings.publication, wanted=partial(matches, self._settings.tables), logged=self._logged
             ),
             outside=Outside(

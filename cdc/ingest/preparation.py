@@ -29,7 +29,7 @@ from cdc.privacy.policies import Protection
 from cdc.settings.models import Source as SourceSettings
 from cdc.source import identity
 from cdc.source.aside import excused, find_aside, load_aside, save_aside, withheld
-from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
+from cdc.source.catalog import CatalogTable, find_tables, load_published, misnamed, select_tables
 from cdc.source.connection import address
 from cdc.source.facts import load_facts
 from cdc.source.identity import Branch, Identity
@@ -175,7 +175,7 @@ class Preparation:
     def _out_of_publication(
         self,
         found: Membership,
-        tables: Sequence[SourceTable],
+        tables: Sequence[CatalogTable],
         known: Identity | None,
         reload: reloads.Reload | None,
         excused: Set[int],
@@ -193,7 +193,7 @@ class Preparation:
             return ()
         return membership.interrupted(found, wanted)
 
-    def _publish(self, connection: psycopg.Connection, tables: Sequence[SourceTable], withheld: Collection[int]) -> None:
+    def _publish(self, connection: psycopg.Connection, tables: Sequence[CatalogTable], withheld: Collection[int]) -> None:
         settings = self._settings
         begun = identity.recorded(self._folder) is not None
         undecided = self._protection.undecided
@@ -206,7 +206,7 @@ class Preparation:
         self._protection.begin(load_published(connection, settings.publication, settings.tables))
         crashpoint("capture.published")
 
-    def _admissible(self, connection: psycopg.Connection, tables: Sequence[SourceTable]) -> list[SourceTable]:
+    def _admissible(self, connection: psycopg.Connection, tables: Sequence[CatalogTable]) -> list[CatalogTable]:
         """Without the tables that must not join the publication while nobody has decided on their key. The catalog's watch names them."""
         undecided = self._protection.undecided
         barred = {table.name for table in tables if undecided.begun and undecided.barred(table.table) is not None}

@@ -12,7 +12,7 @@ import structlog
 from cdc.capture.continuity import Continuity
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
-from cdc.capture.prepared import Prepared
+from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.rows import Hold
 from cdc.capture.spool import Spools
 from cdc.ingest.intake import Intake
@@ -43,7 +43,7 @@ class Round:
 def begun(intake: Intake, brought: Round) -> Iterator[Ingest]:
     """The loop of this connection, ready to run. What it spools on the disk is gone afterwards."""
     head = intake.writer.head
-    prepared = Prepared(intake.folder)
+    prepared = PreparedFiles(intake.folder)
     prepared.settle(head.commit_lsn)
     with closing(open_reader(intake.folder)) as log:
         last = log.last_commit()

@@ -61,8 +61,13 @@ def _word(data: npt.NDArray[np.uint8], at: int, length: int) -> np.uint64:
     return word
 
 
+class _Hash(NamedTuple):
+    high: np.uint64
+    low: np.uint64
+
+
 @kernel
-def _murmur128(data: npt.NDArray[np.uint8], start: int, end: int, seed: np.uint64) -> tuple[np.uint64, np.uint64]:
+def _murmur128(data: npt.NDArray[np.uint8], start: int, end: int, seed: np.uint64) -> _Hash:
     h1 = seed
     h2 = seed
     at = start
@@ -90,7 +95,7 @@ def _murmur128(data: npt.NDArray[np.uint8], start: int, end: int, seed: np.uint6
     h2 = _mix(h2)
     h1 += h2
     h2 += h1
-    return h1, h2
+    return _Hash(h1, h2)
 
 
 @kernel
@@ -102,7 +107,9 @@ def _fold_column(column: _Column, seed: np.uint64, row: U64, high: U64, low: U64
             h1 = _mix(seed ^ _NULL)
             h2 = _mix(h1 + _FOLD)
         else:
-            h1, h2 = _murmur128(data, offsets[i], offsets[i + 1], seed)
+            found = _murmur128(data, offsets[i], offsets[i + 1], seed)
+            h1 = found.high
+            h2 = found.low
         row[i] = _mix(row[i] * _FOLD + h1)
         if key:
             high[i] = _mix(high[i] * _FOLD + h1)

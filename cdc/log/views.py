@@ -14,7 +14,7 @@ JOINED_ROWS: Final = 16_384
 MEASURED_ROWS: Final = 256
 JOINED_BYTES: Final = 8 * 2**20
 HELD_BATCHES: Final = 1024
-"""So many tiny batches wait before they become one: whatever its columns hold, each takes some kilobytes beside that."""
+"""The number of tiny batches that wait before they become one: whatever its columns hold, each takes some kilobytes beside that."""
 
 
 def clip(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:

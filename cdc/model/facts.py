@@ -250,13 +250,13 @@ def _publishing(raw: Mapping[str, Any]) -> Publishing:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StoredChange:
     """Stored rows were changed without events; ``vanished``: some may be gone, or have another key."""
 
     vanished: bool
 
 
-def hidden(before: Facts, after: Facts) -> Verdict | None:
+def hidden(before: Facts, after: Facts) -> StoredChange | None:
     """Judges what happened to stored rows, unseen by the stream, between two looks at one table (same OID); None: nothing.
 
     What cannot be told apart from a change counts as one. VACUUM FULL and CLUSTER of a table differ from a rewrite by ALTER TABLE, because
@@ -290,7 +290,7 @@ def hidden(before: Facts, after: Facts) -> Verdict | None:
     vanished |= bool(rewritten & key & columns.keys())
     vanished |= retold and any(column.type_name for column in after.table().key)
     changed = bool(rewritten) or any(not after.leaves[oid].born for oid in new) or _shows(before, after) or retold
-    return Verdict(vanished) if vanished or changed else None
+    return StoredChange(vanished) if vanished or changed else None
 
 
 def _was_partition(before: Facts, after: Facts) -> bool:

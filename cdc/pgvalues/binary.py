@@ -18,12 +18,14 @@ from llvmlite import ir
 from numba import types
 
 from cdc.errors import ProtocolError
+from cdc.kernels.civil import date_of
 from cdc.kernels.jit import instruction, kernel
 from cdc.kernels.memory import Take, fresh
 from cdc.model import pgtypes
 from cdc.model.pgtypes import arrow_type
 from cdc.model.table import Column, Table
 from cdc.pgvalues import values
+from cdc.pgvalues.arrays import WholeRows
 from cdc.pgvalues.columns import Columns, array_of, exact_of
 from cdc.pgvalues.digits import TENS
 from cdc.pgvalues.integers import COPY_DATA
@@ -147,23 +149,12 @@ def text_of(kind: int, raw: bytes) -> str:
     if number in (most - 1, -most):
         return "infinity" if number > 0 else "-infinity"
     days, micros = (number, 0) if kind == values.DATE else divmod(number, _DAY)
-    year, month, day = _calendar(days + _DAYS_TO_2000)
+    year, month, day = date_of(days + _DAYS_TO_2000)
     text = f"{year if year > 0 else 1 - year:04}-{month:02}-{day:02}"
     if kind != values.DATE:
         seconds, micros = divmod(micros, 1_000_000)
         text += f" {seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + f".{micros:06}".rstrip("0").rstrip(".")
     return text + ("+00" if kind == values.TIMESTAMPTZ else "") + ("" if year > 0 else " BC")
-
-
-def _calendar(days: int) -> tuple[int, int, int]:
-    """Year (0 is 1 BC), month and day of so many days after 1970-01-01. Howard Hinnant's civil_from_days."""
-    era, of_era = divmod(days + 719_468, 146_097)
-    year = (of_era - of_era // 1460 + of_era // 36524 - of_era // 146_096) // 365
-    of_year = of_era - (365 * year + year // 4 - year // 100)
-    month = (5 * of_year + 2) // 153
-    day = of_year - (153 * month + 2) // 5 + 1
-    month += 3 if month < 10 else -9
-    return year + era * 400 + (month <= 2), month, day
 
 
 def _kind(column: Column) -> tuple[int, int, int] | None:
@@ -211,7 +202,7 @@ _int64 = _swapped(64)
 
 
 @kernel
-def whole_binary_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
+def whole_binary_rows(data: Bytes, at: int, end: int, most: int) -> WholeRows:
     """As ``fields.whole_rows``; stops before the trailer, which is not a row."""
     rows = 0
     while rows < most and end - at >= 7 and data[at] == COPY_DATA:
@@ -221,7 +212,7 @@ def whole_binary_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, i
             break
         at += 1 + length
         rows += 1
-    return rows, at
+    return WholeRows(rows, at)
 
 
 @kernel

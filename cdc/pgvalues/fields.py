@@ -5,13 +5,14 @@ Text format: manual, COPY, "File Formats". A tab ends a field, a line feed a row
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 
 from cdc.kernels.jit import inlined, instruction, kernel
+from cdc.pgvalues.arrays import WholeRows
 from cdc.pgvalues.characters import BACKSLASH, LINE_FEED, NULL, TAB
 from cdc.pgvalues.integers import COPY_DATA, read_u32
 from cdc.pgvalues.values import Bytes, Lengths, Offsets
@@ -75,8 +76,8 @@ def _look(data: Bytes, at: Any, size: Any) -> Any:
 
 
 @kernel
-def whole_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
-    """Hops over at most so many CopyData messages: (how many are whole, where they end)."""
+def whole_rows(data: Bytes, at: int, end: int, most: int) -> WholeRows:
+    """Hops over at most so many CopyData messages."""
     rows = 0
     while rows < most and end - at >= 5 and data[at] == COPY_DATA:
         length = read_u32(data, at + 1)
@@ -84,7 +85,7 @@ def whole_rows(data: Bytes, at: int, end: int, most: int) -> tuple[int, int]:
             break
         at += 1 + length
         rows += 1
-    return rows, at
+    return WholeRows(rows, at)
 
 
 @kernel
@@ -120,10 +121,11 @@ def split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
                     length = np.int64(-1)
                     at += 2
                 else:
-                    to, at = _resolve(data, at, size)
+                    resolved = _resolve(data, at, size)
+                    at = resolved.field_end
                     if at == size:
                         return -1
-                    length = to - start
+                    length = resolved.value_end - start
                 window = at + 1
                 marks = _look(data, window, size)
             offsets[c, row] = start
@@ -135,9 +137,14 @@ def split(data: Bytes, skip: int, offsets: Offsets, lengths: Lengths) -> int:
     return row
 
 
+class _Resolved(NamedTuple):
+    value_end: Any
+    field_end: Any
+
+
 @kernel
-def _resolve(data: Bytes, at: Any, size: Any) -> tuple[Any, Any]:
-    """Resolves a value's escapes in place, from its first backslash on: (where the value ends now, where its field does)."""
+def _resolve(data: Bytes, at: Any, size: Any) -> _Resolved:
+    """Resolves a value's escapes in place, from its first backslash on: the value ends before its field does then."""
     to = at
     while at < size and data[at] != TAB and data[at] != LINE_FEED:
         byte = data[at]
@@ -148,4 +155,4 @@ def _resolve(data: Bytes, at: Any, size: Any) -> tuple[Any, Any]:
             byte = _MEANT[byte]
         data[to] = byte
         to += 1
-    return to, at
+    return _Resolved(to, at)

@@ -10,8 +10,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cdc.kernels.civil import days_of
 from cdc.kernels.jit import inlined, kernel
-from cdc.pgvalues.arrays import Bytes, Flags, Lengths, Offsets
+from cdc.pgvalues.arrays import Bytes, Flags, Gaps, Lengths, Offsets
 from cdc.pgvalues.characters import COLON, MINUS, PLUS, POINT, SPACE, ZERO
 from cdc.pgvalues.digits import eight_bytes, few, fraction, month, seconds
 
@@ -42,18 +43,7 @@ def _day(data: Bytes, at: int) -> Any:
         return np.int64(_NO_DAY)
     if number < 1 or number > 12 or day < 1 or day > 31:
         return np.int64(_NO_DAY)
-    return _days(year, number, day)
-
-
-@inlined
-def _days(year: Any, number: Any, day: Any) -> Any:
-    """Days since 1970-01-01. Howard Hinnant's days_from_civil: years begin in March so that the leap day is a year's last."""
-    if number <= 2:
-        year -= 1
-    era = year // 400
-    of_era = year - era * 400
-    of_year = (153 * (number + (-3 if number > 2 else 9)) + 2) // 5 + day - 1
-    return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
+    return days_of(year, number, day)
 
 
 @kernel
@@ -82,13 +72,11 @@ def _clock(data: Bytes, at: int, end: int) -> Any:
 
 
 @kernel
-def timestamps(
-    data: Bytes, offsets: Offsets, lengths: Lengths, zoned: bool, out: Offsets, valid: Bytes, misfit: Flags
-) -> tuple[int, int]:
+def timestamps(data: Bytes, offsets: Offsets, lengths: Lengths, zoned: bool, out: Offsets, valid: Bytes, misfit: Flags) -> Gaps:
     """Microseconds since 1970-01-01. Zoned text ends in ``+00`` because the connection's TimeZone is UTC.
 
     Text in, per row: ``lengths[i]`` bytes at ``offsets[i]``, NULL where the length is negative. Out: ``out``, its validity bits in Arrow's order
-    (``valid``), and ``misfit`` for what is left to others. Returns (NULLs and misfits, misfits).
+    (``valid``), and ``misfit`` for what is left to others.
     """
     nulls = 0
     misfits = 0
@@ -111,7 +99,7 @@ def timestamps(
                 # The month before, which is most often this one too, need not be looked up.
                 year, number = month(word)
                 known = word if number > 0 else np.uint64(0)
-                begin = _days(year, number, np.int64(1))
+                begin = days_of(year, number, np.int64(1))
             date = few(data, at + 10, 2) if known != 0 else np.int64(0)
             second = seconds(eight_bytes(data, at + 11))
             long = end - at - 20
@@ -130,13 +118,11 @@ def timestamps(
                 continue
         misfit[i] = True
         misfits += 1
-    return nulls + misfits, misfits
+    return Gaps(nulls + misfits, misfits)
 
 
 @kernel
-def dates(
-    data: Bytes, offsets: Offsets, lengths: Lengths, out: npt.NDArray[np.int32], valid: Bytes, misfit: Flags
-) -> tuple[int, int]:
+def dates(data: Bytes, offsets: Offsets, lengths: Lengths, out: npt.NDArray[np.int32], valid: Bytes, misfit: Flags) -> Gaps:
     """Days since 1970-01-01; otherwise as ``timestamps``."""
     nulls = 0
     misfits = 0
@@ -153,11 +139,11 @@ def dates(
                 continue
         misfit[i] = True
         misfits += 1
-    return nulls + misfits, misfits
+    return Gaps(nulls + misfits, misfits)
 
 
 @kernel
-def times(data: Bytes, offsets: Offsets, lengths: Lengths, out: Offsets, valid: Bytes, misfit: Flags) -> tuple[int, int]:
+def times(data: Bytes, offsets: Offsets, lengths: Lengths, out: Offsets, valid: Bytes, misfit: Flags) -> Gaps:
     """Microseconds of the day; otherwise as ``timestamps``."""
     nulls = 0
     misfits = 0
@@ -173,4 +159,4 @@ def times(data: Bytes, offsets: Offsets, lengths: Lengths, out: Offsets, valid: 
         else:
             misfit[i] = True
             misfits += 1
-    return nulls + misfits, misfits
+    return Gaps(nulls + misfits, misfits)

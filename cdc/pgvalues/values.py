@@ -17,6 +17,7 @@ import numpy.typing as npt
 from cdc.kernels.jit import inlined, kernel
 from cdc.pgvalues.arrays import Bytes as Bytes
 from cdc.pgvalues.arrays import Flags as Flags
+from cdc.pgvalues.arrays import Gaps
 from cdc.pgvalues.arrays import Lengths as Lengths
 from cdc.pgvalues.arrays import Offsets as Offsets
 from cdc.pgvalues.characters import BACKSLASH, FALSE, LOWER_A, LOWER_F, LOWER_X, MINUS, NINE, POINT, TRUE, ZERO
@@ -76,7 +77,7 @@ def _gather(data: Bytes, offsets: Offsets, lengths: Lengths, ends: npt.NDArray[n
 @kernel
 def _integers(
     data: Bytes, offsets: Offsets, lengths: Lengths, low: int, high: int, out: npt.NDArray[Any], valid: Bytes, misfit: Flags
-) -> tuple[int, int]:
+) -> Gaps:
     nulls = 0
     misfits = 0
     for i in range(lengths.shape[0]):
@@ -112,7 +113,7 @@ def _integers(
         else:
             misfit[i] = True
             misfits += 1
-    return nulls + misfits, misfits
+    return Gaps(nulls + misfits, misfits)
 
 
 @inlined
@@ -140,7 +141,7 @@ def _decimals(
     out: npt.NDArray[np.uint64],
     valid: Bytes,
     misfit: Flags,
-) -> tuple[int, int]:
+) -> Gaps:
     """Two's complement 128-bit integers (low word, high word). The text carries exactly ``scale`` fraction digits."""
     nulls = 0
     misfits = 0
@@ -205,11 +206,11 @@ def _decimals(
         else:
             misfit[i] = True
             misfits += 1
-    return nulls + misfits, misfits
+    return Gaps(nulls + misfits, misfits)
 
 
 @kernel
-def _booleans(data: Bytes, offsets: Offsets, lengths: Lengths, out: Bytes, valid: Bytes, misfit: Flags) -> tuple[int, int]:
+def _booleans(data: Bytes, offsets: Offsets, lengths: Lengths, out: Bytes, valid: Bytes, misfit: Flags) -> Gaps:
     nulls = 0
     misfits = 0
     for i in range(lengths.shape[0]):
@@ -225,7 +226,7 @@ def _booleans(data: Bytes, offsets: Offsets, lengths: Lengths, out: Bytes, valid
         else:
             misfit[i] = True
             misfits += 1
-    return nulls + misfits, misfits
+    return Gaps(nulls + misfits, misfits)
 
 
 @inlined
@@ -246,7 +247,7 @@ def _hexadecimals(
     out: Bytes,
     valid: Bytes,
     misfit: Flags,
-) -> tuple[int, int]:
+) -> Gaps:
     r"""``\x`` and two lower-case digits a byte (bytea_output = hex). The ends go on from ``ends[0]``."""
     nulls = 0
     misfits = 0
@@ -275,7 +276,7 @@ def _hexadecimals(
                 misfit[i] = True
                 misfits += 1
         ends[i + 1] = np.int32(to)
-    return nulls + misfits, misfits
+    return Gaps(nulls + misfits, misfits)
 
 
 @inlined
@@ -366,29 +367,25 @@ def _convert_some(
     unfit = misfit[job[AT] + low : job[AT] + high]
     valid = out[job[VALID_AT] + (low >> 3) : job[VALID_AT] + ((high + 7) >> 3)]
     values = out[job[VALUES_AT] : job[VALUES_AT] + job[VALUES_BYTES]]
-    nulls = 0
-    misfits = 0
     if kind == BINARY:
         ends = out[job[ENDS_AT] + low * 4 : job[ENDS_AT] + (high + 1) * 4].view(np.int32)
-        nulls, misfits = _hexadecimals(data, at, long, ends, values, valid, unfit)
+        gaps = _hexadecimals(data, at, long, ends, values, valid, unfit)
     elif kind == INT8:
-        nulls, misfits = _integers(
-            data, at, long, -9223372036854775808, 9223372036854775807, values.view(np.int64)[low:high], valid, unfit
-        )
+        gaps = _integers(data, at, long, -9223372036854775808, 9223372036854775807, values.view(np.int64)[low:high], valid, unfit)
     elif kind == INT4:
-        nulls, misfits = _integers(data, at, long, -2147483648, 2147483647, values.view(np.int32)[low:high], valid, unfit)
+        gaps = _integers(data, at, long, -2147483648, 2147483647, values.view(np.int32)[low:high], valid, unfit)
     elif kind == INT2:
-        nulls, misfits = _integers(data, at, long, -32768, 32767, values.view(np.int16)[low:high], valid, unfit)
+        gaps = _integers(data, at, long, -32768, 32767, values.view(np.int16)[low:high], valid, unfit)
     elif kind == DECIMAL:
         words = values.view(np.uint64)[low * 2 : high * 2].reshape((high - low, 2))
-        nulls, misfits = _decimals(data, at, long, job[FIRST], job[SECOND], words, valid, unfit)
+        gaps = _decimals(data, at, long, job[FIRST], job[SECOND], words, valid, unfit)
     elif kind in (TIMESTAMP, TIMESTAMPTZ):
-        nulls, misfits = timestamps(data, at, long, kind == TIMESTAMPTZ, values.view(np.int64)[low:high], valid, unfit)
+        gaps = timestamps(data, at, long, kind == TIMESTAMPTZ, values.view(np.int64)[low:high], valid, unfit)
     elif kind == DATE:
-        nulls, misfits = dates(data, at, long, values.view(np.int32)[low:high], valid, unfit)
+        gaps = dates(data, at, long, values.view(np.int32)[low:high], valid, unfit)
     elif kind == TIME:
-        nulls, misfits = times(data, at, long, values.view(np.int64)[low:high], valid, unfit)
+        gaps = times(data, at, long, values.view(np.int64)[low:high], valid, unfit)
     else:
-        nulls, misfits = _booleans(data, at, long, values[low >> 3 : (high + 7) >> 3], valid, unfit)
-    job[NULLS] += nulls
-    job[MISFITS] += misfits
+        gaps = _booleans(data, at, long, values[low >> 3 : (high + 7) >> 3], valid, unfit)
+    job[NULLS] += gaps.nulls
+    job[MISFITS] += gaps.misfits

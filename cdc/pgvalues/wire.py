@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numba import types
@@ -17,10 +17,17 @@ _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 
 
+class Gathered(NamedTuple):
+    bytes: int
+    """In all."""
+    last: int
+    """What the last read said: 0 the end, negative nothing there or an error."""
+
+
 @kernel
-def gather(fd: int, room: Bytes, pause_us: int, least: int, most_reads: int) -> tuple[int, int]:
+def gather(fd: int, room: Bytes, pause_us: int, least: int, most_reads: int) -> Gathered:
     """Reads what has come, after a pause before each read, into ``room``: until a read brings less than ``least`` bytes, the room is full
-    or there were ``most_reads``. Returns (bytes in all, what the last read said: 0 the end, negative nothing there or an error)."""
+    or there were ``most_reads``."""
     end = 0
     got = 0
     for _ in range(most_reads):
@@ -31,4 +38,4 @@ def gather(fd: int, room: Bytes, pause_us: int, least: int, most_reads: int) -> 
         end += got
         if got < least or end == room.shape[0]:
             break
-    return end, got
+    return Gathered(end, got)

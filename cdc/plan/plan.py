@@ -11,17 +11,16 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
-from cdc.capture.definitions import Definitions, Selection
+from cdc.capture.definitions import CapturedPart, Definitions
 from cdc.errors import ConfigError, HeadwaterError, SourceError, StopState
 from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader
-from cdc.log.ended import ended_topics
 from cdc.log.home import open_reader
+from cdc.log.orphans import ended_topics
 from cdc.model.evolution import Kind, SchemaChange
 from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches, named
@@ -35,7 +34,7 @@ from cdc.source.facts import load_facts, read_facts
 from cdc.source.rehearsal import rehearse
 from cdc.state.approvals import approved
 from cdc.terminal import counted
-from sinks import make_sink
+from sinks import make_sink, traits_of
 from sinks.contract import Sink
 from sinks.policy import Action, described
 
@@ -256,7 +255,7 @@ def _planned(
         ended=known.ended,
         facts=before,
         passwords=[_PASSWORD],
-        selection=Selection(logged=protection_of(settings, reader).logged),
+        selection=CapturedPart(logged=protection_of(settings, reader).logged),
     )
     told = {"password": _PASSWORD, "dropped": list(gone), "tables": [facts.to_json() for facts in after]}
     changes, _ = definitions.on_message(json.dumps(told, ensure_ascii=False).encode())
@@ -300,7 +299,7 @@ def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[st
         rules = Rules(store, options, settings.contracts, approved(settings.run_dir, store))
         verdict = rules.verdict(held.get(topic), change, 2**63 - 1)
         action = verdict.action
-        if action is Action.REWRITE and options.kind == "iceberg":
+        if action is Action.REWRITE and traits_of(options).evolves:
             action = Action.EVOLVE
         follows = action in (Action.NOTHING, Action.EVOLVE, Action.REWRITE, Action.EMPTY) and change.kind not in _ENDS
         problem = _foreseen(store, options, there, change.table) if follows else None
@@ -320,8 +319,8 @@ def _joins(settings: Settings, there: Mapping[str, Table], table: Table) -> Iter
 
 def _foreseen(store: str, options: StoreOptions, there: Mapping[str, Table], table: Table) -> str | None:
     """Why the store could no longer hold its tables once this one is so; None when it can, as far as can be seen without it."""
-    if isinstance(getattr(options, "path", None), Path):
-        return None  # opening it takes a Spark session
+    if traits_of(options).exclusive:
+        return None
     problem = _problem(store, options, {**there, table.qualified: table}.values())
     return problem if problem is None or _problem(store, options, there.values()) is None else None
 
@@ -329,8 +328,7 @@ def _foreseen(store: str, options: StoreOptions, there: Mapping[str, Table], tab
 def _problem(store: str, options: StoreOptions, tables: Iterable[Table]) -> str | None:
     sink = make_sink(store, options)
     try:
-        if (foresee := getattr(sink, "foresee", None)) is not None:
-            foresee([table for table in tables if matches(options.tables, table)])
+        sink.foresee([table for table in tables if matches(options.tables, table)])
     except HeadwaterError as error:
         return error.line()
     finally:
@@ -364,9 +362,8 @@ def _keyless(settings: Settings, tables: Iterable[Facts]) -> Iterator[Remark]:
 
 def _remarks(settings: Settings, reader: LogReader, connection: psycopg.Connection) -> Iterator[Remark]:
     for store, options in settings.stores.items():
-        if isinstance(getattr(options, "path", None), Path):
-            # Opening it takes a Spark session, and belongs to its one writer.
-            yield Remark(store, "not looked into: a warehouse belongs to its follower alone")
+        if traits_of(options).exclusive:
+            yield Remark(store, "not looked into: it belongs to its follower alone")
             continue
         sink = make_sink(store, options)
         try:
@@ -393,14 +390,12 @@ def _of_store(store: str, options: StoreOptions, sink: Sink, reader: LogReader) 
             yield Remark(store, f"{name} was added: all of its rows come from the log; the store's other tables go on")
         elif not wanted and shape is not None:
             yield Remark(store, f"{name} was taken out: its rows stay as they are, and are no longer followed")
-        elif wanted and shape is not None and (check := getattr(sink, "check", None)) is not None:
-            check(shape.table)
 
 
 def _written_again(store: str, sink: Sink, reader: LogReader, connection: psycopg.Connection) -> Iterator[Remark]:
     """Remarks on a store whose rows are not as the configuration now says."""
-    projected = getattr(sink, "projected", None)
-    if projected is None or (what := projected()) is None:
+    what = sink.projected()
+    if what is None:
         return
     held = {topic.table.oid for topic in reader.topics() if sink.shape(topic.name) is not None}
     rows = sum(max(found.rows_estimate, 0) for found in find_tables(connection) if found.table.oid in held)

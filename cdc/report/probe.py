@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from cdc.errors import HeadwaterError
 from cdc.model.position import format_lsn
 from cdc.report.shape import SlotReport, SourceReport
-from cdc.source.budget import alarms, budget_eta_s, wal_rate
+from cdc.source.budget import alarms, wal_rate
 from cdc.source.connection import CONFIGURED, address, connect, reason
 from cdc.source.pins import Pin, PinWatch
 from cdc.source.slot import SlotFacts, read_slot
@@ -88,16 +88,16 @@ class SourceProbe:
         return SlotReport(
             name=facts.name,
             exists=facts.exists,
-            active=facts.active,
+            active=facts.reader is not None,
             wal_status=facts.wal_status,
             server_lsn=format_lsn(facts.server_lsn),
             confirmed_lsn=format_lsn(facts.confirmed_lsn) if facts.confirmed_lsn else None,
-            lag_bytes=facts.lag_bytes,
-            held_bytes=facts.held_bytes,
-            max_keep_bytes=facts.max_keep_bytes,
-            safe_wal_bytes=facts.safe_wal_bytes,
+            lag_bytes=facts.wal.lag_bytes,
+            held_bytes=facts.wal.bytes,
+            max_keep_bytes=facts.wal.limit_bytes,
+            safe_wal_bytes=facts.wal.safe_bytes,
             wal_bytes_per_s=rate,
-            budget_eta_s=budget_eta_s(facts.safe_wal_bytes, rate),
+            budget_eta_s=facts.wal.eta_s(rate),
         )
 
     def _drop(self) -> None:

@@ -128,13 +128,10 @@ class _Loading:
             self.problem(at, "must be a table: [stores.NAME]")
             return None
         kind = table.get("kind")
-        if not isinstance(kind, str):
-            self.problem((*at, "kind"), "is missing", hint='say which kind of store it is, such as kind = "redis"')
-            return None
         try:
-            model = options_model(kind)
+            model = options_model(kind if isinstance(kind, str) else "")
         except HeadwaterError as error:
-            self.problem((*at, "kind"), str(error), hint=error.hint)
+            self.problem((*at, "kind"), str(error) if isinstance(kind, str) else "is missing", hint=error.hint)
             return None
         self.refuse_readable(model, written, at)
         return self.validated(model, table, at)
@@ -190,16 +187,23 @@ class _Loading:
         path = self.path.parent / value
         try:
             with open(path, encoding="utf-8") as file:
-                mode = os.fstat(file.fileno()).st_mode
+                found = os.fstat(file.fileno())
                 text = file.read(MAX_FILE_BYTES + 1)
         except (OSError, UnicodeDecodeError) as error:
             self.problem(at, f"cannot read {path}: {_why(error)}")
             return SecretStr("")
-        if stat.S_IMODE(mode) & 0o077:
+        if _open_to_others(found):
             self.problem(at, f"others may read {path}", hint=f"chmod 0400 {path}")
         if len(text) > MAX_FILE_BYTES:
             self.problem(at, f"{path} is too long for a secret")
         return SecretFile(text.rstrip("\r\n"), path)
+
+
+def _open_to_others(file: os.stat_result) -> bool:
+    """Postgres's rule for its private key: what is ours nobody else may read; what is root's a group may, since systemd (LoadCredential=) and
+    Kubernetes (fsGroup) give secrets in this way to a service that is not root."""
+    roots = file.st_uid == 0 and os.geteuid() != 0
+    return bool(stat.S_IMODE(file.st_mode) & (0o037 if roots else 0o077))
 
 
 def read(path: Path) -> Written:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from cdc.model.display import As, AsRules
 from cdc.model.selection import matches, named
-from cdc.model.showing import As, AsRules
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Nobody writes a longer configuration by hand."""
@@ -41,9 +41,9 @@ ColumnPolicy = Literal["keep", "drop", "mask", "hmac", "encrypt"]
 
 class Privacy(Strict):
     key: SecretStr | None = None
-    """The secret from which the hmac and encrypt policies derive their keys; at least 32 bytes."""
+    """The secret from which the `hmac` and `encrypt` policies derive their keys; at least 32 bytes."""
     strict: bool = False
-    """Every column of a captured table has to be named in ``source.columns``; capture stops where one is not."""
+    """Every column of a captured table has to be named in `source.columns`; capture stops where one is not."""
 
 
 class SecretFile(SecretStr):
@@ -78,26 +78,30 @@ class SecretFile(SecretStr):
 
 class Source(Strict):
     dsn: SecretStr
+    """libpq's connection string or URL; a service file or a passfile works as everywhere."""
     tables: Patterns = ("public.*",)
+    """Patterns of `schema.table`, each part matched by itself. `!pattern` excludes; the last pattern that matches decides; at least one
+    has to include tables."""
     slot: str = "cdc"
+    """The replication slot, made by the first run or by `cdc doctor --fix`. A slot of that name that somebody else made is refused."""
     publication: str = Field("cdc", min_length=1, max_length=63)
+    """The publication, made in the same way."""
     failover: bool = True
-    """A slot that is made here can be synchronised to standbys (where the server has that, from 17 on), so that capture goes on after
-    a failover."""
+    """The slot is synchronised to standbys where the server can do that (17 and newer), so that capture goes on after a failover."""
     streaming: bool = True
-    """Large transactions are received while they run, into a spool beside the log, so that their commit is near when they end."""
+    """Large transactions are received while they run, into a spool beside the log, so that little is left to do at their commit."""
     two_phase: bool = False
-    """Prepared transactions are received at PREPARE instead of COMMIT PREPARED; visible at COMMIT PREPARED either way."""
+    """Prepared transactions are received at PREPARE. Stores see them at COMMIT PREPARED either way."""
     columns: Mapping[str, Mapping[str, ColumnPolicy]] = {}
-    """``schema.table`` → column → what of its values may reach the log."""
+    """By table (`schema.table`): column → what of its values may reach the log ([privacy.md](privacy.md))."""
     snapshot_chunk_rows: int = Field(50_000, ge=1)
-    """The rows of a table that enter the stream at once."""
+    """Rows of a snapshot that enter the stream at a time."""
     snapshot_workers: int = Field(2, ge=1, le=32)
     """Connections that read tables, or parts of one, at the same time."""
     snapshot_rows_per_s: int | None = Field(None, ge=1)
-    """At most so many rows are read; as many as it takes when left out."""
+    """The most that a snapshot reads; no limit when left out."""
     snapshot_pause_lag_mb: int = Field(1024, ge=1)
-    """While the log is farther behind the server than this, nothing is read."""
+    """While the log is farther behind the server than this, or the slot's WAL budget nears its end, a snapshot pauses."""
 
     @field_validator("slot")
     @classmethod
@@ -119,19 +123,22 @@ class Source(Strict):
 
 class Log(Strict):
     dir: Path = Path("var/log")
+    """The log's folder; give it a disk whose fsync can be trusted."""
     segment_bytes: int = Field(64 * 2**20, ge=4096)
-    """An Arrow segment that has grown to this size is closed and sealed to Parquet."""
+    """A segment that has grown to this size is closed and becomes Parquet."""
     cleanup: Literal["keep"] = "keep"
+    """The log keeps everything; there is no other choice yet."""
 
 
 class Http(Strict):
     listen: str = "127.0.0.1:8642"
-    """host:port. Any other address than loopback needs ``token``, ``tls_cert`` and ``tls_key``."""
+    """`host:port`. Any other address than loopback needs `token`, `tls_cert` and `tls_key`."""
     token: SecretStr | None = None
-    """The token that clients send as ``Authorization: Bearer …``."""
+    """The token that clients send as `Authorization: Bearer …`."""
     tls_cert: Path | None = None
     """PEM: the server's certificate and its chain."""
     tls_key: Path | None = None
+    """PEM: the certificate's key."""
     hosts: tuple[str, ...] = ()
     """Further names under which a browser may reach the port, such as a proxy's."""
 
@@ -152,14 +159,14 @@ class Contract(Strict):
     """The columns that readers of one table's stores rely on."""
 
     require: tuple[str, ...]
-    """Columns without which a store stops before the change that takes one away."""
+    """Columns on which readers rely. A change that removes one of them pauses the stores that hold the table."""
 
 
 class TableOptions(Strict):
     """``[stores.NAME.tables."schema.table"]``: what a store makes of one table (* and ? match)."""
 
     as_: Mapping[str, As] = Field({}, alias="as")
-    """Column → how the store shows it."""
+    """Column → `text` (exactly as Postgres prints it) or `json` (a text that holds JSON); see [documents.md](documents.md)."""
 
 
 class StoreTables(Strict):
@@ -197,18 +204,27 @@ class StoreOptions(Strict):
 
     renders: ClassVar[bool] = False
     """Whether the store makes JSON of values, so that a column may be shown in another way."""
+    plain_schemes: ClassVar[Mapping[str, str]] = {}
+    """Schemes of the store's addresses in which anybody may read along → the same with TLS."""
+    example: ClassVar[tuple[str, ...]] = ()
+    """For a new cdc.toml: a name for such a store, and the lines that it cannot do without. Empty: it is not proposed."""
 
     kind: str
+    """`opensearch`, `redis` or `iceberg`; `console` prints each change as a line."""
     held: StoreTables = Field(StoreTables(), alias="tables")
+    """Which of the captured tables the store holds: patterns as in `source.tables`. Written as a table, its `select` is that list."""
     batch_rows: int = Field(200_000, ge=1)
+    """The most rows that are applied at once. Usually it is fewer, so that a store commits about every 3 s."""
     batch_bytes: int = Field(64 * 2**20, ge=1)
+    """The most bytes of changes that are applied at once."""
     workers_from_rows: int = Field(20_000, ge=0)
-    """Ranges of at least so many rows are applied by Spark's workers where the store takes several writers; 0: never.
-
-    Shipping work to them costs about 90 ms, so it pays only for ranges that take longer than that."""
+    """Ranges of at least this many rows are applied by Spark's workers, where the store takes several writers; 0: never. Shipping work to
+    them costs about 90 ms, so it pays only for ranges that take longer than that."""
     schema_policy: SchemaPolicy = Field("apply", alias="schema")
+    """What the store does when a table changes: follow it, wait for an operator, or go on in the former shape
+    ([schema-changes.md](schema-changes.md))."""
     schema_for: Mapping[str, SchemaPolicy] = {}
-    """The same for single tables (schema.table, * and ? match); the last that matches decides."""
+    """The same for single tables (`schema.table`, `*` and `?` match); the last that matches decides."""
 
     @model_validator(mode="after")
     def _only_what_it_can(self) -> Self:
@@ -226,6 +242,21 @@ class StoreOptions(Strict):
         """How this store shows columns, by patterns of tables."""
         return tuple((pattern, options.as_) for pattern, options in self.held.options.items() if options.as_)
 
+    @property
+    def server_url(self) -> SecretStr | None:
+        """Where the store's server answers; None for a store without one."""
+        return None
+
+    @property
+    def disk_path(self) -> Path | None:
+        """The folder on this machine that the store lies in; None for any other."""
+        return None
+
+    @property
+    def commit_interval_s(self) -> float:
+        """For so long the store's commits are to be apart at least."""
+        return 0.0
+
     def policy(self, table: str) -> SchemaPolicy:
         """The store's policy for changes of the table (``schema.table``)."""
         found = self.schema_policy
@@ -237,11 +268,12 @@ class StoreOptions(Strict):
 
 class Settings(Strict):
     source: Source
+    """The database."""
     log: Log = Log()
     stores: Mapping[str, StoreOptions] = {}
     contracts: Mapping[str, Contract] = {}
-    """By table (``schema.table``); counts for every store that holds the table."""
+    """By table (`schema.table`); counts for every store that holds the table."""
     privacy: Privacy = Privacy()
     http: Http = Http()
     run_dir: Path = Path("var/run")
-    """Status files, Spark's scratch space, stop states: what one machine's processes tell each other."""
+    """Status files, stop states, Spark's scratch space."""

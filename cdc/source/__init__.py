@@ -3,15 +3,15 @@
 Ordinary connections only; the replication stream is ``cdc.capture``'s.
 """
 
-from cdc.source.catalog import SourceTable, find_tables, load_published, select_tables
+from cdc.source.catalog import CatalogTable, find_tables, load_published, select_tables
 from cdc.source.connection import connect
 from cdc.source.publication import Publication, ensure_publication, read_publication
 from cdc.source.slot import SlotFacts, ensure_slot, read_slot
 
 __all__ = [
+    "CatalogTable",
     "Publication",
     "SlotFacts",
-    "SourceTable",
     "connect",
     "ensure_publication",
     "ensure_slot",

@@ -8,8 +8,6 @@ from typing import Final
 from cdc.source.pins import Pin
 from cdc.source.slot import SlotFacts, lost_message
 
-BUDGET_WARN_BYTES: Final = 1 << 30
-"""Less WAL budget than this is worth a warning at any rate of writing."""
 ALARM_S: Final = 3600.0
 """Less time than this until the budget is used up."""
 
@@ -21,25 +19,12 @@ def wal_rate(samples: Sequence[tuple[float, int]]) -> float | None:
     return max(0.0, (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0]))
 
 
-def budget_eta_s(safe_wal_bytes: int | None, wal_bytes_per_s: float | None) -> float | None:
-    """Seconds until the slot's WAL budget is used up, should nothing be confirmed meanwhile; None when it never is, or unknown."""
-    if safe_wal_bytes is None or not wal_bytes_per_s:
-        return None
-    return max(0, safe_wal_bytes) / wal_bytes_per_s
-
-
 def has_plenty(facts: SlotFacts, wal_bytes_per_s: float | None) -> bool:
     """Whether the server keeps so much more WAL for the slot that nothing need be done yet. Without a limit the disk is one that nobody knows."""
-    if facts.wal_status != "reserved" or facts.safe_wal_bytes is None:
+    if facts.wal_status != "reserved" or facts.wal.safe_bytes is None:
         return False
-    eta_s = budget_eta_s(facts.safe_wal_bytes, wal_bytes_per_s)
-    return not is_short(facts) and (eta_s is None or eta_s >= ALARM_S)
-
-
-def is_short(facts: SlotFacts) -> bool:
-    """Whether less WAL budget is left than is worth a warning at any rate of writing."""
-    limit = min(BUDGET_WARN_BYTES, (facts.max_keep_bytes or 0) // 2)
-    return facts.safe_wal_bytes is not None and facts.safe_wal_bytes < limit
+    eta_s = facts.wal.eta_s(wal_bytes_per_s)
+    return not facts.wal.short and (eta_s is None or eta_s >= ALARM_S)
 
 
 def alarms(facts: SlotFacts, wal_bytes_per_s: float | None, pins: Sequence[Pin]) -> list[str]:
@@ -49,24 +34,19 @@ def alarms(facts: SlotFacts, wal_bytes_per_s: float | None, pins: Sequence[Pin])
     if facts.lost:
         return [f"{lost_message(facts)} → cdc resume SLOT_LOST --rebuild"]
     found = []
-    held = f"{(facts.held_bytes or 0) / 1e6:.0f} MB of WAL"
-    eta_s = budget_eta_s(facts.safe_wal_bytes, wal_bytes_per_s)
+    held = f"{(facts.wal.bytes or 0) / 1e6:.0f} MB of WAL"
+    eta_s = facts.wal.eta_s(wal_bytes_per_s)
     if facts.wal_status == "unreserved":
         found.append(f"replication slot {facts.name!r} holds {held} and is lost at the next checkpoint → let capture catch up now")
-    elif (
-        facts.safe_wal_bytes is not None
-        and (facts.wal_status == "extended" or not facts.active)
-        and eta_s is not None
-        and eta_s < ALARM_S
-    ):
-        reader = "is read, but has fallen behind" if facts.active else "is not read"
+    elif (facts.wal_status == "extended" or not facts.reader) and eta_s is not None and eta_s < ALARM_S:
+        reader = "is read, but has fallen behind" if facts.reader else "is not read"
         found.append(
             f"replication slot {facts.name!r} {reader}; its WAL budget ends in {eta_s / 60:.0f} min at the present rate"
             " → cdc run, or raise max_slot_wal_keep_size"
         )
     elif facts.wal_status == "extended":
         found.append(f"replication slot {facts.name!r} holds {held}, more than max_wal_size → see why capture lags (cdc status)")
-    if not facts.active and facts.idle_timeout_s is not None:
+    if not facts.reader and facts.idle_timeout_s is not None:
         found.append(
             f"nothing reads replication slot {facts.name!r}, which is lost after {facts.idle_timeout_s / 60:.0f} min of that"
             " (idle_replication_slot_timeout) → cdc run"

@@ -11,8 +11,11 @@ from psycopg import sql
 
 from cdc.errors import SourceError
 from cdc.model.batch import reserved_column
-from cdc.model.facts import Facts
+from cdc.model.facts import STORED, VIRTUAL, Facts
 from cdc.model.table import Table
+
+COMPUTED_VERSION: Final = 180000
+"""The first server_version_num that can publish stored generated columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,24 @@ class Definition:
     def identified(self) -> bool:
         """Updates and deletes can be published: the identity is the full row, a valid index, or a usable primary key."""
         return self.table.identity == "f" or bool(self.table.key)
+
+
+def define(facts: Facts, primary: bool | None, version: int) -> Definition:
+    """``primary``: whether the table's primary key can be an identity (is not deferrable); None where it has none. ``version``: the server's."""
+    kinds = {column.generated for column in facts.columns}
+    sent = {column.attnum for column in facts.published}
+    left_out = [column for column in facts.columns if column.attnum in facts.index and column.attnum not in sent]
+    listed = facts.publishing is not None and facts.publishing.listed is not None
+    return Definition(
+        facts.table(),
+        has_primary_key=primary is not None,
+        deferrable_key=primary is False,
+        stored=version >= COMPUTED_VERSION and STORED in kinds,
+        virtual=VIRTUAL in kinds,
+        left_out=tuple(column.name for column in left_out),
+        generated=bool(left_out) and not listed and all(column.generated == STORED for column in left_out),
+        listed=listed,
+    )
 
 
 KEYLESS: Final = "has no key: rows that are equal in every column are one row in the stores, and with one of them that is deleted or changed that row goes"

@@ -12,10 +12,9 @@ from psycopg import sql
 
 from cdc.errors import HeadwaterError, StopState
 from cdc.model.table import Table
-from cdc.source.budget import is_short
 from cdc.source.capturable import KEYLESS, keyless_hint, quoted_name, refuse_twins, reserved_problem
-from cdc.source.catalog import SourceTable, find_tables, load_published, misnamed, select_tables
-from cdc.source.configured import Publishing
+from cdc.source.catalog import CatalogTable, find_tables, load_published, misnamed, select_tables
+from cdc.source.excerpt import PublicationSource
 from cdc.source.facts import read_facts
 from cdc.source.pins import read_pins
 from cdc.source.problems import Refusal, find_problems
@@ -83,7 +82,7 @@ class RoleFacts:
     """The server is one of Amazon's."""
 
 
-class Selected(Publishing, Protocol):
+class Selected(PublicationSource, Protocol):
     """… and the slot."""
 
     @property
@@ -92,7 +91,7 @@ class Selected(Publishing, Protocol):
 
 def check_source(
     connection: psycopg.Connection, source: Selected, *, log_has_begun: bool, record: Path | None = None
-) -> Generator[Finding, None, list[SourceTable]]:
+) -> Generator[Finding, None, list[CatalogTable]]:
     """Every finding about the source, in the order in which problems should be fixed. Returns what ``find_tables`` found.
 
     record: the folder in which it is recorded that we made the slot; None: not looked up.
@@ -169,7 +168,7 @@ def check_role(role: RoleFacts) -> Iterator[Finding]:
         yield Finding("fail", "role", f"{role.name} lacks REPLICATION", give)
 
 
-def check_table(table: SourceTable, role: RoleFacts, refusal: Refusal | None = None) -> Iterator[Finding]:
+def check_table(table: CatalogTable, role: RoleFacts, refusal: Refusal | None = None) -> Iterator[Finding]:
     """Nothing is wrong with a table that yields one ``ok``."""
     quoted, grantee = quoted_name(table.table), sql.Identifier(role.name).as_string()
     check = f"table {table.name}"
@@ -201,7 +200,7 @@ def check_table(table: SourceTable, role: RoleFacts, refusal: Refusal | None = N
         )
 
 
-def check_names(tables: Sequence[SourceTable], published: Sequence[Table]) -> Iterator[Finding]:
+def check_names(tables: Sequence[CatalogTable], published: Sequence[Table]) -> Iterator[Finding]:
     """Columns that have a name of ours, in the tables as they are published, or would be."""
     as_published = {table.qualified: table for table in published}
     for table in tables:
@@ -213,7 +212,7 @@ def check_names(tables: Sequence[SourceTable], published: Sequence[Table]) -> It
 def check_publication(
     publication: Publication | None,
     name: str,
-    tables: Sequence[SourceTable],
+    tables: Sequence[CatalogTable],
     role: RoleFacts,
     problems: Collection[int] = (),
 ) -> Iterator[Finding]:
@@ -258,7 +257,7 @@ def check_publication(
 
 
 def check_strangers(
-    connection: psycopg.Connection, publication: Publication | None, tables: Sequence[SourceTable]
+    connection: psycopg.Connection, publication: Publication | None, tables: Sequence[CatalogTable]
 ) -> Iterator[Finding]:
     """Published tables that nobody selected, and whose updates and deletes Postgres refuses because of it."""
     if publication is None:
@@ -292,7 +291,7 @@ def check_trigger(looked_after: bool | None, publication: str, *, may_remove: bo
 
 
 def _problems(
-    connection: psycopg.Connection, publication: str, tables: Sequence[SourceTable], *, computed: bool
+    connection: psycopg.Connection, publication: str, tables: Sequence[CatalogTable], *, computed: bool
 ) -> dict[int, Refusal]:
     facts = read_facts(connection, publication, [table.table.oid for table in tables])
     return find_problems(connection, facts, computed=computed)
@@ -329,7 +328,7 @@ def check_slot(slot: SlotFacts, *, log_has_begun: bool, refuse: Callable[[], Non
                 "warn", "slot", f"{slot.name} is about to be lost: WAL that it needs may go any time", "start cdc run now"
             )
         else:
-            reader = f"read by pid {slot.active_pid}" if slot.active else "not read at present"
+            reader = f"read by pid {slot.reader.pid}" if slot.reader else "not read at present"
             yield Finding("ok", "slot", f"{slot.name} is {slot.wal_status}, {reader}")
     yield _keep_size(slot)
     if slot.idle_timeout_s is not None:
@@ -347,26 +346,26 @@ def _refuse_slot(connection: psycopg.Connection, slot: SlotFacts, log_has_begun:
 
 def check_budget(slot: SlotFacts, wal_bytes_per_s: float | None) -> Finding | None:
     """How long nobody may read the slot before Postgres gives it up; None where there is no limit or no slot."""
-    if not slot.exists or slot.safe_wal_bytes is None:
+    if not slot.exists or slot.wal.safe_bytes is None:
         return None
-    left = f"{max(0, slot.safe_wal_bytes) / 1e6:.0f} MB"
+    left = f"{max(0, slot.wal.safe_bytes) / 1e6:.0f} MB"
     if not wal_bytes_per_s:
         eta = "no WAL is being written now"
     else:
-        minutes = max(0, slot.safe_wal_bytes) / wal_bytes_per_s / 60
+        minutes = max(0, slot.wal.safe_bytes) / wal_bytes_per_s / 60
         lasts = "more than a month" if minutes > MONTH_MIN else f"{minutes:.0f} min"
         eta = f"{lasts} at the present {wal_bytes_per_s / 1e6:.1f} MB/s"
-    level: Level = "warn" if is_short(slot) else "ok"
+    level: Level = "warn" if slot.wal.short else "ok"
     hint = "let capture catch up (cdc status), or raise max_slot_wal_keep_size" if level == "warn" else None
     return Finding(level, "wal budget", f"{left} left: {eta}", hint)
 
 
 def _keep_size(slot: SlotFacts) -> Finding:
-    if slot.max_keep_bytes is None:
+    if slot.wal.limit_bytes is None:
         message = "max_slot_wal_keep_size is not set: while capture is down, WAL grows until the server's disk is full"
         hint = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB' (what the disk bears); SELECT pg_reload_conf()"
         return Finding("warn", "wal limit", message, hint)
-    return Finding("ok", "wal limit", f"max_slot_wal_keep_size is {slot.max_keep_bytes / 1e6:.0f} MB")
+    return Finding("ok", "wal limit", f"max_slot_wal_keep_size is {slot.wal.limit_bytes / 1e6:.0f} MB")
 
 
 def _headroom(setting: str, limit: int, used: int, *, needed: int) -> Finding:
@@ -377,12 +376,12 @@ def _headroom(setting: str, limit: int, used: int, *, needed: int) -> Finding:
     return Finding("ok", setting, f"{used} of {limit} in use")
 
 
-def _names(tables: Sequence[SourceTable]) -> str:
+def _names(tables: Sequence[CatalogTable]) -> str:
     shown = ", ".join(table.name for table in tables[:5])
     return f"{shown} and {len(tables) - 5} more" if len(tables) > 5 else shown
 
 
-def _identity(table: SourceTable) -> str:
+def _identity(table: CatalogTable) -> str:
     if table.table.identity == "f" and not table.definition.has_primary_key:
         return "full row"
     return f"({', '.join(column.name for column in table.table.key)})"

@@ -19,7 +19,7 @@ FILE: Final = "slot.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SlotClaim:
     """A record of what we have done with a slot, or are about to do."""
 
     slot: str
@@ -37,7 +37,7 @@ class Claim:
         return confirmed_lsn is None or confirmed_lsn >= self.lsn
 
 
-def recorded(folder: Path) -> Claim | None:
+def recorded(folder: Path) -> SlotClaim | None:
     """The claim that was recorded last. Raises LogCorrupt when the file is not ours, ConfigError when it cannot be read."""
     path = folder / FILE
     try:
@@ -46,18 +46,18 @@ def recorded(folder: Path) -> Claim | None:
         raise ConfigError(f"{path} belongs to another user", hint=f"sudo chown $(id -un) {path}") from None
 
 
-def record(folder: Path, claim: Claim) -> None:
+def record(folder: Path, claim: SlotClaim) -> None:
     """Durable when it returns."""
     folders.own(folder, "log.dir")
     _FILE.save(folder / FILE, claim)
 
 
-def withdraw(folder: Path, claim: Claim) -> None:
+def withdraw(folder: Path, claim: SlotClaim) -> None:
     """Withdraws the claim on what could not be done. Another process's claim stays."""
     if recorded(folder) == claim:
         _FILE.remove(folder / FILE)
 
 
 _FILE: Final = StateFile(
-    format=1, encode=asdict, decode=lambda raw: Claim(**raw), unreadable=lambda path, what: LogCorrupt(f"{path} {what}")
+    format=1, encode=asdict, decode=lambda raw: SlotClaim(**raw), unreadable=lambda path, what: LogCorrupt(f"{path} {what}")
 )

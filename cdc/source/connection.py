@@ -39,7 +39,7 @@ _PASSING: Final = (
     "terminating connection",
 )
 CONFIGURED: Final = "source.dsn"
-"""What messages call the connection string, unless it came another way."""
+"""The name that messages give the connection string, unless it came another way."""
 _UNUSABLE_HINT: Final = "write it as postgresql://user@host:5432/database; reserved characters in a URL are percent-encoded"
 
 

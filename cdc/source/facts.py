@@ -10,24 +10,19 @@ import psycopg
 
 from cdc.errors import LogCorrupt
 from cdc.model.facts import Facts
-from cdc.source.published import PUBLISHED
-from cdc.source.vanishing import despite_drops
+from cdc.source.coverage import PUBLISHED
+from cdc.source.descent import BASE_TYPE, TYPES_WITHIN, partitions
+from cdc.source.drops import despite_drops
 from cdc.state.statefile import StateFile
 
 FILE: Final = "catalog.json"
 
 # What the types of a table's columns are made of (``Facts.types``); ``c.oid`` is the table's.
-TYPES: Final[LiteralString] = """(
-    with recursive reached(oid) as (
-      select a.atttypid from pg_attribute a
-      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 10000
-      union
-      select next.oid from reached r join pg_type t on t.oid = r.oid cross join lateral (
-        select t.typelem union all select t.typbasetype
-        union all select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid)
-        union all select b.atttypid from pg_attribute b
-          where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
-      where next.oid >= 10000)
+TYPES: Final[LiteralString] = (
+    """(
+    with reached as materialized (select part.oid from """
+    + TYPES_WITHIN
+    + """ part)
     select coalesce(json_object_agg(piece.what, piece.text), '{}') from (
       select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
       union all
@@ -45,10 +40,10 @@ TYPES: Final[LiteralString] = """(
         when t.typcategory = 'A' and t.typlen = -1 and t.typelem <> 0 then 'a ' || t.typelem || ' ' || t.typdelim::text
         else t.typtype::text || ' ' || t.typname end
       from reached r join pg_type t on t.oid = r.oid) piece)"""
+)
 
 # `make roles` writes the same expression into deploy/roles.sql, for the event trigger. ``c`` is the table's row of pg_class. A partition that was created as one
-# has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again. Partitions are found in pg_inherits, as everywhere:
-# pg_partition_tree locks each of them until the transaction ends, which here is the application's, too.
+# has the rows of pg_attribute that its creation wrote; ATTACH PARTITION writes its columns' rows again.
 FACTS: Final[LiteralString] = (
     """
 json_build_object(
@@ -59,13 +54,10 @@ json_build_object(
   'attached', c.relispartition,
   'identity', c.relreplident,
   'columns', (
-    select coalesce(json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod, (
-        with recursive base as (
-          select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t where t.oid = a.atttypid and a.atttypid >= 10000
-          union all
-          select t.oid, t.typbasetype, t.typname, t.typnamespace from pg_type t join base b on t.oid = b.typbasetype)
-        select coalesce(max(bn.nspname || '.' || base.typname), '')
-        from base join pg_namespace bn on bn.oid = base.typnamespace where base.typbasetype = 0),
+    select coalesce(json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod,
+      """
+    + BASE_TYPE
+    + """,
       a.attgenerated, a.attnotnull or a.atthasdef or a.atthasmissing or a.attidentity <> '', a.xmin::text) order by a.attnum), '[]')
     from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
   'index', (
@@ -74,16 +66,13 @@ json_build_object(
     where x.indrelid = c.oid and x.indisvalid and k.place <= x.indnkeyatts
       and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end),
   'leaves', (
-    with recursive below(oid, links, made) as (
-      select c.oid, '{}'::oid[], '{}'::text[]
-      union all
-      select i.inhrelid, b.links || i.inhrelid, b.made || i.xmin::text
-      from below b join pg_inherits i on i.inhparent = b.oid where c.relkind = 'p' and not i.inhdetachpending)
     select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
         (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a
          where a.attrelid = l.oid and a.attnum in (-1, 1)),
         (select coalesce(string_agg(way.made, ' ' order by way.link), '') from unnest(b.links, b.made) way(link, made)))), '{}')
-    from below b join pg_class l on l.oid = b.oid where l.relkind <> 'p'),
+    from """
+    + partitions("select c.oid, '{}'::oid[], '{}'::text[]", {"links": "t.links || i.inhrelid", "made": "t.made || i.xmin::text"})
+    + """ b join pg_class l on l.oid = b.oid where l.relkind <> 'p'),
   'types', """
     + TYPES
     + ")\n"

@@ -114,11 +114,11 @@ def check_history(known: Identity, found: Identity, history: Sequence[Branch], h
     if found.timeline != known.timeline:
         _check_timeline(known.timeline, found.timeline, history, head)
     if facts.confirmed_lsn is not None and facts.confirmed_lsn > head.commit_lsn:
-        if facts.active:
+        if facts.reader:
             raise Stopped(
                 StopState.SLOT_REPLACED,
                 f"replication slot {found.slot!r} stands at {format_lsn(facts.confirmed_lsn)}, ahead of the log at "
-                f"{format_lsn(head.commit_lsn)}, and another program reads it now (server process {facts.active_pid})",
+                f"{format_lsn(head.commit_lsn)}, and another program reads it now (server process {facts.reader.pid})",
                 hint="give this one another source.slot, or stop that program; then cdc resume SLOT_REPLACED",
             )
         raise Stopped(

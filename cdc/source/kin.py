@@ -12,16 +12,18 @@ import structlog
 from cdc.errors import SourceError, StopState
 from cdc.model.facts import Facts
 from cdc.model.table import Table
+from cdc.source.descent import descendants
 
-_KIN: Final = """
-with recursive kin(oid, parent) as (
-    select i.inhrelid, n.nspname || '.' || c.relname
-    from pg_inherits i join pg_class c on c.oid = i.inhparent join pg_namespace n on n.oid = c.relnamespace
-    where n.nspname || '.' || c.relname = any (%s)
-    union
-    select i.inhrelid, kin.parent from pg_inherits i join kin on i.inhparent = kin.oid)
-select oid::int8, parent from kin
-"""
+_KIN: Final = (
+    "select kin.oid::int8, kin.parent from "
+    + descendants(
+        "select i.inhrelid, n.nspname || '.' || c.relname "
+        "from pg_inherits i join pg_class c on c.oid = i.inhparent join pg_namespace n on n.oid = c.relnamespace "
+        "where n.nspname || '.' || c.relname = any (%s)",
+        {"parent": "t.parent"},
+    )
+    + " kin"
+)
 _STILL: Final = "select oid::int8 from pg_class where oid = any (%s::oid[])"
 
 _log = structlog.get_logger("catalog")

@@ -7,8 +7,8 @@ from typing import Final
 
 import psycopg
 
-from cdc.source.partitions import partitions
-from cdc.source.vanishing import despite_drops
+from cdc.source.descent import partitions
+from cdc.source.drops import despite_drops
 
 # Columns are compared by name: their numbers differ from partition to partition. A root under FULL without a primary key is identified by
 # its whole rows. The old row of an update or delete has what the partition's own replica identity names. The server refuses updates and deletes

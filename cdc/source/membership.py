@@ -13,10 +13,10 @@ from typing import Final
 import psycopg
 
 from cdc.errors import Stopped, StopState
+from cdc.source.coverage import PUBLISHED_TABLES
+from cdc.source.drops import despite_drops
 from cdc.source.publication import Publication, unpublished_kinds
-from cdc.source.published import PUBLISHED_TABLES
 from cdc.source.slot import rebuild_hint
-from cdc.source.vanishing import despite_drops
 
 # A partition's changes come under its root's name, so the root's ways in are what counts.
 _WAYS_IN: Final = (

@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 SILENCE_S: Final = 30.0
 GRACE_S: Final = 3.0
-"""What we or the server have just sent may still be on its way when it is asked; so long after that it is asked once more."""
+"""The pause before the server is asked once more: bytes that either side has just sent may still be on their way when it is asked first."""
 UNKNOWN_MAX: Final = 10
 """So often in a row the server may have no room for who asks. Dead links of ours may be what fills it."""
 _CROWDED: Final = ("too many", "remaining connection slots")

@@ -9,9 +9,8 @@ from typing import Final
 import psycopg
 
 from cdc.errors import SourceError
-from cdc.model.facts import STORED, VIRTUAL, Facts, Publishing
-from cdc.source.capturable import Definition, identity_problem
-from cdc.source.catalog import COMPUTED_VERSION
+from cdc.model.facts import Facts, Publishing
+from cdc.source.capturable import define, identity_problem
 from cdc.source.leaves import leaf_problems
 
 _PRIMARY_KEYS: Final = "select indrelid::int8, indimmediate from pg_index where indisprimary and indisvalid and indrelid = any (%s)"
@@ -42,7 +41,7 @@ def find_problems(connection: psycopg.Connection, tables: Sequence[Facts], *, co
     leaves = leaf_problems(connection, roots, listed=listed, computed=computed)
     found = {}
     for facts in tables:
-        definition = _definition(facts, keys, connection.info.server_version)
+        definition = define(facts, keys.get(facts.oid), connection.info.server_version)
         if (problem := identity_problem(definition, computed=computed)) is not None:
             found[facts.oid] = Refusal(definition.table.qualified, *problem)
         elif facts.oid in leaves:
@@ -59,25 +58,9 @@ def _listed(facts: Facts) -> bool:
 
 
 def _primary_keys(connection: psycopg.Connection, tables: Sequence[Facts]) -> dict[int, bool]:
-    """Of the tables that have a primary key, whether it can be an identity (is not deferrable). Asked only where the facts do not say."""
+    """Whether a table's primary key can be an identity (is not deferrable), for those that have one. Asked only where the facts do not say."""
     keys = {facts.oid: True for facts in tables if facts.index and facts.identity != "i"}
     unknown = [facts.oid for facts in tables if not facts.index]
     if unknown:
         keys.update(connection.execute(_PRIMARY_KEYS, (unknown,)).fetchall())
     return keys
-
-
-def _definition(facts: Facts, keys: dict[int, bool], version: int) -> Definition:
-    kinds = {column.generated for column in facts.columns}
-    sent = {column.attnum for column in facts.published}
-    left_out = [column for column in facts.columns if column.attnum in facts.index and column.attnum not in sent]
-    return Definition(
-        facts.table(),
-        has_primary_key=facts.oid in keys,
-        deferrable_key=keys.get(facts.oid) is False,
-        stored=version >= COMPUTED_VERSION and STORED in kinds,
-        virtual=VIRTUAL in kinds,
-        left_out=tuple(column.name for column in left_out),
-        generated=bool(left_out) and not _listed(facts) and all(column.generated == STORED for column in left_out),
-        listed=_listed(facts),
-    )

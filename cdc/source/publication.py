@@ -15,13 +15,13 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
 from cdc.model.table import Table
 from cdc.source.capturable import refuse_reserved, refuse_twins
-from cdc.source.catalog import PARTITIONED, SourceTable, load_published, select_tables
-from cdc.source.configured import Publishing
+from cdc.source.catalog import PARTITIONED, CatalogTable, load_published, select_tables
 from cdc.source.connection import reason
+from cdc.source.coverage import PUBLISHED_TABLES
+from cdc.source.drops import despite_drops, vanished
+from cdc.source.excerpt import PublicationSource
 from cdc.source.facts import read_facts
 from cdc.source.problems import find_problems
-from cdc.source.published import PUBLISHED_TABLES
-from cdc.source.vanishing import despite_drops, vanished
 
 _FACTS: Final = (
     "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) "
@@ -41,7 +41,7 @@ class Publication:
     name: str
     all_tables: bool
     publishes: frozenset[str]
-    """Of insert, update, delete, truncate."""
+    """The kinds of changes among insert, update, delete, truncate."""
     via_root: bool
     computed: bool
     """It publishes stored generated columns."""
@@ -67,7 +67,7 @@ def read_publication(connection: psycopg.Connection, name: str) -> Publication |
     )
 
 
-def create_publication(connection: psycopg.Connection, name: str, tables: Sequence[SourceTable]) -> None:
+def create_publication(connection: psycopg.Connection, name: str, tables: Sequence[CatalogTable]) -> None:
     """Partitioned tables are published as one table, under the root's name. Of tables with children by INHERITS, only themselves are
     published: a child may not be selected, or have no key, and updates of it, and through its parent, would fail at the source.
 
@@ -87,7 +87,7 @@ def create_publication(connection: psycopg.Connection, name: str, tables: Sequen
             return
 
 
-def _still_there(connection: psycopg.Connection, publication: str, tables: Sequence[SourceTable]) -> list[SourceTable]:
+def _still_there(connection: psycopg.Connection, publication: str, tables: Sequence[CatalogTable]) -> list[CatalogTable]:
     """Those of the tables that have the name that they were found under."""
     facts = read_facts(connection, publication, [table.table.oid for table in tables])
     there = {(one.oid, one.schema, one.name) for one in facts}
@@ -95,7 +95,7 @@ def _still_there(connection: psycopg.Connection, publication: str, tables: Seque
 
 
 def add_tables(
-    connection: psycopg.Connection, name: str, tables: Sequence[SourceTable], *, computed: bool, attempts: int = _ATTEMPTS
+    connection: psycopg.Connection, name: str, tables: Sequence[CatalogTable], *, computed: bool, attempts: int = _ATTEMPTS
 ) -> None:
     """One by one: who waits for a table's lock while holding another's may be waited for. ``attempts``: at getting its lock; a table that is
     gone by then is passed over. ``computed``: the publication publishes stored generated columns."""
@@ -113,8 +113,8 @@ def drop_table(connection: psycopg.Connection, name: str, table: Table) -> None:
 
 def ensure_publication(
     connection: psycopg.Connection,
-    source: Publishing,
-    found: Sequence[SourceTable],
+    source: PublicationSource,
+    found: Sequence[CatalogTable],
     *,
     begun: bool = False,
     withheld: Collection[int] = (),
@@ -169,7 +169,7 @@ order by 1
 """Rights on columns are not enough: locking a table, and reading it by ranges of pages, take the right on the table."""
 
 
-def refuse_unreadable(connection: psycopg.Connection, publication: str, selected: Sequence[SourceTable]) -> None:
+def refuse_unreadable(connection: psycopg.Connection, publication: str, selected: Sequence[CatalogTable]) -> None:
     """Raises SourceError naming the selected tables whose published columns the role may not read, or whose rows are hidden from it.
 
     The stream shows all of them regardless; only the first load, and rows that are read back, need the right.
@@ -219,7 +219,7 @@ def unpublished_kinds(publication: Publication) -> str:
     return ", ".join(sorted({"insert", "update", "delete"} - publication.publishes))
 
 
-def refuse_leaves(publication: Publication, selected: Sequence[SourceTable]) -> None:
+def refuse_leaves(publication: Publication, selected: Sequence[CatalogTable]) -> None:
     """Raises SourceError when partitions would come under their own names although their root is what is selected."""
     roots = [table for table in selected if table.kind == PARTITIONED]
     if roots and not publication.via_root and not publication.tables >= {table.name for table in selected}:
@@ -229,7 +229,7 @@ def refuse_leaves(publication: Publication, selected: Sequence[SourceTable]) -> 
         )
 
 
-def _listed(tables: Sequence[SourceTable]) -> sql.Composed:
+def _listed(tables: Sequence[CatalogTable]) -> sql.Composed:
     names = [sql.Identifier(table.table.schema, table.table.name) for table in tables]
     return sql.SQL(", ").join(sql.SQL("only {}").format(name) for name in names)
 
@@ -243,7 +243,7 @@ def _change(
     connection: psycopg.Connection,
     publication: str,
     statement: sql.Composed,
-    tables: Sequence[SourceTable],
+    tables: Sequence[CatalogTable],
     *,
     computed: bool,
     attempts: int = _ATTEMPTS,
@@ -274,7 +274,7 @@ def _change(
             return
 
 
-def _lock(connection: psycopg.Connection, publication: str, tables: Sequence[SourceTable], *, computed: bool) -> None:
+def _lock(connection: psycopg.Connection, publication: str, tables: Sequence[CatalogTable], *, computed: bool) -> None:
     """Nobody alters the tables, or gives them partitions, until the transaction ends; and each can be captured as it is."""
     for table in tables:
         name = sql.Identifier(table.table.schema, table.table.name)

@@ -20,7 +20,7 @@ from cdc.model.table import Table
 from cdc.pgvalues.copytext import parse
 from cdc.source.catalog import PARTITIONED
 from cdc.source.connection import reason
-from cdc.source.published import PUBLISHED
+from cdc.source.coverage import PUBLISHED
 
 BLOCK_BYTES: Final = 4 * 2**20
 VERSION: Final = "_cdc_xmin"

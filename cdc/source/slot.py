@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, LiteralString
 
 import psycopg
+from psycopg.rows import dict_row
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError, Stopped, StopState
 from cdc.model.position import Lsn, format_lsn, parse_lsn
 from cdc.source import claim
-from cdc.source.configured import Slot
 from cdc.source.connection import reason
+from cdc.source.excerpt import Slot
+from cdc.source.heldwal import HeldWal
 from cdc.source.pins import read_pins
 from cdc.terminal import counted
 
@@ -21,21 +23,43 @@ PLUGIN: Final = "pgoutput"
 FAILOVER_SINCE: Final = 170_000
 
 _FACTS: Final = """
-select s.slot_name, s.slot_type, s.plugin, s.database, s.active, s.active_pid, s.wal_status, s.safe_wal_size,
-       s.restart_lsn::text, s.confirmed_flush_lsn::text, h.lsn::text,
-       pg_wal_lsn_diff(h.lsn, s.confirmed_flush_lsn)::int8, pg_wal_lsn_diff(h.lsn, s.restart_lsn)::int8,
-       current_setting('max_slot_wal_keep_size'), pg_size_bytes(current_setting('max_slot_wal_keep_size')),
-       coalesce(j.row ->> 'invalidation_reason', case when (j.row ->> 'conflicting')::bool then 'conflict' end),
-       (j.row ->> 'two_phase')::bool, (j.row ->> 'failover')::bool, (j.row ->> 'temporary')::bool,
-       (select coalesce(nullif(a.application_name, ''), a.backend_type) from pg_stat_activity a where a.pid = s.active_pid),
+select s.slot_type, s.plugin, s.database, s.active_pid, s.wal_status, s.safe_wal_size, s.confirmed_flush_lsn::text as confirmed_lsn,
+       h.lsn::text as server_lsn,
+       pg_wal_lsn_diff(h.lsn, s.confirmed_flush_lsn)::int8 as lag_bytes, pg_wal_lsn_diff(h.lsn, s.restart_lsn)::int8 as held_bytes,
+       current_setting('max_slot_wal_keep_size') as limit_text, pg_size_bytes(current_setting('max_slot_wal_keep_size')) as limit_bytes,
+       coalesce(j.row ->> 'invalidation_reason', case when (j.row ->> 'conflicting')::bool then 'conflict' end) as invalidation,
+       (j.row ->> 'two_phase')::bool as two_phase, (j.row ->> 'failover')::bool as failover, (j.row ->> 'temporary')::bool as temporary,
+       (select coalesce(nullif(a.application_name, ''), a.backend_type) from pg_stat_activity a where a.pid = s.active_pid) as application,
        (select t.setting::int8 * case t.unit when 'min' then 60 when 's' then 1 end from pg_settings t
-         where t.name = 'idle_replication_slot_timeout'),
-       extract(epoch from clock_timestamp())::float8
+         where t.name = 'idle_replication_slot_timeout') as idle_timeout_s,
+       extract(epoch from clock_timestamp())::float8 as server_time
 from (select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end as lsn) h
 left join pg_replication_slots s on s.slot_name = %s
 left join lateral (select to_jsonb(s) as row) j on true
 """
 """By way of jsonb: what a version's view does not have (failover: 17, invalidation_reason: 17, conflicting: 16) is then NULL."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOptions:
+    """How the slot was made: what cannot be changed afterwards (``failover``: only by who reads it)."""
+
+    plugin: str
+    """``physical`` for a slot that decodes nothing."""
+    database: str | None
+    two_phase: bool = False
+    failover: bool | None = None
+    """None before 17."""
+    temporary: bool = False
+    """True for a slot that a standby has not finished to synchronise: it would be gone after a promotion."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReader:
+    """The session that reads the slot now."""
+
+    pid: int
+    application: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +69,15 @@ class SlotFacts:
     name: str
     exists: bool
     server_lsn: Lsn
-    plugin: str | None = None
-    database: str | None = None
-    active: bool = False
-    active_pid: int | None = None
+    made: SlotOptions | None = None
+    """None only where there is no slot."""
+    reader: SlotReader | None = None
+    confirmed_lsn: Lsn | None = None
     wal_status: str | None = None
     """reserved | extended | unreserved | lost"""
-    safe_wal_bytes: int | None = None
-    """How much more WAL may be written before the slot is in danger of being lost; None without max_slot_wal_keep_size."""
-    restart_lsn: Lsn | None = None
-    confirmed_lsn: Lsn | None = None
-    lag_bytes: int | None = None
-    """WAL written since the confirmed LSN."""
-    held_bytes: int | None = None
-    """WAL that the server keeps because of the slot."""
-    max_keep_bytes: int | None = None
-    """max_slot_wal_keep_size; None when it is -1, no limit."""
+    wal: HeldWal = field(default_factory=HeldWal)
     invalidation: str | None = None
     """Why the server gave the slot up (wal_removed, idle_timeout, rows_removed, wal_level_insufficient, conflict); from 16 on."""
-    two_phase: bool = False
-    failover: bool | None = None
-    """None before 17."""
-    temporary: bool = False
-    """True for a slot that a standby has not finished to synchronise: it would be gone after a promotion."""
-    active_application: str | None = None
-    """Who reads it."""
     idle_timeout_s: int | None = None
     """idle_replication_slot_timeout: a slot that nobody reads for so long is invalidated; None before 18 and when it is 0."""
     server_time: float = 0.0
@@ -79,37 +87,42 @@ class SlotFacts:
     def lost(self) -> bool:
         return self.wal_status == "lost" or self.invalidation is not None
 
+    @property
+    def database(self) -> str:
+        return (self.made and self.made.database) or ""
+
 
 def read_slot(connection: psycopg.Connection, name: str) -> SlotFacts:
     """The slot's facts (``exists`` False when there is none). Raises psycopg.Error when the server does not answer."""
-    row = connection.execute(_FACTS, (name,)).fetchone()
+    with connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(_FACTS, (name,)).fetchone()
     assert row is not None
-    max_keep = None if row[13].startswith("-1") else int(row[14])
-    server_lsn = parse_lsn(row[10] or "0/0")
-    if row[0] is None:
-        return SlotFacts(name, False, server_lsn, max_keep_bytes=max_keep, idle_timeout_s=row[20] or None, server_time=row[21])
+    exists = row["slot_type"] is not None
     return SlotFacts(
         name=name,
-        exists=True,
-        server_lsn=server_lsn,
-        plugin=row[2] if row[1] == "logical" else "physical",
-        database=row[3],
-        active=row[4],
-        active_pid=row[5],
-        wal_status=row[6],
-        safe_wal_bytes=row[7],
-        restart_lsn=parse_lsn(row[8]) if row[8] else None,
-        confirmed_lsn=parse_lsn(row[9]) if row[9] else None,
-        lag_bytes=row[11],
-        held_bytes=row[12],
-        max_keep_bytes=max_keep,
-        invalidation=row[15],
-        two_phase=bool(row[16]),
-        failover=row[17],
-        temporary=bool(row[18]),
-        active_application=row[19],
-        idle_timeout_s=row[20] or None,
-        server_time=row[21],
+        exists=exists,
+        server_lsn=parse_lsn(row["server_lsn"] or "0/0"),
+        made=SlotOptions(
+            plugin=row["plugin"] if row["slot_type"] == "logical" else "physical",
+            database=row["database"],
+            two_phase=bool(row["two_phase"]),
+            failover=row["failover"],
+            temporary=bool(row["temporary"]),
+        )
+        if exists
+        else None,
+        reader=SlotReader(row["active_pid"], row["application"]) if row["active_pid"] else None,
+        confirmed_lsn=parse_lsn(row["confirmed_lsn"]) if row["confirmed_lsn"] else None,
+        wal_status=row["wal_status"],
+        wal=HeldWal(
+            bytes=row["held_bytes"],
+            lag_bytes=row["lag_bytes"],
+            safe_bytes=row["safe_wal_size"],
+            limit_bytes=None if row["limit_text"].startswith("-1") else int(row["limit_bytes"]),
+        ),
+        invalidation=row["invalidation"],
+        idle_timeout_s=row["idle_timeout_s"] or None,
+        server_time=row["server_time"],
     )
 
 
@@ -142,14 +155,14 @@ def ensure_slot(
     refuse_foreign(connection, facts)
     if create and record is not None:
         refuse_unclaimed(facts, record)
-        if facts.confirmed_lsn is None and facts.active:
+        if facts.confirmed_lsn is None and facts.reader:
             raise SourceError(
-                f"replication slot {source.slot!r} is still being made, by pid {facts.active_pid}",
+                f"replication slot {source.slot!r} is still being made, by pid {facts.reader.pid}",
                 hint="start again once that is done",
             )
     if facts.lost:
         raise Stopped(StopState.SLOT_LOST, lost_message(facts), hint=rebuild_hint(StopState.SLOT_LOST))
-    if facts.temporary:
+    if facts.made and facts.made.temporary:
         raise Stopped(
             StopState.SLOT_MISSING,
             f"replication slot {source.slot!r} was not synchronised yet when this standby was promoted",
@@ -182,11 +195,10 @@ def slot_from_now(
                 f"replication slot {source.slot!r} was made, moved or read by somebody else, so it is neither moved nor dropped here",
                 hint=replaced_hint(source.slot),
             )
-        if facts.active:
-            reader = f"pid {facts.active_pid} ({facts.active_application})"
+        if (reader := facts.reader) is not None:
             raise SourceError(
-                f"replication slot {source.slot!r} is being read by {reader}",
-                hint=f"stop that reader, or: select pg_terminate_backend({facts.active_pid})",
+                f"replication slot {source.slot!r} is being read by pid {reader.pid} ({reader.application})",
+                hint=f"stop that reader, or: select pg_terminate_backend({reader.pid})",
             )
         if not facts.lost:
             _refuse_prepared(connection, facts)
@@ -206,15 +218,15 @@ def _is_ours(facts: SlotFacts, record: Path, followed: Lsn | None) -> bool:
 
 
 def _settled(connection: psycopg.Connection, name: str, record: Path) -> SlotFacts:
-    """What was under way is done: the slot, which stands where we put it."""
+    """The slot, which stands where we put it; the claim says that nothing is under way any more."""
     facts = read_slot(connection, name)
-    claim.record(record, claim.Claim(name, facts.database or "", int(facts.confirmed_lsn or 0), settled=True))
+    claim.record(record, claim.SlotClaim(name, facts.database, int(facts.confirmed_lsn or 0), settled=True))
     return facts
 
 
 def _refuse_prepared(connection: psycopg.Connection, facts: SlotFacts) -> None:
     """A two-phase slot takes what was prepared before its place for sent: of such a transaction only the end would come."""
-    if not facts.two_phase:
+    if not (facts.made and facts.made.two_phase):
         return
     rows = connection.execute("select gid from pg_prepared_xacts where database = current_database() order by prepared").fetchall()
     if rows:
@@ -226,7 +238,7 @@ def _refuse_prepared(connection: psycopg.Connection, facts: SlotFacts) -> None:
 
 def _advance(connection: psycopg.Connection, facts: SlotFacts, record: Path) -> None:
     """Fast-forwards: the output plugin sees nothing of what lies between, so that a row it cannot bear is passed, too."""
-    claim.record(record, claim.Claim(facts.name, facts.database or "", int(facts.confirmed_lsn or 0), settled=False))
+    claim.record(record, claim.SlotClaim(facts.name, facts.database, int(facts.confirmed_lsn or 0), settled=False))
     try:
         connection.execute(
             "select pg_replication_slot_advance(%s, greatest(pg_current_wal_lsn(), %s::pg_lsn))",
@@ -254,9 +266,9 @@ def rebuild_hint(state: StopState) -> str:
 
 def refuse_foreign(connection: psycopg.Connection, facts: SlotFacts) -> None:
     """Raises SourceError when a slot of this name exists but cannot be ours."""
-    if facts.plugin != PLUGIN:
+    if facts.made is not None and facts.made.plugin != PLUGIN:
         raise SourceError(
-            f"replication slot {facts.name!r} belongs to somebody else (plugin {facts.plugin})",
+            f"replication slot {facts.name!r} belongs to somebody else (plugin {facts.made.plugin})",
             hint="set another source.slot in the configuration",
         )
     if facts.database != connection.info.dbname:
@@ -291,7 +303,7 @@ def _create(
     if record is None:
         _create_now(connection, facts.name, timeout_s, two_phase=two_phase, failover=failover)
         return read_slot(connection, facts.name)
-    intent = claim.Claim(facts.name, connection.info.dbname, int(facts.server_lsn), settled=False)
+    intent = claim.SlotClaim(facts.name, connection.info.dbname, int(facts.server_lsn), settled=False)
     claim.record(record, intent)
     try:
         _create_now(connection, facts.name, timeout_s, two_phase=two_phase, failover=failover)

@@ -23,7 +23,6 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-import sinks.warehouse
 from cdc.errors import HeadwaterError, Stopped
 from cdc.follow.apply import Slices
 from cdc.follow.fleet import Fleet
@@ -36,6 +35,7 @@ from cdc.settings.models import Contract, StoreOptions
 from cdc.spark import session as sessions
 from cdc.spark.causes import ending_of, place_of
 from cdc.spark.source import CdcSource, cut_at
+from sinks.sparksession import use_session
 
 REST: Final = 3.0
 """After a small range that took t a store's thread rests for 3 t, so that steady traffic takes a quarter of a core at most."""
@@ -78,7 +78,7 @@ def run_followers(
 
         fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query)
         target = reader.head().position
-        sinks.warehouse.use_session(engine.session)
+        use_session(engine.session)
         fleet.begin(stores)
         try:
             _watch(fleet, wanted or (lambda: stores), target if until_caught_up else None, stop)
@@ -207,7 +207,7 @@ class Query:
     def _follow(self) -> None:
         """Returns when a query has ended by an accident, or when there is nothing more to do."""
         follower = self._follower
-        pace = Pace(REST, REST_S_MAX, _interval_s(follower.options) or INTERVAL_S)
+        pace = Pace(REST, REST_S_MAX, follower.options.commit_interval_s or INTERVAL_S)
         while not self._ending and self._accident is None:
             head = self._reader.wait(follower.applied.position, _IDLE_S)
             if follower.by_query and head.position - follower.applied.position >= LARGE_ROWS:
@@ -273,7 +273,7 @@ class Query:
         start = self._follower.applied.position
         frame = frame.option("tables", json.dumps(list(options.tables))).option("startPosition", str(start))
         frame = frame.option("maxRows", str(options.batch_rows)).option("maxBytes", str(options.batch_bytes)).load()
-        pace = Pace(0.0, 0.0, _interval_s(options))
+        pace = Pace(0.0, 0.0, options.commit_interval_s)
         leaving = self._leaving = threading.Event()
 
         def on_batch(frame: Any, number: int) -> None:
@@ -326,9 +326,3 @@ def end_of(checkpoint: Path, number: int) -> Cut:
     """The cut that micro-batch ``number`` reaches: foreachBatch does not get it, but Spark has written it down before."""
     lines = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     return cut_at(json.loads(lines[2]))
-
-
-def _interval_s(options: StoreOptions) -> float:
-    """The interval of the store's commits, where it has one of its own."""
-    interval_ms: int = getattr(options, "commit_interval_ms", 0)
-    return interval_ms / 1e3

@@ -1,6 +1,6 @@
 """Redis (or Valkey) as a derived store: one row is one key that holds JSON, or a hash."""
 
 from sinks.cache.options import Options
-from sinks.cache.sink import make
+from sinks.cache.sink import make, traits
 
-__all__ = ["Options", "make"]
+__all__ = ["Options", "make", "traits"]

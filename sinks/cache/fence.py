@@ -47,24 +47,18 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The ledger as a transaction sees it. ``at``: the table's own progress; None before its first write. ``sure``: the part of it that the writer
-    had seen confirmed when it wrote ``at``; None: all."""
+    """The ledger as a transaction sees it. ``at``: the table's own progress; None before its first write."""
 
     log: str
     history: str
     epoch: int
     position: int
     at: int | None = None
-    sure: int | None = None
 
     @property
     def progress(self) -> int:
         """A commit covers every table."""
         return max(self.position, self.at or 0)
-
-    @property
-    def confirmed(self) -> int:
-        return max(self.position, (self.at or 0) if self.sure is None else self.sure)
 
 
 def answer(seen: Seen | None, writer: Writer, after: int, upto: int) -> Answer:

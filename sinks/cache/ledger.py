@@ -7,7 +7,6 @@
 ``projection``         how rows become keys and values: JSON of the key template and of the form of values
 ``former``             JSON of the projections that the keys are being taken out of, while that is so
 ``at:TOPIC``           the table's progress: its changes up to this position are there
-``sure:TOPIC``         the part of that which the writer had seen confirmed; missing where a write cannot fail for one key alone
 ``shape:TOPIC``        the definition that its rows stand under, after the position of the change that made it so and a space
 ``coming:TOPIC``       the same of a change that is being carried out
 ``prefix:TOPIC``       what its keys begin with; missing where the template cannot name them
@@ -29,7 +28,7 @@ from sinks.cache.fence import Seen
 from sinks.contract import Shape
 
 LOOK: Final = ("log", "history", "epoch", "position")
-"""What every write looks at; the table's ``at`` and ``sure`` come after."""
+"""What every write looks at; the table's ``at`` comes after."""
 CUT: Final = ("position", "commit_lsn", "commit_ts_us")
 
 Fields = Mapping[str, str]
@@ -89,7 +88,6 @@ class Ledger:
     projection: Projection
     former: tuple[Projection, ...] = ()
     at: Mapping[str, int] = field(default_factory=dict)
-    sure: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     coming: Mapping[str, Shape] = field(default_factory=dict)
     prefixes: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +96,7 @@ class Ledger:
 
     @classmethod
     def decode(cls, fields: Fields) -> Ledger:
-        of = {kind: _of_topics(fields, kind) for kind in ("at", "sure", "shape", "coming", "prefix", "base", "aside")}
+        of = {kind: _of_topics(fields, kind) for kind in ("at", "shape", "coming", "prefix", "base", "aside")}
         return cls(
             fields["log"],
             fields["history"],
@@ -107,7 +105,6 @@ class Ledger:
             Projection.decode(fields["projection"]),
             tuple(map(Projection.decode, json.loads(fields.get("former", "[]")))),
             {topic: int(text) for topic, text in of["at"].items()},
-            {topic: int(text) for topic, text in of["sure"].items()},
             {topic: decode_shape(text) for topic, text in of["shape"].items()},
             {topic: decode_shape(text) for topic, text in of["coming"].items()},
             of["prefix"],
@@ -157,12 +154,11 @@ def taken_over(
     """
     fields = {"history": history, "epoch": str(epoch)}
     if applied != held.cut:
-        for kind, positions in (("at", held.at), ("sure", held.sure)):
-            fields |= {f"{kind}:{topic}": str(max(at, held.cut.position)) for topic, at in positions.items() if selected(topic)}
+        fields |= {f"at:{topic}": str(max(at, held.cut.position)) for topic, at in held.at.items() if selected(topic)}
         fields |= cut_fields(applied)
     left = [topic for topic in sorted(held.at.keys() | held.prefixes.keys()) if not selected(topic)]
     again = [topic for topic in sorted(held.shapes.keys() - held.at.keys()) if selected(topic)]
-    gone = [f"{kind}:{topic}" for kind in ("at", "sure", "prefix") for topic in left]
+    gone = [f"{kind}:{topic}" for kind in ("at", "prefix") for topic in left]
     return fields, [*gone, *(f"{kind}:{topic}" for kind in ("shape", "coming", "prefix", "base", "aside") for topic in again)]
 
 
@@ -176,12 +172,12 @@ def decode_shape(text: str) -> Shape:
 
 
 def seen(answers: list[bytes | None]) -> Seen | None:
-    """The answers to ``LOOK`` and a table's ``at`` and ``sure``; None when there is no ledger. Raises ValueError for what nobody here wrote."""
+    """The answers to ``LOOK`` and a table's ``at``; None when there is no ledger. Raises ValueError for what nobody here wrote."""
     log, history, epoch, position, *rest = answers
     if log is None or history is None or epoch is None or position is None:
         return None
-    at, sure = (None if text is None else int(text) for text in (*rest, None, None)[:2])
-    return Seen(log.decode(), history.decode(), int(epoch), int(position), at, sure)
+    at = rest[0] if rest else None
+    return Seen(log.decode(), history.decode(), int(epoch), int(position), None if at is None else int(at))
 
 
 def _of_topics(fields: Fields, kind: str) -> dict[str, str]:

@@ -72,7 +72,7 @@ def tell_lost(server: Server, store: str, keys: TableKeys) -> None:
     for other, theirs in _others(server, store):
         if gone.meets(theirs):
             topic = theirs.keys.table.qualified
-            _ask(server, partial(_forget, name=ledger.key_of(other), fields=(f"at:{topic}", f"sure:{topic}")))
+            _ask(server, partial(_forget, name=ledger.key_of(other), field=f"at:{topic}"))
 
 
 def _others(server: Server, store: str) -> Iterator[tuple[str, Claim]]:
@@ -98,8 +98,8 @@ def _claims(server: Server, store: str) -> Iterator[Claim]:
                     yield Claim(held.log, bind(projection.key, shapes[topic].table), topic in held.left)
 
 
-def _forget(client: redis.Redis, name: str, fields: tuple[str, ...]) -> None:
-    client.hdel(name, *fields)
+def _forget(client: redis.Redis, name: str, field: str) -> None:
+    client.hdel(name, field)
 
 
 def _literals(keys: TableKeys) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ A *part* is one transaction's bytes up to, and without, its EXEC, which is sent 
     HSET ledger … progress                 missing in a part that moves nothing
 
 An HSET leaves fields that it does not name, a time to live, and a key of another type as they are: a former store's, or another program's. After the
-DEL it is what SET is: a row's key holds the row and nothing else. With hashes the progress has two numbers: the part's last position, and that of the
-part before, whose answer has been read.
+DEL it is what SET is: a row's key holds the row and nothing else, and no row's command can fail for what stood there before.
 
 Within a part the last change of a key wins, so a key stands in it once and the order of the commands does not matter.
 """
@@ -53,8 +52,6 @@ class Frame:
     """WATCH, the questions to the ledger, MULTI."""
     move: bytes
     """The last command up to the new progress; empty when the parts move nothing."""
-    sure: bytes = b""
-    """What stands between that and the progress of the part before; empty when the new progress is the last item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,37 +82,33 @@ class Part:
     commands: int
     upto: int | None
     """The table's progress once its answer has been read; None when it moves nothing."""
-    sure: int | None = None
-    """The progress that it says is sure; None where it does not say."""
 
 
-def parts_of(frame: Frame, rows: Rows, limits: Limits, after: int = 0) -> list[Part]:
-    """``after``: the table's progress before the first of them."""
+def parts_of(frame: Frame, rows: Rows, limits: Limits) -> list[Part]:
     count = len(rows.keys)
     if count == 0:
         return []
-    head, move, sure = (np.frombuffer(text, np.uint8) for text in (EXEC + frame.look, frame.move, frame.sure))
+    head, move = (np.frombuffer(text, np.uint8) for text in (EXEC + frame.look, frame.move))
     items = _NO_FIELDS if rows.items is None else rows.items
     texts = 2 * len(rows.keys.data) + len(rows.values.data) + count * (3 * _ITEM_BYTES + _COMMAND_BYTES)
-    per_part = len(head) + len(move) + len(sure) + 4 * _COMMAND_BYTES
+    per_part = len(head) + len(move) + 4 * _COMMAND_BYTES
     out = BUFFERS.take(texts + count * per_part)  # an upper bound; pages never written cost nothing
     slots = np.empty(_power_of_two(_SLOTS_PER_ROW * min(limits.rows, count)), np.int64)
     found = _write_parts(
         out,
         slots,
         (rows.keys.data, rows.keys.offsets),
-        (rows.values.data, rows.values.offsets),
-        items,
+        (rows.values.data, rows.values.offsets, items),
         rows.gone,
         rows.positions,
-        (head, move, sure),
-        (limits.rows, limits.bytes, after),
+        (head, move),
+        (limits.rows, limits.bytes),
     )
     view = memoryview(out.data)
     starts = [0, *found[:, 0].tolist()]
     return [
-        Part(view[start:end], commands, upto if frame.move else None, before if frame.sure else None)
-        for start, (end, commands, upto, before) in zip(starts, found.tolist(), strict=False)
+        Part(view[start:end], commands, upto if frame.move else None)
+        for start, (end, commands, upto) in zip(starts, found.tolist(), strict=False)
     ]
 
 
@@ -237,18 +230,16 @@ def _mark_last(slots: Any, data: Any, offsets: Any, first: int, end: int, writte
 
 
 @kernel
-def _write_parts(
-    out: Any, slots: Any, keys: Any, values: Any, items: Any, gone: Any, positions: Any, frame: Any, limits: Any
-) -> Any:
-    """Returns an int64 row per part: its end in ``out``, how many commands it queues, the position of its last row and of the part before."""
+def _write_parts(out: Any, slots: Any, keys: Any, values: Any, gone: Any, positions: Any, frame: Any, limits: Any) -> Any:
+    """Returns an int64 row per part: its end in ``out``, how many commands it queues, and the position of its last row."""
     key_data, key_offsets = keys
-    value_data, value_offsets = values
-    head, move, sure = frame
-    rows_max, bytes_max, upto = limits
+    value_data, value_offsets, items = values
+    head, move = frame
+    rows_max, bytes_max = limits
     hashes = len(items) > 0
     rows = len(key_offsets) - 1
     written = np.empty(rows, np.uint8)
-    found = np.empty((rows, 4), np.int64)
+    found = np.empty((rows, 3), np.int64)
     parts = 0
     at = 0
     first = 0
@@ -292,16 +283,10 @@ def _write_parts(
             at = copied(out, at, move, 0, len(move))
             at = _put_size(out, at, _DOLLAR, _width(positions[end - 1]))
             at = _put_line(out, at, positions[end - 1])
-            if len(sure) > 0:
-                at = copied(out, at, sure, 0, len(sure))
-                at = _put_size(out, at, _DOLLAR, _width(upto))
-                at = _put_line(out, at, upto)
             commands += 1
         found[parts, 0] = at
         found[parts, 1] = commands
-        found[parts, 3] = upto
-        upto = positions[end - 1]
-        found[parts, 2] = upto
+        found[parts, 2] = positions[end - 1]
         parts += 1
         first = end
     return found[:parts]

@@ -17,8 +17,7 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader, selected
-from cdc.model.batch import OP, POSITION, Op, first_position, table_of
-from cdc.model.evolution import schema_change_of
+from cdc.model.batch import ALONE, OP, POSITION, table_of
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
@@ -34,7 +33,7 @@ from sinks.cache.standing import Standing, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, Transactions, lost
 from sinks.cache.values import Form, form_of, shown
 from sinks.cache.writing import Rowwriter
-from sinks.contract import NOTHING, EpochPassed, Outcome, Shape
+from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.meaning import plain_key
@@ -44,8 +43,7 @@ from sinks.render.rowtext import rows_with_keys
 class CacheSink:
     """See ``sinks.contract.Sink``."""
 
-    parallel = False
-    sequenced = True
+    traits = Traits(sequenced=True)
 
     def __init__(self, name: str, options: Options) -> None:
         self.name = name
@@ -253,10 +251,8 @@ class CacheSink:
         if len(fresh) == 0:
             return stale
         self._known.touched.add(topic)
-        if changes.column(OP)[0].as_py() == Op.TRUNCATE:
-            return barriers.truncate(topic, Position(first_position(changes)))
-        if (change := schema_change_of(changes)) is not None:
-            return barriers.reshape(change, Position(first_position(changes)))
+        if changes.column(OP)[0].as_py() in ALONE:
+            return barriers.carry_out(changes)
         return self._written(fresh, table) + stale
 
     def _written(self, fresh: pa.RecordBatch, table: Table) -> Outcome:
@@ -318,6 +314,10 @@ class CacheSink:
 
 def _texts(found: Mapping[Any, Any]) -> dict[str, str]:
     return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
+
+
+def traits(options: Options) -> Traits:  # noqa: ARG001
+    return CacheSink.traits
 
 
 def make(name: str, options: Options) -> CacheSink:

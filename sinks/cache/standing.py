@@ -39,7 +39,7 @@ class Standing:
             store,
             held.projection,
             applied,
-            {topic: Chain(topic, at, held.sure.get(topic), max(held.sure.get(topic, at), least)) for topic, at in held.at.items()},
+            {topic: Chain(topic, at, max(at, least)) for topic, at in held.at.items()},
             dict(held.shapes),
             dict(held.coming),
             dict(held.prefixes),

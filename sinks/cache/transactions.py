@@ -50,11 +50,10 @@ class OddKey(StoreError):
 
 @dataclass(slots=True)
 class Chain:
-    """One table's writes. ``at`` and ``sure``: its progress, as the writer left it in the ledger (None: there is none yet)."""
+    """One table's writes. ``at``: its progress, as the writer left it in the ledger (None: there is none yet)."""
 
     topic: str
     at: int | None = None
-    sure: int | None = None
     upto: int = 0
     """The progress that answers have confirmed."""
 
@@ -73,19 +72,15 @@ class Transactions:
     def progress(self, chain: Chain) -> int:
         return max(self.position, chain.upto)
 
-    def frame(self, topic: str, *, moves: bool, sure: bool = False) -> Frame:
-        """Around a table's parts. ``sure``: they say what had been confirmed before them, too."""
-        look = command("WATCH", self._key) + command("HMGET", self._key, *ledger.LOOK, f"at:{topic}", f"sure:{topic}") + MULTI
-        if not moves:
-            return Frame(look, b"")
-        later = [f"sure:{topic}", ""] if sure else []
-        move = command("HSET", self._key, "epoch", self.writer.epoch, f"at:{topic}", "", *later)
-        before, after, *_ = move.split(_NOTHING)
-        return Frame(look, before, after)
+    def frame(self, topic: str, *, moves: bool) -> Frame:
+        """Around a table's parts."""
+        look = command("WATCH", self._key) + command("HMGET", self._key, *ledger.LOOK, f"at:{topic}") + MULTI
+        move = command("HSET", self._key, "epoch", self.writer.epoch, f"at:{topic}", "").removesuffix(_NOTHING)
+        return Frame(look, move if moves else b"")
 
     def part(self, topic: str, commands: Commands, upto: int | None = None) -> Part:
         """A part of a few commands."""
-        moved = [self.set({f"at:{topic}": str(upto)}), self.remove(f"sure:{topic}")] if upto is not None else []
+        moved = [self.set({f"at:{topic}": str(upto)})] if upto is not None else []
         data = EXEC + self.frame(topic, moves=False).look + b"".join([*commands, *moved])
         return Part(memoryview(data), len(commands) + len(moved), upto)
 
@@ -165,12 +160,12 @@ class Transactions:
         found = answer(seen, self.writer, after, after if end is None else end)
         self.refuse(Answer.LOST if end is None and found is Answer.ALREADY else found, seen)
         if seen is not None:
-            self.position, chain.at, chain.sure = seen.position, seen.at, seen.sure
-            chain.upto = max(chain.upto, seen.confirmed)
+            self.position, chain.at = seen.position, seen.at
+            chain.upto = max(chain.upto, seen.progress)
 
     def _expected(self, chain: Chain) -> bytes:
-        at, sure = (bulk(b"%d" % one) if one is not None else b"$-1\r\n" for one in (chain.at, chain.sure))
-        return _ledger_answer(self.writer, self.position) + at + sure
+        at = bulk(b"%d" % chain.at) if chain.at is not None else b"$-1\r\n"
+        return _ledger_answer(self.writer, self.position) + at
 
     def _finish(self, wire: Wire, chain: Chain, part: Part, closing: bytes) -> None:
         """Reads what is left of a part's answers. Raises Refused, StoreError when it was not carried out."""
@@ -188,7 +183,7 @@ class Transactions:
             raise lost(self._store)  # somebody touched the ledger after we had looked at it
         failed = _first_error(wire.lines(part.commands))
         if part.upto is not None:
-            chain.at, chain.sure = part.upto, part.sure
+            chain.at = part.upto
         if failed is not None:
             raise OddKey(self._store)
         if part.upto is not None:
@@ -223,7 +218,7 @@ class Transactions:
 @lru_cache(maxsize=16)
 def _ledger_answer(writer: Writer, position: int) -> bytes:
     """How the answer to a look begins, where the ledger is as this writer left it."""
-    return b"*6\r\n" + command(writer.log, writer.history, writer.epoch, position).removeprefix(b"*4\r\n")
+    return b"*5\r\n" + command(writer.log, writer.history, writer.epoch, position).removeprefix(b"*4\r\n")
 
 
 def lost(store: str) -> StoreError:

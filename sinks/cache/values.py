@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import redis
 
-from cdc.model.showing import AsRules
+from cdc.model.display import AsRules
 from cdc.model.table import Table
 from sinks.cache.ledger import Projection
 from sinks.cache.resp import fields_of
@@ -43,9 +43,6 @@ class Written:
 class Form(Protocol):
     """One of the two forms that a value may have."""
 
-    may_fail: bool
-    """Whether one row's command may fail alone, with the rest of its transaction carried out."""
-
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         """Adds the question for this key's value, which ``read`` takes the answer to."""
         ...
@@ -68,8 +65,6 @@ class Form(Protocol):
 
 
 class Json:
-    may_fail = False
-
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
@@ -90,8 +85,6 @@ class Json:
 
 
 class Hash:
-    may_fail = True
-
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 

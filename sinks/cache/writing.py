@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -41,11 +41,11 @@ Letters = tuple[DeadLetter, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """How rows become parts. ``after``: the table's progress before them; None where they leave it as it is."""
+    """How rows become parts. ``moves``: with the table's progress, which they otherwise leave as it is."""
 
     keys: TableKeys
     form: Form
-    after: int | None
+    moves: bool
 
 
 class Rowwriter:
@@ -61,16 +61,16 @@ class Rowwriter:
 
         ``keys``: those of the batch's definition. Returns what could not be held: there is nothing under its key then, and a letter.
         """
-        return self._write(chain, [batch], _Making(keys, form, self._transactions.progress(chain)))
+        return self._write(chain, [batch], _Making(keys, form, moves=True))
 
     def rewrite(
         self, chain: Chain, batches: Iterable[pa.RecordBatch], keys: TableKeys, form: Form, until: int | None = None
     ) -> Letters:
         """Puts these rows there, and leaves the table's progress where it is. ``until``: see ``Transactions.stream``."""
-        return self._write(chain, batches, _Making(keys, form, None), until)
+        return self._write(chain, batches, _Making(keys, form, moves=False), until)
 
     def _write(self, chain: Chain, batches: Iterable[pa.RecordBatch], making: _Making, until: int | None = None) -> Letters:
-        frame = self._transactions.frame(chain.topic, moves=making.after is not None, sure=making.form.may_fail)
+        frame = self._transactions.frame(chain.topic, moves=making.moves)
         found: list[DeadLetter] = []
         crashpoint("cache.write.begun")
         self._transactions.stream(chain, self._streamed(partial(self._parts, chain.topic, frame), batches, making, found), until)
@@ -107,12 +107,12 @@ class Rowwriter:
         found: list[DeadLetter],
     ) -> Iterator[Part]:
         """The parts of all slices; those of the next slice are made in a thread beside."""
-        slices = _slices(making, batches)
+        slices = _slices(batches)
         if (first := next(slices, None)) is None:
             return
-        parts, letters = parts_of_slice(*first)
+        parts, letters = parts_of_slice(making, first)
         for following in slices:
-            waiting = self._thread().submit(parts_of_slice, *following)
+            waiting = self._thread().submit(parts_of_slice, making, following)
             found += letters
             yield from parts
             parts, letters = waiting.result()
@@ -136,7 +136,7 @@ class Rowwriter:
             dead |= empty
         letters = tuple(DeadLetter(topic, Position(int(positions[row])), reason) for row, reason in sorted(reasons.items()))
         rows = Rows(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items)
-        return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS, making.after or 0)], letters
+        return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS)], letters
 
     def _lettered(self, topic: str, letters: Letters) -> list[Part]:
         if not letters:
@@ -145,15 +145,13 @@ class Rowwriter:
         return [self._transactions.part(topic, [command("HSET", self._letters, *items)])]
 
 
-def _slices(making: _Making, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_Making, pa.RecordBatch]]:
+def _slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     wanted = FIRST_ROWS
     for batch in batches:
         most = max(1, min(SLICE_ROWS, SLICE_BYTES * len(batch) // max(batch.nbytes, 1)))
         start = 0
         while (left := len(batch) - start) > 0:
             piece = batch.slice(start, left if left <= min(most, 2 * wanted) else min(most, wanted))
-            yield making, piece
-            if making.after is not None:
-                making = replace(making, after=last_position(piece))
+            yield piece
             start += len(piece)
             wanted = min(SLICE_ROWS, wanted * GROWTH)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
+from cdc.model.display import As, AsRules, shown_as
 from cdc.model.pgtypes import BPCHAR, NAME, TEXT, VARCHAR
 from cdc.model.selection import named
-from cdc.model.showing import As, AsRules, shown_as
 from cdc.model.structure import Scalar, structure_of
 from cdc.model.table import Column, Table
 from sinks.render.jsonrows import Style

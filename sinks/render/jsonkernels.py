@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cdc.kernels.civil import date_of
 from cdc.kernels.jit import inlined, kernel
 from cdc.kernels.memcpy import copied
 
@@ -129,21 +130,13 @@ def decimal_text(words: Any, scale: int) -> Any:
 
 @kernel
 def _put_date(out: Any, at: int, days: Any) -> int:
-    """YYYY-MM-DD of the days since 1970-01-01, years 0001 to 9999 (Howard Hinnant's civil_from_days)."""
-    shifted = days + 719468
-    era = shifted // 146097
-    day_of_era = shifted - era * 146097
-    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // 146096) // 365
-    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    month = (5 * day_of_year + 2) // 153
-    day = day_of_year - (153 * month + 2) // 5 + 1
-    month = month + 3 if month < 10 else month - 9
-    year = year_of_era + era * 400 + (1 if month <= 2 else 0)
-    at = _put_padded(out, at, year, 4)
+    """YYYY-MM-DD of the days since 1970-01-01, years 0001 to 9999."""
+    date = date_of(days)
+    at = _put_padded(out, at, date.year, 4)
     out[at] = 45
-    at = _put_padded(out, at + 1, month, 2)
+    at = _put_padded(out, at + 1, date.month, 2)
     out[at] = 45
-    return _put_padded(out, at + 1, day, 2)
+    return _put_padded(out, at + 1, date.day, 2)
 
 
 @kernel

@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 
 from cdc.kernels.memory import Reused
 from cdc.model.batch import OP, POSITION, Op
+from cdc.model.display import As
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import arrow_type, canonical_text
-from cdc.model.showing import As
 from cdc.model.table import Column, Table
 from sinks.render import columns
 from sinks.render import jsonkernels as kernels

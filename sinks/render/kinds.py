@@ -8,6 +8,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final
 
+from cdc.model.display import As
 from cdc.model.pgtypes import (
     BOOL,
     BYTEA,
@@ -25,7 +26,6 @@ from cdc.model.pgtypes import (
     TIMESTAMP,
     TIMESTAMPTZ,
 )
-from cdc.model.showing import As
 from cdc.model.structure import ArrayOf, Composite, Hstore, MultirangeOf, RangeOf, Scalar, Structure, structure_of
 from cdc.model.table import Column
 

@@ -1,5 +1,5 @@
 """OpenSearch as a derived store: one row is one document, versioned by position."""
 
-from sinks.search.sink import Options, make
+from sinks.search.sink import Options, make, traits
 
-__all__ = ["Options", "make"]
+__all__ = ["Options", "make", "traits"]

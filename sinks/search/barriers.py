@@ -1,77 +1,49 @@
-"""Changes of a table as a whole: a TRUNCATE, and a change of its definition."""
+"""Changes of a table as a whole (``sinks.barrier``): made in the index that is there, or by filling another one that takes its place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
-from cdc.model.batch import POSITION
-from cdc.model.evolution import SchemaChange
-from cdc.model.position import Position
-from cdc.model.table import Table
-from sinks.contract import DeadLetter, Outcome, Shape
+from cdc.model.batch import POSITION, table_of
+from cdc.model.position import START, Position
+from sinks.barrier import Barrier, RowsBefore, Steps, barrier_of, carry_out
+from sinks.contract import DeadLetter, Outcome
 from sinks.past import live_rows, rows_under
-from sinks.policy import emptied
-from sinks.reshape import rewrites
 from sinks.retry import Fate
 from sinks.search import bulk, fence
 from sinks.search.rows import Rows
-from sinks.search.tables import Place, Tables
+from sinks.search.statements import Place
+from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
+
+_Again = tuple[pa.RecordBatch, pa.Array | None]
+"""Rows to be written again, with their documents' ids where those are not the keys."""
 
 
 class Barriers:
-    """Applies them to one store. Each may be done again after a failure at any point."""
+    """Carries them out in one store."""
 
     def __init__(self, cluster: Cluster, tables: Tables, rows: Rows) -> None:
         self._cluster = cluster
         self._tables = tables
         self._rows = rows
 
-    def truncate(self, table: Table, position: int) -> Outcome:
-        """Raises the floor, turns away writers that do not know it, and deletes every document from before ``position``."""
-        if position <= self._tables.held_of(table.qualified):
+    def carry_out(self, changes: pa.RecordBatch) -> Outcome:
+        """``changes``: one barrier's record."""
+        topic = table_of(changes.schema).qualified
+        held = self._tables.shape(topic)
+        barrier = barrier_of(changes, None if held is None else held.table)
+        assert barrier is not None
+        if barrier.position <= max(self._tables.held.of(topic), held.position if held is not None and barrier.defines else START):
             return Outcome(0, stale=1)
-        place = self._tables.place(table)
-        self._tables.settle(place)
-        self._tables.say(place, position, floor=Position(max(place.floor, position)))
-        crashpoint("search.truncate.floor_raised")
-        self.replace_writers([place])  # a writer from before the TRUNCATE has to read the floor before it writes again
-        crashpoint("search.truncate.before_purge")
-        fence.purge(self._cluster, place.names, written_before=position)
-        return Outcome(1)
-
-    def reshape(self, change: SchemaChange, position: int) -> Outcome:
-        """Documents of an older definition are written again at the change's position; a field that has to change its type takes a new
-        index, which replaces the old one at once. Done twice it comes to the same."""
-        table, held = change.table, self._tables.shape(change.table.qualified)
-        if position <= self._tables.held_of(table.qualified) or (held is not None and position <= held.position):
-            return Outcome(0, stale=1)
-        found = self._tables.find(table)
-        gone = emptied(None if held is None else held.table, change)
-        dead: tuple[DeadLetter, ...] = ()
-        if found is None or not found.said:
-            place = self._tables.prepare(table)
-        elif self._tables.indices.contradicted(found, table):
-            place = self._tables.adopt(found, table)
-            return Outcome(1, 0, self._rebuild(place, table, kept=not gone and held is not None, position=position))
-        elif gone:
-            place = self._tables.prepare(table)
-            self.truncate(table, position)
-        elif held is not None and rewrites(held.table, table):
-            place = self._tables.prepare(table)
-            self._tables.begin_alone(place, position)
-            dead = self._write_again(place.writer, table, position)
-            crashpoint("search.schema.rewritten")
-            self.truncate(table, position)
-        else:
-            place = self._tables.prepare(table)
-        self._tables.say(place, position, shape=Shape(table, Position(position)))
-        return Outcome(1, 0, dead)
+        barrier, steps = self._steps(barrier, new=held is None)
+        return carry_out(barrier, steps)
 
     def replace_writers(self, which: list[Place]) -> bool:
         """False when somebody else has replaced one meanwhile: then the names are looked up, and our fence comes with a later commit."""
@@ -83,36 +55,97 @@ class Barriers:
                 place.write_through(fresh[place.names])
         return fresh is not None
 
-    def _rebuild(self, place: Place, table: Table, *, kept: bool, position: int) -> tuple[DeadLetter, ...]:
-        """The next generation of the index takes the rows (where they are ``kept``) and then the alias."""
-        fresh = self._tables.building(place, table, position)
-        dead = self._write_again(fresh.writer, table, position) if kept else ()
-        self._cluster.ask("a refresh", "POST", f"/{fresh.names.index}/_refresh")
-        at = Position(position)
-        self._tables.say(fresh, position, floor=at, shape=Shape(table, at), building=False)
-        crashpoint("search.schema.rebuilt")
-        self._tables.built(place, fresh)
-        return dead
+    def _steps(self, barrier: Barrier, *, new: bool) -> tuple[Barrier, Steps[_Again]]:
+        """How it is carried out, and what becomes of the rows that way. ``new``: there are no rows yet, as far as is known."""
+        tables, table = self._tables, barrier.table
+        if not barrier.defines:
+            tables.place(table)
+            return barrier, self._in_place()
+        found = tables.find(table)
+        if found is not None and found.said and tables.indices.contradicted(found, table):
+            old = tables.adopt(found, table)
+            fresh = tables.building(old, table, barrier.position)
+            fate = RowsBefore.GONE if new or barrier.rows is RowsBefore.GONE else RowsBefore.AGAIN
+            return replace(barrier, rows=fate), _Another(self._cluster, tables, self._rows, old, fresh)
+        tables.prepare(table)
+        empty = found is None or not found.said
+        return replace(barrier, rows=RowsBefore.KEPT) if empty else barrier, self._in_place()
 
-    def _write_again(self, writer: str, table: Table, position: int) -> tuple[DeadLetter, ...]:
-        """Every row that was there before the position, as it stands at the position under the table's definition."""
-        dead: tuple[DeadLetter, ...] = ()
-        for batch, ids in self._rows_before(table, position):
-            verdicts = self._rows.write_all(
-                writer, bulk.actions(batch, table, self._tables.style(table), ids), np.arange(len(batch))
-            )
-            if verdicts.count(Fate.FENCED):
-                raise StoreError(f"store {self._cluster.store}: another process replaces the write alias", retryable=True)
-            dead += self._rows.bury(table, verdicts, batch.column(POSITION).to_numpy())
-        return dead
+    def _in_place(self) -> _InPlace:
+        return _InPlace(self._cluster, self._tables, self._rows, self)
 
-    def _rows_before(self, table: Table, position: int) -> Iterator[tuple[pa.RecordBatch, pa.Array | None]]:
-        """From the log, never from documents: those hold what values mean, not what Postgres says. With the documents' ids where those are not
-        the keys: rows without a key go by the position of the change that brought them."""
-        log, upto = self._tables.log, Position(position - 1)
-        rows = rows_under(log, table, upto, Position(position))
+
+@dataclass(frozen=True, slots=True)
+class _Rewriting:
+    """Rows from before a barrier: from the log, never from documents, which hold what values mean and not what Postgres says."""
+
+    cluster: Cluster
+    tables: Tables
+    rows: Rows
+
+    def rows_before(self, barrier: Barrier) -> Iterator[_Again]:
+        """Rows without a key go by the position of the change that brought them."""
+        log, table, upto = self.tables.followed.log, barrier.table, Position(barrier.position - 1)
+        rows = rows_under(log, table, upto, barrier.position)
         if table.key:
             yield from ((batch, None) for batch in rows)
             return
         for own, batch in zip(live_rows(log, table.qualified, upto), rows, strict=True):
             yield batch, own.column(POSITION).cast(pa.utf8())
+
+    def write_into(self, writer: str, barrier: Barrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
+        dead: tuple[DeadLetter, ...] = ()
+        for batch, ids in rows:
+            body = bulk.actions(batch, barrier.table, self.tables.indices.style(barrier.table), ids)
+            verdicts = self.rows.write_all(writer, body, np.arange(len(batch)))
+            if verdicts.count(Fate.FENCED):
+                raise StoreError(f"store {self.cluster.store}: another process replaces the write alias", retryable=True)
+            dead += self.rows.bury(barrier.table, verdicts, batch.column(POSITION).to_numpy())
+        return dead
+
+
+@dataclass(frozen=True, slots=True)
+class _InPlace(_Rewriting):
+    """In the index that is there: its floor turns away writers that do not know it, and documents from before are deleted."""
+
+    barriers: Barriers
+
+    def write_again(self, barrier: Barrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
+        place = self.tables.place(barrier.table)
+        self.tables.statements.begin_alone(place, barrier.position)
+        dead = self.write_into(place.writer, barrier, rows)
+        crashpoint("search.schema.rewritten")
+        return dead
+
+    def raise_floor(self, barrier: Barrier) -> None:
+        place = self.tables.place(barrier.table)
+        self.tables.statements.settle(place)
+        self.tables.statements.say(place, barrier.position, floor=Position(max(place.floor, barrier.position)))
+        crashpoint("search.truncate.floor_raised")
+        self.barriers.replace_writers([place])  # a writer from before the barrier has to read the floor before it writes again
+        crashpoint("search.truncate.before_purge")
+        fence.purge(self.cluster, place.names, written_before=barrier.position)
+
+    def set_shape(self, barrier: Barrier) -> None:
+        if barrier.defines:
+            self.tables.statements.say(self.tables.place(barrier.table), barrier.position, shape=barrier.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Another(_Rewriting):
+    """A field that has to change its type takes another index, which nobody uses before it replaces the old one at once."""
+
+    old: Place
+    fresh: Place
+
+    def write_again(self, barrier: Barrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
+        return self.write_into(self.fresh.writer, barrier, rows)
+
+    def raise_floor(self, barrier: Barrier) -> None:
+        """Nothing from before is in it."""
+
+    def set_shape(self, barrier: Barrier) -> None:
+        self.cluster.ask("a refresh", "POST", f"/{self.fresh.names.index}/_refresh")
+        self.tables.statements.say(self.fresh, barrier.position, floor=barrier.position, shape=barrier.shape, building=False)
+        crashpoint("search.schema.rebuilt")
+        self.tables.built(self.old, self.fresh)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.model.showing import As
+from cdc.model.display import As
 from cdc.model.table import Table
 from sinks.render.documentkernels import leaf_sizes
 from sinks.render.jsonkernels import ABSENT, VALUE

@@ -49,6 +49,11 @@ class Found:
         return self.whole is not None and not self.whole.standing.building
 
     @property
+    def born(self) -> str:
+        """When it was created. A snapshot keeps that."""
+        return str(self.held["settings"]["index"]["creation_date"])
+
+    @property
     def generation(self) -> int:
         return 0 if self.places is None else self.places.generation
 
@@ -259,7 +264,7 @@ def _said(found: Found, copies: tuple[Copy | None, ...], ids: tuple[str, ...]) -
     if owner is None and here:  # its _meta was removed with a change of its mapping
         one = here[0].standing
         owner = Owner(one.store, one.mark.log, one.topic)
-    whole = whole_of(copies, str(found.held["settings"]["index"]["creation_date"]))
+    whole = whole_of(copies, found.born)
     return replace(found, owner=owner, copies=copies, ids=ids, whole=whole)
 
 

@@ -42,6 +42,8 @@ class Ledger:
         self._index = f".headwater-{index_name(cluster.store, cluster.store)}"
         self._dead = f"{self._index}@dead"
         self.document = Guarded(_writers(self._index), self._index, _ID)
+        self.claiming: Cut | None = None
+        """The cut of a commit whose answer has not come."""
 
     @property
     def indices(self) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from sinks.retry import Fate
 from sinks.search import bulk
 from sinks.search.conditional import Conflict
 from sinks.search.ledger import Ledger
-from sinks.search.tables import Place, Tables
+from sinks.search.statements import Place
+from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 
 Positions = npt.NDArray[np.int64]
@@ -100,18 +101,18 @@ class Rows:
 
     def _attempt(self, place: Place, body: Texts, rows: bulk.Rows, positions: Positions) -> bulk.Verdicts:
         tables = self._tables
-        tables.settle(place)
+        tables.statements.settle(place)
         last = int(positions[rows[-1]])
         if place.terms is None or last > place.standing.reach:
-            reach = last if place.terms is None else max(last, tables.log.head().position)
+            reach = last if place.terms is None else max(last, tables.followed.log.head().position)
             begun = place.terms is not None
             try:
                 if len(rows) <= TOGETHER_ROWS and int(body.offsets[-1]) <= self._request_bytes:
                     judged = self._together(place, reach, body, rows)
                     if judged is not None:
                         return judged
-                    tables.settle(place)
-                tables.begin_alone(place, reach)
+                    tables.statements.settle(place)
+                tables.statements.begin_alone(place, reach)
             except Conflict:
                 if begun:
                     raise  # rows of this stretch may be gone
@@ -119,13 +120,13 @@ class Rows:
         return self.write_all(place.writer, body, rows)
 
     def _together(self, place: Place, reach: int, body: Texts, rows: bulk.Rows) -> bulk.Verdicts | None:
-        written = self._tables.begin(place, reach)
+        written = self._tables.statements.begin(place, reach)
         place.sent = written
         crashpoint("search.bulk.before_together")
         judged = bulk.send_behind(self._cluster, place.writer, written.changes, body, rows)
         if judged is None:
             return None
-        self._tables.finish(written)
+        self._tables.statements.finish(written)
         again = judged.of(Fate.AGAIN)
         if len(again) == 0:
             return judged

@@ -33,13 +33,18 @@ for _logger in ("opensearch", "opensearchpy.trace"):
 
 
 class Address(Strict):
-    """How to reach the cluster. ``url`` may hold user and password; https is verified against ``ca_certs`` or the usual authorities."""
+    """How to reach the cluster."""
 
     url: SecretStr
+    """Of the cluster. It may hold user and password; https is verified."""
     username: str | None = None
+    """The user, where the URL has none."""
     password: SecretStr | None = None
+    """The password, where the URL has none."""
     ca_certs: Path | None = None
+    """PEM: the authorities that count instead of the usual ones."""
     timeout_s: float = Field(60.0, gt=0)
+    """How long one answer of the cluster may take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The warehouse: current tables in Apache Iceberg, position and commit LSN in the same commit as the rows."""
 
 from sinks.warehouse.options import Options
-from sinks.warehouse.sink import Warehouse, make, use_session
+from sinks.warehouse.sink import Warehouse, make, traits
 
-__all__ = ["Options", "Warehouse", "make", "use_session"]
+__all__ = ["Options", "Warehouse", "make", "traits"]

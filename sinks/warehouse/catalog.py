@@ -7,12 +7,9 @@ properties and nothing between them. Raises StoreError only.
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,26 +18,23 @@ from py4j.protocol import Py4JJavaError
 
 from cdc.errors import StoreError
 from cdc.model.lineage import Mark
-from cdc.model.position import ZERO_CUT
 from sinks.warehouse.columns import Add, Change, Field, Rename, Widen, parse_schema
 from sinks.warehouse.disk import looked_at, stamp, sync
 from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
 from sinks.warehouse.java import Java
-from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed, mark_of
+from sinks.warehouse.marks import EPOCH_KEY, SOURCE_KEY, Signed
 from sinks.warehouse.vectors import Blob
+from sinks.warehouse.versions import KEPT_VERSIONS, MetadataFiles, read_version
 
 _CLOCKS_DIFFER_S: Final = 60
 """By so much Iceberg lets the clocks of a table's writers differ."""
-KEPT_VERSIONS: Final = 10
-"""So many former versions of a table's metadata stay on disk, for readers that are just opening one."""
-_METADATA: Final = re.compile(r"\.?v(\d+)(\.gz)?\.metadata\.json(\.crc)?")
 
 _TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "3",
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
-    # Old metadata is deleted by ``_tidy``: Iceberg's own way of doing it takes a third of a commit.
+    # Old metadata is deleted by ``versions``: Iceberg's own way of doing it takes a third of a commit.
     "write.metadata.delete-after-commit.enabled": "false",
     "write.metadata.previous-versions-max": str(KEPT_VERSIONS),
     "write.metadata.compression-codec": "gzip",
@@ -130,7 +124,7 @@ class Catalog:
     def create(self, namespace: Sequence[str], name: str, schema: str, properties: Mapping[str, str]) -> IcebergTable:
         """Nothing of the new table is durable before its ``sync_all``."""
         with errors("create a table"):
-            given = self._use.hash_map()
+            given = self._use.values.hash_map()
             for key, value in {**_TABLE_PROPERTIES, **properties}.items():
                 given.put(key, value)
             parsed = self._use.schema_parser.fromJson(schema)
@@ -152,26 +146,27 @@ class IcebergTable:
         self._java = load()
         self._operations = self._java.operations()
         self.location = Path(self._java.location().removeprefix("file:"))
-        self.fields: tuple[Field, ...] = ()
-        self._schema_id = -1
-        self._synced: frozenset[str] | None = None
-        """The metadata files that are known to be durable; None where this object only reads, and nobody counts on what it has read."""
-        self.renew()
+        self._metadata = MetadataFiles(self.location)
+        self._seen = read_version(use, self._operations.current(), None)
         self._stamp = self._stamped()
 
-    def renew(self) -> None:
-        """Reads what Python looks at often, once for each version of the table."""
-        current = self._operations.current()
-        self.version: str = current.metadataFileLocation()
-        self._updated_ms: int = current.lastUpdatedMillis()
-        self.properties: dict[str, str] = self._use.strings(current.properties())
-        snapshot = current.currentSnapshot()
-        described = {} if snapshot is None else json.loads(self._use.snapshot_parser.toJson(snapshot))
-        self.snapshot: int | None = described.get("snapshot-id")
-        self.mark = self._marked(described)
-        if current.currentSchemaId() != self._schema_id:
-            self._schema_id = current.currentSchemaId()
-            self.fields = parse_schema(self._use.schema_parser.toJson(current.schema()))
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self._seen.fields
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return self._seen.properties
+
+    @property
+    def snapshot(self) -> int | None:
+        """The id of the current one."""
+        return self._seen.snapshot
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark of the rows that are there now."""
+        return self._seen.mark
 
     def changed(self) -> bool:
         """Whether anything happened to the table's metadata, by whomever, since this object last looked. Asks the file system alone."""
@@ -188,10 +183,13 @@ class IcebergTable:
                 # another by the same number: the folder was put back from a copy.
                 self._java = self._load_again()
                 self._operations = self._java.operations()
-            self.renew()
-            if self._synced is not None:
-                self._sync()  # it may be a commit of ours whose answer was lost
+            self._renew()
+            if self._metadata.counted_on:
+                self._metadata.sync()  # it may be a commit of ours whose answer was lost
         self._stamp = stamp
+
+    def _renew(self) -> None:
+        self._seen = read_version(self._use, self._operations.current(), self._seen)
 
     def _went_forward(self) -> bool:
         try:
@@ -205,7 +203,7 @@ class IcebergTable:
     def _stamped(self) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
         """The folder of the table's metadata and the version that was read last, as they stand now."""
         with errors("look at a table's metadata"):
-            return stamp(self.location / "metadata"), stamp(Path(_local(self.version)))
+            return stamp(self._metadata.folder), stamp(Path(_local(self._seen.file)))
 
     def _load_again(self) -> Any:
         try:
@@ -225,24 +223,6 @@ class IcebergTable:
         """The highest writer's that committed here."""
         return int(self.properties.get(EPOCH_KEY, 0))
 
-    def _marked(self, described: Mapping[str, Any]) -> Mark | None:
-        """What the rows that are there now are marked with: by the snapshot, or where others have made it (a rewrite, a DELETE), by the
-        nearest of ours before it. So a table that was rolled back says so. Properties speak where no snapshot can: of the newest commit, so
-        not where the table was rolled back to an earlier one."""
-        sequence = described.get("sequence-number")
-        while described:
-            if (found := mark_of(described.get("summary", {}))) is not None:
-                return found
-            parent = described.get("parent-snapshot-id")
-            snapshot = None if parent is None else self._operations.current().snapshot(parent)
-            if snapshot is None and parent is not None:
-                break  # it has expired
-            described = {} if snapshot is None else json.loads(self._use.snapshot_parser.toJson(snapshot))
-        written = mark_of(self.properties)
-        if written is None or self.snapshot is None or (described and sequence == self._operations.current().lastSequenceNumber()):
-            return written
-        return replace(written, cut=ZERO_CUT)
-
     def files(self) -> list[tuple[DataFile, Vector | None]]:
         """Every live data file and its deletion vector."""
         return looked_at(self.name, self.location, self._files)
@@ -252,7 +232,7 @@ class IcebergTable:
         with errors("list a table's files"):
             tasks = self._java.newScan().planFiles()
             try:
-                listed = self._use.lists.newArrayList(tasks)
+                listed = self._use.values.lists.newArrayList(tasks)
                 for task in (listed.get(number) for number in range(listed.size())):
                     file = _data_file(task.file())
                     found.append((file, self._vector(file, task.deletes())))
@@ -263,15 +243,15 @@ class IcebergTable:
     def needed(self) -> frozenset[str]:
         """The names of all files that any snapshot needs, those of other branches and tags among them."""
         with errors("look for the files that its snapshots need"):
-            use, io, manifests = self._use, self._java.io(), self._use.hash_set()
-            snapshots = use.lists.newArrayList(self._java.snapshots())
+            use, io, manifests = self._use, self._java.io(), self._use.values.hash_set()
+            snapshots = use.values.lists.newArrayList(self._java.snapshots())
             for number in range(snapshots.size()):
                 manifests.addAll(snapshots.get(number).allManifests(io))
             found: set[str] = set()
-            for manifest in use.lists.newArrayList(manifests):
+            for manifest in use.values.lists.newArrayList(manifests):
                 paths = use.manifest_files.readPaths(manifest, io, self._java.specs())
                 try:
-                    found.update(Path(path).name for path in use.texts(use.lists.newArrayList(paths)))
+                    found.update(Path(path).name for path in use.values.texts(use.values.lists.newArrayList(paths)))
                 finally:
                     paths.close()
         return frozenset(found)
@@ -291,19 +271,13 @@ class IcebergTable:
     def data_file(self, path: Path) -> DataFile:
         """A Parquet file that was just written, with its column bounds, ready to be committed."""
         with errors("describe a data file"):
-            metrics = self._use.parquet_util.fileMetrics(
-                self._java.io().newInputFile(str(path)), self._use.metrics_config.forTable(self._java)
-            )
-            builder = self._use.data_files.builder(self._java.spec()).withPath(str(path)).withFormat("parquet")
-            return _data_file(builder.withFileSizeInBytes(path.stat().st_size).withMetrics(metrics).build())
+            return _data_file(self._use.files.data(self._java, path))
 
     def vector(self, puffin: Path, size: int, of: DataFile, blob: Blob) -> Vector:
         """A deletion vector that was just written."""
         with errors("describe a deletion vector"):
-            builder = self._use.file_metadata.deleteFileBuilder(self._java.spec()).ofPositionDeletes()
-            builder = builder.withFormat("puffin").withPath(str(puffin)).withFileSizeInBytes(size).withRecordCount(blob.cardinality)
-            builder = builder.withReferencedDataFile(of.location).withContentOffset(blob.offset)
-            return Vector(of.location, str(puffin), blob.offset, blob.length, builder.withContentSizeInBytes(blob.length).build())
+            described = self._use.files.vector(self._java, puffin, size, of.location, blob)
+            return Vector(of.location, str(puffin), blob.offset, blob.length, described)
 
     def begin(self) -> Pending:
         """Starts a commit."""
@@ -347,9 +321,9 @@ class IcebergTable:
     def _committed(self) -> None:
         """A commit of ours was taken, which a table that is opened again says, too: whatever fails from here on is tried again."""
         with errors("read what it has committed"):
-            self.renew()
+            self._renew()
         with errors("sync what it has committed"):
-            self._sync()
+            self._metadata.sync()
         self._stamp = self._stamped()
 
     def _update(self, transaction: Any, changes: Changes) -> Any:
@@ -379,7 +353,9 @@ class IcebergTable:
         for vector in changes.drop_vectors:
             update.removeDeletes(vector.java)
         # Rows that were marked as gone in a file are not gone from the file that has taken its place (a merge, by whomever).
-        update.validateDeletedFiles().validateDataFilesExist(self._use.java_list(vector.of for vector in changes.add_vectors))
+        update.validateDeletedFiles().validateDataFilesExist(
+            self._use.values.java_list(vector.of for vector in changes.add_vectors)
+        )
         if self.snapshot is not None:
             update.validateFromSnapshot(self.snapshot)
         return update.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles()
@@ -389,7 +365,7 @@ class IcebergTable:
 
     def _refuse_the_past(self) -> None:
         """Iceberg takes no commit of a time before the table's last one, and calls it a bug of its own."""
-        ahead_s = self._updated_ms / 1e3 - time.time()
+        ahead_s = self._seen.updated_ms / 1e3 - time.time()
         if ahead_s > _CLOCKS_DIFFER_S:
             by = f"{ahead_s / 3600:.0f} h" if ahead_s >= 7200 else f"{ahead_s / 60:.0f} min"
             raise StoreError(
@@ -410,13 +386,13 @@ class IcebergTable:
     def expire(self, older_than_ms: int) -> None:
         """Forgets snapshots older than that, and deletes the files that only they needed: not before the metadata without them is durable, for
         a power cut brings the former back."""
-        unneeded, keep = self._use.kept()
+        unneeded, keep = self._use.values.kept()
         with commit_errors():
             expiry = self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2)
             expiry.cleanExpiredFiles(True).deleteWith(keep).commit()
         self._committed()
         with errors("delete what has expired"):
-            for path in map(Path, map(_local, self._use.texts(unneeded))):
+            for path in map(Path, map(_local, self._use.values.texts(unneeded))):
                 path.unlink(missing_ok=True)
                 path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
@@ -429,34 +405,12 @@ class IcebergTable:
         deletion vectors need none of it: they are synced before the commit that names them.
         """
         with errors("sync a table's metadata"):
-            self._sync()
+            self._metadata.sync()
             for folder in (self.location, *self.location.parents):
                 sync(folder)
                 if folder.samefile(warehouse):
                     break
             sync(warehouse.parent)
-
-    def _sync(self) -> None:
-        """Iceberg's own files are renamed into place but never synced; a power cut must not take back what the ledger promises."""
-        folder = self.location / "metadata"
-        present = self._metadata()
-        known = self._synced or frozenset()
-        for path in (folder / "version-hint.text", *(path for path in present if path.name not in known)):
-            sync(path)
-        sync(folder)
-        self._synced = frozenset(path.name for path in present)
-        self._tidy(present)
-
-    def _tidy(self, present: Sequence[Path]) -> None:
-        numbered = [(int(found[1]), path) for path in present if (found := _METADATA.fullmatch(path.name))]
-        newest = max((number for number, _ in numbered), default=0)
-        for number, path in numbered:
-            if number < newest - KEPT_VERSIONS:
-                path.unlink(missing_ok=True)
-                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-
-    def _metadata(self) -> list[Path]:
-        return [Path(entry.path) for entry in os.scandir(self.location / "metadata") if not entry.name.startswith(".")]
 
 
 def _data_file(java: Any) -> DataFile:

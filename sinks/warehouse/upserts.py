@@ -11,6 +11,7 @@ import pyarrow as pa
 from cdc.model.batch import OP, POSITION, Op, first_position, last_position, table_of
 from cdc.model.evolution import differences, schema_change_of
 from cdc.model.table import Table
+from sinks.barrier import RowsBefore, barrier_of
 from sinks.reshape import same_table
 from sinks.warehouse.keys import Int64s, KeyPlan, Mask, concatenate, encode, first_of_each_position, key_plan, last_of_each, select
 
@@ -47,10 +48,9 @@ def groups(batches: Sequence[pa.RecordBatch], known: Table | None, held: int) ->
             run, floor = [], -1
         if known is not None and not same_table(known, table):
             floor = max(floor, first_position(batch) - 1, held)
-        if change is not None and change.empties:
-            floor = max(floor, first_position(batch))
-        if batch.column(OP)[0].as_py() == Op.TRUNCATE:
-            floor = max(floor, last_position(batch))
+        barrier = barrier_of(batch, known)
+        if barrier is not None and barrier.rows is RowsBefore.GONE:
+            floor = max(floor, barrier.position)
         run.append(batch)
         known = table
     return [*found, _group(run, floor)] if run else found

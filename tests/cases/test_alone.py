@@ -55,7 +55,7 @@ def test_refused_at_the_start(case: Case, benches: Benches) -> None:
 @pytest.mark.parametrize("case", LEAVES, ids=lambda case: case.id)
 def test_leaves_while_everything_else_goes_on(case: Case, benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc.source.watch.INTERVAL_S", 0.1)
-    monkeypatch.setattr("cdc.source.watch.UNSETTLED_S", 0.2)
+    monkeypatch.setattr("cdc.source.inspection.UNSETTLED_S", 0.2)
     with log_folder() as folder, prepared(case, benches.server(case.versions[-1]), folder) as (capture, owner):
         capture.start()
         capture.until_snapshot_done()
@@ -70,7 +70,7 @@ def test_leaves_while_everything_else_goes_on(case: Case, benches: Benches, monk
 @pytest.mark.parametrize("case", STOPS, ids=lambda case: case.id)
 def test_stops_while_it_runs(case: Case, benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc.source.watch.INTERVAL_S", 0.1)
-    monkeypatch.setattr("cdc.source.watch.UNSETTLED_S", 0.2)
+    monkeypatch.setattr("cdc.source.inspection.UNSETTLED_S", 0.2)
     with log_folder() as folder, prepared(case, benches.server(case.versions[-1]), folder) as (capture, _):
         capture.start()
         capture.until_snapshot_done()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from cdc.model.position import Cut
-from sinks import make_sink, options_model
+from sinks import make_sink, options_model, traits_of
 from sinks.contract import Sink
 from tests.contract.units import MemoryUnits, NoUnits, OpenSearchUnits, RedisUnits, Units, WarehouseUnits
 from tests.logs import LooseLog
@@ -32,8 +32,6 @@ class Lab:
         options: Mapping[str, Any],
         *,
         server: Server | None = None,
-        staged: bool = False,
-        sequenced: bool = False,
         readable: bool = True,
         units: Callable[[str], Units] = lambda _: NoUnits(),
     ) -> None:
@@ -42,10 +40,7 @@ class Lab:
         """What can be lost by itself."""
         self.kind = kind
         self.server = server
-        self.staged = staged
-        """Whether rows show only after a commit."""
-        self.sequenced = sequenced
-        """Whether the store takes one chain of calls per table, in order."""
+        self.traits = traits_of(options_model(kind).model_validate({"kind": kind, **options}))
         self.readable = readable
         """Whether what was written can be read back, so that the guard has something to compare with."""
         self.log = LooseLog()
@@ -53,6 +48,14 @@ class Lab:
         self.epoch = 0
         self._options = options
         self._opened: list[Sink] = []
+
+    @property
+    def staged(self) -> bool:
+        return self.traits.staged
+
+    @property
+    def sequenced(self) -> bool:
+        return self.traits.sequenced
 
     def sink(self, **options: Any) -> Sink:
         """A new sink on this place, not opened yet."""
@@ -88,13 +91,13 @@ Fixture = Callable[[str], Any]
 def _redis(fixture: Fixture, value: str) -> Lab:
     cache = fixture("valkey")
     units = RedisUnits(cache.client())
-    return Lab("redis", {"url": cache.url, "value": value}, server=cache.server, sequenced=True, units=lambda _: units)
+    return Lab("redis", {"url": cache.url, "value": value}, server=cache.server, units=lambda _: units)
 
 
 LABS: dict[str, Callable[[Fixture], Lab]] = {
     "memory": lambda _: Lab("memory", {}, units=MemoryUnits),
-    "memory-sequenced": lambda _: Lab("memory", {"sequenced": True}, sequenced=True, units=MemoryUnits),
-    "memory-staged": lambda _: Lab("memory", {"staged": True}, staged=True, sequenced=True, units=MemoryUnits),
+    "memory-sequenced": lambda _: Lab("memory", {"sequenced": True}, units=MemoryUnits),
+    "memory-staged": lambda _: Lab("memory", {"staged": True}, units=MemoryUnits),
     "redis": lambda fixture: _redis(fixture, "json"),
     "redis-hash": lambda fixture: _redis(fixture, "hash"),
     "opensearch": lambda fixture: _opensearch(fixture("opensearch")),
@@ -110,8 +113,8 @@ def _opensearch(server: Any) -> Lab:
 
 
 def _warehouse(spark: Any, folder: Any) -> Lab:
-    from sinks.warehouse import use_session
+    from sinks.sparksession import use_session
 
     use_session(lambda: spark)
     place = folder / "lab"
-    return Lab("iceberg", {"path": place}, staged=True, sequenced=True, units=lambda name: WarehouseUnits(place, name))
+    return Lab("iceberg", {"path": place}, units=lambda name: WarehouseUnits(place, name))

@@ -95,7 +95,7 @@ def test_stores_that_hold_the_databases_types_know_no_as(given: dict[str, str]) 
 def test_a_table_that_does_not_exist_is_named_beforehand(lab: Lab) -> None:
     sink = lab.opened(**chosen(lab, {"payload": "text"}, "public.prodcts"))
     with pytest.raises(ConfigError, match=r"public\.prodcts"):
-        sink.foresee([TABLE])  # type: ignore[attr-defined]
+        sink.foresee([TABLE])
 
 
 def test_another_choice_writes_a_caches_values_again(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/documents.md: ``make docs``."""
+"""Writes the generated parts of docs/configuration.md and docs/documents.md: ``make docs``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from cdc.embedded.postgres import NEWEST, VOLATILE, Postgres
 from cdc.embedded.valkey import Valkey
 from cdc.spark import session
 from tests.conftest import Cache
-from tests.documents.page import PAGE, parts, written
+from tests.documents import configuration
+from tests.documents.page import PAGE, parts
+from tests.documents.writing import written
 
 
 def main() -> None:
+    configuration.PAGE.write_text(written(configuration.PAGE, configuration.parts()), encoding="utf-8")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-docs-")))
         folder.chmod(0o755)
@@ -31,7 +34,7 @@ def main() -> None:
         stack.callback(session.stop)
         given = {"opensearch": opensearch, "valkey": Cache(valkey), "spark": spark, "tmp_path": folder / "iceberg"}
         connection = stack.enter_context(psycopg.connect(postgres.dsn(), autocommit=True))
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), parts(connection, given.__getitem__)), encoding="utf-8")
+        PAGE.write_text(written(PAGE, parts(connection, given.__getitem__)), encoding="utf-8")
 
 
 if __name__ == "__main__":

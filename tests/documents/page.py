@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -40,15 +39,6 @@ CATALOG: Final = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop"
 Connection = psycopg.Connection[Any]
 Values = Mapping[str, str | None]
 """Column → how it stands in a store, None where it does not."""
-
-
-def written(page: str, parts: Mapping[str, str]) -> str:
-    """The page with its generated parts as they should be."""
-    for name, text in parts.items():
-        pattern = rf"(<!-- {name}: generated -->\n).*?(<!-- {name}: end -->)"
-        page, count = re.subn(pattern, lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
-        assert count == 1, f"{PAGE} has not one place for {name}"
-    return page
 
 
 def parts(connection: Connection, fixture: Fixture) -> dict[str, str]:

@@ -18,10 +18,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc.demo import board, daemon, kernels, loading, show, traffic, verdict
+from cdc.demo import board, daemon, firstload, kernels, show, traffic, verdict
 from cdc.demo.__main__ import main
 from cdc.demo.daemon import Daemon
-from cdc.demo.flights import Airport, Flights, Kind, load
+from cdc.demo.flights import Airport, FlightEvent, load
 from cdc.demo.stage import STORES, set_up
 from cdc.errors import WaitTimeout
 from cdc.state.status import read_follower
@@ -37,7 +37,7 @@ def data() -> Airport:
 def small(data: Airport) -> Airport:
     """Every 40th flight: the same year, quicker to load."""
     flights = data.flights
-    thin = Flights(**{name: getattr(flights, name)[::40] for name in Flights.__dataclass_fields__})
+    thin = flights.at(slice(None, None, 40))
     return Airport(data.airlines, data.airports, data.planes, data.weather.slice(0, 500), thin)
 
 
@@ -47,21 +47,21 @@ def small(data: Airport) -> Airport:
 def test_every_flight_of_the_package_is_there_once_and_lands_after_it_left(data: Airport) -> None:
     flights = data.flights
     assert len(flights) == 336_776
-    assert (np.diff(flights.scheduled_departure) >= np.timedelta64(0)).all()
-    assert (flights.scheduled_arrival > flights.scheduled_departure).all()
-    landed = ~np.isnat(flights.landed_at)
-    assert (flights.landed_at[landed] > flights.departed_at[landed]).all()
+    assert (np.diff(flights.plan.scheduled_departure) >= np.timedelta64(0)).all()
+    assert (flights.plan.scheduled_arrival > flights.plan.scheduled_departure).all()
+    landed = ~np.isnat(flights.course.landed_at)
+    assert (flights.course.landed_at[landed] > flights.course.departed_at[landed]).all()
     assert landed.sum() == 336_776 - 9_430  # the package's flights without an arrival delay
 
 
 def test_times_are_utc_from_the_airports_zones(data: Airport) -> None:
     flights = data.flights
     # UA 1545 EWR → IAH on 1 January: leaves 5:15 in New York (UTC-5), due 8:19 in Houston (UTC-6).
-    at = int(np.flatnonzero((flights.number == 1545) & (flights.day == np.datetime64("2013-01-01")))[0])
-    assert flights.scheduled_departure[at] == np.datetime64("2013-01-01T10:15")
-    assert flights.scheduled_arrival[at] == np.datetime64("2013-01-01T14:19")
-    assert flights.departed_at[at] == np.datetime64("2013-01-01T10:17")
-    assert flights.landed_at[at] == np.datetime64("2013-01-01T14:30")
+    at = int(np.flatnonzero((flights.plan.number == 1545) & (flights.plan.day == np.datetime64("2013-01-01")))[0])
+    assert flights.plan.scheduled_departure[at] == np.datetime64("2013-01-01T10:15")
+    assert flights.plan.scheduled_arrival[at] == np.datetime64("2013-01-01T14:19")
+    assert flights.course.departed_at[at] == np.datetime64("2013-01-01T10:17")
+    assert flights.course.landed_at[at] == np.datetime64("2013-01-01T14:30")
 
 
 def test_what_happens_is_in_time_order_and_each_flights_life_makes_sense(data: Airport) -> None:
@@ -73,11 +73,11 @@ def test_what_happens_is_in_time_order_and_each_flights_life_makes_sense(data: A
     for life in kinds:
         lives[tuple(life.tolist())] = lives.get(tuple(life.tolist()), 0) + 1
     assert set(lives) == {
-        (Kind.SCHEDULED, Kind.DEPARTED, Kind.LANDED),
-        (Kind.SCHEDULED, Kind.DEPARTED, Kind.DIVERTED),
-        (Kind.SCHEDULED, Kind.CANCELLED),
+        (FlightEvent.SCHEDULED, FlightEvent.DEPARTED, FlightEvent.LANDED),
+        (FlightEvent.SCHEDULED, FlightEvent.DEPARTED, FlightEvent.DIVERTED),
+        (FlightEvent.SCHEDULED, FlightEvent.CANCELLED),
     }
-    assert lives[(Kind.SCHEDULED, Kind.CANCELLED)] == 8_255
+    assert lives[(FlightEvent.SCHEDULED, FlightEvent.CANCELLED)] == 8_255
     assert sum(lives.values()) == len(data.flights)
 
 
@@ -106,14 +106,14 @@ def test_steps_of_any_size_are_the_same_year(small: Airport, seed: int) -> None:
     whole = final([0, total])
     cuts = sorted({0, total, *random.integers(0, total, 50).tolist()})
     assert final(cuts) == whole
-    expected = loading.flights_after(small.flights, total)
+    expected = firstload.flights_after(small.flights, total)
     assert whole == dict(zip(expected["id"].to_pylist(), expected["status"].to_pylist(), strict=True))
 
 
 def test_the_next_lap_is_the_same_year_with_other_keys(small: Airport) -> None:
     total = len(small.flights.happenings)
-    first = [row for step in traffic.steps(small.flights, 0, total) if step.kind == Kind.SCHEDULED for row in step.rows]
-    second = [row for step in traffic.steps(small.flights, total, total) if step.kind == Kind.SCHEDULED for row in step.rows]
+    first = [row for step in traffic.steps(small.flights, 0, total) if step.kind == FlightEvent.SCHEDULED for row in step.rows]
+    second = [row for step in traffic.steps(small.flights, total, total) if step.kind == FlightEvent.SCHEDULED for row in step.rows]
     assert [row[0] + traffic.LAP_IDS for row in first] == [row[0] for row in second]
     natural = [(row[1], row[2], row[3], row[5]) for row in first + second]
     assert len(set(natural)) == len(natural)
@@ -123,9 +123,9 @@ def test_the_next_lap_is_the_same_year_with_other_keys(small: Airport) -> None:
 def _apply(rows: dict[int, str], step: traffic.Step) -> None:
     """What Postgres would do with a step: strict, so that an update of a flight that is not there is seen."""
     for row in step.rows:
-        flight = row[0] if step.kind == Kind.SCHEDULED else row[-1]
-        assert (flight in rows) == (step.kind != Kind.SCHEDULED)
-        if step.kind == Kind.CANCELLED:
+        flight = row[0] if step.kind == FlightEvent.SCHEDULED else row[-1]
+        assert (flight in rows) == (step.kind != FlightEvent.SCHEDULED)
+        if step.kind == FlightEvent.CANCELLED:
             del rows[flight]
         else:
             rows[flight] = step.kind.name.lower()
@@ -133,9 +133,9 @@ def _apply(rows: dict[int, str], step: traffic.Step) -> None:
 
 def test_traffic_on_a_real_server_goes_on_exactly_where_it_was_stopped(postgres: Database, small: Airport) -> None:
     connection = postgres.connect()
-    assert not loading.is_loaded(connection)
-    assert loading.load(connection, small) == connection.execute("select count(*) from flights").fetchone()[0]  # type: ignore[index]
-    assert loading.is_loaded(connection)
+    assert not firstload.is_loaded(connection)
+    assert firstload.load(connection, small) == connection.execute("select count(*) from flights").fetchone()[0]  # type: ignore[index]
+    assert firstload.is_loaded(connection)
     for _ in range(2):
         running = traffic.Traffic(postgres.dsn, small.flights, rate=500)
         running.start()
@@ -144,8 +144,8 @@ def test_traffic_on_a_real_server_goes_on_exactly_where_it_was_stopped(postgres:
         running.end()
         running.check()
     done = connection.execute("select done from demo.progress").fetchone()[0]  # type: ignore[index]
-    assert small.flights.happenings.before(loading.BEGINS) < done < len(small.flights.happenings)
-    assert _table(connection) == _expected(loading.flights_after(small.flights, done))
+    assert small.flights.happenings.before(firstload.BEGINS) < done < len(small.flights.happenings)
+    assert _table(connection) == _expected(firstload.flights_after(small.flights, done))
 
 
 def test_traffic_that_cannot_go_on_says_so(postgres: Database, small: Airport) -> None:
@@ -245,7 +245,7 @@ def test_the_whole_demo_shows_its_page_first_and_every_stores_rows_while_it_load
 ) -> None:
     """At toy size: every fourth flight, and a second of traffic."""
     flights = data.flights
-    thin = Flights(**{name: getattr(flights, name)[::4] for name in Flights.__dataclass_fields__})
+    thin = flights.at(slice(None, None, 4))
     monkeypatch.setattr("cdc.demo.flights.load", lambda: replace(data, flights=thin))
     folder = server_folder / "whole-demo"
     onlooker = Onlooker(folder / "run")
@@ -307,14 +307,14 @@ def _follower(store: str, **facts: Any) -> dict[str, Any]:
 
 
 def test_progress_is_one_line_with_every_store() -> None:
-    loading = {"done": 4_200, "total": 10_000, "rows_per_s": 1450.4, "eta_s": 4.0}
+    firstload = {"done": 4_200, "total": 10_000, "rows_per_s": 1450.4, "eta_s": 4.0}
     told = {
         "capture": {"state": "snapshot", "snapshot": [{"done": 10, "total": 5}]},
         "followers": [
             _follower("search", lag={"changes": 1200}),
             _follower("board", state="starting", lag=None),
-            _follower("warehouse", lag={"changes": 5800}, catch_up=loading),
-            _follower("events", lag={"changes": 5800}, catch_up={**loading, "rows_per_s": 0.0, "eta_s": None}),
+            _follower("warehouse", lag={"changes": 5800}, catch_up=firstload),
+            _follower("events", lag={"changes": 5800}, catch_up={**firstload, "rows_per_s": 0.0, "eta_s": None}),
             _follower("other"),
         ],
     }

@@ -22,7 +22,7 @@ from cdc.ingest import process as capturing
 from cdc.log.embedded.format import HEAD_BYTES, decode_head
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import POSITION
-from cdc.source import patience, watch
+from cdc.source import inspection, patience, watch
 from cdc.source.sight import Sight
 from tests import counters
 from tests.faults.lab import remove
@@ -356,7 +356,7 @@ def test_a_look_that_goes_no_further_does_not_hold_up_the_application(
     bench.work.chance = random.Random(seed)
     bench.until_equal()
     held, went_on = threading.Event(), threading.Event()
-    lock = watch._lock
+    lock = inspection._lock
 
     def stuck(connection: psycopg.Connection[Any], facts: Any) -> bool:
         locked = lock(connection, facts)
@@ -368,7 +368,7 @@ def test_a_look_that_goes_no_further_does_not_hold_up_the_application(
                 went_on.wait(PATIENT_S)
         return locked
 
-    monkeypatch.setattr(watch, "_lock", stuck)
+    monkeypatch.setattr(inspection, "_lock", stuck)
     monkeypatch.setattr(watch, "INTERVAL_S", 0.2)
     monkeypatch.setattr(watch, "_RETRY_S", 0.1)
     monkeypatch.setattr(watch, "_HELD_S", 1)

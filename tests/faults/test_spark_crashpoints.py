@@ -27,7 +27,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.spark.queries import run_followers
 from cdc.state import rebuilds
 from sinks import make_sink, options_model
-from sinks.warehouse import use_session
+from sinks.sparksession import use_session
 from tests import counters
 from tests.conftest import Cache
 from tests.end_to_end.daemon import lives

@@ -21,7 +21,7 @@ import pytest
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.valkey import Valkey
 from cdc.errors import StopState
-from sinks.warehouse import use_session
+from sinks.sparksession import use_session
 from tests import counters
 from tests.conftest import Database
 from tests.contract.lossy_proxy import LossyProxy

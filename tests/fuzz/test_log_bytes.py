@@ -27,7 +27,7 @@ from cdc.log.embedded.format import (
 from cdc.log.embedded.names import sealed_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealedsegment import SealedFile
-from cdc.log.embedded.segment import Place
+from cdc.log.embedded.segment import SegmentPlace
 from cdc.model.position import Lsn, Position
 from tests import counters
 from tests.fuzz.damage import additions, cuts, damaged, flips, limited_memory, outcome
@@ -83,7 +83,7 @@ def test_every_byte_of_a_sealed_file(quick_folder: Path, seed: int) -> None:
     assert name is not None
     for case in damaged(data, seed, most=3 * 2**14):
         path.write_bytes(case)
-        found = outcome("sealed files", lambda: SealedFile(path, name, Place(0, 0, "", 0)))
+        found = outcome("sealed files", lambda: SealedFile(path, name, SegmentPlace(0, 0, "", 0)))
         assert isinstance(found, HeadwaterError), "the checksum in its name sees every damage"
         assert found.hint
 

@@ -144,7 +144,7 @@ def test_equal_stores_are_clean(source: psycopg.Connection, sink: Sink, table: T
     result = compare(source, sink, table, progress=told.append)
     assert result.equal, result
     assert result.tables[0].differences == ()
-    assert (result.tables[0].source_rows, result.tables[0].store_rows) == (ROWS, ROWS)
+    assert (result.tables[0].scanned.source_rows, result.tables[0].scanned.store_rows) == (ROWS, ROWS)
     assert result.position == ROWS
     assert {"waiting", "scanning", "comparing"} <= {progress.phase for progress in told}
 
@@ -171,7 +171,7 @@ def test_every_kind_of_drift_names_key_and_column(source: psycopg.Connection, si
         ("missing", "20", ()),
         ("extra", f"{ROWS + 1}", ()),
     }
-    assert (drifted.missing, drifted.extra, drifted.different, drifted.unsettled) == (1, 1, 6, 0)
+    assert (drifted.tally.missing, drifted.tally.extra, drifted.tally.different, drifted.tally.unsettled) == (1, 1, 6, 0)
     assert drifted.columns == {"a": 4, "u": 1, "n": 1, "b": 1}
     shown = str(result.to_json())
     assert "other" not in shown
@@ -181,13 +181,12 @@ def test_every_kind_of_drift_names_key_and_column(source: psycopg.Connection, si
 def test_an_empty_store_lacks_every_row_and_lists_a_few(source: psycopg.Connection, sink: Sink, table: Table) -> None:
     sink.prepare(table)
     [result] = compare(source, sink, table).tables
-    assert (result.missing, result.store_rows, len(result.differences)) == (ROWS, 0, LISTED_KEYS)
+    assert (result.tally.missing, result.scanned.store_rows, len(result.differences)) == (ROWS, 0, LISTED_KEYS)
 
 
 class Held:
     """A store whose content is given; for what no real store of ours would hold."""
 
-    parallel = False
     name = "held"
 
     def __init__(self, batch: pa.RecordBatch) -> None:
@@ -238,11 +237,11 @@ def test_keys_of_any_shape(source: psycopg.Connection) -> None:
         ("extra", "zz ", "no number"),
     }
     [clean] = compare(source, Held(texts(v=[None, "t", None, "t"], w=["2", "1", None, "1"])), twins).tables  # type: ignore[arg-type]
-    assert (clean.equal, clean.distinct_rows, clean.repeated) == (True, True, 1)
+    assert (clean.equal, clean.distinct_rows, clean.scanned.repeated) == (True, True, 1)
     [once] = compare(source, Held(texts(v=[None, "t", None], w=["2", "1", None])), twins).tables  # type: ignore[arg-type]
-    assert (once.equal, once.source_rows, once.store_rows, once.repeated) == (True, 4, 3, 1)
+    assert (once.equal, once.scanned.source_rows, once.scanned.store_rows, once.scanned.repeated) == (True, 4, 3, 1)
     [less] = compare(source, Held(texts(v=[None, None], w=["2", None])), twins).tables  # type: ignore[arg-type]
-    assert (less.missing, less.extra, less.different) == (1, 0, 0)
+    assert (less.tally.missing, less.tally.extra, less.tally.different) == (1, 0, 0)
     assert less.differences[0].key == {"v": "t", "w": "1"}
 
 
@@ -269,7 +268,7 @@ def test_rows_that_are_gone_are_found_by_keys_of_types_with_a_length(
         rows = list(copy.rows())
     stray = ("4", "2") if kind == "public.odd" else rows[1]
     [result] = compare(source, Held(texts(id=[rows[0][0], stray[0]], n=["1", stray[1]])), published(source, "k")).tables  # type: ignore[arg-type]
-    assert (result.missing, result.extra) == ((1, 1) if kind == "public.odd" else (0, 0))
+    assert (result.tally.missing, result.tally.extra) == ((1, 1) if kind == "public.odd" else (0, 0))
     [result] = compare(source, Held(texts(id=[rows[0][0]], n=["1"])), published(source, "k")).tables  # type: ignore[arg-type]
     assert not result.equal
     assert [(one.kind, one.key["id"]) for one in result.differences] == [("missing", rows[1][0])]
@@ -401,7 +400,7 @@ def test_traffic_raises_no_alarm_and_hides_no_drift(postgres: Database, valkey: 
         assert set(results) == {"cache", twin}
         for result in results.values():
             assert result.equal, result.to_json()
-            assert result.tables[0].source_rows > 100
+            assert result.tables[0].scanned.source_rows > 100
         with valkey.client() as client:
             assert client.delete("t:150") == 1
             document = client.get("t:160")
@@ -476,6 +475,6 @@ def test_a_published_table_that_the_log_does_not_know_is_a_difference(
             connection.execute("alter publication cdc add table public.unseen")
         [result] = audit(settings, timeout_s=CATCH_UP_S)
     unseen = next(one for one in result.tables if one.table == "public.unseen")
-    assert unseen.missing == 1
+    assert unseen.tally.missing == 1
     assert "the log has nothing of this table" in (unseen.error or "")
     assert not result.equal

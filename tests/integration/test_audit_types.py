@@ -125,8 +125,8 @@ def audited(
         result = audit_store(database, sink, lambda: [Target(table)], lambda _: sink.applied())
         [found] = result.tables
         assert found.error is None
-        assert (found.missing, found.extra) == (0, 0)
-        assert result.equal == (not found.different)
+        assert (found.tally.missing, found.tally.extra) == (0, 0)
+        assert result.equal == (not found.tally.different)
         return {one.key["id"]: one.columns for one in found.differences}
 
     return run
@@ -159,6 +159,6 @@ def test_keys_of_any_structure_are_found_again(source: psycopg.Connection[Any], 
     sink.commit(cut(len(held)))
     result = audit_store(SourceSide(source, "keyed"), sink, lambda: [Target(table)], lambda _: sink.applied())
     [found] = result.tables
-    assert (found.missing, found.extra, found.different, found.unsettled) == (1, 1, 1, 0)
+    assert (found.tally.missing, found.tally.extra, found.tally.different, found.tally.unsettled) == (1, 1, 1, 0)
     assert {one.kind: one.columns for one in found.differences} == {"missing": (), "extra": (), "different": ("v",)}
     assert next(one for one in found.differences if one.kind == "missing").key["n"] == missing["n"]

@@ -390,7 +390,7 @@ def test_a_stop_state_waits_for_resume(shop: Shop) -> None:
     first.send_signal(signal.SIGTERM)
     assert first.wait(DEADLINE_S) == 0
     admin = shop.database.connect()
-    until(lambda: not read_slot(admin, shop.slot).active)  # the server lets go of it a little after capture has gone
+    until(lambda: not read_slot(admin, shop.slot).reader)  # the server lets go of it a little after capture has gone
     admin.execute("select pg_drop_replication_slot(%s)", (shop.slot,))
     shop.start("run")
     stop = until(lambda: shop.report()["stops"])[0]

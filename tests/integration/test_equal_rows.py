@@ -56,7 +56,7 @@ def settings(request: pytest.FixtureRequest, postgres: Database, tmp_path: Path)
         case "opensearch":
             store["url"] = request.getfixturevalue("opensearch").url
         case "iceberg":
-            from sinks.warehouse import use_session
+            from sinks.sparksession import use_session
 
             session = request.getfixturevalue("spark")
             use_session(lambda: session)
@@ -78,20 +78,26 @@ def test_the_audit_compares_distinct_rows_and_names_those_that_went_with_their_e
     with service(settings), psycopg.connect(postgres.dsn, autocommit=True) as connection:
         first = audited(settings)
         twins = first["public.twins"]
-        assert (twins.equal, twins.source_rows, twins.store_rows, twins.repeated) == (True, 7, 4, 3)
-        assert (first["public.keyed"].equal, first["public.keyed"].repeated) == (True, 0)
+        assert (twins.equal, twins.scanned.source_rows, twins.scanned.store_rows, twins.scanned.repeated) == (True, 7, 4, 3)
+        assert (first["public.keyed"].equal, first["public.keyed"].scanned.repeated) == (True, 0)
         [said] = [line for line in lines(audit(settings, timeout_s=CATCH_UP_S)) if "public.twins:" in line]
         assert "equal as distinct rows" in said
         assert "3 rows of the database repeat another" in said
         connection.execute(ONE_OF_TWO)
         less = audited(settings)["public.twins"]
-        assert (less.equal, less.missing, less.extra, less.different, less.repeated) == (False, 2, 0, 0, 1)
+        assert (less.equal, less.tally.missing, less.tally.extra, less.tally.different, less.scanned.repeated) == (
+            False,
+            2,
+            0,
+            0,
+            1,
+        )
         assert {tuple(one.key.values()) for one in less.differences} == {("deleted", "1"), ("changed", "2")}
         requests = Requests(settings.log.dir)
         name = requests.queue(Request("public.twins"))
         until(lambda: requests.outcome(name).state == "done", "the table to be read again")
         again = audited(settings)["public.twins"]
-        assert (again.equal, again.store_rows, again.repeated) == (True, 5, 1)
+        assert (again.equal, again.scanned.store_rows, again.scanned.repeated) == (True, 5, 1)
 
 
 def test_status_and_plan_name_the_tables_without_a_key(postgres: Database, tmp_path: Path) -> None:

@@ -205,8 +205,8 @@ def test_a_page_that_reads_nothing_is_let_go(tmp_path: Path) -> None:
     app = make_app(settings, take=lambda: replace(large, at=time.time()))
     with serving(settings, app) as url, ExitStack() as stack:
         connected(url, 1, stack, b"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        until(lambda: app.state.feed._readers == 1)
-        until(lambda: app.state.feed._readers == 0)
+        until(lambda: app.state.feed.readers.count == 1)
+        until(lambda: app.state.feed.readers.count == 0)
         assert answers(url)
 
 

@@ -25,13 +25,14 @@ from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
 from cdc.spark.queries import run_followers
+from sinks.sparksession import use_session
 from tests.contract.rows import ORDERS, batch, order
 from tests.unit.http import reports
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-NEWCOMERS = """README tutorial managed-postgres stores spark warehouse service sizing monitoring backup migrating comparison faq writing-a-sink
-glossary"""
+NEWCOMERS = """README configuration tutorial managed-postgres stores spark warehouse service sizing monitoring backup migrating comparison faq
+writing-a-sink glossary"""
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NEWCOMERS.split())
 CODE = tuple(path for room in ("cdc", "sinks", "tests/contract") for path in (ROOT / room).rglob("*.py"))
 
@@ -105,7 +106,7 @@ def test_a_backup_is_made_and_put_back_as_printed(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_the_warehouse_is_read_as_printed(spark: Any, tmp_path: Path) -> None:
-    warehouse.use_session(lambda: spark)
+    use_session(lambda: spark)
     with closing(EmbeddedLogWriter(tmp_path / "log")) as writer:
         for number in (1, 2, 3):
             writer.append(batch(ORDERS, [(Op.INSERT, number, order(number, "new"))]))

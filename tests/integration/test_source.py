@@ -233,11 +233,12 @@ def test_the_slot_on_every_version(pg_versions: Database) -> None:
     made = ensure_slot(connection, settings, create=True)
     assert made.exists
     assert made.wal_status == "reserved"
-    assert made.plugin == "pgoutput"
     assert made.confirmed_lsn is not None
     assert made.confirmed_lsn <= made.server_lsn
-    assert made.failover is (None if pg_versions.server.version < 17 else True)
-    assert not made.two_phase
+    assert made.made is not None
+    assert made.made.plugin == "pgoutput"
+    assert made.made.failover is (None if pg_versions.server.version < 17 else True)
+    assert not made.made.two_phase
     assert ensure_slot(connection, settings, create=False).confirmed_lsn == made.confirmed_lsn
 
 
@@ -245,8 +246,9 @@ def test_a_slot_for_two_phase_commit_and_without_failover(pg_versions: Database)
     connection = pg_versions.connect()
     settings = source(pg_versions).model_copy(update={"failover": False})
     made = ensure_slot(connection, settings, create=True, two_phase=True)
-    assert made.two_phase
-    assert not made.failover
+    assert made.made is not None
+    assert made.made.two_phase
+    assert not made.made.failover
 
 
 def test_somebody_elses_slot_is_refused(sql: Connection, postgres: Database) -> None:

@@ -13,7 +13,7 @@ import structlog
 from psycopg import sql
 
 from cdc.__main__ import main
-from cdc.audit.findings import Difference, Progress, StoreAudit, TableAudit
+from cdc.audit.findings import Progress, RowDifference, StoreAudit, TableAudit, Tally
 from cdc.settings.file import load
 from sinks import options_model
 from tests.conftest import Cache, Database
@@ -123,7 +123,7 @@ def _interrupted(_seconds: float) -> None:
 
 
 def test_what_an_audit_says(screen: Callable[[], Screen], config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    differs = TableAudit(TABLE, False, different=1, differences=(Difference("different", {NAME: NAME}, (NAME,)),))
+    differs = TableAudit(TABLE, False, tally=Tally(different=1), differences=(RowDifference("different", {NAME: NAME}, (NAME,)),))
     failed = TableAudit(TABLE, False, error=f"no {NAME}")
 
     def audited(*_: object, progress: Callable[[Progress], None], **__: object) -> list[StoreAudit]:

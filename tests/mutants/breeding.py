@@ -1,15 +1,18 @@
 """Runs tests against a product with one planted bug: a process that has imported the libraries, but nothing of ours, forks a child per
-bug; the child's import system changes the source text of the one module as it is read. No file is touched.
+bug; the child's import system changes the source text of the one module as it is read. Of a file that is no module, what the child opens
+is changed. No file is touched.
 
 ``python -m tests.mutants.breeding``: one JSON line in (``{"file", "old", "new", "tests", "jit"}``), one JSON line out
-(``{"code", "told"}``: pytest's exit code, None after a timeout).
+(``{"code", "said"}``: pytest's exit code, None after a timeout, and the end of what it wrote).
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import select
@@ -30,13 +33,34 @@ _LIBRARIES = (
 )  # fmt: skip
 
 
+def plant(file: str, old: str, new: str) -> None:
+    """The bug, in this process."""
+    text = (ROOT / file).read_text(encoding="utf-8").replace(old, new)
+    if file.endswith(".py"):
+        sys.meta_path.insert(0, Planter(file, text))
+    else:
+        _plant_text(ROOT / file, text)
+
+
+def _plant_text(path: Path, text: str) -> None:
+    real = io.open
+
+    def opened(file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if set(mode) <= set("rbt") and isinstance(file, str | Path) and Path(file) == path:
+            return io.BytesIO(text.encode()) if "b" in mode else io.StringIO(text)
+        return real(file, mode, *rest, **more)
+
+    for module in (io, builtins):
+        setattr(module, "open", opened)  # noqa: B010 (mypy takes no assignment)
+
+
 class Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds one module and gives it another text."""
 
-    def __init__(self, file: str, old: str, new: str) -> None:
+    def __init__(self, file: str, text: str) -> None:
         self._name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         self._path = ROOT / file
-        self._text = self._path.read_text(encoding="utf-8").replace(old, new)
+        self._text = text
 
     def find_spec(
         self,
@@ -57,7 +81,7 @@ class Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _child(bug: dict[str, Any]) -> int:
     if bug["old"]:
-        sys.meta_path.insert(0, Planter(bug["file"], bug["old"], bug["new"]))
+        plant(bug["file"], bug["old"], bug["new"])
     if not bug["jit"]:
         # Compiled code is kept on disk under the module's name, and callers carry what they call: neither may meet a planted bug.
         import_module("numba").config.DISABLE_JIT = True
@@ -89,7 +113,7 @@ def _run(bug: dict[str, Any]) -> dict[str, Any]:
             os.killpg(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         out.seek(0)
-        return {"code": code if ended else None, "told": out.read().decode(errors="replace")[-1500:]}
+        return {"code": code if ended else None, "said": out.read().decode(errors="replace")[-1500:]}
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ VALUES = "tests/unit/capture/test_values.py"
 CRASH = "tests/unit/log/test_crash.py::test_power_loss_at_every_operation[lost-0]"
 WRITER = "tests/unit/log/test_writer.py"
 FENCE = "tests/unit/snapshots/test_fence.py"
+READING = "tests/unit/snapshots/test_reading.py"
 TWIN = ("-k", "memory", "tests/contract/test_sinks.py")
 RECOVER = "tests/unit/log/test_recover.py"
 
@@ -64,6 +65,19 @@ MUTANTS = (
     Mutant(
         "a chunk of another definition enters the stream", "snapshots/feed.py",
         "            if chunk.window.mixed:\n", "            if False:\n", ("tests/unit/snapshots/test_feed.py",),
+    ),
+    Mutant(
+        "the task of a table that is locked is not read again", "snapshots/jobs.py",
+        "                job.refused.append(task)\n", "", (READING,),
+    ),
+    Mutant(
+        "a table that is not what its job was made of is read all the same", "snapshots/reading.py",
+        "if (seen.facts, seen.files) != (job.look.facts, job.look.files):", "if False:", (READING,),
+    ),
+    Mutant(
+        "a part's watermark is emitted before the part is ready", "snapshots/reading.py",
+        "    feed.ready(chunk, batches)\n    crashpoint(\"snapshot.chunk.ready\")\n    yield Emit(chunk.content)\n",
+        "    yield Emit(chunk.content)\n    feed.ready(chunk, batches)\n", (READING,),
     ),
     Mutant(
         "held rows outlive a later change of their key", "snapshots/holds.py",
@@ -125,10 +139,18 @@ MUTANTS = (
         (CRASH,),
     ),
     Mutant("the confirmed LSN goes back", "cdc/capture/feedback.py", "max(self.durable_lsn, lsn)", "lsn", ("tests/unit/capture/test_feedback.py",)),
-    Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "            self.floor = position\n            self.rows = {k:", "            self.rows = {k:", TWIN),
+    Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "        self.floor = max(self.floor, barrier.position)\n", "", TWIN),
+    Mutant(
+        "what was written again stands beside what it replaces", "sinks/barrier.py",
+        "    if barrier.rows is not RowsBefore.KEPT:\n", "    if barrier.rows is RowsBefore.GONE:\n", ("tests/unit/sinks/test_barrier.py",),
+    ),
+    Mutant(
+        "another table's rows stay", "sinks/barrier.py",
+        "return change.empties or (held is not None and not same_table(held, change.table))", "return change.empties", ("tests/unit/sinks/test_barrier.py",),
+    ),
     Mutant("an equal position wins", "sinks/memory.py", "if key in self.rows and self.rows[key][0] >= position:", "if key in self.rows and self.rows[key][0] > position:", TWIN),
     Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.mark.cut.position or position <= self.floor:", "if position <= self.floor:", TWIN),
-    Mutant("applied is told before the rows are written", "sinks/memory.py",
+    Mutant("applied is recorded before the rows are written", "sinks/memory.py",
         "        for topic in list(self._staged):\n", "        ledger.mark = mark\n        for topic in list(self._staged):\n",
         ("-k", "middle", "tests/unit/sinks/test_memory.py")),
     Mutant(

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
 from cdc.model.evolution import Kind, schema_change_of
@@ -343,7 +343,7 @@ class Checker:
 
     # --- what the server is told ----------------------------------------------------------------------------------------------------
 
-    def check_confirmed(self, lsn: int, root: Places, log: EmbeddedLogReader) -> None:
+    def check_confirmed(self, lsn: int, root: LogPlaces, log: EmbeddedLogReader) -> None:
         """Rule h, against what the worst power loss at this moment would leave."""
         self.confirmed = max(self.confirmed, lsn)
         timeline = log.timeline
@@ -359,7 +359,7 @@ class Checker:
             if self.disk.lacks(path, int(last["end"])):
                 raise Violation("h", f"confirmed {lsn:X}, but the disk lacks bytes of {path.name}")
 
-    def _segment(self, root: Places, topic: str, first: int) -> Path:
+    def _segment(self, root: LogPlaces, topic: str, first: int) -> Path:
         """Put together once: it is asked for at every word to the server."""
         path = self._segments.get((topic, first))
         if path is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdc.errors import HeadwaterError, ProtocolError, Stopped
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealer import seal
-from cdc.log.embedded.segment import Place
+from cdc.log.embedded.segment import SegmentPlace
 from cdc.model.position import Lsn
 from tests.sim.capture import TOAST, Capture
 from tests.sim.checker import Checker, Violation
@@ -32,7 +32,7 @@ class Process:
         self._checker = checker
         self._log = log
         self._folder: Path = disk.root
-        self._places = Places(disk.root)
+        self._places = LogPlaces(disk.root)
         self._since_lsn = 0
         self.capture: Capture | None = None
         """The one that lives."""
@@ -173,7 +173,7 @@ class Process:
                 for run in index.segments()[:-1]:
                     if not self._log.is_sealed(index.name, run):
                         self._course.counts["segments sealed"] += 1
-                        seal(self._places, self._disk, Place(timeline.log_id, index.number, index.name, run.segment), run)
+                        seal(self._places, self._disk, SegmentPlace(timeline.log_id, index.number, index.name, run.segment), run)
         except OSError:
             return
         except Died:

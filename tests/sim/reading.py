@@ -1,341 +1,289 @@
-"""A model of the snapshot's coordinator and its workers: the same calls in the same order, cut into steps wherever time passes.
+"""Drives the snapshot's own steps over the model of the server: one step of one thread at a time, chosen by the seed.
 
-Generators that yield wherever the real threads wait for the server, the stream, the log or each other, so that anything may happen in
-between. The board of jobs, the page ranges, the progress and the feed are the real ones; what is modelled is SQL and threads.
+Agenda, workers and the handing over of parts are the product's. What answers them is a model: SQL, and the time that passes before an
+answer is given, and before it is heard.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.model.table import Table
+from snapshots import queries, steps
+from snapshots.agenda import Agenda
 from snapshots.catalog import Look, SourceTable
-from snapshots.coordinator import _TableLoad
 from snapshots.copy import Block, read_rows
-from snapshots.failures import Unreadable
-from snapshots.feed import Chunk, SnapshotFeed, State
-from snapshots.fence import Barrier, Snapshot
-from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Reading
-from snapshots.jobs import Board, Job, Task, page_tasks
-from snapshots.plan import KeyList, PageRange, Pages
+from snapshots.feed import SnapshotFeed, Watermarks
+from snapshots.jobs import Board, Job
+from snapshots.plan import RANGE_PARTS, KeyList, PageRange
 from snapshots.progress import SnapshotProgress
+from snapshots.requests import Request, Requests
+from snapshots.session import Unreachable
+from snapshots.steps import RowsRead, Steps
 from tests.sim.source import Source
 from tests.sim.tables import PAGES, Row, keyless, page_of
 
-Steps = Iterator[None]
-
-HELD_KEYS: Final = 3
-"""Held rows that are read back at once."""
+STEP_S: Final = 0.25
+"""By the snapshot's clock."""
+LOCK_GIVEN_UP: Final = 0.3
+"""How likely a lock that cannot be had is not waited for any longer."""
+LOG_STALLS: Final = 0.001
+"""How likely a wait ends because it has lasted too long."""
+_LATER: Final = object()
+"""The answer is not there yet."""
+_SLOW: Final = frozenset(
+    {
+        queries.Begin,
+        queries.CurrentSnapshot,
+        queries.IdleXids,
+        queries.Looks,
+        queries.NextXid,
+        queries.Reload,
+        steps.Emit,
+        steps.Typed,
+    }
+)
+"""Other things may happen before the answer is given, and before it is heard."""
+_RESTS: Final = frozenset({steps.AwaitBoard, steps.Pause})
+"""Other things happen meanwhile."""
+QUICK: Final = 0.6
+"""How likely nothing happens where something may."""
 
 
 class Reader:
-    """One capture process's coordinator. ``session`` lasts as long as its connections do."""
+    """One capture process's snapshot. ``session`` lasts as long as its connections do."""
 
     def __init__(
         self, source: Source, feed: SnapshotFeed, progress: SnapshotProgress, chance: Random, chunk_rows: int, workers: int
     ) -> None:
-        self.source = source
-        self.feed = feed
-        self.progress = progress
-        self.chance = chance
-        self.chunk_rows = chunk_rows
         self.chunks = 0
         self.refused = 0
         self.not_admitted = 0
         self.finished = False
         """Nothing is left to do for now."""
-        self.emits = chance.choice((0.15, 0.7))
-        """How likely a watermark is emitted when it could be."""
-        self._workers = workers
-        self._run = f"{chance.randrange(2**64):016x}"
-        self._needs_barrier = True
-        self._looked = False
-        self._joining: dict[int, Barrier] = {}
+        self._source = source
+        self._chance = chance
+        self._settings = _Settings(chunk_rows, workers)
+        self._now = 0.0
+        self._agenda = Agenda(self._settings, feed, progress, _NoRequests(Path()), clock=lambda: self._now)
+        self._watermarks = Watermarks(f"{chance.randrange(2**64):016x}")
+        self._emits = chance.choice((0.15, 0.7))
+        """How likely a part is handed over when it could be."""
 
-    def session(self) -> Steps:
+    def session(self) -> Iterator[None]:
         while True:
             yield
-            if self._looked and not self._work():
-                self.feed.untrack()
-                self._needs_barrier = self.finished = True
-                continue
-            self.finished = False
-            self.feed.track()
-            if self._needs_barrier:
-                self.feed.set_barrier((yield from self._barrier()))
-                self._needs_barrier = False
-            if not self._looked:
-                for oid in sorted(self.source.tables):
-                    if not self.progress.known(oid):
-                        self.progress.restart(oid)
-                    self.progress.begin(self._facts(oid), self.look(oid).files)
-                    yield
-                self._looked = True
-            yield from self._all_together()
+            self.finished = self._agenda.rests()
+            if not self.finished:
+                try:
+                    yield from self._all_together()
+                except Unreachable:
+                    yield  # the connections are given up, and made again
 
-    def _work(self) -> bool:
-        return bool(self.progress.unfinished() or self.feed.held_tables() or self.feed.to_read_again())
+    def _all_together(self) -> Iterator[None]:
+        """One step of one thread at a time, until nothing is left to do."""
+        chance, workers = self._chance, self._settings.snapshot_workers
+        board = _Board(self)
+        server = _Server(self._source, chance, self._settings, board, self)
+        coordinator = _Thread(self._agenda.session(board, self._watermarks), server)
+        threads = [coordinator, *(_Thread(self._agenda.reader(board, self._watermarks).live(), server) for _ in range(workers))]
+        pool = server.pool
+        try:
+            while not coordinator.over:
+                self._now += STEP_S
+                able = [*threads, *pool[:workers]] if pool else threads
+                first = int(chance.random() * len(able))
+                if first >= len(threads):
+                    if chance.random() < self._emits:
+                        able[first].step()
+                        pool[:] = [one for one in pool if not one.over]
+                elif not able[first].step() and first:
+                    # A worker that waits: another one moves instead.
+                    any(worker.step() for worker in (*threads[first + 1 :], *threads[1:first]))
+                yield
+        finally:
+            for thread in (*threads, *pool):
+                thread.close()
 
-    def _all_together(self) -> Steps:
-        """The coordinator's thread and the workers', one step of one of them at a time, until nothing is left to do."""
-        board = Board()
-        coordinator = self._coordinate(board)
-        threads = [coordinator, *(_Worker(self, board).live() for _ in range(self._workers))]
+
+class _Thread:
+    """One of the product's threads: its steps, what they ask, and the transaction that they are in."""
+
+    __slots__ = ("_answer", "_request", "_server", "_steps", "blocks", "locked", "over", "visible")
+
+    def __init__(self, given: Steps[None], server: _Server) -> None:
+        self._steps = given
+        self._server = server
+        self._request: Any = None
+        self._answer: object = None
+        self.over = False
+        self.locked: int | None = None
+        """The table that it holds ACCESS SHARE on."""
+        self.visible: list[Row] = []
+        """Its rows, in the transaction's snapshot."""
+        self.blocks: Iterator[RowsRead] = iter(())
+
+    def done(self) -> bool:
+        return self.over
+
+    def step(self) -> bool:
+        """Goes on until something takes time; whether it went on at all."""
+        server, chance, moved = self._server, self._server.chance, False
         try:
             while True:
-                thread = self.chance.choice(threads)
-                try:
-                    next(thread)
-                except StopIteration:
-                    assert thread is coordinator
-                    return
-                yield
-        finally:
-            for thread in threads:
-                thread.close()  # type: ignore[attr-defined]
+                if self._answer is _LATER:
+                    self._answer = server.answer(self, self._request)
+                    if self._answer is _LATER:
+                        return moved
+                    moved = True
+                    if type(self._request) in _SLOW and chance.random() >= QUICK:
+                        return True
+                self._request = self._steps.send(self._answer)
+                self._answer = _LATER
+                asked = type(self._request)
+                if asked in _RESTS or (asked in _SLOW and chance.random() >= QUICK):
+                    return True
+        except StopIteration:
+            self.over = True
+            return True
 
-    def _coordinate(self, board: Board) -> Steps:
-        refusals: Counter[int] = Counter()
-        while True:
-            wanted = {*self.progress.unfinished(), *self.feed.held_tables(), *self.feed.to_read_again()}
-            for oid in sorted(wanted):
-                if not board.reads(oid):
-                    yield
-                    job = yield from self._job(oid, refusals)
-                    if job is not None:
-                        board.add(job)
-            if not wanted and not board.busy:
-                return
-            yield
+    def unlock(self) -> None:
+        locks = self._server.source.read_locks
+        if self.locked is not None and locks.get(self.locked):
+            locks[self.locked] -= 1
+        self.locked = None
 
-    def _job(self, oid: int, refusals: Counter[int]) -> Generator[None, None, Job | None]:
-        seen = self.look(oid)
-        source = self._facts(oid)
-        if oid in self.feed.to_read_again():
-            self.feed.reading_again(oid)
-        if self.progress.joining(oid) and not (yield from self._joined(oid)):
-            return None
-        if self.progress.empties(oid) and not (yield from self._empty(source)):
-            return None
-        run = self.progress.begin(source, seen.files)
-        tasks: Iterator[Task] = (
-            iter(()) if run.finished else page_tasks(Pages(source.pages, run.pages), self.chance.randrange(1, 4))
-        )
-        return Job(source, seen, _TableLoad(self.feed, self.progress, oid, run.number, refusals, Unreadable()), tasks)
+    def close(self) -> None:
+        self._steps.close()
+        self.unlock()
 
-    def _joined(self, oid: int) -> Generator[None, None, bool]:
-        if oid not in self._joining:
-            self._joining[oid] = yield from self._barrier()
-        yield
-        if not self._joining[oid].passed_by(Snapshot.parse(self.source.snapshot())):
-            return False
-        del self._joining[oid]
-        self.progress.joined(oid, self.progress.run(oid))
-        return True
 
-    def _empty(self, source: SourceTable) -> Generator[None, None, bool]:
-        chunk = Chunk(self.content(), self.feed.open(source.table), empties=True)
-        try:
-            self.feed.ready(chunk, ())
-            yield
-            self.source.emit(chunk.content)
-            while chunk.state not in SAFE:
-                yield
-        finally:
-            self.feed.close(chunk.window)
-        if chunk.state is State.REFUSED:
-            return False
-        self.progress.emptied(source.table.oid)
-        return True
+class _Server:
+    """Answers every kind of request, out of the model of Postgres."""
 
-    def _barrier(self) -> Generator[None, None, Barrier]:
-        snapshot = Snapshot.parse(self.source.snapshot())
-        yield
-        return Barrier(snapshot, self.source.current_xid())
+    def __init__(self, source: Source, chance: Random, settings: _Settings, board: Board, told: Reader) -> None:
+        self.source = source
+        self.chance = chance
+        self.pool: list[_Thread] = []
+        """Parts that are handed over; as many at a time as there are workers."""
+        self._settings = settings
+        self._board = board
+        self._told = told
+        self._answers: Mapping[type, Callable[[_Thread, Any], object]] = {
+            queries.Begin: self._begin,
+            queries.Commit: lambda thread, _: thread.unlock(),
+            queries.CurrentSnapshot: lambda *_: source.snapshot(),
+            queries.IdleXids: lambda *_: source.idle_xids(),
+            queries.Looks: lambda _, request: {oid: self._look(oid) for oid in request.oids},
+            queries.NextXid: lambda *_: source.current_xid(),
+            queries.OldestTransaction: lambda *_: [],
+            queries.Published: lambda *_: [self._facts(oid) for oid in sorted(source.tables)],
+            queries.Reload: lambda _, request: {oid: (self._facts(oid), None) for oid in request.oids},
+            queries.SlotNow: lambda *_: None,
+            steps.Await: self._await,
+            steps.AwaitBoard: lambda *_: None,
+            steps.Copy: self._copy,
+            steps.Emit: lambda _, request: source.emit(request.content),
+            steps.Finished: lambda _, request: None if request.started.over else _LATER,
+            steps.NextBlock: lambda thread, _: next(thread.blocks, None),
+            steps.NextJob: lambda *_: self._board.take() or _LATER,
+            steps.Pause: self._pause,
+            steps.Rollback: lambda thread, _: thread.unlock(),
+            steps.Start: self._start,
+            steps.Typed: lambda _, request: [block.content() for block in request.rows],
+        }
 
-    # --- for the workers ------------------------------------------------------------------------------------------------------------
+    def answer(self, thread: _Thread, request: Any) -> object:
+        return self._answers[type(request)](thread, request)
 
-    def content(self) -> bytes:
-        self.chunks += 1
-        return f"chunk:{self._run}:{self.chunks}".encode()
+    def _begin(self, thread: _Thread, request: queries.Begin) -> object:
+        oid = request.source.table.oid
+        if not self.source.can_read(oid):
+            return None if self.chance.random() < LOCK_GIVEN_UP else _LATER
+        self.source.read_locks[oid] = self.source.read_locks.get(oid, 0) + 1
+        thread.locked = oid
+        thread.visible = list(self.source.visible[oid].values())
+        return self._look(oid)
 
-    def look(self, oid: int) -> Look:
-        return Look(self.source.snapshot(), self.source.tables[oid].to_json(), str(self.source.files[oid]))
+    def _copy(self, thread: _Thread, request: steps.Copy) -> None:
+        part, source = request.part, request.source
+        if isinstance(part, PageRange):
+            rows = sorted((row for row in thread.visible if part.first <= page_of(row) < part.end), key=page_of)
+        else:
+            assert isinstance(part, KeyList)
+            rows = [row for row in thread.visible if tuple(row[name] or "" for name in source.index) in part.keys]
+        pieces = (rows[at : at + request.most_rows] for at in range(0, len(rows), request.most_rows))
+        thread.blocks = (RowsRead(len(some), 0, partial(_typed, source.table, some)) for some in pieces)
+
+    def _start(self, _: _Thread, request: steps.Start) -> _Thread:
+        self._told.chunks += 1
+        started = _Thread(request.steps, self)
+        self.pool.append(started)
+        return started
+
+    def _await(self, _: _Thread, request: steps.Await) -> object:
+        if request.chunk.state in request.states:
+            return True
+        stalled = request.most_s is not None and self.chance.random() < LOG_STALLS
+        return False if stalled else _LATER
+
+    def _pause(self, *_: object) -> None:
+        """Nothing is throttled here, so a worker pauses only where its snapshot did not see what the stream had delivered."""
+        self._told.not_admitted += 1
+
+    def _look(self, oid: int) -> Look:
+        return Look(self.source.snapshot(), _json(self.source.tables[oid]), str(self.source.files[oid]))
 
     def _facts(self, oid: int) -> SourceTable:
+        """Its rows are estimated so that a range has one to three pages."""
         table = self.source.tables[oid]
         index = () if keyless(table) else tuple(column.name for column in table.key)
-        return SourceTable(table, index[::-1] if oid % 2 else index, False, None, 0, 0, self.chance.randrange(1, PAGES + 1))
+        pages = self.chance.randrange(1, PAGES + 1)
+        rows = RANGE_PARTS * self._settings.snapshot_chunk_rows * pages // self.chance.randrange(1, 4)
+        return SourceTable(table, index[::-1] if oid % 2 else index, False, None, rows, 0, pages)
 
 
-class _Worker:
-    """``snapshots.reading.Reader`` and the thread that it is used by."""
+class _Board(Board):
+    """Counts."""
 
-    def __init__(self, owner: Reader, board: Board) -> None:
-        self._owner = owner
-        self._feed = owner.feed
-        self._board = board
+    def __init__(self, told: Reader) -> None:
+        super().__init__()
+        self._told = told
 
-    def live(self) -> Steps:
-        while True:
-            yield
-            if not any(not job.over and (not job.exhausted or (job.busy == 0 and not job.finishing)) for job in self._board._jobs):
-                continue
-            job = self._board.next()
-            assert job is not None
-            try:
-                if job.finishing:
-                    yield from self._finish(job)
-                    self._board.end(job)
-                else:
-                    yield from self._read_all(job, iter(lambda: self._board.claim(job), None))  # noqa: B023
-            except Again:
-                self._owner.refused += 1
-                self._board.end(job)
-            finally:
-                self._board.leave(job)
-
-    def _finish(self, job: Job) -> Steps:
-        flight: Flight[_Typed] = Flight(self._feed, job)
-        while True:
-            yield from self._read_all(job, flight.held(HELD_KEYS))
-            if flight.finished():
-                return
-
-    def _read_all(self, job: Job, tasks: Iterator[Task | None]) -> Steps:
-        """A task that is None: until everything is durable."""
-        self._job = job
-        self._flight: Flight[_Typed] = Flight(self._feed, job)
-        try:
-            for task in tasks:
-                yield
-                yield from self._drain() if task is None else self._read(task)
-            yield from self._drain()
-        finally:
-            self._flight.give_up()
-
-    # --- one transaction ------------------------------------------------------------------------------------------------------------
-
-    def _read(self, task: Task) -> Steps:
-        source, owner = self._job.source, self._owner
-        while True:
-            window = self._feed.open(source.table)
-            try:
-                yield from self._pause()
-                with self._lock(source.table) as lock:
-                    while not lock():
-                        yield from self._pause()
-                    seen = owner.look(source.table.oid)
-                    if (seen.facts, seen.files) != (self._job.look.facts, self._job.look.files):
-                        raise Again
-                    snapshot = Snapshot.parse(seen.snapshot)
-                    visible = list(owner.source.visible[source.table.oid].values())
-                    yield from self._pause()
-                    admitted = self._feed.admit(window, snapshot)
-                    if admitted:
-                        reading = Reading(task, window)
-                        yield from self._send(reading, visible)
-                        break
-                    owner.not_admitted += 1
-                    self._exclude_idle(snapshot)
-            except BaseException:
-                self._feed.close(window)
-                raise
-            yield from self._pause()
-        self._flight.whole(reading)
-
-    def _send(self, reading: Reading, visible: list[Row]) -> Steps:
-        source = self._job.source
-        for part, _ in reading.task.reads:
-            if isinstance(part, PageRange):
-                rows = sorted((row for row in visible if part.first <= page_of(row) < part.end), key=page_of)
-            else:
-                assert isinstance(part, KeyList)
-                rows = [row for row in visible if tuple(row[name] or "" for name in source.index) in part.keys]
-            for at in range(0, len(rows), self._owner.chunk_rows):
-                yield from self._emit(reading, _typed(source.table, rows[at : at + self._owner.chunk_rows]))
-        if not reading.rows:
-            yield from self._emit(reading, None)
-
-    def _emit(self, reading: Reading, batch: pa.RecordBatch | None) -> Steps:
-        yield from self._collect(IN_FLIGHT - 1)
-        chunk = Chunk(self._owner.content(), reading.window)
-        self._flight.add(reading, chunk, _Typed(batch), 0 if batch is None else batch.num_rows)
-
-    @contextmanager
-    def _lock(self, table: Table) -> Iterator[_Lock]:
-        lock = _Lock(self._owner.source, table.oid)
-        try:
-            yield lock
-        finally:
-            lock.release()
-
-    def _exclude_idle(self, snapshot: Snapshot) -> None:
-        if len(self._feed.barrier_suspects()):
-            low = [xid & 0xFFFFFFFF for xid in self._owner.source.idle_xids()]
-            self._feed.exclude(snapshot.widen(np.array(low, np.uint32)))
-
-    # --- what is on its way ---------------------------------------------------------------------------------------------------------
-
-    def _pause(self) -> Steps:
-        """While this worker waits, the pool types its parts and emits their watermarks, in order."""
-        yield
-        part = next((part for part in self._flight.parts if not part.emitted.done), None)
-        if part is not None and self._owner.chance.random() < self._owner.emits:
-            part.emitted.done = True
-            batch = part.emitted.batch
-            self._feed.ready(part.chunk, [] if batch is None else [batch])
-            yield
-            self._owner.source.emit(part.chunk.content)
-
-    def _collect(self, most: int) -> Steps:
-        while (part := self._flight.late(most)) is not None:
-            yield from self._await(part, ARRIVED)
-
-    def _drain(self) -> Steps:
-        yield from self._collect(0)
-        while (part := self._flight.unsafe()) is not None:
-            yield from self._await(part, SAFE)
-
-    def _await(self, part: Part[_Typed], states: frozenset[State]) -> Steps:
-        while not part.emitted.done or part.chunk.state not in states:
-            yield from self._pause()
+    def recreate(self, job: Job) -> None:
+        super().recreate(job)
+        self._told.refused += 1
 
 
-@dataclass(slots=True)
-class _Typed:
-    """What the pool is to type and to emit the watermark of."""
+class _NoRequests(Requests):
+    """Nobody asks for snapshots."""
 
-    batch: pa.RecordBatch | None
-    done: bool = False
+    def pending(self) -> dict[str, Request]:
+        return {}
 
 
-class _Lock:
-    """ACCESS SHARE: call it until it answers True."""
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    snapshot_chunk_rows: int
+    snapshot_workers: int
+    snapshot_rows_per_s: int | None = None
+    snapshot_pause_lag_mb: int = 1
+    slot: str = "cdc"
+    publication: str = "cdc"
+    tables: tuple[str, ...] = ("*",)
 
-    def __init__(self, source: Source, oid: int) -> None:
-        self._source = source
-        self._oid = oid
-        self._held = False
 
-    def __call__(self) -> bool:
-        if not self._held and self._source.can_read(self._oid):
-            self._source.read_locks[self._oid] = self._source.read_locks.get(self._oid, 0) + 1
-            self._held = True
-        return self._held
-
-    def release(self) -> None:
-        if self._held and self._source.read_locks.get(self._oid):
-            self._source.read_locks[self._oid] -= 1
-        self._held = False
+@lru_cache(maxsize=1024)
+def _json(table: Table) -> str:
+    return table.to_json()
 
 
 def _typed(table: Table, rows: list[Row]) -> pa.RecordBatch:

@@ -160,7 +160,7 @@ class FlakySink:
             site.given(change, first_position(changes))
         site.befall()
         site.accident("refused", "apply")
-        if not self._sink.sequenced and len(changes) > 1 and chance.random() < moods.partly:
+        if not self._sink.traits.sequenced and len(changes) > 1 and chance.random() < moods.partly:
             site.met("store took half")
             half = sorted(chance.sample(range(len(changes)), len(changes) // 2))
             self._sink.apply(changes.take(pa.array(half)))

@@ -15,8 +15,8 @@ import pytest
 from cdc.capture import rows as row_kernels
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
-from cdc.capture.prepared import Prepared
-from cdc.capture.rows import Rows
+from cdc.capture.preparedfiles import PreparedFiles
+from cdc.capture.rows import RowBatches
 from cdc.capture.spool import Spools
 from cdc.capture.standing import Again
 from cdc.capture.toast import ToastMemory
@@ -94,7 +94,7 @@ def skip_one_commit_too_many(patch: Patch) -> None:
 def forget_the_toast_fill(patch: Patch) -> None:
     original = ToastMemory.fill
 
-    def fill(self: ToastMemory, table: Any, block: Any, rows: tuples.Rows) -> Any:
+    def fill(self: ToastMemory, table: Any, block: Any, rows: tuples.RowFields) -> Any:
         rows.lengths[rows.lengths == tuples.UNCHANGED] = tuples.NULL
         rows.partial[:] = False
         return original(self, table, block, rows)
@@ -152,7 +152,7 @@ def go_on_after_a_failed_sync(patch: Patch) -> None:
 
 
 def no_truncates(patch: Patch) -> None:
-    patch.setattr(Rows, "wanted", lambda *_: False)
+    patch.setattr(RowBatches, "wanted", lambda *_: False)
 
 
 def deletes_are_lost(patch: Patch) -> None:
@@ -257,27 +257,27 @@ def rows_without_a_key_pass_the_fence(patch: Patch) -> None:
 
 def prepared_transactions_go_when_they_end(patch: Patch) -> None:
     """… and not when the log has made their end durable."""
-    original = Prepared.ending
+    original = PreparedFiles.ending
 
     @contextmanager
-    def ending(self: Prepared, xid: int, gid: str, end_lsn: int) -> Iterator[Any]:
+    def ending(self: PreparedFiles, xid: int, gid: str, end_lsn: int) -> Iterator[Any]:
         with original(self, xid, gid, end_lsn) as kept:
             self._files.pop(xid).unlink()
             yield kept
         self._ended.clear()
 
-    patch.setattr(Prepared, "ending", ending)
+    patch.setattr(PreparedFiles, "ending", ending)
     _sharpen(patch, work={"prepares": 0.5})
 
 
 def prepared_transactions_are_kept_in_memory_only(patch: Patch) -> None:
-    original = Prepared.__init__
+    original = PreparedFiles.__init__
 
-    def init(self: Prepared, log_dir: Path) -> None:
+    def init(self: PreparedFiles, log_dir: Path) -> None:
         shutil.rmtree(log_dir / "prepared", ignore_errors=True)
         original(self, log_dir)
 
-    patch.setattr(Prepared, "__init__", init)
+    patch.setattr(PreparedFiles, "__init__", init)
     _sharpen(patch, work={"prepares": 0.5})
 
 

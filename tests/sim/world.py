@@ -1,8 +1,8 @@
 """One run: a seed becomes a world (its tables, its dangers), the world takes steps until its work is done and all is equal.
 
 Everything happens in this thread, one small step at a time, chosen by the seed; no clock but the world's own, no thread, no socket.
-What is real: decoder, relations, TOAST memory, ingest, the snapshot's feed, flight, fence and holds, the log (writer, recovery, sealing,
-reader), the followers. What is a model: Postgres, its connection, the coordinator's SQL, the disk, the stores.
+What is real: decoder, relations, TOAST memory, ingest, the snapshot (agenda, workers, feed, fence, holds), the log (writer, recovery,
+sealing, reader), the followers. What is a model: Postgres, its connections, the disk, the stores.
 """
 
 from __future__ import annotations

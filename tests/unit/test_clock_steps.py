@@ -24,7 +24,7 @@ from cdc.report.collector import gather, lag_of
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import Lag, Report
 from cdc.settings.models import Log, Settings, Source
-from cdc.source.slot import SlotFacts
+from cdc.source.slot import SlotFacts, SlotReader
 from cdc.spark import queries as follow
 from cdc.state import status
 from sinks.warehouse import upkeep
@@ -35,7 +35,7 @@ from tests.unit.http.test_past import at
 
 HOURS_S = 3 * 3600.0
 STEPS = [HOURS_S, -HOURS_S, 40 * 365 * 24 * 3600.0, -40 * 365 * 24 * 3600.0]
-SLOT = SlotFacts(name="cdc", exists=True, server_lsn=Lsn(9 << 20), active=True, wal_status="reserved")
+SLOT = SlotFacts(name="cdc", exists=True, server_lsn=Lsn(9 << 20), reader=SlotReader(7), wal_status="reserved")
 
 
 class Clock:
@@ -129,7 +129,7 @@ async def _history(reports: list[Report]) -> list[float]:
     feed = Feed(lambda: next(left))
     for _ in reports:
         await feed.latest(max_age_s=-1.0)
-    return [sample.at for sample in feed._history]
+    return [sample["at"] for sample in feed.charts.history_json()]
 
 
 @pytest.mark.anyio
@@ -171,7 +171,7 @@ def test_a_query_waits_by_no_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, 
     follower: Any = SimpleNamespace(
         store="lake",
         applied=Cut(Position(0), Lsn(0)),
-        options=SimpleNamespace(tables=["*"], batch_rows=1, batch_bytes=1, commit_interval_ms=60),
+        options=SimpleNamespace(tables=["*"], batch_rows=1, batch_bytes=1, commit_interval_s=0.06),
         follow_to=lambda cut, _: applied.append((cut, time.monotonic())),
         between_batches=nullcontext,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from cdc.model.facts import FactColumn, Facts, Leaf, Publishing, Verdict, hidden
+from cdc.model.facts import FactColumn, Facts, Leaf, Publishing, StoredChange, hidden
 from cdc.model.table import Column
 from cdc.source.facts import FACTS
 from tests import roles
@@ -21,7 +22,7 @@ PLAIN = Facts(
 )
 PARTED = replace(PLAIN, partitioned=True, leaves={8: Leaf(80, True), 9: Leaf(90, True)})
 OPTIONS = replace(PLAIN, publishing=Publishing(True, version="12 owner options"))
-OVERLAY, VANISHED = Verdict(False), Verdict(True)
+OVERLAY, VANISHED = StoredChange(False), StoredChange(True)
 
 
 def _moved(facts: Facts) -> Facts:
@@ -90,7 +91,7 @@ def _with(*columns: FactColumn) -> Callable[[Facts], Facts]:
         (PLAIN, lambda facts: replace(facts, name="u", identity="f"), None),
     ],
 )
-def test_what_the_stream_does_not_tell(before: Facts, change: Callable[[Facts], Facts], verdict: Verdict | None) -> None:
+def test_what_the_stream_does_not_tell(before: Facts, change: Callable[[Facts], Facts], verdict: StoredChange | None) -> None:
     assert hidden(before, change(before)) == verdict
 
 
@@ -115,12 +116,37 @@ def test_the_definition_has_the_key_of_its_identity(identity: str, index: tuple[
     assert table.columns[0] == Column("id", 23, -1, "", key="id" in key, attnum=1)
 
 
-def test_the_event_trigger_tells_the_same_facts() -> None:
+@pytest.mark.parametrize(
+    ("identity", "index", "keyless"), [("f", (), True), ("f", (1,), False), ("d", (1,), False), ("d", (), False)]
+)
+def test_rows_are_told_apart_by_all_of_their_columns_where_no_index_does(
+    identity: str, index: tuple[int, ...], keyless: bool
+) -> None:
+    """Equal rows are one in the stores then, which doctor, plan and status say."""
+    assert replace(PLAIN, identity=identity, index=index).keyless is keyless
+
+
+def test_the_event_trigger_asks_the_same_queries() -> None:
     """`make roles` writes them there."""
     text = roles.FILE.read_text(encoding="utf-8")
-    assert roles.with_facts(text) == text
+    assert roles.with_queries(text) == text
     assert FACTS in text
-    for query in ("'attached', c.relispartition", "select unnest(tables)"):
+    for query in ("'attached', c.relispartition", "select unnest(tables)", "select unnest(retyped)"):
         other = text.replace(query, "'changed'")
         assert other != text
-        assert roles.with_facts(other) == text
+        assert roles.with_queries(other) == text
+
+
+def test_recursions_through_the_catalog_are_written_once() -> None:
+    root = roles.FILE.parents[1]
+    files = [
+        path
+        for room in ("cdc", "sinks", "snapshots", "deploy")
+        for path in (root / room).rglob("*")
+        if path.suffix in (".py", ".sql")
+    ]
+    texts = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in files}
+    texts["deploy/roles.sql"] = roles.without_queries(texts["deploy/roles.sql"])
+    assert [name for name, text in texts.items() if re.search(r"\bwith\s+recursive\b", text, re.IGNORECASE)] == [
+        "cdc/source/descent.py"
+    ]

@@ -14,7 +14,7 @@ from cdc.capture.authenticity import WATERMARK_PREFIX
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
-from cdc.capture.prepared import Prepared
+from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.spool import Spools
 from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
@@ -83,7 +83,7 @@ def taken_in(data: bytes, length: int, folder: Path | None = None) -> tuple[list
     stream = Pieces(data, length)
     spools = Spools(folder) if folder else None
     definitions = Definitions(lambda _: None, passwords=["sesame"])
-    decoder = Decoder(definitions, Forgetful(), lambda *_: None, 0, spools, Prepared(folder) if folder else None)
+    decoder = Decoder(definitions, Forgetful(), lambda *_: None, 0, spools, PreparedFiles(folder) if folder else None)
     parts = Mock()
     parts.writer.head, parts.writer.next_position = Cut(Position(0), Lsn(0)), 1
     parts.feed.chunk_at.return_value = None

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from numba import config
 
 import cdc
+from cdc.errors import ConfigError
+from cdc.kernels.cache import Chosen
 
 _CALLED = "from cdc.kernels.jit import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
 _CALLS = (
@@ -84,3 +87,14 @@ def test_a_cache_that_others_can_write_to_is_not_unpickled(tmp_path: Path, plant
     assert done.returncode != 0
     assert "ConfigError: NUMBA_CACHE_DIR: " in done.stderr
     assert not list(folder.rglob("*.nbi"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("planted", ["", "left"])
+def test_a_locator_takes_no_folder_that_others_can_write_to(tmp_path: Path, planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "left").mkdir()
+    tmp_path.chmod(0o777)
+    os.chown(tmp_path / planted, 65534, 65534)
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="NUMBA_CACHE_DIR"):
+        Chosen(run, __file__).ensure_cache_path()

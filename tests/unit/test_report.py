@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import CatchUp, Lag, Report, catch_up_of
 from cdc.settings.models import Log, Settings, Source, StoreOptions
-from cdc.source.budget import budget_eta_s, wal_rate
-from cdc.source.slot import SlotFacts
+from cdc.source.budget import wal_rate
+from cdc.source.heldwal import HeldWal
+from cdc.source.slot import SlotFacts, SlotReader
 from cdc.state import jsonfile, status, stops
 
 CANARY = "s3cr3t-canary"
@@ -60,9 +62,7 @@ def settings(folder: Path) -> Settings:
     return made.model_copy(update={"stores": {"cache": StoreOptions(kind="redis")}})
 
 
-def slot(**facts: object) -> SlotFacts:
-    base = {"name": "cdc", "exists": True, "server_lsn": Lsn(9 * MB), "active": True, "wal_status": "reserved"}
-    return SlotFacts(**{**base, **facts})  # type: ignore[arg-type]
+SLOT = SlotFacts("cdc", True, Lsn(9 * MB), reader=SlotReader(7), wal_status="reserved")
 
 
 def well(folder: Path) -> None:
@@ -74,7 +74,7 @@ def well(folder: Path) -> None:
 
 
 def taken(folder: Path, facts: SlotFacts | None = None) -> Report:
-    return gather(settings(folder), MemoryLog().reader(), Probe(facts or slot()))
+    return gather(settings(folder), MemoryLog().reader(), Probe(facts or SLOT))
 
 
 def test_all_is_well(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_all_is_well(tmp_path: Path) -> None:
 
 
 def test_before_the_first_start(tmp_path: Path) -> None:
-    found = taken(tmp_path, slot(exists=False))
+    found = taken(tmp_path, replace(SLOT, exists=False))
     assert found.capture is None
     assert found.followers[0].lag is None
     assert [problem.split(" → ")[0] for problem in found.problems] == [
@@ -100,21 +100,21 @@ def test_before_the_first_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "problem"),
     [
-        ({"wal_status": "lost"}, "has been invalidated"),
-        ({"wal_status": "unreserved"}, "is lost at the next checkpoint"),
-        ({"wal_status": "extended"}, "more than max_wal_size"),
-        ({}, None),
+        (replace(SLOT, wal_status="lost"), "has been invalidated"),
+        (replace(SLOT, wal_status="unreserved"), "is lost at the next checkpoint"),
+        (replace(SLOT, wal_status="extended"), "more than max_wal_size"),
+        (SLOT, None),
     ],
 )
-def test_the_slot(tmp_path: Path, facts: dict[str, object], problem: str | None) -> None:
+def test_the_slot(tmp_path: Path, facts: SlotFacts, problem: str | None) -> None:
     well(tmp_path)
-    problems = taken(tmp_path, slot(**facts)).problems
+    problems = taken(tmp_path, facts).problems
     assert (problem is None and not problems) or (problem is not None and problem in problems[0])
 
 
 def test_the_budget_of_a_slot_that_nobody_reads(tmp_path: Path) -> None:
     well(tmp_path)
-    probe = Probe(slot(active=False, safe_wal_bytes=60 * MB))
+    probe = Probe(replace(SLOT, reader=None, wal=HeldWal(safe_bytes=60 * MB)))
     probe._samples += [(0.0, 0), (10.0, 10 * MB)]
     found = gather(settings(tmp_path), MemoryLog().reader(), probe)
     assert (found.source.slot and found.source.slot.budget_eta_s) == 60.0
@@ -219,10 +219,10 @@ def test_rates() -> None:
     assert wal_rate([(0.0, 5), (0.5, 500)]) is None
     assert wal_rate([(0.0, 0), (1.0, 50), (2.0, 300)]) == 150
     assert wal_rate([(0.0, 300), (2.0, 0)]) == 0
-    assert budget_eta_s(None, 5.0) is None
-    assert budget_eta_s(100, None) is None
-    assert budget_eta_s(100, 0.0) is None
-    assert budget_eta_s(-5, 10.0) == 0
+    assert HeldWal().eta_s(5.0) is None
+    assert HeldWal(safe_bytes=100).eta_s(None) is None
+    assert HeldWal(safe_bytes=100).eta_s(0.0) is None
+    assert HeldWal(safe_bytes=-5).eta_s(10.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_what_the_logs_disk_refuses_is_a_problem_of_its_own(tmp_path: Path) -> N
     assert told is not None
     told.log_alarm = "the log's segments in /log are not being sealed → free space there"
     status.write(tmp_path / "run", "capture", told)
-    assert gather(settings(tmp_path), MemoryLog().reader(), Probe(slot())).problems == (told.log_alarm,)
+    assert gather(settings(tmp_path), MemoryLog().reader(), Probe(SLOT)).problems == (told.log_alarm,)
 
 
 def test_a_part_of_another_version_is_named(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_part_of_another_version_is_named(tmp_path: Path) -> None:
     for name in ("capture", "follow-cache"):
         path = tmp_path / "run" / "status" / f"{name}.json"
         jsonfile.write(path, {**jsonfile.decode(path.read_bytes()), "novelty": 1})
-    assert gather(settings(tmp_path), MemoryLog().reader(), Probe(slot())).problems == (
+    assert gather(settings(tmp_path), MemoryLog().reader(), Probe(SLOT)).problems == (
         "capture runs another version of Headwater than this (novelty) → restart cdc run",
         "follower cache runs another version of Headwater than this (novelty) → restart cdc run",
     )
@@ -267,7 +267,7 @@ def test_a_capture_that_says_why_it_does_not_read_is_not_to_be_started(tmp_path:
     assert told is not None
     told.state, told.error = "retrying", "no space"
     status.write(tmp_path / "run", "capture", told)
-    probe = Probe(slot(active=False, idle_timeout_s=600))
+    probe = Probe(replace(SLOT, reader=None, idle_timeout_s=600))
     problems = gather(settings(tmp_path), MemoryLog().reader(), probe).problems
     assert len(problems) == 2
     assert problems[0].endswith("→ fix what capture reports")
@@ -318,7 +318,7 @@ def test_a_store_that_nobody_fills_gets_no_time_until_it_is_full(tmp_path: Path)
         told.pid = pid
         status.write(tmp_path / "run", "follow-cache", told)
         follower = next(
-            one for one in gather(settings(tmp_path), MemoryLog().reader(), Probe(slot())).followers if one.store == "cache"
+            one for one in gather(settings(tmp_path), MemoryLog().reader(), Probe(SLOT)).followers if one.store == "cache"
         )
         assert follower.catch_up is not None
         assert (follower.rows_per_s, follower.catch_up.eta_s) == (rate, eta)

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 import sinks
 from cdc.errors import ConfigError
-from cdc.model.showing import shown_as
+from cdc.model.display import shown_as
 from cdc.settings.file import SettingsError, load
 from cdc.settings.models import MAX_FILE_BYTES, Source, StoreOptions, Strict
 
@@ -283,6 +283,42 @@ def test_a_secret_file_that_others_may_read_is_refused(file: Path) -> None:
     assert problems(file, '[source]\ndsn_file = "dsn"') == [
         f"{file}: source.dsn_file: others may read {secret} → chmod 0400 {secret}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("owner", "we", "mode", "taken"),
+    [
+        (1000, 1000, 0o400, True),
+        (1000, 1000, 0o440, False),
+        (0, 1000, 0o440, True),
+        (0, 1000, 0o640, True),
+        (0, 1000, 0o660, False),
+        (0, 1000, 0o444, False),
+        (0, 0, 0o440, False),
+        (2000, 1000, 0o440, False),
+    ],
+)
+def test_who_may_read_a_secret_beside_us(
+    owner: int, we: int, mode: int, taken: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = file.parent / "dsn"
+    secret.write_text(DSN)
+    real = os.fstat
+
+    def found(descriptor: int) -> os.stat_result:
+        facts = real(descriptor)
+        if not os.path.samestat(facts, secret.stat()):
+            return facts
+        return os.stat_result((0o100000 | mode, *facts[1:4], owner, *facts[5:10]))
+
+    monkeypatch.setattr(os, "fstat", found)
+    monkeypatch.setattr(os, "geteuid", lambda: we)
+    text = '[source]\ndsn_file = "dsn"'
+    if taken:
+        file.write_text(text)
+        assert load(file, options_model).source.dsn.get_secret_value() == DSN
+    else:
+        assert "others may read" in " ".join(problems(file, text))
 
 
 @pytest.mark.parametrize(

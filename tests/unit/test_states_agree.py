@@ -31,7 +31,7 @@ from cdc.report.collector import STALE_S, gather
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import Report
 from cdc.settings.models import Log, Settings, Source, StoreOptions
-from cdc.source.slot import SlotFacts
+from cdc.source.slot import SlotFacts, SlotReader
 from cdc.state import status, stops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ class Probe(SourceProbe):
         return self.facts
 
 
-SLOT = SlotFacts(name="cdc", exists=True, server_lsn=Lsn(9 << 20), active=True, wal_status="reserved")
+SLOT = SlotFacts(name="cdc", exists=True, server_lsn=Lsn(9 << 20), reader=SlotReader(7), wal_status="reserved")
 
 
 @dataclass
@@ -217,7 +217,7 @@ def test_the_source(scene: Scene) -> None:
 @pytest.mark.parametrize("active", [True, False])
 @pytest.mark.parametrize("wal_status", ["reserved", "extended", "unreserved", "lost", None])
 def test_the_slot(scene: Scene, wal_status: str | None, active: bool) -> None:
-    scene.facts = replace(SLOT, wal_status=wal_status, active=active)
+    scene.facts = replace(SLOT, wal_status=wal_status, reader=SlotReader(7) if active else None)
     agree(scene, healthy=wal_status in ("reserved", None), names="replication slot")
 
 

@@ -132,7 +132,7 @@ MAX_SEGMENT_BYTES: Final = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class LogFrame:
     """One frame's header. The body (``length`` bytes, a multiple of 8) follows it; ``end`` is where the next frame begins."""
 
     kind: FrameKind
@@ -170,7 +170,7 @@ def encode_frame(
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
-def decode_frame(data: pa.Buffer, at: int, *, offset: int, topic: int) -> Frame:
+def decode_frame(data: pa.Buffer, at: int, *, offset: int, topic: int) -> LogFrame:
     """The frame at ``data[at:]``, which is the segment's ``offset``; whole and checked. Raises Damaged (offset in the segment)."""
     available = data.size - at
     if available < FRAME_HEADER_BYTES:
@@ -184,7 +184,7 @@ def decode_frame(data: pa.Buffer, at: int, *, offset: int, topic: int) -> Frame:
     check_version(version, "a frame")
     if own != offset or of_topic != topic or kind not in _KINDS or zero:
         raise Damaged(offset, "the frame belongs elsewhere")
-    return Frame(_KINDS[kind], own, length, schema_at, of_topic, first, last, rows, crc)
+    return LogFrame(_KINDS[kind], own, length, schema_at, of_topic, first, last, rows, crc)
 
 
 def frame_length(data: pa.Buffer, at: int) -> int | None:
@@ -239,7 +239,7 @@ CUT_DTYPE: Final = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GroupPart:
     """One group's share of one segment: its bytes [start, end), ``rows`` changes, the last at position ``last``.
 
     ``seed`` and ``chain`` are the segment's running checksum before and after them, so that the range can be checked alone.
@@ -256,7 +256,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupEntry:
     """One group commit: positions [first, last] (empty when last == first - 1), its commit, what it put where."""
 
     first: int
@@ -266,7 +266,7 @@ class Group:
     epoch: int
     names: tuple[tuple[int, str], ...]
     """Topics that appear for the first time: (topic id, name)."""
-    parts: tuple[Part, ...]
+    parts: tuple[GroupPart, ...]
 
 
 def _sealed(record: bytes, previous: int) -> tuple[bytes, int]:
@@ -291,7 +291,7 @@ def decode_timeline_header(data: bytes) -> tuple[int, int]:
     return log_id, crc
 
 
-def encode_group(group: Group, previous: int) -> tuple[bytes, int]:
+def encode_group(group: GroupEntry, previous: int) -> tuple[bytes, int]:
     """(the group's records, the last one's checksum). ``previous`` is the checksum of the record before."""
     records: list[bytes] = []
 
@@ -319,7 +319,7 @@ def encode_group(group: Group, previous: int) -> tuple[bytes, int]:
     return b"".join(records), previous
 
 
-def decode_group(data: bytes, at: int, previous: int) -> tuple[Group, int, int] | None:
+def decode_group(data: bytes, at: int, previous: int) -> tuple[GroupEntry, int, int] | None:
     """Reads back what ``encode_group`` put at this offset: the group, where it ends, and the last record's checksum.
 
     ``previous`` is the checksum of the record before. None when no whole group stands there. Raises Damaged (its offset is one within
@@ -336,14 +336,14 @@ def decode_group(data: bytes, at: int, previous: int) -> tuple[Group, int, int] 
         kind = record[0] | record[1] << 8
         at += RECORD_BYTES
     names: list[tuple[int, str]] = []
-    parts: list[Part] = []
+    parts: list[GroupPart] = []
     name = b""
     for start in range(begin, at - RECORD_BYTES, RECORD_BYTES):
         record = data[start : start + RECORD_BYTES]
         match record[0] | record[1] << 8:
             case RecordKind.PART:
                 _, _, topic, segment, low, high, last, rows, seed, running, _ = _PART.unpack(record)
-                parts.append(Part(topic, segment, low, high, last, rows, seed, running))
+                parts.append(GroupPart(topic, segment, low, high, last, rows, seed, running))
             case RecordKind.NAME:
                 topic, piece, follow = name_piece(record)
                 name += piece
@@ -355,7 +355,7 @@ def decode_group(data: bytes, at: int, previous: int) -> tuple[Group, int, int] 
     _, _, count, first, last, lsn, ts, epoch, _ = _CUT.unpack(data[at - RECORD_BYTES : at])
     if count != len(parts):
         raise Damaged(at - RECORD_BYTES, "a group's positions are not dense")
-    return Group(first, last, lsn, ts, epoch, tuple(names), tuple(parts)), at, previous
+    return GroupEntry(first, last, lsn, ts, epoch, tuple(names), tuple(parts)), at, previous
 
 
 def _name_text(name: bytes, at: int) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import EXACT, LSN, META_FIELDS, POSITION, TS, Op, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
@@ -26,7 +26,9 @@ def ls(dir: Path) -> list[dict[str, Any]]:
     """One entry per topic, by name: rows, bytes (as appended), bytes on disk, segments (sealed ones among them), first and last position."""
     reader = _open(dir)
     try:
-        return sorted((_topic(reader, Places(Path(dir)), name) for name in _names(reader)), key=lambda entry: str(entry["topic"]))
+        return sorted(
+            (_topic(reader, LogPlaces(Path(dir)), name) for name in _names(reader)), key=lambda entry: str(entry["topic"])
+        )
     finally:
         reader.close()
 
@@ -37,7 +39,7 @@ def stat(dir: Path) -> dict[str, Any]:
     try:
         head = reader.head()
         timeline, lineage = reader.timeline, reader.lineage()
-        topics = [_topic(reader, Places(Path(dir)), name) for name in _names(reader)]
+        topics = [_topic(reader, LogPlaces(Path(dir)), name) for name in _names(reader)]
         segments = sum(topic["segments"] for topic in topics)
         sealed = sum(topic["sealed_segments"] for topic in topics)
         return {
@@ -103,7 +105,7 @@ def _names(reader: EmbeddedLogReader) -> list[str]:
     return sorted(timeline.numbers) if timeline else []
 
 
-def _topic(reader: EmbeddedLogReader, places: Places, name: str) -> dict[str, Any]:
+def _topic(reader: EmbeddedLogReader, places: LogPlaces, name: str) -> dict[str, Any]:
     timeline = reader.timeline
     assert timeline is not None
     index = timeline.topics[timeline.numbers[name]]

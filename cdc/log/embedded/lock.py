@@ -10,12 +10,12 @@ from typing import Final
 from cdc.errors import ConfigError, HeadwaterError
 from cdc.folders import own
 from cdc.log.embedded.disk import Disk
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 
 _NO_PLACE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR))
 
 
-def hold(places: Places, disk: Disk) -> int:
+def hold(places: LogPlaces, disk: Disk) -> int:
     """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind.
 
     Makes the log's folder where it is missing. Raises HeadwaterError when another process holds the lock, ConfigError when this account cannot
@@ -46,7 +46,7 @@ def hold(places: Places, disk: Disk) -> int:
     return fd
 
 
-def is_held(places: Places, fd: int) -> bool:
+def is_held(places: LogPlaces, fd: int) -> bool:
     """Whether the lock still stands where the log is. Descriptors outlive names: a log that was moved, deleted or put back from a copy goes on
     taking what is written to them, where nobody will look for it."""
     try:

@@ -73,7 +73,7 @@ def _folder(root: Path, topic: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Places:
+class LogPlaces:
     """Where everything of one log lies. Asked for at every commit, so each path is put together once."""
 
     root: Path

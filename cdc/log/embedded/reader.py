@@ -19,10 +19,10 @@ from cdc.log.contract import Slice, Topic
 from cdc.log.embedded.format import RECORD_BYTES, Damaged, Head, decode_timeline_header
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.histories import lineage_of
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.sealedsegment import SealedSegment
-from cdc.log.embedded.segment import Place, Segment
-from cdc.log.embedded.timeline import Run, Timeline, TopicIndex
+from cdc.log.embedded.segment import Segment, SegmentPlace
+from cdc.log.embedded.timeline import SegmentRun, Timeline, TopicIndex
 from cdc.log.views import alone, clip, joined
 from cdc.model.batch import table_of
 from cdc.model.lineage import Lineage
@@ -47,7 +47,7 @@ class EmbeddedLogReader:
     """
 
     def __init__(self, dir: Path) -> None:
-        self._places = Places(Path(dir))
+        self._places = LogPlaces(Path(dir))
         self._lock = threading.RLock()
         self._head_file: HeadFile | None = None
         self._timeline_fd = -1
@@ -149,7 +149,7 @@ class EmbeddedLogReader:
         """The index behind the answers, brought up to date; None when there is no log yet. For looking into the log."""
         return self._refreshed()
 
-    def is_sealed(self, topic: str, run: Run) -> bool:
+    def is_sealed(self, topic: str, run: SegmentRun) -> bool:
         """Whether a segment (one of ``TopicIndex.segments()``) has become Parquet."""
         return not self._places.segment(topic, run.segment).exists()
 
@@ -262,7 +262,7 @@ class EmbeddedLogReader:
         """A segment is either there, or its Parquet files are: they appear before it goes."""
         timeline = self._timeline
         assert timeline is not None
-        place = Place(timeline.log_id, index.number, index.name, first)
+        place = SegmentPlace(timeline.log_id, index.number, index.name, first)
         path = self._places.segment(index.name, first)
         try:
             return Segment(path, place)
@@ -277,7 +277,7 @@ class EmbeddedLogReader:
                 return SealedSegment(path.parent, known, place)
         raise LogCorrupt(f"{path}: missing, and no sealed files hold its positions {first} to {run.last}")
 
-    def _runs_written(self, topic: str, first: int) -> Iterator[Run]:
+    def _runs_written(self, topic: str, first: int) -> Iterator[SegmentRun]:
         """All that was ever committed to the segment, whatever the head says."""
         timeline = self._written()
         if timeline is not None and topic in timeline.numbers:

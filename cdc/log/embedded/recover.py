@@ -26,10 +26,10 @@ from cdc.log.embedded.format import (
     decode_timeline_header,
     encode_timeline_header,
 )
-from cdc.log.embedded.names import ASIDE, Places, first_of, folder_of, sealed_of, segment_name
+from cdc.log.embedded.names import ASIDE, LogPlaces, first_of, folder_of, sealed_of, segment_name
 from cdc.log.embedded.sealedsegment import covering
-from cdc.log.embedded.segment import Place, Segment
-from cdc.log.embedded.timeline import Run, Timeline, TopicIndex
+from cdc.log.embedded.segment import Segment, SegmentPlace
+from cdc.log.embedded.timeline import SegmentRun, Timeline, TopicIndex
 from cdc.log.embedded.verdicts import (
     SegmentEvidence,
     SegmentVerdict,
@@ -47,7 +47,7 @@ class Recovered:
     timeline: Timeline
     epoch: int
     """The new writer's."""
-    unsealed: list[tuple[TopicIndex, Run]] = field(default_factory=list)
+    unsealed: list[tuple[TopicIndex, SegmentRun]] = field(default_factory=list)
     """Closed segments that are not Parquet yet."""
 
 
@@ -60,7 +60,7 @@ class _Repairs:
     rewrite: list[tuple[Path, int, int]] = field(default_factory=list)
 
 
-def recover(places: Places, disk: Disk, segment_bytes: int) -> Recovered:
+def recover(places: LogPlaces, disk: Disk, segment_bytes: int) -> Recovered:
     """Makes the log whole, or new when there is none. The caller holds the writer's lock.
 
     Raises LogCorrupt, naming file and byte, before anything is changed.
@@ -89,7 +89,7 @@ def head_of(recovered: Recovered) -> Head:
     return Head(timeline.log_id, recovered.epoch, cut.position, cut.commit_lsn, cut.commit_ts_us, timeline.length, timeline.crc)
 
 
-def _is_new(places: Places) -> bool:
+def _is_new(places: LogPlaces) -> bool:
     """There is no log here yet, or only what a creation that died left behind."""
     if places.timeline.exists() or places.head.exists():
         return False
@@ -99,7 +99,7 @@ def _is_new(places: Places) -> bool:
     return True
 
 
-def _create(places: Places, disk: Disk) -> None:
+def _create(places: LogPlaces, disk: Disk) -> None:
     disk.make_folder(places.topics)
     disk.sync_folder(places.root.parent)
     record, _ = encode_timeline_header(secrets.randbits(64))
@@ -116,7 +116,7 @@ def _create(places: Places, disk: Disk) -> None:
     disk.sync_folder(places.root)
 
 
-def publish_first(places: Places, disk: Disk, head: Head) -> None:
+def publish_first(places: LogPlaces, disk: Disk, head: Head) -> None:
     """Rewrites the head. It keeps its inode where it has one, because readers watch that."""
     if not places.head.exists():
         aside = places.root / f"{ASIDE}{places.head.name}"
@@ -144,7 +144,7 @@ def _bytes_of(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _read_timeline(places: Places, head: Head | None, repairs: _Repairs) -> Timeline:
+def _read_timeline(places: LogPlaces, head: Head | None, repairs: _Repairs) -> Timeline:
     path = places.timeline
     try:
         data = _bytes_of(path)
@@ -194,10 +194,10 @@ def _group_follows(data: bytes, whole: int) -> bool:
 
 
 def _judge_topics(
-    places: Places, timeline: Timeline, head: Head | None, segment_bytes: int, repairs: _Repairs
-) -> list[tuple[TopicIndex, Run]]:
+    places: LogPlaces, timeline: Timeline, head: Head | None, segment_bytes: int, repairs: _Repairs
+) -> list[tuple[TopicIndex, SegmentRun]]:
     """Holds every file against the timeline. Fills in the repairs; returns the closed segments that wait to be sealed."""
-    unsealed: list[tuple[TopicIndex, Run]] = []
+    unsealed: list[tuple[TopicIndex, SegmentRun]] = []
     folders: dict[str, TopicIndex] = {}
     for topic in timeline.topics.values():
         other = folders.setdefault(folder_of(topic.name), topic)
@@ -212,11 +212,13 @@ def _judge_topics(
         unseal = _judge_files(folder, files, runs, timeline.head.position, repairs)
         if index is None:
             continue
-        before: Run | None = None
+        before: SegmentRun | None = None
         for run in runs:
             if segment_name(run.segment) in files:
                 newest = run is runs[-1]
-                segment = Segment(folder / segment_name(run.segment), Place(timeline.log_id, index.number, index.name, run.segment))
+                segment = Segment(
+                    folder / segment_name(run.segment), SegmentPlace(timeline.log_id, index.number, index.name, run.segment)
+                )
                 try:
                     _check_segment(segment, index, run, before, newest=newest, unseal=run.segment in unseal)
                 finally:
@@ -228,7 +230,7 @@ def _judge_topics(
     return unsealed
 
 
-def _judge_files(folder: Path, files: list[str], runs: list[Run], head: int, repairs: _Repairs) -> set[int]:
+def _judge_files(folder: Path, files: list[str], runs: list[SegmentRun], head: int, repairs: _Repairs) -> set[int]:
     """Judges one topic's files by name and length; returns the segments whose Parquet files go."""
     unseal: set[int] = set()
     known = {run.segment: run for run in runs}
@@ -279,7 +281,9 @@ def _what_is_wrong(path: Path, found: SegmentEvidence) -> str:
     return f"{path} at byte {at}: the file has {found.length} bytes where {found.committed} were committed"
 
 
-def _check_segment(segment: Segment, index: TopicIndex, run: Run, before: Run | None, *, newest: bool, unseal: bool) -> None:
+def _check_segment(
+    segment: Segment, index: TopicIndex, run: SegmentRun, before: SegmentRun | None, *, newest: bool, unseal: bool
+) -> None:
     """Its header names what came before it. The newest one's last part is read, because that is where appends go on; and all of
     one whose Parquet files are about to go."""
     header = segment.header
@@ -298,7 +302,7 @@ def _check_segment(segment: Segment, index: TopicIndex, run: Run, before: Run | 
         raise segment.corrupt(damage) from None
 
 
-def _check_frames(segment: Segment, run: Run) -> None:
+def _check_frames(segment: Segment, run: SegmentRun) -> None:
     for _ in segment.frames(run):
         pass
 

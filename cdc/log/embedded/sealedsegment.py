@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from cdc.errors import LogCorrupt
 from cdc.log.embedded.format import VERSION, check_version, crc32c
 from cdc.log.embedded.names import Sealed, sealed_of
-from cdc.log.embedded.segment import Place
-from cdc.log.embedded.timeline import Run
+from cdc.log.embedded.segment import SegmentPlace
+from cdc.log.embedded.timeline import SegmentRun
 from cdc.log.views import clip, joined
 from cdc.model.batch import LSN, POSITION, first_position, last_position
 
@@ -34,7 +34,7 @@ class Encoder:
     for columns that mostly differ, and numbers are written as differences, which leaves the compressor little to do; only positions and
     LSNs carry statistics, because only those are searched."""
 
-    def __init__(self, place: Place, schema: pa.Schema) -> None:
+    def __init__(self, place: SegmentPlace, schema: pa.Schema) -> None:
         self.schema = schema
         self.first = self.last = self.rows = 0
         self._place = place
@@ -78,7 +78,7 @@ class Encoder:
         return Sealed(self.first, self.last, self.rows, crc32c(data)), data
 
 
-def encode(place: Place, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Sealed, pa.Buffer]]:
+def encode(place: SegmentPlace, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Sealed, pa.Buffer]]:
     """A segment's batches, in order, as Parquet files: a new one wherever the schema changes. Pure."""
     encoder: Encoder | None = None
     for batch in joined(batches, LARGE_BYTES):
@@ -102,13 +102,13 @@ def _is_whole(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
 
 
-def _origin(place: Place) -> bytes:
+def _origin(place: SegmentPlace) -> bytes:
     return json.dumps(
         {"format": VERSION, "log": f"{place.log_id:016x}", "topic": place.topic, "name": place.name, "segment": place.first}
     ).encode()
 
 
-def covering(files: Sequence[str], run: Run) -> list[Sealed]:
+def covering(files: Sequence[str], run: SegmentRun) -> list[Sealed]:
     """Those of a topic's files that stand for this segment; empty unless they hold all of it."""
     found = sorted(name for name in map(sealed_of, files) if name is not None and run.segment <= name.first <= run.last)
     if not found or found[0].first != run.segment or found[-1].last != run.last:
@@ -120,7 +120,7 @@ def covering(files: Sequence[str], run: Run) -> list[Sealed]:
 class SealedFile:
     """One open Parquet file of ours: checked whole when it is opened, then read by row group."""
 
-    def __init__(self, path: Path, name: Sealed, place: Place) -> None:
+    def __init__(self, path: Path, name: Sealed, place: SegmentPlace) -> None:
         """Raises FileNotFoundError, or LogCorrupt when a single byte differs from what was sealed or it stands elsewhere."""
         self.path = path
         self.name = name
@@ -166,7 +166,7 @@ class SealedFile:
 class SealedSegment:
     """All Parquet files that stand for one segment."""
 
-    def __init__(self, folder: Path, run: Run, place: Place) -> None:
+    def __init__(self, folder: Path, run: SegmentRun, place: SegmentPlace) -> None:
         """Raises FileNotFoundError when the files there do not hold the whole segment."""
         names = covering([path.name for path in folder.iterdir()], run)
         if not names:

@@ -17,12 +17,12 @@ from typing import Final
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.embedded.disk import Disk
-from cdc.log.embedded.names import ASIDE, Places
+from cdc.log.embedded.names import ASIDE, LogPlaces
 from cdc.log.embedded.sealedsegment import encode
-from cdc.log.embedded.segment import Place, Segment
-from cdc.log.embedded.timeline import Run
+from cdc.log.embedded.segment import Segment, SegmentPlace
+from cdc.log.embedded.timeline import SegmentRun
 
-JOB = tuple[Place, Run]
+JOB = tuple[SegmentPlace, SegmentRun]
 CHUNK_BYTES: Final = 4 * 2**20
 """How much of the segment is mapped at a time; a row group's batches and the Parquet file's own bytes come on top."""
 RETRY_S: Final = 5.0
@@ -30,7 +30,7 @@ NICE: Final = 10
 """The thread's priority (Linux: a thread has its own): what is to be durable, and the server that sends it, come first."""
 
 
-def seal(places: Places, disk: Disk, place: Place, run: Run) -> None:
+def seal(places: LogPlaces, disk: Disk, place: SegmentPlace, run: SegmentRun) -> None:
     """Turns one durable, closed segment (``run``: all of it) into Parquet and removes it.
 
     Raises LogCorrupt when the segment is damaged, OSError when the disk refuses; the segment is then still there.
@@ -66,7 +66,7 @@ def seal(places: Places, disk: Disk, place: Place, run: Run) -> None:
 class Sealer:
     """The background thread. It only touches closed segments, so it never waits for the writer nor the writer for it."""
 
-    def __init__(self, places: Places, disk: Disk) -> None:
+    def __init__(self, places: LogPlaces, disk: Disk) -> None:
         self._places = places
         self._disk = disk
         self._jobs: queue.Queue[JOB | None] = queue.Queue()
@@ -77,7 +77,7 @@ class Sealer:
         self.refused: OSError | None = None
         """Why the disk refused the last attempt (it is repeated every few seconds); None once it worked."""
 
-    def add(self, place: Place, run: Run) -> None:
+    def add(self, place: SegmentPlace, run: SegmentRun) -> None:
         self._jobs.put((place, run))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="log-seal", daemon=True)
@@ -107,7 +107,7 @@ class Sealer:
             finally:
                 self._jobs.task_done()
 
-    def _seal(self, place: Place, run: Run) -> None:
+    def _seal(self, place: SegmentPlace, run: SegmentRun) -> None:
         while True:
             try:
                 seal(self._places, self._disk, place, run)

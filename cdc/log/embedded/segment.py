@@ -17,15 +17,15 @@ from cdc.log.embedded.format import (
     FRAME_HEADER_BYTES,
     SEGMENT_HEADER_MAX,
     Damaged,
-    Frame,
     FrameKind,
+    LogFrame,
     SegmentHeader,
     chain,
     decode_frame,
     decode_segment_header,
     frame_length,
 )
-from cdc.log.embedded.timeline import Run
+from cdc.log.embedded.timeline import SegmentRun
 
 COPY_BELOW_BYTES: Final = 256 * 2**10
 """Ranges below this are read into memory; larger ones are mapped. Mapping costs a system call and page faults."""
@@ -38,7 +38,7 @@ def _schema(message: bytes) -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SegmentPlace:
     """The timeline's facts about a segment, to check its header against."""
 
     log_id: int
@@ -50,7 +50,7 @@ class Place:
 class Segment:
     """An open segment. It stays readable after its file has been sealed and removed."""
 
-    def __init__(self, path: Path, place: Place) -> None:
+    def __init__(self, path: Path, place: SegmentPlace) -> None:
         """Raises FileNotFoundError when the segment does not exist, LogCorrupt when the file is not the one it should be."""
         self._fd = -1
         self.path = path
@@ -69,7 +69,7 @@ class Segment:
             raise
 
     def _check(self, header: SegmentHeader) -> None:
-        if Place(header.log_id, header.topic, header.name, header.first) != self.place:
+        if SegmentPlace(header.log_id, header.topic, header.name, header.first) != self.place:
             raise Damaged(0, "the segment belongs elsewhere (renamed, swapped or of another log)")
 
     def corrupt(self, damage: Damaged) -> LogCorrupt:
@@ -99,7 +99,7 @@ class Segment:
             self._map = pa.py_buffer(mmap.mmap(self._fd, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
         return self._map.slice(start, end - start)
 
-    def frames(self, run: Run) -> Iterator[tuple[Frame, pa.Buffer]]:
+    def frames(self, run: SegmentRun) -> Iterator[tuple[LogFrame, pa.Buffer]]:
         """Each frame of the run with its body, checked; and at the end that they are the frames that were committed.
 
         Raises Damaged.
@@ -114,7 +114,7 @@ class Segment:
         if seed != run.chain:
             raise Damaged(run.start, "whole frames, but not those that were committed here")
 
-    def scan(self, run: Run, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
+    def scan(self, run: SegmentRun, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
         """The run's batches one after the other, each lying in a mapping of about ``chunk_bytes`` of the file, which goes with the last
         of its batches. Raises LogCorrupt, for what the chain alone can see only after the last batch."""
         at, seed, rows = run.start, run.seed, 0
@@ -167,7 +167,7 @@ class Segment:
             raise Damaged(start + len(data), "the segment is cut short")
         return pa.py_buffer(data)
 
-    def batches(self, run: Run) -> list[pa.RecordBatch]:
+    def batches(self, run: SegmentRun) -> list[pa.RecordBatch]:
         """The run's batches, all checked before the first is handed out. Raises LogCorrupt."""
         found: list[pa.RecordBatch] = []
         rows = 0
@@ -202,7 +202,7 @@ class Segment:
             found = self._schemas[at] = _schema(data.slice(FRAME_HEADER_BYTES).to_pybytes())
         return found
 
-    def newest_schema(self, run: Run) -> pa.Schema:
+    def newest_schema(self, run: SegmentRun) -> pa.Schema:
         """The schema in force at the end of the run. Raises LogCorrupt."""
         try:
             at = 0

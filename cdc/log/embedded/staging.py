@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc.log.embedded.timeline import Run
+from cdc.log.embedded.timeline import SegmentRun
 from cdc.model.batch import POSITION, TABLE_METADATA
 
 Positions = npt.NDArray[np.int64]
@@ -128,8 +128,8 @@ class Staged:
     newest: dict[int, OpenPart] = field(default_factory=dict)
     """Each topic's last part, by its number: a search would cost as much as there are topics."""
     created: list[tuple[OpenTopic, int]] = field(default_factory=list)
-    closed: list[tuple[OpenTopic, Run]] = field(default_factory=list)
+    closed: list[tuple[OpenTopic, SegmentRun]] = field(default_factory=list)
 
 
-def run_of(tip: Tip) -> Run:
-    return Run(tip.segment, tip.begin, tip.end, tip.rows, tip.last, tip.begin_seed, tip.chain)
+def run_of(tip: Tip) -> SegmentRun:
+    return SegmentRun(tip.segment, tip.begin, tip.end, tip.rows, tip.last, tip.begin_seed, tip.chain)

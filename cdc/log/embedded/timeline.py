@@ -18,8 +18,8 @@ from cdc.log.embedded.format import (
     PART_DTYPE,
     RECORD_BYTES,
     Damaged,
-    Group,
-    Part,
+    GroupEntry,
+    GroupPart,
     RecordKind,
     decode_group,
     name_piece,
@@ -41,7 +41,7 @@ FEW_RECORDS: Final = 16
 as for hundreds."""
 
 
-class Column:
+class GrowingArray:
     """A structured array that grows at its end; what was handed out before stays valid."""
 
     __slots__ = ("_room", "size")
@@ -73,8 +73,8 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Bytes [start, end) of one segment: parts that lie one behind the other. ``seed`` and ``chain`` as in ``Part``."""
+class SegmentRun:
+    """Bytes [start, end) of one segment: parts that lie one behind the other. ``seed`` and ``chain`` as in ``GroupPart``."""
 
     segment: int
     start: int
@@ -91,7 +91,7 @@ class TopicIndex:
     def __init__(self, number: int, name: str) -> None:
         self.number = number
         self.name = name
-        self._parts = Column(_PARTS)
+        self._parts = GrowingArray(_PARTS)
 
     @property
     def parts(self) -> npt.NDArray[np.void]:
@@ -107,7 +107,7 @@ class TopicIndex:
         rows["bytes"] = (rows["end"] - rows["start"]).cumsum() + (before["bytes"] if before is not None else 0)
         self._parts.extend(rows)
 
-    def append(self, new: Part, base: int) -> None:
+    def append(self, new: GroupPart, base: int) -> None:
         rows, size = self.rows + new.rows, self.bytes + new.end - new.start
         self._parts.append((base, new.last, new.segment, new.start, new.end, rows, size, new.seed, new.chain))
 
@@ -170,7 +170,7 @@ class TopicIndex:
             yield int(segments[low]), low, end
             low = end
 
-    def runs(self, low: int, high: int, target_bytes: int) -> Iterator[Run]:
+    def runs(self, low: int, high: int, target_bytes: int) -> Iterator[SegmentRun]:
         """The parts [low, high) of one segment as runs of about ``target_bytes`` each."""
         sizes = self.parts["bytes"][:high]
         while low < high:
@@ -179,14 +179,14 @@ class TopicIndex:
             yield self.run(low, end)
             low = end
 
-    def run(self, low: int, high: int) -> Run:
+    def run(self, low: int, high: int) -> SegmentRun:
         parts = self.parts
         _, _, segment, start, _, _, _, seed, _ = parts[low].item()
         _, last, _, _, end, rows, _, _, running = parts[high - 1].item()
         before = int(parts["rows"][low - 1]) if low else 0
-        return Run(segment=segment, start=start, end=end, rows=rows - before, last=last, seed=seed, chain=running)
+        return SegmentRun(segment=segment, start=start, end=end, rows=rows - before, last=last, seed=seed, chain=running)
 
-    def segments(self) -> list[Run]:
+    def segments(self) -> list[SegmentRun]:
         """Every segment of the topic, whole (header not included), in order."""
         return [self.run(low, high) for _, low, high in self.within_segments(0, self._parts.size)]
 
@@ -201,7 +201,7 @@ class Timeline:
         self.epoch = 0
         self.topics: dict[int, TopicIndex] = {}
         self.numbers: dict[str, int] = {}
-        self._cuts = Column(_CUTS)
+        self._cuts = GrowingArray(_CUTS)
         self._head = ZERO_CUT
         self._lsns_rise_from = 0
         """The first cut of the source's present history: an LSN of an earlier one (the database was restored, or is another) says nothing."""
@@ -272,7 +272,7 @@ class Timeline:
             done = end
         return done
 
-    def _check_group(self, group: Group, at: int) -> None:
+    def _check_group(self, group: GroupEntry, at: int) -> None:
         """``_check`` and what taking the names and parts in finds out."""
         before = self._head.position
         if group.first != before + 1 or group.last - before != sum(part.rows for part in group.parts):

@@ -26,9 +26,9 @@ from cdc.log.embedded.format import (
     MAX_BODY_BYTES,
     MAX_SEGMENT_BYTES,
     FrameKind,
-    Group,
+    GroupEntry,
+    GroupPart,
     Head,
-    Part,
     SegmentHeader,
     chain,
     decode_head,
@@ -37,10 +37,10 @@ from cdc.log.embedded.format import (
     padding,
 )
 from cdc.log.embedded.lock import hold, is_held
-from cdc.log.embedded.names import Places, folder_of
+from cdc.log.embedded.names import LogPlaces, folder_of
 from cdc.log.embedded.recover import head_of, recover
 from cdc.log.embedded.sealer import Sealer
-from cdc.log.embedded.segment import Place
+from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.staging import Density, OpenPart, OpenTopic, Positions, Staged, Tip, positions_of, run_of
 from cdc.log.embedded.syncpool import SyncPool
 from cdc.log.embedded.timeline import TopicIndex
@@ -76,7 +76,7 @@ class EmbeddedLogWriter:
         """``sync_threads``: the most files that are synced at once; 1: one after the other, by the caller's own thread."""
         if not 0 < segment_bytes <= MAX_SEGMENT_OPTION_BYTES:
             raise ValueError("segment_bytes is between 1 and 2**30")
-        self._places = Places(Path(dir))
+        self._places = LogPlaces(Path(dir))
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
         self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
@@ -157,7 +157,7 @@ class EmbeddedLogWriter:
             self._sync_staged()
         except OSError as error:
             raise self._located(error) from error
-        group = Group(
+        group = GroupEntry(
             first=before.position + 1,
             last=before.position + staged.density.rows,
             commit_lsn=commit_lsn,
@@ -165,7 +165,7 @@ class EmbeddedLogWriter:
             epoch=before.epoch,
             names=tuple((topic.number, topic.name) for topic in staged.named),
             parts=tuple(
-                Part(part.topic.number, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain)
+                GroupPart(part.topic.number, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain)
                 for part in staged.parts
             ),
         )
@@ -332,7 +332,7 @@ class EmbeddedLogWriter:
                 for topic, _ in staged.created:
                     topic.folder_exists = True
 
-    def _publish(self, group: Group) -> None:
+    def _publish(self, group: GroupEntry) -> None:
         before = self._published
         standing = decode_head(os.pread(self._head_fd, HEAD_BYTES, 0))
         if standing is None or standing.epoch != before.epoch:
@@ -393,8 +393,8 @@ class EmbeddedLogWriter:
         )  # fmt: skip
         return OpenTopic(index.number, index.name, tip, tip, folder_exists=True)
 
-    def _place(self, number: int, name: str, segment: int) -> Place:
-        return Place(self._published.log_id, number, name, segment)
+    def _place(self, number: int, name: str, segment: int) -> SegmentPlace:
+        return SegmentPlace(self._published.log_id, number, name, segment)
 
     def _file(self, topic: OpenTopic, segment: int) -> int:
         key = (topic.number, segment)

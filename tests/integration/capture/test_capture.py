@@ -210,7 +210,7 @@ def test_one_update_of_many_wide_rows_is_taken_in_bit_by_bit(
     postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says next to nothing of each row, and all that they hold is filled in: 8 MB here, gigabytes where nothing is lowered."""
-    monkeypatch.setattr("cdc.capture.grouping.FILL_BYTES", 2**20)
+    monkeypatch.setattr("cdc.capture.assembly.FILL_BYTES", 2**20)
     with postgres.connect() as connection:
         connection.execute("create table a (id int primary key, body text, n int); create table b (id int primary key)")
         connection.execute("alter table a alter body set storage external")

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc.source import watch
+from cdc.source import inspection, watch
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
 from tests.integration.schema.folding import Row, fold
@@ -195,7 +195,7 @@ def counted_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 def test_a_table_that_gets_its_identity_one_transaction_later_ends_nothing(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, then: str, topic: str, left: list[Row]
 ) -> None:
-    monkeypatch.setattr(watch, "UNSETTLED_S", 3600.0)
+    monkeypatch.setattr(inspection, "UNSETTLED_S", 3600.0)
     looks = counted_looks(monkeypatch)
     sql = postgres.connect()
     sql.execute("create publication cdc for all tables with (publish_via_partition_root = true)")
@@ -215,7 +215,7 @@ def test_a_table_that_gets_its_identity_one_transaction_later_ends_nothing(
 def test_a_table_that_stays_without_identity_is_named_and_ends_nothing(
     postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "UNSETTLED_S", 0.5)
+    monkeypatch.setattr(inspection, "UNSETTLED_S", 0.5)
     sql = postgres.connect()
     sql.execute("create publication cdc for all tables; create table kept (id int primary key)")
     capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}", tables=("public.*",))

@@ -91,7 +91,7 @@ class Pipeline:
             ensure_slot(connection, self.source, create=not self.writer.head.commit_lsn, record=folder)
             # The server lets go of it a little after the process before has gone.
             deadline = time.monotonic() + 120
-            while read_slot(connection, self.source.slot).active:
+            while read_slot(connection, self.source.slot).reader:
                 assert time.monotonic() < deadline, "somebody else reads the slot"
                 time.sleep(0.01)
         self.progress = SnapshotProgress(folder, interval_s=0.0)

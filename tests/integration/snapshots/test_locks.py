@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from snapshots import locks, plan, reading
+from cdc.model.evolution import schema_change_of
+from snapshots import locks, plan, queries
 from snapshots.catalog import SourceTable
 from snapshots.requests import Request, Requests
 from tests.conftest import Database
@@ -38,7 +39,7 @@ def test_a_transaction_that_locks_partitions_in_its_own_order(
             locked.set()
         return plan.lock(source)
 
-    monkeypatch.setattr(reading, "lock", lock)
+    monkeypatch.setattr(queries, "lock", lock)
     capture = Capture(postgres.dsn, tmp_path, tables=("public.*",), slot=f"s_{postgres.name}")
     with capture.running():
         capture.until(locked.is_set, "the snapshot to begin")
@@ -76,7 +77,7 @@ def test_locked_tables_keep_no_worker_from_the_others(
                 locked.set()
         return plan.lock(source)
 
-    monkeypatch.setattr(reading, "lock", lock)
+    monkeypatch.setattr(queries, "lock", lock)
     try:
         if asked:
             with capture.running():
@@ -107,24 +108,35 @@ def test_locked_tables_keep_no_worker_from_the_others(
         owner.rollback()
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["first load", "request"])
 def test_a_table_that_is_locked_after_every_task_is_read_all_the_same(
-    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
+    """Reading goes on with the task that was refused: nothing is read twice."""
     monkeypatch.setattr(locks, "AGAIN_S", (0.01, 0.01))
     sql = postgres.connect()
     sql.execute("create table big (id int primary key, v text)")
     sql.execute("insert into big select n, repeat('v', 500) from generate_series(1, 4000) n")
     sql.execute("analyze big; create publication cdc for table big")
-    asked = count()
+    tries = count()
 
     def lock(source: SourceTable) -> str:
-        return plan.lock(source) if next(asked) % 2 == 0 else "do $$ begin raise lock_not_available; end $$"
+        return plan.lock(source) if next(tries) % 2 == 0 else "do $$ begin raise lock_not_available; end $$"
 
-    monkeypatch.setattr(reading, "lock", lock)
     capture = Capture(
         postgres.dsn, tmp_path, tables=("public.*",), slot=f"s_{postgres.name}", snapshot_workers=1, snapshot_chunk_rows=100
     )
+    requests = Requests(capture.settings.log.dir)
+    if asked:
+        with capture.running():
+            capture.until_snapshot_done()
+    monkeypatch.setattr(queries, "lock", lock)
     with capture.running():
+        if asked:
+            name = requests.queue(Request("public.big"))
+            capture.until(lambda: requests.outcome(name).state == "done", "for the request", deadline_s=SOON_S)
         capture.until_snapshot_done(deadline_s=SOON_S)
         assert len(capture.rows("public.big")) == 4000
-    assert next(asked) > 4, "it was read in several tasks"
+        read = sum(batch.num_rows for batch in capture.batches("public.big") if schema_change_of(batch) is None)
+        assert read == 4000 * (1 + asked)
+    assert next(tries) > 4, "it was read in several tasks"

@@ -69,7 +69,10 @@ class Attacked:
             "-v",
             "schema=public",
         ]
-        return subprocess.run([*psql, "-f", str(ROLES)], capture_output=True, text=True, timeout=120)
+        # Not by its path: a planted bug is in the text that this process reads (tests/mutants).
+        return subprocess.run(
+            [*psql, "-f", "-"], input=ROLES.read_text(encoding="utf-8"), capture_output=True, text=True, timeout=120
+        )
 
     def run_roles_well(self) -> None:
         done = self.run_roles()
@@ -115,16 +118,20 @@ def shadow(connection: psycopg.Connection[Any], name: str, schema: str) -> str:
     return f"create view {schema}.{name} as select {columns} from pg_catalog.{name} where {schema}.evil()"
 
 
-def test_temporary_views_in_place_of_the_catalog_run_nothing(attacked: Attacked) -> None:
+@pytest.mark.parametrize("may_create", [False, True], ids=["connects", "creates"])
+def test_temporary_views_in_place_of_the_catalog_run_nothing(attacked: Attacked, may_create: bool) -> None:
     attacked.run_roles_well()
+    if may_create:
+        attacked.admin.execute(f"grant create on schema public to {attacked.lowly}")
+    schema = "public" if may_create else "pg_temp"
     for name in SHADOWED:
         with attacked.connect(attacked.lowly) as lowly:
             lowly.execute(evil("pg_temp", attacked.lowly))
             lowly.execute(shadow(lowly, name, "pg_temp"))
-            lowly.execute("create temp table anything (i int, j int)")
-            lowly.execute("alter table anything drop column j")
-            lowly.execute("create type pg_temp.kind as enum ('a'); alter table anything add k pg_temp.kind")
-            lowly.execute("drop table anything")
+            lowly.execute(f"create table {schema}.anything (i int primary key, j int)")
+            lowly.execute(f"alter table {schema}.anything drop column j")
+            lowly.execute(f"create type {schema}.kind as enum ('a'); alter table {schema}.anything add k {schema}.kind")
+            lowly.execute(f"drop table {schema}.anything; drop type {schema}.kind")
         assert attacked.superusers() == [], name
 
 

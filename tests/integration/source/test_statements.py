@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.source import watch
+from cdc.source import inspection, watch
 from tests.conftest import Database, PostgresServers
 from tests.integration.capture.running import Capture
 from tests.integration.schema.folding import Row, fold
@@ -95,7 +95,7 @@ def test_statements_work_as_without_headwater(
     databases: tuple[Database, Database], trigger: bool, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "INTERVAL_S", 0.05)
-    monkeypatch.setattr(watch, "UNSETTLED_S", 0.1)
+    monkeypatch.setattr(inspection, "UNSETTLED_S", 0.1)
     chance = random.Random(seed)
     here, _ = databases
     pair = Pair(databases[0].connect(), databases[1].connect())

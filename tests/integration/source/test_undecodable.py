@@ -9,10 +9,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from cdc.capture.assembly import Grouping
 from cdc.capture.authenticity import WATERMARK_PREFIX
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.endings import StreamEnded
-from cdc.capture.grouping import Grouping
 from cdc.embedded.postgres import Postgres
 from cdc.errors import ProtocolError, SourceError, StopState
 from cdc.model.position import Lsn

@@ -34,6 +34,7 @@ from cdc.spark.queries import run_followers
 from cdc.state.lease import Lease
 from cdc.state.status import FollowerStatus, read_follower
 from sinks import make_sink, memory, options_model, warehouse
+from sinks.sparksession import use_session
 from tests.contract.rows import ORDERS
 from tests.integration.spark.traffic import Traffic, assert_equal, held
 
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def traffic(tmp_path: Path, spark: Any, seed: int) -> Iterator[Traffic]:
-    warehouse.use_session(lambda: spark)
+    use_session(lambda: spark)
     made = Traffic(tmp_path / "log", seed)
     yield made
     made.close()

@@ -28,7 +28,8 @@ from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Column, Table
 from sinks.memory import MemorySink
 from sinks.memory import Options as TwinOptions
-from sinks.warehouse import Options, Warehouse, make, use_session
+from sinks.sparksession import use_session
+from sinks.warehouse import Options, Warehouse, make, versions
 from sinks.warehouse import catalog as catalogs
 from sinks.warehouse.erasing import tables_in
 from sinks.warehouse.failures import CommitUnknown
@@ -304,7 +305,7 @@ def test_a_rollback_to_a_rewrite_by_others_is_noticed_although_the_commit_before
     theirs = shop.sql("select snapshot_id from orders.snapshots order by committed_at desc")[0].snapshot_id
     sink.apply(batch(ORDERS, [(Op.UPDATE, 3, order(1, "x")), (Op.DELETE, 4, order(2))]))
     sink.commit(cut(4))
-    sink._places[ORDERS.qualified].iceberg.expire(2**60)
+    sink._tables.places[ORDERS.qualified].iceberg.expire(2**60)
     assert len(shop.sql("select * from orders.snapshots")) == 2
     assert sink.applied() == shop.sink(reads=True).applied() == cut(4)
     shop.sql(f"call catalog.system.rollback_to_snapshot('public.orders', {theirs})")
@@ -385,7 +386,7 @@ def test_files_that_are_merged_in_between_make_the_commit_look_again(
             if who == "somebody with Spark":
                 shop.sql("call catalog.system.rewrite_data_files(table => 'public.orders', options => map('rewrite-all', 'true'))")
             else:
-                late._upkeep[ORDERS.qualified].after_commit(late._signed(late._applied))
+                late._tables.upkeep[ORDERS.qualified].after_commit(late._signed(late._applied))
         real(self, *arguments)
 
     monkeypatch.setattr(catalogs.IcebergTable, "commit", between)
@@ -418,7 +419,7 @@ def test_a_merge_takes_no_row_back_that_has_gone_in_between(shop: Shop, monkeypa
 
     monkeypatch.setattr(catalogs.IcebergTable, "commit", between)
     with suppress(StoreError):
-        late._upkeep[ORDERS.qualified].after_commit(late._signed(late._applied))
+        late._tables.upkeep[ORDERS.qualified].after_commit(late._signed(late._applied))
     assert merging
     assert sink.applied() == shop.sink().applied() == cut(21 + len(keys))
     wanted = [order(key, *(["x"] if key in keys else [])) for key in range(20) if len(keys) != 2 or key != 7]
@@ -457,7 +458,7 @@ def test_small_files_are_merged_and_rows_keep_their_lineage(shop: Shop) -> None:
     }
     assert {key: after[key] for key in before} == before
     assert len({row_id for row_id, _ in after.values()}) == 13
-    sink._places["public.orders"].iceberg.expire(2**60)
+    sink._tables.places["public.orders"].iceberg.expire(2**60)
     assert len(held(sink, ORDERS)) == 13
     live = {Path(row.file_path).name for row in shop.sql("select file_path from orders.files")}
     assert {path.name for path in (shop.folder / "public" / "orders" / "data").iterdir() if not path.name.startswith(".")} >= live
@@ -568,12 +569,12 @@ def test_columns_come_widen_go_and_come_back(shop: Shop) -> None:
 
 def test_who_looks_seldom_still_finds_the_newest_version(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit that waits for a busy store: the version that it opened has been deleted since."""
-    monkeypatch.setattr(catalogs, "KEPT_VERSIONS", 2)
+    monkeypatch.setattr(versions, "KEPT_VERSIONS", 2)
     writer = shop.sink()
     writer.apply(upserts(ORDERS, 1, [order(1)]))
     writer.commit(cut(1))
     reader = shop.sink(reads=True)
-    for position in range(2, catalogs.KEPT_VERSIONS + 4):
+    for position in range(2, versions.KEPT_VERSIONS + 4):
         writer.apply(upserts(ORDERS, position, [order(position)]))
         writer.commit(cut(position))
     assert reader.applied() == cut(position)
@@ -797,7 +798,7 @@ def test_what_has_expired_is_deleted_only_once_no_metadata_that_is_durable_names
     """A power cut takes back what was not synced, and so brings back the metadata before it."""
     power = Power(shop, monkeypatch)
     sink = filled(shop, 9, compact_files=2)
-    table = sink._places[ORDERS.qualified].iceberg
+    table = sink._tables.places[ORDERS.qualified].iceberg
     before = {path for path in table.location.rglob("*") if path.suffix in (".avro", ".parquet", ".puffin")}
     if error is None:
         table.expire(2**60)

@@ -97,7 +97,7 @@ class Life:
         # What leaves nothing to write: the mark alone goes into that table.
         self.position += 1
         self.shop.log.put(upserts(ORDERS, self.position, [order(self.position)]))
-        sink._upkeep[TWINS.qualified]._expired_at = float("-inf")
+        sink._tables.upkeep[TWINS.qualified]._expired_at = float("-inf")
         return lambda: sink.commit(cut(self.position))
 
     def check(self) -> None:

@@ -169,14 +169,14 @@ def test_a_file_that_any_snapshot_needs_stays(shop: Shop, clock: Clock, how: str
     sink.apply(batch(ORDERS, [(Op.TRUNCATE, 3, {}), (Op.INSERT, 4, order(4))][:1]))
     sink.apply(upserts(ORDERS, 4, [order(4)]))
     sink.commit(cut(4))
-    sink._places[ORDERS.qualified].iceberg.expire(2**60 if how != "snapshot" else 0)
+    sink._tables.places[ORDERS.qualified].iceberg.expire(2**60 if how != "snapshot" else 0)
     two_hours(shop, sink, clock)
     assert kept <= data(shop)
     version = f"'{'hers'}'" if how != "snapshot" else snapshot
     assert len(shop.sql(f"select * from orders version as of {version}")) == 2
     if how != "snapshot":
         shop.sql(f"alter table orders drop {how} hers")
-        sink._places[ORDERS.qualified].iceberg.expire(2**60)
+        sink._tables.places[ORDERS.qualified].iceberg.expire(2**60)
         assert not kept & data(shop)
 
 
@@ -186,10 +186,10 @@ def test_a_writer_whose_lease_has_passed_on_removes_nothing(shop: Shop, clock: C
     left = failed(shop, sink)
     sink.close()
     late = again(shop)
-    mine = late._upkeep[ORDERS.qualified]._leftovers
+    mine = late._tables.upkeep[ORDERS.qualified]._leftovers
     sink = again(shop)
     one_more(shop, sink)
-    late._places[ORDERS.qualified].mark = sink._places[ORDERS.qualified].mark
+    late._tables.places[ORDERS.qualified].mark = sink._tables.places[ORDERS.qualified].mark
     for _ in range(12):
         clock.now += HOUR_S / 6
         mine.remove(late._opened_epoch())

@@ -113,7 +113,7 @@ class Course:
                 sink.prepare(table)
                 sink.apply(changes)
                 self.mishap()
-        for upkeep in sink._upkeep.values():
+        for upkeep in sink._tables.upkeep.values():
             if self.chance.random() < 0.5:
                 upkeep._expired_at = float("-inf")
         with self.failing():

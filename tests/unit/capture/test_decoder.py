@@ -15,7 +15,7 @@ from cdc.capture import decoder as decoding
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
-from cdc.capture.prepared import Prepared
+from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.spool import Spools
 from cdc.errors import ColumnReserved, ProtocolError
 from cdc.model import pgtypes
@@ -43,11 +43,11 @@ class Forgetful:
         del table
         return False
 
-    def fill(self, table: Table, block: Bytes, rows: tuples.Rows) -> tuple[Bytes, Flags | None]:
+    def fill(self, table: Table, block: Bytes, rows: tuples.RowFields) -> tuple[Bytes, Flags | None]:
         del table
         return block, rows.partial.copy() if rows.partial.any() else None
 
-    def weigh(self, table: Table, block: Bytes, rows: tuples.Rows) -> npt.NDArray[np.int64]:
+    def weigh(self, table: Table, block: Bytes, rows: tuples.RowFields) -> npt.NDArray[np.int64]:
         del table, block
         return np.zeros(len(rows.op), np.int64)
 
@@ -73,7 +73,7 @@ class Run:
         primary_key: tuple[str, ...] = (),
         definitions: Definitions | None = None,
         spools: Spools | None = None,
-        prepared: Prepared | None = None,
+        prepared: PreparedFiles | None = None,
         awaits: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
         self.held: list[tuple[pa.RecordBatch, Mapping[str, Flags]]] = []

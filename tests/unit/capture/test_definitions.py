@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.definitions import Definitions, Outside, Selection
+from cdc.capture.definitions import CapturedPart, Definitions, Outside
 from cdc.errors import Stopped, StopState
 from cdc.model.evolution import Kind, SchemaChange
 from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
@@ -50,7 +50,7 @@ class Run:
             ended=ended,
             facts={one.oid: one for one in before},
             passwords=[PASSWORD],
-            selection=Selection(wanted=lambda name: not name.endswith("unwanted"), logged=logged),
+            selection=CapturedPart(wanted=lambda name: not name.endswith("unwanted"), logged=logged),
             outside=Outside(
                 look=self._look,
                 unread=self._unread,

@@ -17,7 +17,7 @@ from cdc.capture import decoder as decoding
 from cdc.capture import spool as spooling
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.definitions import Definitions, Outside
-from cdc.capture.prepared import Prepared
+from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.spool import Spools
 from cdc.errors import HeadwaterError, LogCorrupt, ProtocolError
 from cdc.model import pgtypes
@@ -38,7 +38,7 @@ class Connections:
     def run(
         self, durable_lsn: int = 0, definitions: Definitions | None = None, awaits: Callable[[bytes], bool] = lambda _: True
     ) -> Run:
-        spools, prepared = Spools(self.folder), Prepared(self.folder)
+        spools, prepared = Spools(self.folder), PreparedFiles(self.folder)
         prepared.settle(durable_lsn)
         self._spools.append(spools)
         return Run(durable_lsn, definitions=definitions, spools=spools, prepared=prepared, awaits=awaits)
@@ -598,7 +598,7 @@ def test_a_prepared_transaction_that_is_replayed_after_a_restart_leaves_once(con
             )
         )
     )
-    again = Prepared(connections.folder)
+    again = PreparedFiles(connections.folder)
     with again.ending(701, "one", 340):
         again.settle(340)
     again.settle(400)

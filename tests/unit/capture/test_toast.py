@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.capture import grouping, toast
+from cdc.capture import assembly, toast
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.toast import ToastMemory
@@ -114,7 +114,7 @@ def test_a_group_ends_where_much_is_filled_in(
     block = wire.block(*messages)
 
     def decoded(fill_bytes: int) -> tuple[list[Group], list[dict[str, object]], list[object]]:
-        monkeypatch.setattr(grouping, "FILL_BYTES", fill_bytes)
+        monkeypatch.setattr(assembly, "FILL_BYTES", fill_bytes)
         held: list[object] = []
         memory = ToastMemory(tmp_path / f"{fill_bytes}.db")
         decoder = Decoder(Definitions(lambda _: None, known=[DOCS]), memory, lambda rows, _: held.extend(rows.to_pylist()), 0)

@@ -15,17 +15,17 @@ from cdc.model.table import Column, Table
 from cdc.settings.interpolation import interpolate
 from cdc.settings.models import Settings
 from cdc.source.capturable import Definition
-from cdc.source.catalog import SourceTable
+from cdc.source.catalog import CatalogTable
 
 CANARY = "s3cr3t canary'"
 
 
-def table(name: str, *, key: bool = True) -> SourceTable:
+def table(name: str, *, key: bool = True) -> CatalogTable:
     made = Table(1, "public", name, (Column("id", 23, key=key),))
-    return SourceTable(Definition(made, has_primary_key=key, deferrable_key=False), "r", False, None, "me", True, False, 0)
+    return CatalogTable(Definition(made, has_primary_key=key, deferrable_key=False), "r", False, None, "me", True, False, 0)
 
 
-def written(source: str | None, *tables: SourceTable) -> tuple[str, Settings]:
+def written(source: str | None, *tables: CatalogTable) -> tuple[str, Settings]:
     text = "\n".join(configuration(source, tables))
     return text, Settings.model_validate(tomllib.loads(text))
 

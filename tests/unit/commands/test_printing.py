@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from cdc.commands.printing import seconds, size
+from cdc.commands.printing import console, seconds, size, table_of
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,13 @@ def test_sizes(count: float | None, shown: str) -> None:
 )
 def test_durations(duration: float | None, shown: str) -> None:
     assert seconds(duration) == shown
+
+
+def test_a_name_that_looks_like_markup_is_a_cell_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may create a table names it so."""
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stdout", screen)
+    console().print(table_of("tables", ["table", ">rows"], [["public.[/x]", "1"], ["public.[bold]\x1b[2J", "2"]]))
+    lines = screen.getvalue().splitlines()
+    assert lines[-2].split() == ["public.[/x]", "1"]
+    assert lines[-1].split() == [r"public.[bold]\x1b[2J", "2"]

@@ -14,12 +14,15 @@ import pytest
 import structlog
 from starlette.testclient import TestClient
 
+from cdc.client import wait as waiting
 from cdc.client.wait import Waited
 from cdc.commands.logs import configure_logs
 from cdc.errors import LogCorrupt, SourceError, Stopped, StopState, WaitTimeout
 from cdc.http import app as port
 from cdc.http import events
 from cdc.http.events import PERIOD_S, Feed
+from cdc.http.waits import LOOK_S, wait_while_asked
+from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn, Position
 from cdc.report.shape import Report
 from cdc.settings.models import Http, Settings, StoreOptions
@@ -200,7 +203,7 @@ def first_events(asked: TestClient, number: int) -> list[str]:
 
 
 def end_after_two_reports(feed: Feed) -> None:
-    while not feed._readers:
+    while not feed.readers.count:
         time.sleep(0.01)
     seen = feed._version
     while feed._version < seen + 2:
@@ -311,3 +314,20 @@ def test_a_token_opens_the_facts(client: Callable[..., TestClient]) -> None:
         refused = asked.get("/v1/status")
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert asked.get("/v1/status", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
+def test_a_wait_whose_client_has_gone_ends_at_its_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = threading.Event()
+    looks: list[float] = []
+
+    def looked(*_: object, timeout_s: float, **__: object) -> Waited:
+        looks.append(timeout_s)
+        if len(looks) == 3:
+            gone.set()
+        assert len(looks) < 10, "it goes on"
+        raise WaitTimeout("cache does not show 0/1 after 0.5 s: it waits", hint="cdc status")
+
+    monkeypatch.setattr(waiting, "wait", looked)
+    with pytest.raises(WaitTimeout, match="after 300 s: it waits"):
+        wait_while_asked(settings(tmp_path), MemoryLog().reader(), "cache", Lsn(1), 300, gone)
+    assert looks == [LOOK_S] * 3

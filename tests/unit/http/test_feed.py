@@ -28,10 +28,10 @@ def test_nobody_reading_costs_less_and_a_reader_gets_every_second_at_once(monkey
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.2)
         assert len(taken) == 1, "nobody reads"
-        assert feed.enter()
+        assert feed.readers.enter()
         while len(taken) < 5:
             await asyncio.sleep(0.001)
-        feed.leave()
+        feed.readers.leave()
         await asyncio.sleep(0.1)
         seen = len(taken)
         await asyncio.sleep(0.2)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealer import seal
-from cdc.log.embedded.segment import Place
+from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Cut, Lsn
 from cdc.model.table import Table
@@ -71,7 +71,7 @@ def seal_closed(disk: CrashDisk) -> None:
     for index in timeline.topics.values():
         for run in index.segments():
             if run.end >= SEGMENT_BYTES and not reader.is_sealed(index.name, run):
-                seal(Places(disk.root), disk, Place(timeline.log_id, index.number, index.name, run.segment), run)
+                seal(LogPlaces(disk.root), disk, SegmentPlace(timeline.log_id, index.number, index.name, run.segment), run)
     reader.close()
 
 
@@ -94,7 +94,7 @@ def nothing_uncommitted_is_left(root: Path) -> None:
     timeline = reader.timeline
     assert timeline is not None
     lengths = {
-        Places(root).segment(index.name, run.segment): run.end for index in timeline.topics.values() for run in index.segments()
+        LogPlaces(root).segment(index.name, run.segment): run.end for index in timeline.topics.values() for run in index.segments()
     }
     assert (root / "timeline").stat().st_size == timeline.length
     for path in root.rglob("*.seg"):

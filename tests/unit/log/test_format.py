@@ -15,11 +15,11 @@ from cdc.log.embedded import timeline as timeline_module
 from cdc.log.embedded.format import (
     RECORD_BYTES,
     Damaged,
-    Frame,
     FrameKind,
-    Group,
+    GroupEntry,
+    GroupPart,
     Head,
-    Part,
+    LogFrame,
     SegmentHeader,
     chain,
     decode_frame,
@@ -58,7 +58,7 @@ def frame_bytes() -> tuple[bytes, int]:
 def test_frame() -> None:
     raw, crc = frame_bytes()
     found = decode_frame(pa.py_buffer(b"junk" + raw + b"more"), 4, offset=96, topic=7)
-    assert found == Frame(FrameKind.BATCH, 96, 48, 64, 7, 11, 19, 5, crc)
+    assert found == LogFrame(FrameKind.BATCH, 96, 48, 64, 7, 11, 19, 5, crc)
     assert (found.body, found.end) == (96 + 48, 96 + 96)
     with pytest.raises(Damaged, match="elsewhere"):
         decode_frame(pa.py_buffer(raw), 0, offset=104, topic=7)
@@ -106,11 +106,19 @@ def test_head(epoch: int, log_id: int, at: int, lsn: int, ts: int, length: int, 
     assert decode_head(bytes(len(raw))) is None
 
 
-def groups() -> list[Group]:
+def groups() -> list[GroupEntry]:
     return [
-        Group(1, 3, 10, 100, 1, ((1, "a"), (2, "long " * 20)), (Part(1, 1, 64, 128, 2, 2, 5, 6), Part(2, 3, 64, 80, 3, 1, 7, 8))),
-        Group(4, 3, 20, 50, 1, (), ()),
-        Group(4, 9, 20, 50, 2, (), (Part(1, 1, 128, 256, 9, 6, 6, 9),)),
+        GroupEntry(
+            1,
+            3,
+            10,
+            100,
+            1,
+            ((1, "a"), (2, "long " * 20)),
+            (GroupPart(1, 1, 64, 128, 2, 2, 5, 6), GroupPart(2, 3, 64, 80, 3, 1, 7, 8)),
+        ),
+        GroupEntry(4, 3, 20, 50, 1, (), ()),
+        GroupEntry(4, 9, 20, 50, 2, (), (GroupPart(1, 1, 128, 256, 9, 6, 6, 9),)),
     ]
 
 
@@ -160,7 +168,7 @@ def test_many_records_are_checked_at_once_and_the_damaged_one_found() -> None:
     _, crc = encode_timeline_header(1)
     raw, running = b"", crc
     for number in range(1, 101):
-        records, running = encode_group(Group(1, 0, number, 0, 1, (), ()), running)
+        records, running = encode_group(GroupEntry(1, 0, number, 0, 1, (), ()), running)
         raw += records
     records_array = np.frombuffer(raw, np.uint8).reshape(-1, RECORD_BYTES)
     assert whole_records(records_array, crc) == 100
@@ -174,14 +182,14 @@ def test_many_records_are_checked_at_once_and_the_damaged_one_found() -> None:
 @pytest.mark.parametrize(
     "group",
     [
-        pytest.param(Group(2, 2, 0, 0, 1, ((1, "a"),), (Part(1, 2, 64, 72, 2, 1, 0, 0),)), id="gap"),
-        pytest.param(Group(1, 2, 0, 0, 1, ((1, "a"),), (Part(1, 1, 64, 72, 2, 1, 0, 0),)), id="rows missing"),
-        pytest.param(Group(1, 1, 0, 0, 1, (), (Part(1, 1, 64, 72, 1, 1, 0, 0),)), id="no name"),
-        pytest.param(Group(1, 1, 0, 0, 1, ((1, "a"), (1, "b")), (Part(1, 1, 64, 72, 1, 1, 0, 0),)), id="named twice"),
-        pytest.param(Group(1, 1, 0, 0, 1, ((1, "a"),), (Part(1, 1, 72, 72, 1, 1, 0, 0),)), id="no bytes"),
+        pytest.param(GroupEntry(2, 2, 0, 0, 1, ((1, "a"),), (GroupPart(1, 2, 64, 72, 2, 1, 0, 0),)), id="gap"),
+        pytest.param(GroupEntry(1, 2, 0, 0, 1, ((1, "a"),), (GroupPart(1, 1, 64, 72, 2, 1, 0, 0),)), id="rows missing"),
+        pytest.param(GroupEntry(1, 1, 0, 0, 1, (), (GroupPart(1, 1, 64, 72, 1, 1, 0, 0),)), id="no name"),
+        pytest.param(GroupEntry(1, 1, 0, 0, 1, ((1, "a"), (1, "b")), (GroupPart(1, 1, 64, 72, 1, 1, 0, 0),)), id="named twice"),
+        pytest.param(GroupEntry(1, 1, 0, 0, 1, ((1, "a"),), (GroupPart(1, 1, 72, 72, 1, 1, 0, 0),)), id="no bytes"),
     ],
 )
-def test_a_timeline_that_contradicts_itself_is_damaged(group: Group) -> None:
+def test_a_timeline_that_contradicts_itself_is_damaged(group: GroupEntry) -> None:
     records, _ = encode_group(group, 5)
     with pytest.raises(Damaged):
         Timeline(1, 5).extend(records)
@@ -225,7 +233,7 @@ def _some_groups(chance: random.Random) -> list[bytes]:
                 rows, size = chance.randrange(1, 4), chance.randrange(8, 99)
                 segment = first if chance.random() < 0.3 and first > rows_of[topic][0] else rows_of[topic][1]
                 at += rows
-                part = Part(
+                part = GroupPart(
                     topic,
                     segment,
                     bytes_of[topic],
@@ -244,7 +252,7 @@ def _some_groups(chance: random.Random) -> list[bytes]:
         if wrong and chance.random() < 0.1:
             names = chance.choice(((), ((1, "a"), (2, "a")), ((3, "c"),)) if number == 0 else (((8, "a"),), ((9, "c"),)))
         lsn = chance.choice((number * 10, number * 10, 3))
-        group = Group(first + (wrong and chance.random() < 0.05), at, lsn, number, chance.randrange(1, 3), names, tuple(parts))
+        group = GroupEntry(first + (wrong and chance.random() < 0.05), at, lsn, number, chance.randrange(1, 3), names, tuple(parts))
         records, crc = encode_group(group, crc)
         found.append(records)
     if chance.random() < 0.3:

@@ -92,7 +92,7 @@ def test_a_request_that_arrives_again_at_any_time_changes_nothing(name: str, mod
         for call in sink.calls:
             answer, outcome = STORES[name].take(call)
             assert outcome.written == 0
-            assert answer in ({Answer.ALREADY, Answer.LOST} if sink.sequenced else {Answer.DONE})
+            assert answer in ({Answer.ALREADY, Answer.LOST} if sink.traits.sequenced else {Answer.DONE})
         sink.commit(cut(log.head.position))
     assert [row["status"] for part in sink.scan(ORDERS) for row in part.to_pylist()] == ["again"]
 

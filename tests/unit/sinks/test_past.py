@@ -17,8 +17,8 @@ from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from sinks import past
+from sinks.barrier import emptied
 from sinks.past import all_keys, live_rows, rows_under
-from sinks.policy import emptied
 from sinks.render.rowtext import keys, row_text
 from sinks.reshape import rekeyed, reshaped
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, order, schema, upserts

@@ -9,7 +9,7 @@ from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
 from sinks.search.fields import style_of
 from sinks.search.mapping import contradicted, missing, properties
-from sinks.search.naming import field_names, places
+from sinks.search.naming import field_names, places, shared
 from tests.contract.rows import ORDERS, TYPES
 
 
@@ -82,3 +82,14 @@ def test_types_that_never_change() -> None:
     assert wanted["money"] == {"type": "double", "ignore_malformed": True}
     assert missing(wanted, {k: v for k, v in wanted.items() if k != "big"}) == {"big": {"type": "long", "ignore_malformed": True}}
     assert contradicted(wanted, {**wanted, "big": {"type": "text"}}) == ["big"]
+
+
+@pytest.mark.parametrize("template", ["{table}", "all", "{schema}_{table}"])
+def test_tables_that_a_template_would_put_into_one_index_are_named(template: str) -> None:
+    tables = [
+        dataclasses.replace(ORDERS, schema=schema, name=name) for schema, name in (("a", "b_c"), ("a_b", "c"), ("other", "b_c"))
+    ]
+    found = shared(template, tables)
+    assert found is not None
+    assert places(template, found[0]) == places(template, found[1])
+    assert shared("{schema}.{table}", tables) is None

@@ -6,21 +6,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.audit.suspects import Look, Settling, joined, look
+from cdc.audit.suspects import KeyLook, Settling, joined, look
 
 Seen = dict[str, tuple[str, str]]
 """key → (value, xmin)"""
 KEYS = pa.RecordBatch.from_pydict({"id": pa.array(["1", "2"])})
 
 
-def source(keys: pa.RecordBatch, rows: Seen) -> Look:
+def source(keys: pa.RecordBatch, rows: Seen) -> KeyLook:
     names = ["id", "v", "_cdc_xmin"]
     columns = [[*rows], [value for value, _ in rows.values()], [xmin for _, xmin in rows.values()]]
     found = pa.RecordBatch.from_arrays([pa.array(column, pa.utf8()) for column in columns], names=names)
     return look(keys, [found], (0,), 2, seed=3)
 
 
-def store(keys: pa.RecordBatch, rows: dict[str, str]) -> Look:
+def store(keys: pa.RecordBatch, rows: dict[str, str]) -> KeyLook:
     found = pa.RecordBatch.from_arrays([pa.array([*rows], pa.utf8()), pa.array([*rows.values()], pa.utf8())], names=["id", "v"])
     return look(keys, [found], (0,), 2, seed=3)
 
@@ -111,9 +111,9 @@ def test_pieces_join_in_order() -> None:
 
 
 def test_equal_rows_settle_as_one() -> None:
-    two = Look(np.array([2]), np.array([14], np.uint64), np.array([30], np.uint64))
-    one = Look(np.array([1]), np.array([7], np.uint64), np.array([7], np.uint64))
-    none = Look(np.array([0]), np.array([0], np.uint64), np.array([0], np.uint64))
+    two = KeyLook(np.array([2]), np.array([14], np.uint64), np.array([30], np.uint64))
+    one = KeyLook(np.array([1]), np.array([7], np.uint64), np.array([7], np.uint64))
+    none = KeyLook(np.array([0]), np.array([0], np.uint64), np.array([0], np.uint64))
     assert two.distinct().same_content(one.distinct())
     settling = Settling(KEYS.slice(0, 1))
     for _ in range(2):

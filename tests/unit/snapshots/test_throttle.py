@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from threading import Event, Thread
-
 import pytest
 
 from snapshots.throttle import SlotState, Throttle, reason_to_pause
@@ -43,14 +41,3 @@ def test_an_idle_bucket_holds_one_second() -> None:
 )
 def test_when_it_pauses(slot: SlotState, paused: bool, why: str | None) -> None:
     assert reason_to_pause(slot, 100 * MB, paused=paused) == why
-
-
-def test_a_pause_ends() -> None:
-    throttle = Throttle(None)
-    throttle.pause("because")
-    waiting = Thread(target=throttle.wait, args=(Event(),))
-    waiting.start()
-    assert throttle.reason == "because"
-    throttle.pause(None)
-    waiting.join(60)
-    assert not waiting.is_alive()

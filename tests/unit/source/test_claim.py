@@ -7,7 +7,7 @@ import pytest
 from cdc.errors import LogCorrupt
 from cdc.model.position import Lsn
 from cdc.source import claim
-from cdc.source.claim import Claim
+from cdc.source.claim import SlotClaim
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ from cdc.source.claim import Claim
     ],
 )
 def test_which_slot_is_ours(settled: bool, slot: str, database: str, confirmed: int | None, ours: bool) -> None:
-    mine = Claim("cdc", "shop", 100, settled)
+    mine = SlotClaim("cdc", "shop", 100, settled)
     assert mine.covers(slot, database, None if confirmed is None else Lsn(confirmed)) is ours
 
 
 def test_what_is_recorded_comes_back_and_damage_is_seen(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     assert claim.recorded(folder) is None
-    mine, another = Claim("cdc", "shop", 100, settled=False), Claim("cdc", "shop", 100, settled=True)
+    mine, another = SlotClaim("cdc", "shop", 100, settled=False), SlotClaim("cdc", "shop", 100, settled=True)
     claim.record(folder, mine)
     assert claim.recorded(folder) == mine
     claim.withdraw(folder, another)

@@ -84,17 +84,17 @@ def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., S
 
 def test_a_store_is_looked_at_as_often_as_ever_while_its_changes_are_gathered(followed: Callable[..., Steady]) -> None:
     """Looking only when a commit is due would find what the store has lost seconds later."""
-    steady = followed(10.0, SimpleNamespace(commit_interval_ms=3000), took_s=0.2)
+    steady = followed(10.0, SimpleNamespace(commit_interval_s=3.0), took_s=0.2)
     assert len(steady.began) == 4, "the interval counts from begin to begin"
     longest = max(after - before for before, after in zip([100.0, *steady.looked], [*steady.looked, 110.0], strict=True))
     assert longest <= 1.0
 
 
 def test_small_ranges_of_any_store_keep_their_distance(followed: Callable[..., Steady]) -> None:
-    steady = followed(1.0, SimpleNamespace())
+    steady = followed(1.0, SimpleNamespace(commit_interval_s=0.0))
     assert len(steady.began) == pytest.approx(1.0 / INTERVAL_S, abs=1)
 
 
 def test_a_thread_that_is_asked_to_stop_does_not_rest_to_the_end(followed: Callable[..., Steady]) -> None:
-    steady = followed(1.0, SimpleNamespace(commit_interval_ms=600_000))
+    steady = followed(1.0, SimpleNamespace(commit_interval_s=600.0))
     assert steady.clock.now_s < 102.0

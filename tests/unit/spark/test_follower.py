@@ -19,7 +19,7 @@ from cdc.follow import follower as followers
 from cdc.follow import opening
 from cdc.follow.apply import Slices
 from cdc.follow.follower import Follower
-from cdc.log.embedded.names import Places
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
@@ -27,8 +27,8 @@ from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
 from cdc.spark.source import SLICES
 from cdc.state import status, stops
-from sinks import options_model
-from sinks.contract import Outcome
+from sinks import memory, options_model
+from sinks.contract import Outcome, Traits
 from sinks.memory import STORES, MemorySink, Options, Store
 from tests.contract.rows import ORDERS, batch, order
 
@@ -101,7 +101,7 @@ def test_workers_get_a_micro_batch_only_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int, batch_rows: int, used: int
 ) -> None:
     """A store that was set back stands before where the micro-batch begins; one that took a part of it in the driver, behind."""
-    monkeypatch.setattr(MemorySink, "parallel", True)
+    monkeypatch.setattr(memory, "traits", lambda _: Traits(parallel=True))
     writer = EmbeddedLogWriter(tmp_path / "log")
     for position in range(1, 7):
         writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))
@@ -122,7 +122,7 @@ def test_workers_get_a_micro_batch_only_as_a_whole(
 
 def _log_with_an_old_head(folder: Path) -> list[Cut]:
     """As a power loss leaves it: the timeline is synced with each commit, the head is not."""
-    writer, head, cuts = EmbeddedLogWriter(folder), Places(folder).head, []
+    writer, head, cuts = EmbeddedLogWriter(folder), LogPlaces(folder).head, []
     for position in (1, 2):
         older = head.read_bytes()
         writer.append(batch(ORDERS, [(Op.INSERT, position, order(position, "new"))]))

@@ -24,7 +24,7 @@ import google_crc32c
 import numpy as np
 
 from cdc.capture.messages import Aborted
-from cdc.capture.spool import Piece, Spool, pieces, write
+from cdc.capture.spool import Spool, SpoolPiece, pieces, write
 from cdc.errors import LogCorrupt, ProtocolError
 from cdc.state import jsonfile
 
@@ -44,11 +44,11 @@ class Kept:
     _start: int
     _stop: int
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[SpoolPiece]:
         return pieces(self._fd, self._start, self._stop)
 
 
-class Prepared:
+class PreparedFiles:
     """The prepared transactions of one log. One thread uses it. Methods raise OSError when the disk refuses."""
 
     def __init__(self, log_dir: Path) -> None:
@@ -57,7 +57,7 @@ class Prepared:
         """By xid, the newest PREPARE of each."""
         self._ended: dict[Path, int] = {}
         self.settled_lsn = 0
-        """What was committed up to here may be gone: the server may tell of it again, but nobody will ask for it."""
+        """The LSN up to which files of committed transactions may go: the server may report these again, but nobody will ask for them."""
         if not self._folder.exists():
             return
         for path in sorted(self._folder.iterdir()):

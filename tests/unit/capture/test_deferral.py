@@ -16,11 +16,11 @@ from cdc.capture.control import (
     StreamCommit,
     StreamStart,
 )
-from cdc.capture.deferred import KEPT, NONE, SPOOLED, STATES, Deferred, Replay
+from cdc.capture.deferral import KEPT, NONE, SPOOLED, STATES, Deferred, Replay
 from cdc.capture.definitions import Definitions
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import Commit
-from cdc.capture.prepared import Prepared
+from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.spool import Spools
 from cdc.errors import ProtocolError
 
@@ -44,7 +44,7 @@ class Room:
     """One connection's transactions that wait, led into a state."""
 
     def __init__(self, folder: Path, state: str) -> None:
-        self.spools, self.prepared = Spools(folder), Prepared(folder)
+        self.spools, self.prepared = Spools(folder), PreparedFiles(folder)
         self.deferred = Deferred(self.spools, self.prepared, InForce(Definitions(lambda _: None)))
         if state != NONE:
             self.come("STREAM START, first")

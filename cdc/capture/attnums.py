@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
-from cdc.capture.standing import HeldFacts, Topics
+from cdc.capture.tablestate import HeldFacts, Topics
 from cdc.model.facts import Facts
 from cdc.model.table import Table
 
 Catalog = Callable[[int], Facts | None]
-"""What the catalog says of a table (by OID) now; None when it is gone."""
+"""Asks the catalog for the facts of a table (by OID); None when it is gone."""
 
 
 class Numbering:

@@ -35,7 +35,7 @@ class Topics:
         self.ended.add(table.qualified)
 
 
-class Again:
+class Rereads:
     """Tables to be read again, or for the first time."""
 
     def __init__(self) -> None:

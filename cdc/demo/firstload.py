@@ -13,7 +13,7 @@ from psycopg import sql
 from pyarrow import csv
 
 from cdc.demo import schema
-from cdc.demo.flights import Airport, Flights, Kind, Times
+from cdc.demo.flights import Airport, FlightEvent, Flights, Times
 
 BEGINS: Final = np.datetime64("2013-04-01T00:00:00", "us")
 """Flights before this are there when the daemon starts; the rest of the year is the traffic. A quarter is enough to see every store load,
@@ -46,26 +46,26 @@ def flights_after(flights: Flights, done: int) -> pa.Table:
     seen = flights.happenings
     # Time order within one flight is the order of Kind, so the greatest that happened is the last.
     np.maximum.at(status, seen.flight[:done], seen.kind[:done])
-    there = (status >= 0) & (status != Kind.CANCELLED)
-    left = status >= Kind.DEPARTED
-    landed = status == Kind.LANDED
+    there = (status >= 0) & (status != FlightEvent.CANCELLED)
+    left = status >= FlightEvent.DEPARTED
+    landed = status == FlightEvent.LANDED
     columns = {
         "id": pa.array(np.arange(1, len(flights) + 1)),
-        "day": pa.array(flights.day),
-        "carrier": pa.array(flights.carrier),
-        "number": pa.array(flights.number),
-        "tailnum": pa.array(flights.tailnum),
-        "origin": pa.array(flights.origin),
-        "dest": pa.array(flights.dest),
-        "distance_miles": pa.array(flights.distance_miles),
-        "scheduled_departure": _timestamps(flights.scheduled_departure),
-        "scheduled_arrival": _timestamps(flights.scheduled_arrival),
-        "departed_at": _timestamps(flights.departed_at, left),
-        "landed_at": _timestamps(flights.landed_at, landed),
-        "dep_delay_min": pa.array(flights.dep_delay_min, mask=~left),
-        "arr_delay_min": pa.array(flights.arr_delay_min, mask=~landed),
-        "air_time_min": pa.array(flights.air_time_min, mask=~landed),
-        "status": pa.array(np.array([kind.name.lower() for kind in Kind])[np.maximum(status, 0)]),
+        "day": pa.array(flights.plan.day),
+        "carrier": pa.array(flights.plan.carrier),
+        "number": pa.array(flights.plan.number),
+        "tailnum": pa.array(flights.plan.tailnum),
+        "origin": pa.array(flights.plan.origin),
+        "dest": pa.array(flights.plan.dest),
+        "distance_miles": pa.array(flights.plan.distance_miles),
+        "scheduled_departure": _timestamps(flights.plan.scheduled_departure),
+        "scheduled_arrival": _timestamps(flights.plan.scheduled_arrival),
+        "departed_at": _timestamps(flights.course.departed_at, left),
+        "landed_at": _timestamps(flights.course.landed_at, landed),
+        "dep_delay_min": pa.array(flights.course.dep_delay_min, mask=~left),
+        "arr_delay_min": pa.array(flights.course.arr_delay_min, mask=~landed),
+        "air_time_min": pa.array(flights.course.air_time_min, mask=~landed),
+        "status": pa.array(np.array([kind.name.lower() for kind in FlightEvent])[np.maximum(status, 0)]),
     }
     return pa.table(columns).filter(pa.array(there))
 

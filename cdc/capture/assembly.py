@@ -12,7 +12,7 @@ import pyarrow as pa
 from cdc.capture import letters
 from cdc.capture.definitions import Definitions
 from cdc.capture.messages import Index
-from cdc.capture.rows import Rows
+from cdc.capture.rows import RowBatches
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.group import Group, Transactions, Watermark
@@ -26,7 +26,7 @@ FILL_BYTES: Final = 64 * 2**20
 class Grouping:
     """Messages [begin, end) of an indexed block as one group whose first change gets ``position``; fewer once it is ``full``."""
 
-    def __init__(self, rows: Rows, block: Bytes, index: Index, begin: int, end: int, position: int) -> None:
+    def __init__(self, rows: RowBatches, block: Bytes, index: Index, begin: int, end: int, position: int) -> None:
         self._rows = rows
         self._block = block
         self._index = index

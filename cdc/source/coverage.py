@@ -9,20 +9,25 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
+from cdc.source.descent import partitions
+
 # As GetPublicationRelations, GetAllSchemaPublicationRelations, GetAllTablesPublicationRelations and filter_partitions of pg_publication.c; with
 # ``own``, what the publication itself names. Column lists and row filters count only where neither the schema nor all tables are published.
-PUBLISHED: Final[LiteralString] = """(
-    with recursive publication as (
+PUBLISHED: Final[LiteralString] = (
+    """(
+    with publication as (
       select p.oid, p.puballtables, p.pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) as computed
       from pg_publication p where p.pubname = %(publication)s),
-    tree(oid, own) as (
+    tree as materialized (select below.oid, below.own from """
+    + partitions(
+        """
       select r.prrelid, true from publication p join pg_publication_rel r on r.prpubid = p.oid
       union
       select k.oid, true from publication p join pg_publication_namespace s on s.pnpubid = p.oid
-      join pg_class k on k.relnamespace = s.pnnspid and k.relkind in ('r', 'p') and k.relpersistence = 'p' and k.oid >= 16384
-      union
-      select i.inhrelid, false from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
-      join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending),
+      join pg_class k on k.relnamespace = s.pnnspid and k.relkind in ('r', 'p') and k.relpersistence = 'p' and k.oid >= 16384""".strip(),
+        {"own": "false"},
+    )
+    + """ below),
     named(oid) as (
       select t.oid from publication p cross join tree t join pg_class k on k.oid = t.oid
       group by t.oid, k.relkind, p.pubviaroot having case when p.pubviaroot then bool_and(t.own) else k.relkind <> 'p' end
@@ -33,6 +38,7 @@ PUBLISHED: Final[LiteralString] = """(
     from named m cross join publication p join pg_class k on k.oid = m.oid
     left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = k.oid
       and not exists (select from pg_publication_namespace s where s.pnpubid = p.oid and s.pnnspid = k.relnamespace))"""
+)
 """In parentheses, to be selected from; takes ``publication``. One row for each published table: its OID, the numbers of the columns of its column list, its
 row filter (both NULL where it has none), and whether stored generated columns are published."""
 

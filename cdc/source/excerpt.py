@@ -10,7 +10,7 @@ class Secret(Protocol):
     def get_secret_value(self) -> str: ...
 
 
-class Publishing(Protocol):
+class PublicationSource(Protocol):
     """Names the publication and the tables that are to be in it."""
 
     @property
@@ -19,7 +19,7 @@ class Publishing(Protocol):
     def tables(self) -> Sequence[str]: ...
 
 
-class Reachable(Publishing, Protocol):
+class Reachable(PublicationSource, Protocol):
     """… and says where the source is."""
 
     @property

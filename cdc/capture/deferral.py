@@ -31,8 +31,8 @@ from cdc.capture.control import (
 )
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import Aborted, Commit, Inside
-from cdc.capture.prepared import Prepared
-from cdc.capture.spool import Piece, Spool, Spools
+from cdc.capture.preparedfiles import PreparedFiles
+from cdc.capture.spool import Spool, SpoolPiece, Spools
 from cdc.errors import ProtocolError
 from cdc.pgvalues.values import Bytes
 
@@ -65,7 +65,7 @@ a KEPT one that comes again is SPOOLED beside that."""
 class Replay:
     """A transaction whose end has come: its frames, to be decoded now."""
 
-    pieces: Iterator[Piece]
+    pieces: Iterator[SpoolPiece]
     commit: Commit
     aborted: Aborted | None
     """See ``scan_spooled``."""
@@ -82,7 +82,7 @@ class Replay:
 class Deferred:
     """The transactions of one connection that wait. Without spools and a place for prepared ones, none may."""
 
-    def __init__(self, spools: Spools | None, prepared: Prepared | None, in_force: InForce) -> None:
+    def __init__(self, spools: Spools | None, prepared: PreparedFiles | None, in_force: InForce) -> None:
         self._spools = spools
         self._prepared = prepared
         self._in_force = in_force
@@ -147,7 +147,7 @@ class Deferred:
             case _:
                 assert_never(control)
 
-    def _asked_for(self) -> tuple[Spools, Prepared]:
+    def _asked_for(self) -> tuple[Spools, PreparedFiles]:
         if self._spools is None or self._prepared is None:
             raise ProtocolError("the server sends a transaction before its end, which was not asked for")
         return self._spools, self._prepared

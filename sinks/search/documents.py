@@ -1,0 +1,70 @@
+"""A table's living documents as rows, for the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cdc.model.table import Table
+from sinks.render.choices import Choices
+from sinks.render.jsonrows import DELETED
+from sinks.render.jsontext import row_texts
+from sinks.render.meaning import plain_key
+from sinks.render.rowtext import join_key, rows_with_keys
+from sinks.search import conditional, fields
+from sinks.search.indices import LIVING
+from sinks.search.naming import document_ids
+from sinks.search.tables import Tables
+from sinks.search.wire import Cluster
+
+PAGE_ROWS: Final = 2000
+SCROLL_KEEP_ALIVE: Final = "5m"
+
+
+class Documents:
+    """Reads them in one store."""
+
+    def __init__(self, cluster: Cluster, tables: Tables, choices: Choices) -> None:
+        self._cluster = cluster
+        self._tables = tables
+        self._choices = choices
+
+    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+        found = self._tables.find(table)
+        if found is not None:
+            for hits in self._pages(found.index, table):
+                yield self._texts([hit["_source"] for hit in hits], table)
+
+    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not plain_key(table):
+            return rows_with_keys(self.scan(table), keys, table)
+        index = self._tables.find(table)
+        parts = [keys.column(column.name) for column in table.key]
+        ids = document_ids(join_key(parts, ":" if len(parts) > 1 else "")).to_pylist()
+        found: list[Any] = []
+        for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
+            assert index is not None
+            params = {"stored_fields": DELETED, "_source": "true"}
+            wanted = {"ids": ids[start : start + PAGE_ROWS]}
+            docs = conditional.documents(self._cluster, f"reading {table.qualified}", f"/{index.index}/_mget", wanted, params)
+            found += [doc["_source"] for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
+        return self._texts(found, table)
+
+    def _texts(self, sources: list[Any], table: Table) -> pa.RecordBatch:
+        style = self._choices.style(table)
+        return row_texts([fields.taken_out(source, table, style) for source in sources], table, style)
+
+    def _pages(self, index: str, table: Table) -> Iterator[list[Any]]:
+        """The hits of every living document, as they are now, by pages."""
+        body = {"size": PAGE_ROWS, "query": LIVING, "sort": ["_doc"]}
+        params = {"scroll": SCROLL_KEEP_ALIVE, "allow_partial_search_results": "false"}
+        page = self._cluster.ask(f"reading {table.qualified}", "POST", f"/{index}/_search", body, params=params)
+        try:
+            while hits := page["hits"]["hits"]:
+                yield hits
+                following = {"scroll": SCROLL_KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
+                page = self._cluster.ask(f"reading {table.qualified}", "POST", "/_search/scroll", following)
+        finally:
+            self._cluster.ask("closing a scan", "DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]})

@@ -1,0 +1,89 @@
+"""The tables of one store that are there, by topic: found, made, kept up, and looked at for files that they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from cdc.errors import StoreError
+from cdc.model.table import Table
+from sinks.warehouse.catalog import Catalog, IcebergTable
+from sinks.warehouse.columns import first_schema
+from sinks.warehouse.disk import lacking
+from sinks.warehouse.leftovers import Leftovers
+from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
+from sinks.warehouse.names import place_of
+from sinks.warehouse.options import Options
+from sinks.warehouse.place import KeyCache, Place
+from sinks.warehouse.staging import Scratch
+from sinks.warehouse.upkeep import Upkeep
+
+
+class Tables:
+    """Over one opened sink. ``writing``: what is found here is counted on."""
+
+    def __init__(self, store: str, options: Options, catalog: Catalog, keys: KeyCache, scratch: Scratch, *, writing: bool) -> None:
+        self.places: dict[str, Place] = {}
+        self.upkeep: dict[str, Upkeep] = {}
+        self._store = store
+        self._options = options
+        self._catalog = catalog
+        self._keys = keys
+        self._scratch = scratch
+        self._writing = writing
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self.places.values())
+
+    def load(self, tables: Iterable[Table]) -> None:
+        """Takes in those that are there. One that was known and is gone stays away."""
+        for table in tables:
+            if table.qualified not in self.places:
+                found = self._catalog.load(*self.path(table))
+                if found is not None and _owner(found) == (table.qualified, self._store):
+                    self.add(table.qualified, found)
+
+    def make(self, table: Table, signed: Callable[[], Signed]) -> IcebergTable:
+        """The table, which is made where there is none. Raises StoreError where another store's, or another table, is in the way."""
+        namespace, name = self.path(table)
+        found = self._catalog.load(namespace, name)
+        if found is None:
+            properties = {SOURCE_KEY: table.qualified, TABLE_KEY: table.to_json(), **signed().properties()}
+            found = self._catalog.create(namespace, name, first_schema(table), properties)
+        source, store = _owner(found)
+        if (source, store) != (table.qualified, self._store):
+            raise StoreError(
+                f"the warehouse's table {'.'.join((*namespace, name))} belongs to store {store} and source table {source}",
+                retryable=False,
+                hint="give this store another path or a namespace of its own",
+            )
+        return found
+
+    def newest(self, table: Table) -> Place | None:
+        """The table's place at its newest snapshot, to be read; None when the warehouse has no such table."""
+        found = self._catalog.load(*self.path(table))
+        return None if found is None else Place(found, self._options, self._keys)
+
+    def path(self, table: Table) -> tuple[tuple[str, ...], str]:
+        """The table's namespace and name."""
+        return place_of(table, self._options.namespace)
+
+    def look_for_files(self) -> None:
+        """Raises StoreError when a table lacks a file that it needs: no reader can do without. Asks Iceberg for one table's files at most."""
+        unlisted = next((place for place in self if not place.listed), None)
+        for place in self:
+            if (place.listed or place is unlisted) and place.missing() is not None:
+                place.look_again()  # others may have merged it with its neighbours
+                if (name := place.missing()) is not None:
+                    raise lacking(place.name, name)
+
+    def add(self, source: str, table: IcebergTable) -> None:
+        """The topic's place is this one."""
+        if self._writing:
+            table.sync_all(self._options.path.absolute())  # the next ledger counts on what was found here
+        place = self.places[source] = Place(table, self._options, self._keys, self._scratch.owner)
+        self.upkeep[source] = Upkeep(place, self._options, Leftovers(place, self._scratch.lives))
+
+
+def _owner(table: IcebergTable) -> tuple[str | None, str | None]:
+    """The source's table and the store."""
+    return table.properties.get(SOURCE_KEY), table.properties.get(STORE_KEY)

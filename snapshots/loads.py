@@ -1,0 +1,102 @@
+"""A table's own snapshot as a job: what comes before its first row, and where its progress goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+
+from snapshots.asked import Reading
+from snapshots.catalog import Look, SourceTable
+from snapshots.failures import Unreadable
+from snapshots.feed import Chunk, SnapshotFeed, State, Watermarks
+from snapshots.flight import SAFE
+from snapshots.jobs import Job, Task, page_tasks
+from snapshots.plan import Pages, range_pages
+from snapshots.progress import SnapshotProgress
+from snapshots.steps import Await, Emit, Steps
+from snapshots.turns import Turns
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A job's purpose: the table's own snapshot, as its progress knows it."""
+
+    feed: SnapshotFeed
+    progress: SnapshotProgress
+    oid: int
+    run: int
+    turns: Turns
+    unreadable: Unreadable
+
+    def show(self, rows: int) -> None:
+        self.progress.show(self.oid, self.run, rows)
+
+    def advance(self, task: Task, rows: int) -> None:
+        self.turns.went_on(self.oid)
+        self.unreadable.read(self.oid)
+        if task.pages is not None:
+            self.progress.advance(self.oid, self.run, task.pages, rows, waiting=self.feed.held(self.oid))
+
+    def finish(self) -> bool:
+        return self.feed.finish(self.oid, self.run)
+
+    def fail(self, source: SourceTable, error: psycopg.Error) -> None:
+        self.turns.went_on(self.oid)
+        self.unreadable.failed(source, error)
+
+
+class Loads:
+    """Makes the jobs of one session."""
+
+    def __init__(
+        self,
+        source: Reading,
+        feed: SnapshotFeed,
+        progress: SnapshotProgress,
+        unreadable: Unreadable,
+        turns: Turns,
+        watermarks: Watermarks,
+    ) -> None:
+        self._source = source
+        self._feed = feed
+        self._progress = progress
+        self._unreadable = unreadable
+        self._turns = turns
+        self._watermarks = watermarks
+
+    def job(self, source: SourceTable, seen: Look, run: int, *, joined: bool) -> Steps[Job | None]:
+        """None when the table has to wait. ``run``: in which the catalog was asked. ``joined``: it waits for no transaction that was open
+        when it joined the publication."""
+        oid = source.table.oid
+        if oid in self._feed.to_read_again():
+            self._feed.reading_again(oid)
+            joined = False
+        if self._progress.joining(oid):
+            if not joined:
+                return None
+            self._progress.joined(oid, run)
+        if self._progress.empties(oid) and not (yield from self._empty(source)):
+            return None
+        self._turns.take(source)
+        begun = self._progress.begin(source, seen.files)
+        given = self._source
+        step = range_pages(source, given.snapshot_chunk_rows, given.snapshot_workers, given.snapshot_rows_per_s)
+        tasks: Iterator[Task] = iter(()) if begun.finished else page_tasks(Pages(source.pages, begun.pages), step)
+        return Job(source, seen, _Load(self._feed, self._progress, oid, begun.number, self._turns, self._unreadable), tasks)
+
+    def _empty(self, source: SourceTable) -> Steps[bool]:
+        """Every part's window opens after the log says that the table is empty: a row that moves between pages meanwhile would otherwise
+        be read on neither."""
+        chunk = Chunk(self._watermarks.next(), self._feed.open(source.table), empties=True)
+        try:
+            self._feed.ready(chunk, ())
+            yield Emit(chunk.content)
+            yield Await(chunk, SAFE)
+        finally:
+            self._feed.close(chunk.window)
+        if chunk.state is State.REFUSED:
+            return False
+        self._progress.emptied(source.table.oid)
+        return True

@@ -1,0 +1,115 @@
+"""The tables of docs/configuration.md, from the settings' models: a key's default is the field's, its meaning the text below the field.
+
+``make docs`` writes them; a test fails while they are stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from cdc.settings.models import Contract, Http, Log, Privacy, Settings, Source, StoreOptions, StoreTables, TableOptions
+from sinks import KINDS, options_model
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
+    ("source", Source),
+    ("log", Log),
+    ("http", Http),
+    ("privacy", Privacy),
+    ('contracts."schema.table"', Contract),
+)
+ONLY_IN_TESTS: Final = frozenset(("memory",))
+MIB: Final = 2**20
+
+
+def parts() -> dict[str, str]:
+    """The generated parts by name."""
+    run_dir = row("run_dir", Settings.model_fields["run_dir"], meaning(Settings, "run_dir"))
+    keys = [
+        *(f"### `[{section}]`\n\n{table(model)}" for section, model in SECTIONS),
+        "### Beside the sections\n\n" + _table([run_dir]),
+        f"### `[stores.NAME]`, of every kind\n\n{table(StoreOptions)}",
+        f'### `[stores.NAME.tables."schema.table"]`\n\n{table(TableOptions)}',
+        *(f'### `[stores.NAME]` with `kind = "{kind}"`\n\n{_of_kind(kind)}' for kind in KINDS if kind not in ONLY_IN_TESTS),
+    ]
+    return {"keys": "\n\n".join(keys)}
+
+
+def _of_kind(kind: str) -> str:
+    """The options that a kind of store has of its own, or gives another default."""
+    model = options_model(kind)
+    common = StoreOptions.model_fields
+    own = [name for name, field in model.model_fields.items() if name not in common or repr(field) != repr(common[name])]
+    return table(model, own) if own else "Nothing of its own."
+
+
+def table(model: type[BaseModel], names: Sequence[str] | None = None) -> str:
+    """One line for each key."""
+    return _table([row(name, model.model_fields[name], meaning(model, name)) for name in names or model.model_fields])
+
+
+def _table(lines: Sequence[str]) -> str:
+    return "\n".join(("| key | default | meaning |", "|---|---|---|", *lines))
+
+
+def row(name: str, field: FieldInfo, text: str) -> str:
+    secret = f" (or `{field.alias or name}_file`)" if SecretStr in _kinds(field.annotation) else ""
+    return f"| `{field.alias or name}`{secret} | {_default(field)} | {text}{_limits(field)} |"
+
+
+def meaning(model: type[BaseModel], name: str) -> str:
+    """The text below the field, of the class that declares it. Raises LookupError for a field without one."""
+    for owner in model.__mro__:
+        texts = dict(_documented(owner)) if name in vars(owner).get("__annotations__", {}) else {}
+        if name in texts:
+            return " ".join(texts[name].split()).replace("``", "`").replace("|", "\\|")
+    raise LookupError(f"{model.__module__}.{model.__name__}.{name} says nowhere what it means: write a text below it")
+
+
+def _documented(owner: type) -> Iterator[tuple[str, str]]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for node, following in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(following, ast.Expr):
+            text = following.value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield node.target.id, text.value
+
+
+def _kinds(annotation: object) -> tuple[object, ...]:
+    inside = getattr(annotation, "__args__", ())
+    return (annotation, *inside)
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if field.is_required():
+        return "has to be given"
+    if isinstance(value, StoreTables):
+        value = value.select
+    if value is None or value == {}:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, int) and value >= MIB and value % MIB == 0:
+        return f"`{value}` ({value // MIB} MiB)"
+    if isinstance(value, tuple):
+        return "`[" + ", ".join(f'"{one}"' for one in value) + "]`"
+    return f'`"{value}"`' if isinstance(value, str | Path) else f"`{value}`"
+
+
+def _limits(field: FieldInfo) -> str:
+    """The numbers that are accepted, where not every one is."""
+    least = next((one.ge for one in field.metadata if hasattr(one, "ge")), None)
+    most = next((one.le for one in field.metadata if hasattr(one, "le")), None)
+    if least is None or (most is None and least in (0, 1)):
+        return ""
+    return f" At least {least:,}." if most is None else f" From {least:,} to {most:,}."
