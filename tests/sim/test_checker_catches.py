@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from cdc.capture.standing import Again
 
 from cdc.capture import rows as row_kernels
 from cdc.capture import tuples
@@ -18,7 +19,6 @@ from cdc.capture.decoder import Decoder
 from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.rows import RowBatches
 from cdc.capture.spool import Spools
-from cdc.capture.standing import Again
 from cdc.capture.toast import ToastMemory
 from cdc.errors import HeadwaterError
 from cdc.follow import apply
