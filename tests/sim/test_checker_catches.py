@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from cdc.capture.standing import Again
 
 from cdc.capture import rows as row_kernels
 from cdc.capture import tuples
@@ -20,13 +21,17 @@ from cdc.capture.rows import RowBatches
 from cdc.capture.spool import Spools
 from cdc.capture.toast import ToastMemory
 from cdc.errors import HeadwaterError
+from cdc.follow import apply
+from cdc.follow.rules import Rules
 from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
+from cdc.model.evolution import differences
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT
-from sinks import memory
+from cdc.model.table import Table
+from sinks import memory, reshape
 from sinks.memory import Answer, Call, MemorySink, TableUnit
 from snapshots.feed import SnapshotFeed
 from snapshots.fence import Barrier, Window
@@ -408,10 +413,47 @@ def gaps_are_taken(patch: Patch) -> None:
 def an_older_copy_takes_a_new_shape(patch: Patch) -> None:
     original = TableUnit.answer
     patch.setattr(TableUnit, "answer", lambda self, call: original(self, call) if call.sequenced else Answer.DONE)
+    _sharpen(patch, work={"alters": 0.15, "rows_before": 10}, dangers={"store": Moods(set_back=0.1)})
 
 
 def erasing_spares_the_tables(patch: Patch) -> None:
     patch.setattr(MemorySink, "erase", lambda self: self._store.lose(None))
+
+
+def renamed_columns_go_by_their_names(patch: Patch) -> None:
+    """… as if no column had a number: what stood under the former name is gone."""
+
+    def unnumbered(table: Table) -> Table:
+        return replace(table, columns=tuple(replace(column, attnum=0) for column in table.columns))
+
+    patch.setattr(reshape, "differences", lambda old, new: differences(unnumbered(old), unnumbered(new)))
+    _sharpen(patch, work={"alters": 0.15})
+
+
+def nothing_is_written_again_after_a_drop(patch: Patch) -> None:
+    patch.setattr(memory, "rewrites", lambda *_: False)
+    _sharpen(patch, work={"alters": 0.15})
+
+
+def renamed_tables_leave_their_rows_behind(patch: Patch) -> None:
+    """… in the place that had their former name."""
+    patch.setattr(memory, "emptied", lambda *_: False)
+    _sharpen(patch, work={"alters": 0.15})
+
+
+def renamed_tables_are_not_read_again(patch: Patch) -> None:
+    patch.setattr(Again, "read", _nothing)
+    _sharpen(patch, work={"alters": 0.15, "rows_before": 10})
+
+
+def changes_are_let_through_unasked(patch: Patch) -> None:
+    patch.setattr(Rules, "_let_through", lambda *_: True)
+    _sharpen(patch, work={"alters": 0.15})
+
+
+def stores_that_keep_their_shape_take_every_column(patch: Patch) -> None:
+    patch.setattr(apply, "conformed", lambda batch, _: batch)
+    _sharpen(patch, work={"alters": 0.15})
 
 
 def _sharpen(patch: Patch, *, work: dict[str, Any] | None = None, dangers: dict[str, Any] | None = None) -> None:
@@ -466,8 +508,14 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (no_writer_is_too_old, "l", 57),
     (opening_fences_the_ledger_only, "l", 57),
     (gaps_are_taken, "fij", 23),
-    (an_older_copy_takes_a_new_shape, "fij", 7762),
+    (an_older_copy_takes_a_new_shape, "cfij", 38),
     (erasing_spares_the_tables, "ik", 20),
+    (renamed_columns_go_by_their_names, "cf", 1),
+    (nothing_is_written_again_after_a_drop, "cfj", 1),
+    (renamed_tables_leave_their_rows_behind, "cfij", 7),
+    (renamed_tables_are_not_read_again, "fi", 107),
+    (changes_are_let_through_unasked, "m", 0),
+    (stores_that_keep_their_shape_take_every_column, "c", 86),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 
