@@ -28,9 +28,12 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT
 from sinks import memory
 from sinks.memory import Answer, Call, MemorySink, TableUnit
-from snapshots.feed import SnapshotFeed
+from snapshots import reading
+from snapshots.feed import Chunk, SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
+from snapshots.jobs import Board
+from snapshots.steps import Emit, RowsRead, Steps, Typed
 from tests.sim import world
 from tests.sim.checker import Violation
 from tests.sim.disk import ModelDisk
@@ -221,6 +224,35 @@ def keep_toast_of_a_broken_stream(patch: Patch) -> None:
 def go_on_with_open_chunks_after_a_break(patch: Patch) -> None:
     patch.setattr(SnapshotFeed, "reset", _nothing)
     _sharpen(patch, work={"rows_before": 10}, dangers={"disk_full": 0.3})
+
+
+def tasks_of_locked_tables_are_lost(patch: Patch) -> None:
+    original = Board.give_back
+    patch.setattr(Board, "give_back", lambda self, job, _: original(self, job, None))
+    _sharpen(patch, work={"rows_before": 10, "truncates": 0.15})
+
+
+def watermarks_are_emitted_too_early(patch: Patch) -> None:
+    """… before the part may come with them."""
+
+    def hand_over(feed: SnapshotFeed, chunk: Chunk, rows: Sequence[RowsRead]) -> Steps[None]:
+        batches: list[pa.RecordBatch] = yield Typed(rows)
+        yield Emit(chunk.content)
+        feed.ready(chunk, batches)
+
+    patch.setattr(reading, "hand_over", hand_over)
+
+
+def windows_begin_with_their_snapshot(patch: Patch) -> None:
+    """… and not before it."""
+    original = Window.admit
+
+    def admit(self: Window, snapshot: Any) -> bool:
+        self._changes.clear()
+        return original(self, snapshot)
+
+    patch.setattr(Window, "admit", admit)
+    _sharpen(patch, work={"rows_before": 10}, dangers={"standby_slow": 0.6})
 
 
 def rolled_back_savepoints_of_streamed_transactions_stay(patch: Patch) -> None:
@@ -447,6 +479,9 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (confirm_what_a_keepalive_says, "h", 0),
     (keep_toast_of_a_broken_stream, "bdf", 1),
     (go_on_with_open_chunks_after_a_break, "fi", 20),
+    (tasks_of_locked_tables_are_lost, "fi", 0),
+    (watermarks_are_emitted_too_early, "i", 0),
+    (windows_begin_with_their_snapshot, "f", 0),
     (rolled_back_savepoints_of_streamed_transactions_stay, "bd", 60),
     (transactions_end_in_the_order_of_their_first_blocks, "abd", 6),
     (rows_without_a_key_pass_the_fence, "f", 74),
