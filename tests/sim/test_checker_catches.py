@@ -440,7 +440,6 @@ def gaps_are_taken(patch: Patch) -> None:
 def an_older_copy_takes_a_new_shape(patch: Patch) -> None:
     original = TableUnit.answer
     patch.setattr(TableUnit, "answer", lambda self, call: original(self, call) if call.sequenced else Answer.DONE)
-    _sharpen(patch, work={"alters": 0.3}, dangers={"store": Moods(set_back=0.1)})
 
 
 def erasing_spares_the_tables(patch: Patch) -> None:
