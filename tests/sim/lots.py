@@ -107,7 +107,7 @@ def deal_work(chance: Random) -> Work:
         copies=chance.choice((0.0, 0.1)),
         moves=chance.choice((0.0, 0.1, 0.3)),
         deletes=chance.choice((0.1, 0.25, 0.45)),
-        reading=chance.choice((4.0, 4.0, 15.0)),
+        reading=chance.choice((6.0, 6.0, 20.0)),
         alters=chance.choice((0.0, 0.05, 0.15)),
         prepares=chance.choice((0.0, 0.0, 0.3)),
     )
