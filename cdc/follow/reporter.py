@@ -16,7 +16,7 @@ from typing import Final
 
 from cdc.clock import Clock
 from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
-from cdc.follow.rules import Pause
+from cdc.follow.rules import SchemaPause
 from cdc.follow.stride import Rate
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.state import status, stops
@@ -88,7 +88,7 @@ class Reporter:
             self._show(ZERO_CUT)  # what it holds is none of this log's
         self.report()
 
-    def asks(self, pause: Pause) -> None:
+    def asks(self, pause: SchemaPause) -> None:
         """Waits for an operator to let a schema change through. In this order: without its stop state, the question counts as answered."""
         self.failed(pause.stopped)
         ask(self._run_dir, self.status.store, pause.topic, pause.position)

@@ -24,17 +24,19 @@ from sinks.cache import ledger, neighbours, sweep
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base, Projection
 from sinks.cache.server import Server
-from sinks.cache.standing import Standing
-from sinks.cache.transactions import Transactions
+from sinks.cache.standing import CacheStanding
+from sinks.cache.transactions import RedisTransactions
 from sinks.cache.values import form_of
 from sinks.cache.writing import Letters, Rowwriter
 from sinks.contract import Outcome, Shape
 
 
-class Barriers:
+class CacheBarriers:
     """Over one opened sink."""
 
-    def __init__(self, log: LogReader, known: Standing, transactions: Transactions, writing: Rowwriter, server: Server) -> None:
+    def __init__(
+        self, log: LogReader, known: CacheStanding, transactions: RedisTransactions, writing: Rowwriter, server: Server
+    ) -> None:
         self._known = known
         self._transactions = transactions
         self._server = server
@@ -119,7 +121,7 @@ class Barriers:
 
     def _wanted(self, projection: Projection) -> dict[str, TableKeys]:
         """The keys that the tables will have. Raises ConfigError before anything is touched."""
-        later = Standing(self._known.store, projection)
+        later = CacheStanding(self._known.store, projection)
         for topic, shape in self._known.shapes.items():
             if topic not in self._known.chains:
                 continue  # nobody follows it any more, and what is left of it is nobody's to move
@@ -137,7 +139,7 @@ class _Steps:
     and ``why``, or where a TRUNCATE leaves them as they are."""
 
     pieces: _Pieces
-    known: Standing
+    known: CacheStanding
     keys: TableKeys | None
     why: str
 
@@ -178,7 +180,7 @@ class _Steps:
 class _Pieces:
     """The transactions that all of this is made of."""
 
-    def __init__(self, log: LogReader, known: Standing, transactions: Transactions, writing: Rowwriter) -> None:
+    def __init__(self, log: LogReader, known: CacheStanding, transactions: RedisTransactions, writing: Rowwriter) -> None:
         self._log = log
         self._known = known
         self._transactions = transactions

@@ -26,7 +26,7 @@ _Again = tuple[pa.RecordBatch, pa.Array | None]
 """Rows to be written again, with their documents' ids where those are not the keys."""
 
 
-class Barriers:
+class SearchBarriers:
     """Carries them out in one store."""
 
     def __init__(self, cluster: Cluster, tables: Tables, rows: Rows) -> None:
@@ -108,7 +108,7 @@ class _Rewriting:
 class _InPlace(_Rewriting):
     """In the index that is there: its floor turns away writers that do not know it, and documents from before are deleted."""
 
-    barriers: Barriers
+    barriers: SearchBarriers
 
     def write_again(self, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         place = self.tables.place(barrier.table)

@@ -221,7 +221,7 @@ FOUND = (
     # Rows
     Mutant(
         "a Redis that is flushed while changes come stays without the rest", "sinks/cache/transactions.py",
-        "if found in (Answer.LOST, Answer.GAP):", "if found is Answer.GAP:", ("-k", "flushed_while", "tests/integration/test_cache_fence.py"),
+        "if found in (FenceAnswer.LOST, FenceAnswer.GAP):", "if found is FenceAnswer.GAP:", ("-k", "flushed_while", "tests/integration/test_cache_fence.py"),
     ),
     Mutant(
         "a lost part of a store is not noticed while its other parts are written", "cdc/follow/follower.py",
@@ -258,7 +258,7 @@ FOUND = (
         "if (found := pattern.search(text)) is not None:", "if (found := None) is not None:", ("tests/unit/sinks/test_search_reasons.py",),
     ),
     Mutant(
-        "cdc audit ends with Java's words for a data file that was deleted by hand", "sinks/warehouse/sparkreading.py",
+        "cdc audit ends with Java's words for a data file that was deleted by hand", "sinks/warehouse/sparkreader.py",
         "            return lacking(place.name, name)\n", "            pass\n",
         ("tests/unit/sinks/test_warehouse_reading.py",),
     ),

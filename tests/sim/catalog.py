@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from cdc.model import pgtypes
-from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
+from cdc.model.facts import FactColumn, Facts, LeafTable, Publishing
 from cdc.model.table import Column, Table
 from tests.sim.tables import another_name
 
@@ -25,7 +25,7 @@ def facts_of(table: Table, publishing: Publishing | None) -> Facts:
         identity=table.identity,
         columns=tuple(FactColumn(c.attnum, c.name, c.type_oid, c.typmod, c.type_name, "", False, "") for c in table.columns),
         index=tuple(column.attnum for column in table.columns if column.key),
-        leaves={table.oid: Leaf(table.oid, False)},
+        leaves={table.oid: LeafTable(table.oid, False)},
         publishing=publishing,
     )
 

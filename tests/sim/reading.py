@@ -190,7 +190,7 @@ class _Server:
         self._told = told
         self._answers: Mapping[type, Callable[[_Thread, Any], object]] = {
             queries.Begin: self._begin,
-            queries.Commit: lambda thread, _: thread.unlock(),
+            queries.End: lambda thread, _: thread.unlock(),
             queries.CurrentSnapshot: lambda *_: source.snapshot(),
             queries.IdleXids: lambda *_: source.idle_xids(),
             queries.Looks: lambda _, request: {oid: self._look(oid) for oid in request.oids},

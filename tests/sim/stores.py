@@ -23,7 +23,7 @@ from cdc.model.batch import ALONE, OP, first_position
 from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import Cut, Lsn, Position
 from sinks.contract import EpochPassed, Outcome, Shape
-from sinks.memory import STORES, Answer, Call, MemorySink, Options, Store, TableUnit, Unit
+from sinks.memory import STORES, Call, MemoryAnswer, MemorySink, Options, Store, TableUnit, Unit
 from tests.contract.rows import ORDERS, order, upserts
 from tests.sim.storecheck import Terms
 from tests.sim.violation import Violation
@@ -103,7 +103,7 @@ class _Sink(MemorySink):
         super().erase()
         self._site.erased()
 
-    def send(self, call: Call) -> tuple[Answer, Outcome]:
+    def send(self, call: Call) -> tuple[MemoryAnswer, Outcome]:
         if self._site.chance.random() < self._site.moods.late:
             self._site.late.append(call)
         alone = any(batch.column(OP)[0].as_py() in ALONE for batch in call.batches)
@@ -113,7 +113,7 @@ class _Sink(MemorySink):
             # Rows are sent without waiting for the answer to those before: this one's is heard when the next are under way.
             self._site.met("store drops one of several requests")
             self._unheard = True
-            return Answer.DONE, Outcome(0)
+            return MemoryAnswer.DONE, Outcome(0)
         answered = super().send(call)
         self._site.taken(call, answered[0])
         self._site.befall()
@@ -298,9 +298,9 @@ class Site:
         if self.theirs:
             raise Violation("k", f"{self.name}: a follower {what} though the store holds what its log never had")
 
-    def taken(self, call: Call, answer: Answer) -> None:
+    def taken(self, call: Call, answer: MemoryAnswer) -> None:
         in_order = self.options.sequenced or self.options.staged
-        if in_order and answer is Answer.DONE and call.epoch < self._opened:
+        if in_order and answer is MemoryAnswer.DONE and call.epoch < self._opened:
             raise Violation("l", f"{self.name} took a call of epoch {call.epoch}, though it was opened under {self._opened}")
 
     def _intrude(self) -> None:
@@ -399,8 +399,8 @@ class Site:
         return True
 
     def erased(self) -> None:
+        # What was found before stays known: a process that sleeps may report it after another one had the store built again.
         self.theirs = False
-        self._disowned.clear()
         self._is_struck()
 
 

@@ -31,8 +31,8 @@ from cdc.model.evolution import differences
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Table
-from sinks import memory, reshape
-from sinks.memory import Answer, Call, MemorySink, TableUnit
+from sinks import barrier, memory, reshape
+from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
 from snapshots import reading
 from snapshots.feed import Chunk, SnapshotFeed
 from snapshots.fence import Barrier, Window
@@ -434,9 +434,9 @@ def opening_fences_the_ledger_only(patch: Patch) -> None:
 def gaps_are_taken(patch: Patch) -> None:
     original = TableUnit.answer
 
-    def answer(self: TableUnit, call: Call) -> Answer:
+    def answer(self: TableUnit, call: Call) -> MemoryAnswer:
         found = original(self, call)
-        return Answer.DONE if found is Answer.GAP else found
+        return MemoryAnswer.DONE if found is MemoryAnswer.GAP else found
 
     patch.setattr(TableUnit, "answer", answer)
     _sharpen(patch, dangers={"store": Moods(dropped=0.3)})
@@ -444,7 +444,7 @@ def gaps_are_taken(patch: Patch) -> None:
 
 def an_older_copy_takes_a_new_shape(patch: Patch) -> None:
     original = TableUnit.answer
-    patch.setattr(TableUnit, "answer", lambda self, call: original(self, call) if call.sequenced else Answer.DONE)
+    patch.setattr(TableUnit, "answer", lambda self, call: original(self, call) if call.sequenced else MemoryAnswer.DONE)
     _sharpen(patch, work={"alters": 0.15, "rows_before": 10}, dangers={"store": Moods(set_back=0.1)})
 
 
@@ -463,13 +463,13 @@ def renamed_columns_go_by_their_names(patch: Patch) -> None:
 
 
 def nothing_is_written_again_after_a_drop(patch: Patch) -> None:
-    patch.setattr(memory, "rewrites", lambda *_: False)
+    patch.setattr(barrier, "rewrites", lambda *_: False)
     _sharpen(patch, work={"alters": 0.15})
 
 
 def renamed_tables_leave_their_rows_behind(patch: Patch) -> None:
     """… in the place that had their former name."""
-    patch.setattr(memory, "emptied", lambda *_: False)
+    patch.setattr(barrier, "emptied", lambda *_: False)
     _sharpen(patch, work={"alters": 0.15})
 
 
