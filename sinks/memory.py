@@ -27,7 +27,7 @@ from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings.models import StoreOptions
-from sinks.barrier import Barrier, barrier_of, carry_out
+from sinks.barrier import TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, EpochPassed, Outcome, Shape, Traits, audit_schema
 from sinks.render.rowtext import join_key, row_keys, row_text, rows_of_nothing
 from sinks.reshape import reshaped
@@ -158,7 +158,7 @@ class TableUnit(Unit):
         self.rows[key] = (position, None if op == Op.DELETE else row)
         return True
 
-    def rows_before(self, barrier: Barrier) -> list[tuple[str, Row]]:
+    def rows_before(self, barrier: TableBarrier) -> list[tuple[str, Row]]:
         """The rows by their keys."""
         assert self.shape is not None
         table, held = barrier.table, self.shape.table
@@ -169,16 +169,16 @@ class TableUnit(Unit):
         again = keys if table.key else [f"\\={key}" if held.key else key for key in before]
         return list(zip(again, texts.to_pylist(), strict=True))
 
-    def write_again(self, barrier: Barrier, rows: Iterable[tuple[str, Row]]) -> tuple[DeadLetter, ...]:
+    def write_again(self, barrier: TableBarrier, rows: Iterable[tuple[str, Row]]) -> tuple[DeadLetter, ...]:
         for key, row in rows:
             self._change(barrier.position, Op.READ, key, row)
         return ()
 
-    def raise_floor(self, barrier: Barrier) -> None:
+    def raise_floor(self, barrier: TableBarrier) -> None:
         self.floor = max(self.floor, barrier.position)
         self.rows = {key: kept for key, kept in self.rows.items() if kept[0] >= barrier.position}
 
-    def set_shape(self, barrier: Barrier) -> None:
+    def set_shape(self, barrier: TableBarrier) -> None:
         if barrier.defines:
             self.shape = barrier.shape
 

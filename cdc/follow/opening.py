@@ -12,6 +12,7 @@ from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.follow.apply import Writer
+from cdc.follow.reporter import Show, written
 from cdc.log.contract import LogReader, selected
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings.models import StoreOptions
@@ -45,6 +46,8 @@ class Ports:
     clock: Clock = MACHINE
     sink: Callable[[str, StoreOptions], Sink] = _of_its_kind
     lease: Callable[[Path, str], StoreLease] = Lease
+    show: Show = written
+    """Shows others how the follower stands."""
 
 
 class Opening:

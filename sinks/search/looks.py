@@ -17,7 +17,7 @@ something, it looks again sooner."""
 LACKING_LOOK_S: Final = 0.5
 
 
-class Looks:
+class StoreLooks:
     """Over one store."""
 
     def __init__(self, ledger: Ledger, tables: Tables, clock: Callable[[], float]) -> None:

@@ -27,13 +27,13 @@ from sinks.search import bulk, conditional, fields
 from sinks.search.barriers import Barriers
 from sinks.search.conditional import Conflict
 from sinks.search.documents import Documents
-from sinks.search.followed import Followed
+from sinks.search.followedlog import Followed
 from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, Ledger
-from sinks.search.looks import Looks
+from sinks.search.looks import StoreLooks
 from sinks.search.naming import GENERATION, shared
 from sinks.search.overview import Overview
-from sinks.search.purging import Purging
+from sinks.search.purge import Purging
 from sinks.search.rows import Rows
 from sinks.search.standing import order
 from sinks.search.statements import Statements
@@ -90,7 +90,7 @@ class SearchSink:
         )
         self._barriers = Barriers(self._cluster, self._tables, self._rows)
         self._purging = Purging(self._cluster, self._tables, self._barriers, options.purge_after_s, clock)
-        self._looks = Looks(self._ledger, self._tables, clock)
+        self._looks = StoreLooks(self._ledger, self._tables, clock)
         self._documents = Documents(self._cluster, self._tables, self._choices)
         self._epoch: int | None = None
 

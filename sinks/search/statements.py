@@ -12,7 +12,7 @@ from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
-from sinks.search.followed import Followed
+from sinks.search.followedlog import Followed
 from sinks.search.naming import Places
 from sinks.search.standing import Standing, document, nonce_of
 from sinks.search.wire import Cluster

@@ -18,7 +18,7 @@ from sinks.warehouse.staging import Scratch
 from sinks.warehouse.upkeep import Upkeep
 
 
-class Tables:
+class WarehouseTables:
     """Over one opened sink. ``writing``: what is found here is counted on."""
 
     def __init__(self, store: str, options: Options, catalog: Catalog, keys: KeyCache, scratch: Scratch, *, writing: bool) -> None:

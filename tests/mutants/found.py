@@ -151,7 +151,7 @@ FOUND = (
         "a TRUNCATE deletes other programs' keys in Redis", "sinks/cache/barriers.py",
         "            self._writing.delete(known.chain(topic), names, position)\n",
         "            self._server.ask(lambda client: client.delete(*client.keys(keys.prefix + \"*\")))\n",
-        ("-k", "two_stores_on_one_server", "tests/integration/test_cache_keys.py"),
+        ("-k", "two_stores_on_one_server", "tests/integration/test_cache_keys.py"), jit=False,
     ),
     Mutant(
         "a table with a column _file cannot be read from the warehouse", "sinks/warehouse/columns.py",
