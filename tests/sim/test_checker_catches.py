@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from cdc.capture.standing import Again
 
 from cdc.capture import rows as row_kernels
 from cdc.capture import tuples
@@ -19,6 +18,7 @@ from cdc.capture.decoder import Decoder
 from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.rows import RowBatches
 from cdc.capture.spool import Spools
+from cdc.capture.tablestate import Rereads
 from cdc.capture.toast import ToastMemory
 from cdc.errors import HeadwaterError
 from cdc.follow import apply
@@ -474,7 +474,7 @@ def renamed_tables_leave_their_rows_behind(patch: Patch) -> None:
 
 
 def renamed_tables_are_not_read_again(patch: Patch) -> None:
-    patch.setattr(Again, "read", _nothing)
+    patch.setattr(Rereads, "read", _nothing)
     _sharpen(patch, work={"alters": 0.15, "rows_before": 10})
 
 
