@@ -54,7 +54,7 @@ class _Session:
     turns: Turns
     joining: Joining
     loads: Loads
-    slot: SlotWatch
+    asked: Asked
 
 
 class Agenda:
@@ -76,7 +76,7 @@ class Agenda:
         self._source = source
         self._feed = feed
         self._progress = progress
-        self._asked = Asked(source, feed, progress, requests, clock)
+        self._requests = requests
         self._refused = refused
         self._clock = clock
         self._joined_later = log_has_begun
@@ -103,7 +103,7 @@ class Agenda:
 
     def rests(self) -> bool:
         """Whether there is nothing to do: then no session is needed."""
-        if not self.finished or self._asked.pending:
+        if not self.finished or self._requests.pending():
             return False
         self._feed.untrack()
         # What is delivered from here on is not remembered.
@@ -128,16 +128,15 @@ class Agenda:
         turns = Turns(self._clock)
         loads = Loads(self._source, self._feed, self._progress, self._unreadable, turns, watermarks)
         slot = SlotWatch(self._source.slot, self._source.snapshot_pause_lag_mb << 20, self._throttle, self._clock)
-        session = _Session(board, turns, Joining(), loads, slot)
-        try:
-            while (yield from self._offer(session)) or board.busy:
-                yield from slot.look()
-                yield AwaitBoard(_LOOK_S)
-                self._progress.flush(when_due=True)
-        except Exception:
-            # Not finally: steps that are dropped do nothing any more, as if their process had been killed.
-            self._progress.flush()
-            raise
+        asked = Asked(self._source, self._feed, self._progress, self._requests, self._clock)
+        session = _Session(board, turns, Joining(), loads, asked)
+        while (yield from self._offer(session)) or board.busy:
+            yield from slot.look()
+            yield AwaitBoard(_LOOK_S)
+            self._progress.flush(when_due=True)
+
+    def over(self) -> None:
+        """Records what has become durable, after a session has ended and its workers have: they may have seen some of it since."""
         self._progress.flush()
 
     def _take_in(self) -> Steps[None]:
@@ -162,7 +161,7 @@ class Agenda:
         due = [oid for oid in sorted(wanted - later) if not session.board.reads(oid) and session.turns.due(oid)]
         if due:
             yield from self._offer_loads(session, due)
-        return (yield from self._asked.offer(session.board, wanted | later)) or bool(wanted)
+        return (yield from session.asked.offer(session.board, wanted | later)) or bool(wanted)
 
     def _offer_loads(self, session: _Session, due: list[int]) -> Steps[None]:
         runs = {oid: self._progress.run(oid) for oid in due}

@@ -77,7 +77,7 @@ class _Asked:
 
 
 class Asked:
-    """Puts pending requests on the board. One thread uses it."""
+    """Puts pending requests on the board of one session. One thread uses it."""
 
     def __init__(
         self,
@@ -94,11 +94,6 @@ class Asked:
         self._clock = clock
         self._looked_at = float("-inf")
         self._waiting = False
-
-    @property
-    def pending(self) -> bool:
-        """Whether a request waits now."""
-        return bool(self._requests.pending())
 
     def offer(self, board: Board, unfinished: AbstractSet[int]) -> Steps[bool]:
         """Whether a request waits, be it for its table's own snapshot (OIDs) or for a worker."""

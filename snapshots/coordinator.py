@@ -100,7 +100,10 @@ class SnapshotCoordinator:
                 if self._agenda.rests():
                     self._feed.wait_for_work(_WAIT_S)
                     continue
-                self._session()
+                try:
+                    self._session()
+                finally:
+                    self._agenda.over()
                 pause = _RECONNECT_S[0]
             except Abandoned:
                 return

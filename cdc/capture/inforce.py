@@ -112,6 +112,7 @@ class InForce:
                 case "R":
                     table = self.relations.parse_relation(body)
                     self.define(table, body, self.ordinal)
+                    self.untold[table.oid] = table
                     self._needs.described(table.oid)
                 case "T":
                     self._needs.use(parse_truncate(body).relations)

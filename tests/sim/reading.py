@@ -88,7 +88,10 @@ class Reader:
                 try:
                     yield from self._all_together()
                 except Unreachable:
+                    self._agenda.over()
                     yield  # the connections are given up, and made again
+                else:
+                    self._agenda.over()
 
     def _all_together(self) -> Iterator[None]:
         """One step of one thread at a time, until nothing is left to do."""

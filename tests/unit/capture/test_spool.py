@@ -585,6 +585,30 @@ def test_a_definition_that_was_prepared_and_rolled_back_is_not_told(connections:
     assert [row[2:4] for row in run.rows] == [("c", (1, "new")), ("c", (2, "new"))]
 
 
+@pytest.mark.parametrize("end", [wire.rollback_prepared(701, "one"), b""], ids=["rolled back", "still open"])
+def test_a_definition_that_a_prepared_transaction_has_shown_first_is_told_before_the_next_row(
+    connections: Connections, end: bytes
+) -> None:
+    """Somebody altered the table before it. The server describes it within the prepared transaction, and not once more for the rows behind that."""
+    run = connections.run()
+    run.feed(wire.begin(700, 100) + wire.relation(ORDERS) + order(1) + wire.commit(100, 140))
+    run.feed(
+        b"".join(
+            (
+                wire.begin_prepare(701, 200, 240, "one"),
+                wire.relation(replace(ORDERS, name="sold")),
+                order(2),
+                wire.prepare(701, 200, 240, "one"),
+                end,
+                wire.begin(702, 300),
+                order(3),
+                wire.commit(300, 340),
+            )
+        )
+    )
+    assert [row[1:3] for row in run.rows] == [("orders", "c"), ("orders", "s"), ("sold", "c")]
+
+
 def test_a_prepared_transaction_that_is_replayed_after_a_restart_leaves_once(connections: Connections) -> None:
     """Its file is named after its end before the log holds it, and goes as soon as the log does, in the middle of the replay."""
     connections.run().feed(

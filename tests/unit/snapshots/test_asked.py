@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from snapshots.agenda import Agenda
 from snapshots.asked import Asked
 from snapshots.catalog import Look, SourceTable
+from snapshots.copy import Abandoned
+from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board
-from snapshots.queries import Looks, Published
+from snapshots.progress import SnapshotProgress
+from snapshots.queries import CurrentSnapshot, Looks, NextXid, Published
 from snapshots.requests import Request, RequestOutcome, Requests
-from snapshots.steps import drive
+from snapshots.steps import AwaitBoard, drive
 from tests.unit.snapshots.rows import T
 
 
@@ -34,3 +38,37 @@ def test_a_request_that_was_finished_since_it_was_looked_for_is_not_read_again(t
     board = Board()
     assert drive(Asked(settings, nothing, nothing, requests).offer(board, set()), answer)
     assert board.busy == (state in ("queued", "running"))
+
+
+def test_a_session_looks_for_requests_at_once(tmp_path: Path) -> None:
+    """One that came just after the last look of the session before would otherwise begin sessions, with their connections, over and over."""
+    requests = Requests(tmp_path)
+    progress = SnapshotProgress(tmp_path)
+    settings: Any = SimpleNamespace(
+        publication="cdc", slot="cdc", tables=("*",), snapshot_chunk_rows=10, snapshot_workers=1, snapshot_rows_per_s=None,
+        snapshot_pause_lag_mb=64,
+    )  # fmt: skip
+    agenda = Agenda(settings, SnapshotFeed(progress), progress, requests, log_has_begun=False, clock=lambda: 1.0)
+    source = SourceTable(T, ("a", "b"), False, None, 10, 8192, 1)
+
+    def answer(request: object) -> object:
+        if isinstance(request, Published):
+            return [source] if request.patterns != ("*",) else []
+        if isinstance(request, Looks):
+            return dict.fromkeys(request.oids, Look("1:1:", "facts", "files"))
+        if isinstance(request, CurrentSnapshot):
+            return "1:1:"
+        if isinstance(request, NextXid):
+            return 1
+        if isinstance(request, AwaitBoard):
+            raise Abandoned
+        return None
+
+    drive(agenda.session(Board(), Watermarks("first")), answer)
+    assert agenda.rests()
+    requests.queue(Request(T.qualified))
+    assert not agenda.rests()
+    board = Board()
+    with pytest.raises(Abandoned):
+        drive(agenda.session(board, Watermarks("second")), answer)
+    assert board.busy
