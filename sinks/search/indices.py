@@ -6,7 +6,7 @@ where an operator points it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -230,11 +230,14 @@ class Indices:
 
     def delete(self, indices: Iterable[str]) -> None:
         """Those that are there."""
-        names = sorted(indices)
-        for start in range(0, len(names), _NAMES_AT_ONCE):
-            path = "/" + ",".join(names[start : start + _NAMES_AT_ONCE])
+        for names in _paths(indices):
             params = {"ignore_unavailable": "true", "expand_wildcards": "all"}
-            self.cluster.ask("removing indices", "DELETE", path, params=params)
+            self.cluster.ask("removing indices", "DELETE", names, params=params)
+
+    def refresh(self, indices: Iterable[str]) -> None:
+        """What was written so far is found by every search from now on, in those that are there."""
+        for names in _paths(indices):
+            self.cluster.ask("a refresh", "POST", f"{names}/_refresh", params={"ignore_unavailable": "true"})
 
     def _properties(self, table: Table) -> dict[str, Any]:
         return {**mapping.properties(table, self.style(table)), **MAPPING}
@@ -266,6 +269,13 @@ def _said(found: Found, copies: tuple[Copy | None, ...], ids: tuple[str, ...]) -
         owner = Owner(one.store, one.mark.log, one.topic)
     whole = whole_of(copies, found.born)
     return replace(found, owner=owner, copies=copies, ids=ids, whole=whole)
+
+
+def _paths(indices: Iterable[str]) -> Iterator[str]:
+    """Paths that name all of them, none too long for a request."""
+    names = sorted(indices)
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        yield "/" + ",".join(names[start : start + _NAMES_AT_ONCE])
 
 
 def by_alias(found: Iterable[Found]) -> dict[str, list[Found]]:
