@@ -17,14 +17,15 @@ from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
 from sinks.search.naming import GENERATION, Owner, Places, named, owner_of
-from sinks.search.standing import MAPPING, Copy, Whole, copy_of, standing_id, whole_of
+from sinks.search.standing import FIELD, MAPPING, Copy, Whole, copy_of, standing_id, whole_of
 from sinks.search.wire import Cluster
 
 LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
 APART: Final = 'index = "{schema}.{table}"'
 _LOOKING: Final = "looking at the indices"
 _BRIEF: Final = (
-    "*.aliases,*.mappings._meta,*.settings.index.creation_date,*.settings.index.number_of_shards,*.settings.index.provided_name"
+    f"*.aliases,*.mappings._meta,*.mappings.properties.{FIELD},"
+    "*.settings.index.creation_date,*.settings.index.number_of_shards,*.settings.index.provided_name"
 )
 _NAMES_AT_ONCE: Final = 20
 
@@ -47,6 +48,11 @@ class Found:
     def said(self) -> bool:
         """Its rows may be used."""
         return self.whole is not None and not self.whole.standing.building
+
+    @property
+    def says(self) -> bool:
+        """It was made for what it says of itself: a field is never taken out of a mapping."""
+        return FIELD in self.held.get("mappings", {}).get("properties", {})
 
     @property
     def born(self) -> str:
@@ -103,8 +109,9 @@ class Indices:
         return [_said(one, tuple(copy_of(next(docs)) for _ in ids), ids) if ids else one for one, ids in asked]
 
     def _ask(self, found: Found, standings: bool) -> bool:
-        """Of an index without an owner it has to be asked whose it is: a mapping changed by hand loses that."""
-        return found.places is not None and (found.owner is None or (standings and self.mine(found)))
+        """Of an index without an owner it has to be asked whose it is: a mapping changed by hand loses that. Not of one that nobody of us has
+        made, which may be closed, or for others to read."""
+        return found.places is not None and (found.says if found.owner is None else standings and self.mine(found))
 
     def _ids_of(self, found: Found) -> tuple[str, ...]:
         """An id for each shard of the index: documents go to shards by a hash of their id, of which the cluster is asked."""
