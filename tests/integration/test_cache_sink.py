@@ -101,6 +101,20 @@ def test_a_ledger_of_the_version_before_with_a_second_number_for_a_tables_progre
     assert again.applied().position == 7
 
 
+def test_a_truncate_that_a_later_one_makes_needless_leaves_no_key_behind_a_renamed_column(valkey: Any, opened: Opened) -> None:
+    """A follower passes over what the last TRUNCATE of its range takes away anyway, but not over changes of the definition between."""
+    sink = opened()
+    opened.feed(sink, upserts(NUMBERED, 1, [order(1), order(2)]))
+    opened.log.put(batch(NUMBERED, [(Op.TRUNCATE, 3, {})]))
+    renamed = [dataclasses.replace(c, name="remark") if c.name == "note" else c for c in NUMBERED.columns]
+    now = dataclasses.replace(NUMBERED, columns=tuple(renamed))
+    opened.feed(sink, schema(now, 4))
+    opened.feed(sink, batch(now, [(Op.TRUNCATE, 5, {})]))
+    opened.commit(sink, cut(5))
+    with valkey.client(decode_responses=True) as client:
+        assert client.keys("public.orders:*") == []
+
+
 def test_a_key_that_the_server_gives_twice_is_one_row(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = opened()
     opened.feed(sink, upserts(ORDERS, 1, [order(key) for key in range(700)]))
