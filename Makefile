@@ -9,8 +9,9 @@ SEEDS ?= 2000
 HEADWATER_FAULTS ?= 500
 START ?= 0
 WORKERS ?= 3
+PROMTOOL ?= v0.307.3
 
-.PHONY: reliability docs roles demo test lint fmt bench faults sim clean distclean lock setup
+.PHONY: reliability docs roles promtool demo test lint fmt bench faults sim clean distclean lock setup
 
 setup: $(STAMP)
 
@@ -55,6 +56,11 @@ roles: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m cdc.embedded fetch
 	$(BIN)/python -m tests.documents
+
+promtool: $(STAMP)
+	mkdir -p build/promtool
+	cd build/promtool && { test -f go.mod || go mod init promtool; } && go get github.com/prometheus/prometheus/cmd/promtool@$(PROMTOOL)
+	cd build/promtool && go build -o $(abspath $(BIN))/promtool github.com/prometheus/prometheus/cmd/promtool
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(NAME) $(ARGS)

@@ -8,12 +8,17 @@ from pathlib import Path
 
 
 def main() -> int:
-    names = sorted(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("*.py") if hasattr_main(path))
-    if len(sys.argv) < 2 or sys.argv[1] not in names:
-        print(f"usage: python -m bench {{{','.join(names)}}} [options]", file=sys.stderr)
+    known = names()
+    if len(sys.argv) < 2 or sys.argv[1] not in known:
+        print(f"usage: python -m bench {{{','.join(known)}}} [options]", file=sys.stderr)
         return 2
     module = importlib.import_module(f"bench.{sys.argv[1].replace('-', '_')}")
     return int(module.main(sys.argv[2:]) or 0)
+
+
+def names() -> list[str]:
+    """The benchmarks: the modules of this folder that have a ``main``."""
+    return sorted(path.stem.replace("_", "-") for path in Path(__file__).parent.glob("*.py") if hasattr_main(path))
 
 
 def hasattr_main(path: Path) -> bool:

@@ -23,7 +23,7 @@ when the point is hit, and where it is already there the point is not: once, whi
 KILLED: Final = 137
 
 
-class Kind(StrEnum):
+class CrashKind(StrEnum):
     KILL = "kill"
     """The process is gone at once: nothing is flushed, no handler runs."""
     ERROR = "error"
@@ -47,7 +47,7 @@ class Armed:
     """One point that is going to be hit."""
 
     name: str
-    kind: Kind
+    kind: CrashKind
     nth: int = 1
     mark: Path | None = None
     """Made when the point is hit, so that a watcher knows and no other process hits it again."""
@@ -62,7 +62,7 @@ class Armed:
         kind, _, nth = rest.partition(":")
         if not name or not equals:
             raise ValueError(f"{VARIABLE} looks like name=kill, name=error:2 or name=hang@file")
-        return cls(name, Kind(kind), int(nth or 1), Path(mark) if mark else None)
+        return cls(name, CrashKind(kind), int(nth or 1), Path(mark) if mark else None)
 
     @property
     def hit(self) -> bool:
@@ -81,11 +81,11 @@ class Armed:
             except FileExistsError:
                 return
         match self.kind:
-            case Kind.KILL:
+            case CrashKind.KILL:
                 os._exit(KILLED)
-            case Kind.ERROR:
+            case CrashKind.ERROR:
                 raise Fault(errno.EIO, f"crash point {name}")
-            case Kind.HANG:
+            case CrashKind.HANG:
                 while True:
                     time.sleep(3600)
 

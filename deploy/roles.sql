@@ -190,12 +190,11 @@ json_build_object(
     from (
     with recursive tree(oid, links, made) as (
       select c.oid, '{}'::oid[], '{}'::text[]
-      union
-      select i.inhrelid, t.links || i.inhrelid, t.made || i.xmin::text from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
-      join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
+      union all
+      select i.inhrelid, t.links || i.inhrelid, t.made || i.xmin::text from tree t join pg_inherits i on i.inhparent = t.oid
+      where not i.inhdetachpending and (select k.relkind from pg_class k where k.oid = t.oid) = 'p')
     select * from tree) b join pg_class l on l.oid = b.oid where l.relkind <> 'p'),
   'types', (
-    with reached as materialized (select part.oid from (
     with recursive reached(oid) as (
       select a.atttypid from pg_attribute a
       where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 10000
@@ -206,7 +205,6 @@ json_build_object(
         union all select b.atttypid from pg_attribute b
           where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
       where next.oid >= 10000)
-    select oid from reached) part)
     select coalesce(json_object_agg(piece.what, piece.text), '{}') from (
       select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
       union all
@@ -236,8 +234,8 @@ from (
     with recursive tree(oid) as (
       select unnest(tables)
       union
-      select i.inhrelid from tree t join pg_class k on k.oid = t.oid and k.relkind = 'p'
-      join pg_inherits i on i.inhparent = t.oid where not i.inhdetachpending)
+      select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
+      where not i.inhdetachpending and (select k.relkind from pg_class k where k.oid = t.oid) = 'p')
     select * from tree) tree
 $with$;
 

@@ -35,7 +35,7 @@ class RowsBefore(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier:
+class TableBarrier:
     """One change of a table as a whole."""
 
     table: Table
@@ -63,39 +63,39 @@ def emptied(held: Table | None, change: SchemaChange) -> bool:
     return change.empties or (held is not None and not same_table(held, change.table))
 
 
-def barrier_of(changes: pa.RecordBatch, held: Table | None) -> Barrier | None:
+def barrier_of(changes: pa.RecordBatch, held: Table | None) -> TableBarrier | None:
     """The barrier that this batch is; None where it brings rows. ``held``: as for ``rows_before_change``."""
     if not len(changes):
         return None
     change = schema_change_of(changes)
     if change is not None:
-        return Barrier(change.table, Position(first_position(changes)), rows_before_change(held, change), True)
+        return TableBarrier(change.table, Position(first_position(changes)), rows_before_change(held, change), True)
     if changes.column(OP)[0].as_py() == Op.TRUNCATE:
-        return Barrier(table_of(changes.schema), Position(first_position(changes)), RowsBefore.GONE, False)
+        return TableBarrier(table_of(changes.schema), Position(first_position(changes)), RowsBefore.GONE, False)
     return None
 
 
 class Steps(Protocol[Row]):
     """How one store carries out one barrier. Each step may be taken again after a failure at any point, and comes to the same."""
 
-    def rows_before(self, barrier: Barrier) -> Iterable[Row]:
+    def rows_before(self, barrier: TableBarrier) -> Iterable[Row]:
         """Every row that was there before the barrier, as it stands at its position under the new definition."""
         ...
 
-    def write_again(self, barrier: Barrier, rows: Iterable[Row]) -> tuple[DeadLetter, ...]:
+    def write_again(self, barrier: TableBarrier, rows: Iterable[Row]) -> tuple[DeadLetter, ...]:
         """Writes them. Returns those that the store cannot hold."""
         ...
 
-    def raise_floor(self, barrier: Barrier) -> None:
+    def raise_floor(self, barrier: TableBarrier) -> None:
         """Takes away what stands before the barrier's position, and from now on takes no write from there."""
         ...
 
-    def set_shape(self, barrier: Barrier) -> None:
+    def set_shape(self, barrier: TableBarrier) -> None:
         """Records that the topic stands at the barrier: where it ``defines``, under its definition."""
         ...
 
 
-def carry_out(barrier: Barrier, steps: Steps[Row]) -> Outcome:
+def carry_out(barrier: TableBarrier, steps: Steps[Row]) -> Outcome:
     """The order in which no failure loses a row: what is written again stands before what it replaces goes, and the shape comes last, for it
     stands for everything before it."""
     dead: tuple[DeadLetter, ...] = ()

@@ -27,7 +27,7 @@ from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.settings.models import StoreOptions
-from sinks.barrier import Barrier, barrier_of, carry_out
+from sinks.barrier import TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, EpochPassed, Outcome, Shape, Traits, audit_schema
 from sinks.render.rowtext import join_key, row_keys, row_text, rows_of_nothing
 from sinks.reshape import reshaped
@@ -64,7 +64,7 @@ class Call:
         return any(schema_change_of(batch) is not None for batch in self.batches)
 
 
-class Answer(StrEnum):
+class MemoryAnswer(StrEnum):
     """A store's answer to a call."""
 
     DONE = "done"
@@ -112,18 +112,18 @@ class TableUnit(Unit):
         """The mark of all that may be in here: beyond ``mark`` lies what no commit has covered yet."""
         return replace(self.mark, cut=replace(self.mark.cut, position=max(self.reach, self.mark.cut.position)))
 
-    def answer(self, call: Call) -> Answer:
+    def answer(self, call: Call) -> MemoryAnswer:
         if not call.sequenced:
             # Each row guards itself. A shape stands for every row before it: only a unit that has them, as the writer left it, takes one.
             as_left = self.mark == call.mark and self.calls.get(call.writer, 0) == call.number - 1
-            return Answer.DONE if as_left or not call.reshapes else Answer.LOST
+            return MemoryAnswer.DONE if as_left or not call.reshapes else MemoryAnswer.LOST
         if call.epoch < self.epoch:
-            return Answer.FENCED
+            return MemoryAnswer.FENCED
         if self.mark != call.mark:
-            return Answer.LOST
+            return MemoryAnswer.LOST
         if self.reach >= call.upto:
-            return Answer.ALREADY
-        return Answer.DONE if self.reach == call.after else Answer.GAP
+            return MemoryAnswer.ALREADY
+        return MemoryAnswer.DONE if self.reach == call.after else MemoryAnswer.GAP
 
     def take(self, call: Call) -> Outcome:
         if self.mark == call.mark:
@@ -158,7 +158,7 @@ class TableUnit(Unit):
         self.rows[key] = (position, None if op == Op.DELETE else row)
         return True
 
-    def rows_before(self, barrier: Barrier) -> list[tuple[str, Row]]:
+    def rows_before(self, barrier: TableBarrier) -> list[tuple[str, Row]]:
         """The rows by their keys."""
         assert self.shape is not None
         table, held = barrier.table, self.shape.table
@@ -169,16 +169,16 @@ class TableUnit(Unit):
         again = keys if table.key else [f"\\={key}" if held.key else key for key in before]
         return list(zip(again, texts.to_pylist(), strict=True))
 
-    def write_again(self, barrier: Barrier, rows: Iterable[tuple[str, Row]]) -> tuple[DeadLetter, ...]:
+    def write_again(self, barrier: TableBarrier, rows: Iterable[tuple[str, Row]]) -> tuple[DeadLetter, ...]:
         for key, row in rows:
             self._change(barrier.position, Op.READ, key, row)
         return ()
 
-    def raise_floor(self, barrier: Barrier) -> None:
+    def raise_floor(self, barrier: TableBarrier) -> None:
         self.floor = max(self.floor, barrier.position)
         self.rows = {key: kept for key, kept in self.rows.items() if kept[0] >= barrier.position}
 
-    def set_shape(self, barrier: Barrier) -> None:
+    def set_shape(self, barrier: TableBarrier) -> None:
         if barrier.defines:
             self.shape = barrier.shape
 
@@ -195,10 +195,10 @@ class Store:
     ledger: Unit | None = None
     tables: dict[str, TableUnit] = field(default_factory=dict)
 
-    def take(self, call: Call) -> tuple[Answer, Outcome]:
+    def take(self, call: Call) -> tuple[MemoryAnswer, Outcome]:
         unit = self.tables.get(call.topic)
-        answer = Answer.LOST if unit is None else unit.answer(call)
-        return answer, unit.take(call) if unit is not None and answer is Answer.DONE else Outcome(0)
+        answer = MemoryAnswer.LOST if unit is None else unit.answer(call)
+        return answer, unit.take(call) if unit is not None and answer is MemoryAnswer.DONE else Outcome(0)
 
     @property
     def applied(self) -> Cut:
@@ -400,17 +400,17 @@ class MemorySink:
         )  # fmt: skip
         answer, outcome = self.send(call)
         match answer:
-            case Answer.FENCED if (unit := self._store.tables.get(topic)) is not None:
+            case MemoryAnswer.FENCED if (unit := self._store.tables.get(topic)) is not None:
                 raise EpochPassed(self.name, unit.epoch)
-            case Answer.FENCED | Answer.LOST | Answer.GAP:  # fenced, and gone since it answered
+            case MemoryAnswer.FENCED | MemoryAnswer.LOST | MemoryAnswer.GAP:  # fenced, and gone since it answered
                 raise self._lost()
-            case Answer.ALREADY:
+            case MemoryAnswer.ALREADY:
                 outcome = Outcome(0, stale=sum(map(len, batches)))
         # What should be there now, not what is: a unit that was set back meanwhile must not pass for the one that was written.
         self._known[topic] = _Known(now, max(known.reach, upto), number)
         return outcome
 
-    def send(self, call: Call) -> tuple[Answer, Outcome]:
+    def send(self, call: Call) -> tuple[MemoryAnswer, Outcome]:
         """The way to the store, for tests that let requests arrive late, or twice."""
         return self._store.take(call)
 

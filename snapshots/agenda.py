@@ -15,7 +15,7 @@ import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
-from snapshots.asked import Asked, Reading
+from snapshots.asked import Asked, ReadingOptions
 from snapshots.catalog import Look, SourceTable
 from snapshots.failures import Unreadable
 from snapshots.feed import SnapshotFeed, Watermarks
@@ -37,7 +37,7 @@ _LOOK_S: Final = 0.05
 log = structlog.get_logger("snapshot")
 
 
-class Selection(Reading, Protocol):
+class Selection(ReadingOptions, Protocol):
     """The part of ``[source]`` that says what is read, and when it pauses."""
 
     @property

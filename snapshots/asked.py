@@ -23,7 +23,7 @@ from snapshots.jobs import Board, Job, Task, page_tasks
 from snapshots.plan import Key, KeyList, MissingKeys, Pages, range_pages
 from snapshots.progress import SnapshotProgress
 from snapshots.queries import KeyTypes, Looks, Published
-from snapshots.requests import Outcome, Request, Requests
+from snapshots.requests import Request, RequestOutcome, Requests
 from snapshots.steps import Steps
 
 KEYS_AT_ONCE: Final = 5_000
@@ -32,7 +32,7 @@ _LOOK_S: Final = 0.2
 log = structlog.get_logger("snapshot")
 
 
-class Reading(PublicationSource, Protocol):
+class ReadingOptions(PublicationSource, Protocol):
     """The part of ``[source]`` that says how tables are read."""
 
     @property
@@ -58,20 +58,20 @@ class _Asked:
         self.rows += rows
         if time.monotonic() - self.told_at >= _LOOK_S:
             self.told_at = time.monotonic()
-            self.requests.tell(self.name, Outcome("running", self.rows, max(self.total, self.rows)))
+            self.requests.tell(self.name, RequestOutcome("running", self.rows, max(self.total, self.rows)))
 
     def advance(self, task: Task, rows: int) -> None:
         """A request that is interrupted begins again."""
 
     def finish(self) -> bool:
         if not self.failed:
-            self.requests.tell(self.name, Outcome("done", self.rows, self.rows))
+            self.requests.tell(self.name, RequestOutcome("done", self.rows, self.rows))
             log.info("an asked-for snapshot is in the log", request=self.name, rows=self.rows)
         return True
 
     def fail(self, source: SourceTable, error: psycopg.Error) -> None:
         self.failed = True
-        self.requests.tell(self.name, Outcome("failed", self.rows, error=request_problem(source, error)))
+        self.requests.tell(self.name, RequestOutcome("failed", self.rows, error=request_problem(source, error)))
         # The reason may quote what was asked for, keys among it: only who asked is told.
         log.warning("an asked-for snapshot failed", request=self.name)
 
@@ -81,7 +81,7 @@ class Asked:
 
     def __init__(
         self,
-        source: Reading,
+        source: ReadingOptions,
         feed: SnapshotFeed,
         progress: SnapshotProgress,
         requests: Requests,
@@ -137,18 +137,18 @@ class Asked:
                 self._refuse(name, reason(error))
 
     def _refuse(self, name: str, problem: str) -> None:
-        self._requests.tell(name, Outcome("failed", error=problem))
+        self._requests.tell(name, RequestOutcome("failed", error=problem))
         log.warning("an asked-for snapshot was refused", request=name)
 
     def _replace(self, name: str, oid: int) -> None:
         """The table's own snapshot, from its beginning; its progress is what gets reported."""
         if self._requests.outcome(name).state == "queued":
             self._feed.read_again(oid, empties=True)
-            self._requests.tell(name, Outcome("running"))
+            self._requests.tell(name, RequestOutcome("running"))
             return
         done, total = self._progress.rows(oid)
         finished = self._progress.finished(oid)
-        self._requests.tell(name, Outcome("done" if finished else "running", done, total))
+        self._requests.tell(name, RequestOutcome("done" if finished else "running", done, total))
 
     def _job(self, name: str, request: Request, source: SourceTable) -> Steps[Job]:
         total = len(request.keys) if request.keys is not None else source.rows_estimate if request.where is None else 0

@@ -47,7 +47,7 @@ _REPLIES: Final = b"HSNAcCZE"
 """CopyOutResponse, ParameterStatus, NoticeResponse, NotificationResponse, CopyDone, CommandComplete, ReadyForQuery, ErrorResponse."""
 
 
-class Stop(Protocol):
+class StopSignal(Protocol):
     """A ``threading.Event``, or something like it."""
 
     def is_set(self) -> bool: ...
@@ -68,7 +68,13 @@ class Block:
 
 
 def copy_blocks(
-    connection: psycopg.Connection, query: str, stop: Stop, most_rows: int = 2**31, take: Take = fresh, *, binary: bool = False
+    connection: psycopg.Connection,
+    query: str,
+    stop: StopSignal,
+    most_rows: int = 2**31,
+    take: Take = fresh,
+    *,
+    binary: bool = False,
 ) -> Iterator[Block]:
     """Runs a COPY … TO STDOUT and yields its rows, at most so many in a block. The connection is usable again once the iterator has
     ended by itself. ``take``: where the blocks' memory comes from. ``binary``: the query asks for that format.
@@ -113,7 +119,7 @@ def _is_plain(connection: psycopg.Connection) -> bool:
 
 
 def _raw_blocks(
-    connection: psycopg.Connection, query: str, stop: Stop, most_rows: int, take: Take, binary: bool
+    connection: psycopg.Connection, query: str, stop: StopSignal, most_rows: int, take: Take, binary: bool
 ) -> Iterator[Block]:
     hop = whole_binary_rows if binary else whole_rows
     body = query.encode() + b"\0"
@@ -145,7 +151,7 @@ def _raw_blocks(
         raise failure
 
 
-def _receive(wire: socket.socket, room: Bytes, stop: Stop, patience: Patience) -> int:
+def _receive(wire: socket.socket, room: Bytes, stop: StopSignal, patience: Patience) -> int:
     while True:
         try:
             count = wire.recv_into(room.data)
@@ -213,7 +219,7 @@ def _moved(room: Bytes, start: int, end: int, take: Take) -> tuple[Bytes, int]:
     return another, left
 
 
-def _libpq_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_rows: int, binary: bool) -> Iterator[Block]:
+def _libpq_blocks(connection: psycopg.Connection, query: str, stop: StopSignal, most_rows: int, binary: bool) -> Iterator[Block]:
     wire, patience = connection.pgconn, Patience(connection)
     wire.send_query(query.encode())
     _await_result(wire, stop, patience)
@@ -237,7 +243,7 @@ def _libpq_blocks(connection: psycopg.Connection, query: str, stop: Stop, most_r
     _await_result(wire, stop, patience)
 
 
-def _await_input(wire: pq.abc.PGconn, stop: Stop, patience: Patience) -> None:
+def _await_input(wire: pq.abc.PGconn, stop: StopSignal, patience: Patience) -> None:
     # Not select(): it takes no descriptor beyond 1023, and the log keeps files of every table open.
     ready = select.poll()
     ready.register(wire.socket, select.POLLIN)
@@ -249,7 +255,7 @@ def _await_input(wire: pq.abc.PGconn, stop: Stop, patience: Patience) -> None:
     wire.consume_input()
 
 
-def _await_result(wire: pq.abc.PGconn, stop: Stop, patience: Patience) -> None:
+def _await_result(wire: pq.abc.PGconn, stop: StopSignal, patience: Patience) -> None:
     """Up to the beginning of COPY's data, or to the end of the query."""
     while True:
         wire.flush()

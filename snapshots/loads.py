@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from snapshots.asked import Reading
+from snapshots.asked import ReadingOptions
 from snapshots.catalog import Look, SourceTable
 from snapshots.failures import Unreadable
 from snapshots.feed import Chunk, SnapshotFeed, State, Watermarks
@@ -52,7 +52,7 @@ class Loads:
 
     def __init__(
         self,
-        source: Reading,
+        source: ReadingOptions,
         feed: SnapshotFeed,
         progress: SnapshotProgress,
         unreadable: Unreadable,

@@ -35,7 +35,7 @@ class Begin(Query):
 
 
 @dataclass(frozen=True, slots=True)
-class Commit(Query):
+class End(Query):
     """Ends the transaction that has been read in."""
 
     def ask(self, connection: psycopg.Connection) -> None:

@@ -24,7 +24,7 @@ from snapshots.flight import ARRIVED, IN_FLIGHT, SAFE, Again, Flight, Part, Read
 from snapshots.jobs import Board, Job, Task
 from snapshots.locks import Locks
 from snapshots.plan import Range
-from snapshots.queries import Begin, Commit, IdleXids, OldestTransaction
+from snapshots.queries import Begin, End, IdleXids, OldestTransaction
 from snapshots.session import Unreachable
 from snapshots.steps import (
     Await,
@@ -179,7 +179,7 @@ class Reader:
                 # The deletes of rows that are gone are in the stream before the watermark, and on the server's disk with it: they were
                 # perhaps seen before they were safe, and a crash of the server would bring the rows back.
                 yield from self._emit(flight, reading, ())
-            yield Commit()
+            yield End()
         except BaseException as error:
             self._feed.close(window)
             if isinstance(error, Again | _LockedOut) or (isinstance(error, psycopg.Error) and not ends_connection(error)):

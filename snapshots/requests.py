@@ -37,7 +37,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """How far a request has come. ``state``: queued | running | done | failed (see ``error``)."""
 
     state: str = "queued"
@@ -80,20 +80,20 @@ class Requests:
                 raise LogCorrupt(f"{path} is not a snapshot request; remove it") from None
         return found
 
-    def tell(self, name: str, outcome: Outcome) -> None:
+    def tell(self, name: str, outcome: RequestOutcome) -> None:
         """A request that is done or has failed is no longer pending."""
         self._write(f"{name}.state", asdict(outcome))
         if outcome.state in ("done", "failed"):
             (self._folder / f"{name}.json").unlink(missing_ok=True)
             jsonfile.sync_folder(self._folder)
 
-    def outcome(self, name: str) -> Outcome:
+    def outcome(self, name: str) -> RequestOutcome:
         """Raises HeadwaterError when the file that says so is damaged."""
         path = self._folder / f"{name}.state"
         try:
-            return Outcome(**jsonfile.decode(path.read_bytes()))
+            return RequestOutcome(**jsonfile.decode(path.read_bytes()))
         except FileNotFoundError:
-            return Outcome()
+            return RequestOutcome()
         except (ValueError, TypeError):
             raise HeadwaterError(f"{path} is damaged: nobody knows how far this snapshot has come", hint="cdc status") from None
 

@@ -15,7 +15,7 @@ _GENERATED: Final = (
     (r"(?<=as \$facts\$\nselect\n).*?(?=from pg_class c where c\.oid = relation\b)", FACTS.lstrip("\n")),
     (
         r"(?<=as \$with\$\n)select .*?\nfrom .*?(?= tree\n\$with\$;)",
-        "select coalesce(array_agg(tree.oid), '{}')\nfrom " + partitions("select unnest(tables)"),
+        "select coalesce(array_agg(tree.oid), '{}')\nfrom " + partitions("select unnest(tables)", overlapping=True),
     ),
     (
         r"(?<= into changed\n  from )\(\n    with recursive .*?(?= y join pg_depend d\n)",

@@ -1,4 +1,4 @@
-"""The replication connection: with ``wire`` the only file of this room that waits.
+"""The replication connection: the only file of this room that waits.
 
 libpq connects, authenticates and, with TLS or GSS, carries the stream (psycopg's ``pq`` layer). Without them it hands its socket over
 while the connection is idle between two queries, when libpq holds no bytes of its own: from then on we read the socket in large blocks,

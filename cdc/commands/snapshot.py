@@ -18,7 +18,7 @@ from cdc.state import status, stops
 from cdc.terminal import counted
 
 if TYPE_CHECKING:
-    from snapshots.requests import Outcome, Requests
+    from snapshots.requests import RequestOutcome, Requests
 
 _LOOK_S = 0.2
 
@@ -115,7 +115,7 @@ def _capture_runs(settings: Settings) -> bool:
     return capture is not None and capture.state not in ("exited", "stopped") and status.alive(capture.pid)
 
 
-def _wait(settings: Settings, requests: Requests, name: str, table: str, timeout_s: float | None, *, quiet: bool) -> Outcome:
+def _wait(settings: Settings, requests: Requests, name: str, table: str, timeout_s: float | None, *, quiet: bool) -> RequestOutcome:
     from snapshots.display import ProgressDisplay
 
     display = ProgressDisplay(console())
@@ -133,7 +133,7 @@ def _wait(settings: Settings, requests: Requests, name: str, table: str, timeout
         display.close()
 
 
-def _print(name: str, table: str, outcome: Outcome, as_json: bool, running: bool) -> None:
+def _print(name: str, table: str, outcome: RequestOutcome, as_json: bool, running: bool) -> None:
     if as_json:
         facts = {"request": name, "table": table, "state": outcome.state, "rows": outcome.rows, "capture_runs": running}
         print_json(facts)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 
 from cdc.errors import ConfigError
-from cdc.settings.file import Written, load, read
+from cdc.settings.file import WrittenFile, load, read
 from cdc.settings.models import Settings, StoreOptions
 from cdc.state import jsonfile
 
@@ -36,7 +36,7 @@ _Stamp = tuple[int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigurationChange:
     """Names of stores."""
 
     added: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Configuration:
         self.pending: tuple[str, ...] = ()
         """The keys in it that take effect at the next start, one line."""
 
-    def look(self) -> Change | None:
+    def look(self) -> ConfigurationChange | None:
         """Takes the file in when it was changed and nobody is writing to it any more. Looks once a second at most."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
@@ -84,7 +84,7 @@ class Configuration:
         """The configuration in force, for ``Handed``."""
         return jsonfile.encode({"begun": self._begun, "stores": self._stores}).encode()
 
-    def _take(self) -> Change | None:
+    def _take(self) -> ConfigurationChange | None:
         try:
             written = read(self._path)
             found = load(self._path, self._options_model, written=written)
@@ -99,7 +99,7 @@ class Configuration:
         self._log.info(f"was changed; {change.words()}")
         for line in self.pending:
             self._log.warning(line)
-        if change == Change():
+        if change == ConfigurationChange():
             return None
         self.settings = self._settings_begun.model_copy(update={"stores": found.stores})
         return change
@@ -164,15 +164,15 @@ class Handed:
             told = jsonfile.decode(content)
         except ValueError:
             return False
-        begun = load(self._path, self._options_model, written=Written(told["begun"]))
-        stores = load(self._path, self._options_model, written=Written(told["stores"])).stores
+        begun = load(self._path, self._options_model, written=WrittenFile(told["begun"]))
+        stores = load(self._path, self._options_model, written=WrittenFile(told["stores"])).stores
         self.settings = begun.model_copy(update={"stores": stores})
         self._seen = content
         return True
 
 
-def _change(before: Mapping[str, StoreOptions], now: Mapping[str, StoreOptions]) -> Change:
-    return Change(
+def _change(before: Mapping[str, StoreOptions], now: Mapping[str, StoreOptions]) -> ConfigurationChange:
+    return ConfigurationChange(
         added=tuple(name for name in now if name not in before),
         changed=tuple(name for name in now if name in before and now[name] != before[name]),
         removed=tuple(name for name in before if name not in now),

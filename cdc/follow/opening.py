@@ -11,7 +11,8 @@ from typing import Protocol
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState, StoreError
-from cdc.follow.apply import Writer
+from cdc.follow.apply import StoreWriter
+from cdc.follow.reporter import Show, written
 from cdc.log.contract import LogReader, selected
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings.models import StoreOptions
@@ -45,6 +46,8 @@ class Ports:
     clock: Clock = MACHINE
     sink: Callable[[str, StoreOptions], Sink] = _of_its_kind
     lease: Callable[[Path, str], StoreLease] = Lease
+    show: Show = written
+    """Shows others how the follower stands."""
 
 
 class Opening:
@@ -78,9 +81,9 @@ class Opening:
         return self._lease.epoch
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> StoreWriter:
         """As whom Spark's workers write to the store while it is open."""
-        return Writer(self._log_dir, self.epoch, self.number)
+        return StoreWriter(self._log_dir, self.epoch, self.number)
 
     def take_lease(self) -> None:
         """Raises LeaseHeld when another process follows this store, StoreError when the log's folder cannot be written."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cdc.clock import Clock
-from cdc.follow.apply import RESULT_DDL, Prepared, Slices, Writer, apply_range, on_workers, outcome_of
-from cdc.follow.rules import Pause, Rules
+from cdc.follow.apply import RESULT_DDL, Prepared, Slices, StoreWriter, apply_range, on_workers, outcome_of
+from cdc.follow.rules import Rules, SchemaPause
 from cdc.follow.stride import Stride
 from cdc.follow.survey import Survey, survey
 from cdc.log.contract import LogReader, selected
@@ -24,7 +24,7 @@ class Opened:
     """A store that a follower has open, and under which name its workers write to it."""
 
     sink: Sink
-    writer: Writer
+    writer: StoreWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Taken:
 class ChangeWaits(Exception):
     """The store holds everything before a schema change that has to wait for an operator."""
 
-    def __init__(self, pause: Pause) -> None:
+    def __init__(self, pause: SchemaPause) -> None:
         super().__init__(str(pause.stopped))
         self.pause = pause
 
@@ -119,7 +119,7 @@ class Ranges:
                 self._prepared.ensure(opened.sink, table)
         return outcome_of(slices.frame.mapInArrow(on_workers(self._rules, opened.writer), RESULT_DDL).toArrow())
 
-    def _pause(self, sink: Sink, seen: Survey) -> Pause | None:
+    def _pause(self, sink: Sink, seen: Survey) -> SchemaPause | None:
         changed = [found.topic for found in seen.topics if found.changes]
         shapes = {topic: self._prepared.shape(sink, topic) for topic in changed}
         for found in seen.topics:
@@ -127,7 +127,7 @@ class Ranges:
                 shapes[found.topic] = Shape(found.first, Position(0))
         return self._rules.first_pause(seen, shapes)
 
-    def _cut_before(self, after: Position, pause: Pause) -> Cut:
+    def _cut_before(self, after: Position, pause: SchemaPause) -> Cut:
         """The last cut before the change, so that the store waits with everything that came before."""
         rows = pause.position - 1 - after
         if rows > 0:

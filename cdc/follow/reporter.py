@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from cdc.clock import Clock
 from cdc.errors import HeadwaterError, Stopped, StopState, StoreError
-from cdc.follow.rules import Pause
+from cdc.follow.rules import SchemaPause
 from cdc.follow.stride import Rate
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.state import status, stops
@@ -27,13 +28,23 @@ COMMITS_S: Final = 0.1
 """Commits that follow each other closely are written this often."""
 
 
+Show = Callable[[Path, str, FollowerStatus], None]
+
+
+def written(run_dir: Path, part: str, now: FollowerStatus) -> None:
+    """Writes the status file of the part. Raises OSError for what the disk refuses, but for a full one."""
+    status.write(run_dir, part, now)
+
+
 class Reporter:
     """One store's. Thread-safe where two threads can meet: ``report``."""
 
-    def __init__(self, run_dir: Path, store: str, kind: str, clock: Clock) -> None:
+    def __init__(self, run_dir: Path, store: str, kind: str, clock: Clock, show: Show | None = None) -> None:
+        """``show``: writes the file."""
         self.status = _beginning(run_dir, store, kind)
         self._run_dir = run_dir
         self._clock = clock
+        self._write = show or written
         self._rates = Rate(clock.monotonic())
         self._lock = threading.Lock()
         self._reported: FollowerStatus | None = None
@@ -51,7 +62,7 @@ class Reporter:
             if when_due and status.silent_s(self.status) < status.BEAT_S and self.status == self._reported:
                 return
             status.stamp(self.status)
-            status.write(self._run_dir, self._part, self.status)
+            self._write(self._run_dir, self._part, self.status)
             self._reported = replace(self.status)
 
     def following(self) -> None:
@@ -77,7 +88,7 @@ class Reporter:
             self._show(ZERO_CUT)  # what it holds is none of this log's
         self.report()
 
-    def asks(self, pause: Pause) -> None:
+    def asks(self, pause: SchemaPause) -> None:
         """Waits for an operator to let a schema change through. In this order: without its stop state, the question counts as answered."""
         self.failed(pause.stopped)
         ask(self._run_dir, self.status.store, pause.topic, pause.position)

@@ -17,7 +17,7 @@ from sinks.reshape import same_table
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class SchemaPause:
     """A schema change that waits for an operator."""
 
     topic: str
@@ -50,19 +50,19 @@ class Rules:
         topic = change.table.qualified
         return self.policy(topic) == "ignore" and not self._let_through(topic, position) and same_table(held, change.table)
 
-    def first_pause(self, seen: Survey, shapes: Mapping[str, Shape | None]) -> Pause | None:
+    def first_pause(self, seen: Survey, shapes: Mapping[str, Shape | None]) -> SchemaPause | None:
         """The first change that stops the store. ``shapes``: of every topic with changes in the survey."""
         found = [pause for topic in seen.topics if (pause := self._pause(topic.changes, shapes.get(topic.topic))) is not None]
         return min(found, key=lambda pause: pause.position, default=None)
 
-    def _pause(self, changes: list[tuple[Position, SchemaChange]], shape: Shape | None) -> Pause | None:
+    def _pause(self, changes: list[tuple[Position, SchemaChange]], shape: Shape | None) -> SchemaPause | None:
         held = None if shape is None else shape.table
         for position, change in changes:
             if shape is not None and position <= shape.position:
                 continue
             verdict = self.verdict(held, change, position)
             if verdict.stops:
-                return Pause(change.table.qualified, position, self.stopped(verdict, position))
+                return SchemaPause(change.table.qualified, position, self.stopped(verdict, position))
             if verdict.action is not Action.IGNORE and not (held is not None and self.keeps_shape(held, change, position)):
                 held = change.table
         return None

@@ -21,7 +21,7 @@ from cdc.crashpoint import crashpoint
 from cdc.ingest.idle import Idle
 from cdc.ingest.intake import Intake
 from cdc.ingest.ports import Wire
-from cdc.ingest.torn import Rest, Torn
+from cdc.ingest.torn import Remainder, Torn
 from cdc.model.batch import table_of
 from cdc.model.evolution import schema_record
 from cdc.model.group import Group
@@ -98,7 +98,7 @@ class Ingest:
                 self._gauge.write()
                 if self._stop.is_set():
                     return  # nothing of the transaction is durable, all of it will be sent again
-        self._torn.keep(block, Rest(decoder.consumed, decoder.lacks, decoder.foreign))
+        self._torn.keep(block, Remainder(decoder.consumed, decoder.lacks, decoder.foreign))
         if batches:
             self._wire.batches = batches
         self._check_continuity(decoder.keepalive_lsn)

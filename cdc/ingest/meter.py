@@ -22,7 +22,7 @@ PROMPT_STATUS_S: Final = 0.02
 _log = structlog.get_logger("capture")
 
 
-class Tables(Protocol):
+class MeteredTables(Protocol):
     """The selected tables, as the catalog and the snapshot see them."""
 
     def loaded(self) -> bool:
@@ -87,7 +87,7 @@ class Meter:
         self._chronicle = CaptureChronicle()
         self.status = status.CaptureStatus(pid=os.getpid(), slot=slot)
         self._written: status.CaptureStatus | None = None
-        self.tables: Tables = _Unknown()
+        self.tables: MeteredTables = _Unknown()
 
     def write(self, *, force: bool = False) -> None:
         now = self._clock.monotonic()

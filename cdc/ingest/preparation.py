@@ -100,7 +100,7 @@ class Preparation:
     # --- the ways to begin ---------------------------------------------------------------------------------------------------
 
     def _begin(
-        self, connection: psycopg.Connection, known: Identity | None, found: Identity, reload: reloads.Reload | None
+        self, connection: psycopg.Connection, known: Identity | None, found: Identity, reload: reloads.ReloadRequest | None
     ) -> Identity:
         """The slot's present place is where this log begins, or (after a stop state) begins again."""
         settings = self._settings
@@ -138,7 +138,7 @@ class Preparation:
         _warn_of_pauses(facts)
         return now
 
-    def _read_everything_again(self, connection: psycopg.Connection, reload: reloads.Reload, begin: Lsn) -> None:
+    def _read_everything_again(self, connection: psycopg.Connection, reload: reloads.ReloadRequest, begin: Lsn) -> None:
         """The log's topics say that they are empty before the rows come; tables that are not known by this name begin as new ones."""
         with closing(open_reader(self._folder)) as log:
             topics = {topic.name for topic in log.topics()}
@@ -177,7 +177,7 @@ class Preparation:
         found: Membership,
         tables: Sequence[CatalogTable],
         known: Identity | None,
-        reload: reloads.Reload | None,
+        reload: reloads.ReloadRequest | None,
         excused: Set[int],
     ) -> tuple[int, ...]:
         """The tables that were, for a while, not published; asked for before anything is put back. Raises Stopped without a request, but for

@@ -11,7 +11,7 @@ from cdc.pgvalues.values import Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class Remainder:
     """The rest that decoding has left of a block."""
 
     consumed: int
@@ -47,7 +47,7 @@ class Torn:
             return None
         return behind(np.concatenate(self._kept), taken) if self._kept else taken
 
-    def keep(self, block: Bytes, rest: Rest) -> None:
+    def keep(self, block: Bytes, rest: Remainder) -> None:
         """After the block has been decoded."""
         if rest.foreign:
             self._kept = [block[rest.consumed : len(block) - rest.foreign].copy()]

@@ -38,7 +38,7 @@ class FactColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class LeafTable:
     """One relation that holds rows: the table itself, or one of its partitions."""
 
     filenode: int
@@ -80,7 +80,7 @@ class Facts:
     columns: tuple[FactColumn, ...]
     index: tuple[int, ...]
     """Column numbers of the index that identifies rows (under FULL: of the primary key); empty when no index does."""
-    leaves: Mapping[int, Leaf]
+    leaves: Mapping[int, LeafTable]
     types: Mapping[str, str] = field(default_factory=dict)
     """Enum labels (``e<oid>``) and attributes of composite types (``a<relation>.<number>``) that the table's columns are made of; and what
     their structure is made of: types (``t<oid>``: "a ELEMENT DELIMITER", "c RELATION", "d BASE", "r SUBTYPE", "m SUBTYPE", or its kind and
@@ -193,7 +193,7 @@ class Facts:
 
     def with_leaf(self, leaf: int) -> Self:
         """Rows have come out of this partition, of which nothing else is known."""
-        return replace(self, leaves={leaf: Leaf(0, born=True), **self.leaves})
+        return replace(self, leaves={leaf: LeafTable(0, born=True), **self.leaves})
 
     def without(self, leaf: int) -> Self:
         return replace(self, leaves={oid: facts for oid, facts in self.leaves.items() if oid != leaf})
@@ -232,8 +232,8 @@ def _column(*raw: object) -> FactColumn:
     )
 
 
-def _leaf(filenode: object, born: object, joined: object = "") -> Leaf:
-    return Leaf(_number(filenode, 0, _OIDS), _truth(born), _text(joined))
+def _leaf(filenode: object, born: object, joined: object = "") -> LeafTable:
+    return LeafTable(_number(filenode, 0, _OIDS), _truth(born), _text(joined))
 
 
 def _publishing(raw: Mapping[str, Any]) -> Publishing:

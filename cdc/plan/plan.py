@@ -95,7 +95,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownTables:
     """The log's side: each topic's newest definition, the topics whose table is gone, and the catalog's facts as capture has kept them."""
 
     tables: Mapping[str, Table]
@@ -160,7 +160,7 @@ def _rehearsed(
     connection: psycopg.Connection,
     settings: Settings,
     reader: LogReader,
-    known: _Known,
+    known: _KnownTables,
     before: Mapping[int, Facts],
     ddl: str,
     denied: psycopg.Error,
@@ -212,12 +212,12 @@ def _ddl_hint(error: psycopg.Error) -> str | None:
 # --- what there is ---------------------------------------------------------------------------------------------------
 
 
-def _known(settings: Settings, reader: LogReader) -> _Known:
+def _known(settings: Settings, reader: LogReader) -> _KnownTables:
     tables = {topic.name: topic.table for topic in reader.topics()}
-    return _Known(tables, frozenset(ended_topics(reader)), load_facts(settings.log.dir))
+    return _KnownTables(tables, frozenset(ended_topics(reader)), load_facts(settings.log.dir))
 
 
-def _facts(connection: psycopg.Connection, settings: Settings, known: _Known, oids: Sequence[int] = ()) -> dict[int, Facts]:
+def _facts(connection: psycopg.Connection, settings: Settings, known: _KnownTables, oids: Sequence[int] = ()) -> dict[int, Facts]:
     wanted = {*oids, *known.facts, *(table.oid for name, table in known.tables.items() if name not in known.ended)}
     return {facts.oid: facts for facts in read_facts(connection, settings.source.publication, sorted(wanted), published=True)}
 
@@ -243,7 +243,7 @@ def _planned(
     connection: psycopg.Connection,
     settings: Settings,
     reader: LogReader,
-    known: _Known,
+    known: _KnownTables,
     before: Mapping[int, Facts],
     after: Sequence[Facts],
     gone: Sequence[int],

@@ -45,7 +45,7 @@ class SettingsError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """The content of a configuration file."""
 
     text: str
@@ -53,7 +53,7 @@ class Written:
     """Nobody but its owner has rights on the file."""
 
 
-def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, written: Written | None = None) -> Settings:
+def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, written: WrittenFile | None = None) -> Settings:
     """The settings that the file describes.
 
     written: what it says, or said; read from it when left out.
@@ -62,7 +62,7 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, writ
     """
     written = written or read(path)
     said = _parsed(path, written.text)
-    loading = _Loading(path, written.private)
+    loading = _LoadingFile(path, written.private)
     loading.refuse_readable(Settings, said, ())
     raw = loading.interpolated(said, ())
     stores = raw.pop("stores", {})
@@ -76,7 +76,7 @@ def load(path: Path, options_model: Callable[[str], type[StoreOptions]], *, writ
     return settings.model_copy(update={"stores": options})
 
 
-class _Loading:
+class _LoadingFile:
     """One file on its way to Settings. Problems are collected, so that a user sees all of them at once."""
 
     def __init__(self, path: Path, private: bool) -> None:
@@ -206,7 +206,7 @@ def _open_to_others(file: os.stat_result) -> bool:
     return bool(stat.S_IMODE(file.st_mode) & (0o037 if roots else 0o077))
 
 
-def read(path: Path) -> Written:
+def read(path: Path) -> WrittenFile:
     """Raises ConfigError when the file cannot be read."""
     try:
         with open(path, "rb") as file:
@@ -219,7 +219,7 @@ def read(path: Path) -> Written:
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
     try:
-        return Written(content.decode(), private)
+        return WrittenFile(content.decode(), private)
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
 

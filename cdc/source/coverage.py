@@ -26,6 +26,7 @@ PUBLISHED: Final[LiteralString] = (
       select k.oid, true from publication p join pg_publication_namespace s on s.pnpubid = p.oid
       join pg_class k on k.relnamespace = s.pnnspid and k.relkind in ('r', 'p') and k.relpersistence = 'p' and k.oid >= 16384""".strip(),
         {"own": "false"},
+        overlapping=True,
     )
     + """ below),
     named(oid) as (

@@ -10,30 +10,36 @@ from collections.abc import Mapping
 from typing import Final, LiteralString
 
 
-def partitions(tables: LiteralString, carried: Mapping[LiteralString, LiteralString] | None = None) -> LiteralString:
+def partitions(
+    tables: LiteralString, carried: Mapping[LiteralString, LiteralString] | None = None, *, overlapping: bool = False
+) -> LiteralString:
     """In parentheses, to be selected from: ``oid`` of tables and of all that are partitions of them, however far below.
 
     ``tables``: what selects the OIDs that it begins with. ``carried``: further columns that ``tables`` selects after the OID, each with what it
-    is one level below, in terms of ``t`` (the row above) and ``i`` (pg_inherits). Children by INHERITS are tables of their own.
+    is one level below, in terms of ``t`` (the row above) and ``i`` (pg_inherits). ``overlapping``: it may begin with tables of which one is
+    below another; each comes once then. Children by INHERITS are tables of their own.
     """
-    return _below(tables, carried or {}, " join pg_class k on k.oid = t.oid and k.relkind = 'p'", " where not i.inhdetachpending")
+    # Not a join: most tables have nobody below them, and of those no more is looked up than that.
+    only: LiteralString = "not i.inhdetachpending and (select k.relkind from pg_class k where k.oid = t.oid) = 'p'"
+    return _below(tables, carried or {}, only, overlapping=overlapping)
 
 
 def descendants(tables: LiteralString, carried: Mapping[LiteralString, LiteralString]) -> LiteralString:
     """As ``partitions``, with the children by INHERITS, and with partitions that are about to be detached."""
-    return _below(tables, carried, "", "")
+    return _below(tables, carried, "true", overlapping=True)
 
 
 def _below(
-    tables: LiteralString, carried: Mapping[LiteralString, LiteralString], only: LiteralString, unless: LiteralString
+    tables: LiteralString, carried: Mapping[LiteralString, LiteralString], only: LiteralString, *, overlapping: bool
 ) -> LiteralString:
+    union: LiteralString = "union" if overlapping else "union all"
     names, steps = ", ".join(("oid", *carried)), ", ".join(("i.inhrelid", *carried.values()))
     return f"""(
     with recursive tree({names}) as (
       {tables}
-      union
-      select {steps} from tree t{only}
-      join pg_inherits i on i.inhparent = t.oid{unless})
+      {union}
+      select {steps} from tree t join pg_inherits i on i.inhparent = t.oid
+      where {only})
     select * from tree)"""
 
 
@@ -47,7 +53,7 @@ BASE_TYPE: Final[LiteralString] = """case when a.atttypid < 10000 then '' else (
 """The type's name as the stream's TYPE message has it: nothing for the server's own types, the base type's name for a domain. ``a`` is the
 column's row of pg_attribute."""
 
-TYPES_WITHIN: Final[LiteralString] = """(
+TYPES_WITHIN: Final[LiteralString] = """
     with recursive reached(oid) as (
       select a.atttypid from pg_attribute a
       where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 10000
@@ -57,9 +63,9 @@ TYPES_WITHIN: Final[LiteralString] = """(
         union all select x.rngsubtype from pg_range x where t.oid in (x.rngtypid, x.rngmultitypid)
         union all select b.atttypid from pg_attribute b
           where b.attrelid = t.typrelid and t.typrelid <> 0 and b.attnum > 0 and not b.attisdropped) next(oid)
-      where next.oid >= 10000)
-    select oid from reached)"""
-"""In parentheses, to be selected from: ``oid`` of the types that the columns of a table are made of. ``c`` is the table's row of pg_class."""
+      where next.oid >= 10000)"""
+"""The beginning of a query: ``reached``, with the ``oid`` of the types that the columns of a table are made of. ``c`` is the table's row of
+pg_class."""
 
 
 def types_made_of(types: LiteralString) -> LiteralString:

@@ -19,10 +19,9 @@ FILE: Final = "catalog.json"
 
 # What the types of a table's columns are made of (``Facts.types``); ``c.oid`` is the table's.
 TYPES: Final[LiteralString] = (
-    """(
-    with reached as materialized (select part.oid from """
+    "("
     + TYPES_WITHIN
-    + """ part)
+    + """
     select coalesce(json_object_agg(piece.what, piece.text), '{}') from (
       select 'e' || e.oid as what, e.xmin || ' ' || e.enumlabel as text from reached r join pg_enum e on e.enumtypid = r.oid
       union all

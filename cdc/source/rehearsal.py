@@ -14,7 +14,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from cdc.model.facts import FactColumn, Facts, Leaf
+from cdc.model.facts import FactColumn, Facts, LeafTable
 from cdc.source.facts import read_facts
 
 _SPACE: Final = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)"
@@ -120,6 +120,6 @@ def _as_original(original: Facts, begin: Facts, end: Facts, numbers: Mapping[int
         identity=end.identity,
         columns=tuple(sorted(map(told, end.columns), key=lambda column: column.attnum)),
         index=tuple(number[attnum] for attnum in end.index),
-        leaves={original.oid: Leaf(end.leaves[end.oid].filenode if rewritten else leaf.filenode, leaf.born, leaf.joined)},
+        leaves={original.oid: LeafTable(end.leaves[end.oid].filenode if rewritten else leaf.filenode, leaf.born, leaf.joined)},
         types=end.types,
     )

@@ -73,8 +73,8 @@ def run_followers(
     engine = Engine(scratch / "local")
     with closing(open_reader(log_dir)) as reader:
 
-        def query(follower: Follower, halt: threading.Event) -> Query:
-            return Query(engine, follower, reader, log_dir, scratch, halt)
+        def query(follower: Follower, halt: threading.Event) -> StoreQuery:
+            return StoreQuery(engine, follower, reader, log_dir, scratch, halt)
 
         fleet = Fleet(log_dir, run_dir, reader, contracts or {}, query)
         target = reader.head().position
@@ -150,7 +150,7 @@ class Engine:
             sessions.stop()
 
 
-class Query:
+class StoreQuery:
     """The thread that keeps one store's follower going."""
 
     def __init__(

@@ -56,20 +56,20 @@ class CdcSource(DataSource):
         return "cdc"
 
     def schema(self) -> StructType:
-        plan = Plan.of(self.options)
+        plan = ReadPlan.of(self.options)
         if plan.as_slices:
             return from_arrow_schema(SLICES)
         return from_arrow_schema(rows_schema(plan.one_table(plan.log())))
 
-    def reader(self, schema: StructType) -> Reader:  # noqa: ARG002
-        return Reader(Plan.of(self.options))
+    def reader(self, schema: StructType) -> SparkLogReader:  # noqa: ARG002
+        return SparkLogReader(ReadPlan.of(self.options))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: ARG002
-        return StreamReader(Plan.of(self.options))
+        return StreamReader(ReadPlan.of(self.options))
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadPlan:
     """The options, checked."""
 
     dir: Path
@@ -84,7 +84,7 @@ class Plan:
     fresh: bool
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Plan:
+    def of(cls, options: Mapping[str, str]) -> ReadPlan:
         """Raises ConfigError, naming the option."""
         form = options.get("as") or "changes"
         if form not in ("changes", "slices"):
@@ -148,7 +148,7 @@ def _number(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 @dataclass
-class Piece(InputPartition):
+class LogPiece(InputPartition):
     """One task's work."""
 
     topic: str
@@ -157,13 +157,13 @@ class Piece(InputPartition):
     rows: int
 
 
-class Reader(DataSourceReader):
+class SparkLogReader(DataSourceReader):
     """A batch read: everything between two positions."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
 
-    def partitions(self) -> Sequence[Piece]:
+    def partitions(self) -> Sequence[LogPiece]:
         log = self._plan.log()
         end = log.head().position if self._plan.end is None else min(self._plan.end, log.head().position)
         return _pieces(self._plan, log, self._plan.start, Position(end))
@@ -175,7 +175,7 @@ class Reader(DataSourceReader):
 class StreamReader(DataSourceStreamReader):
     """A stream. Lives in a Python process of its own, one thread."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
         self._log: LogReader | None = None
         self._given_out = plan.start if plan.fresh else None
@@ -198,7 +198,7 @@ class StreamReader(DataSourceStreamReader):
         self._given_out = latest.position
         return offset_of(latest)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Piece]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[LogPiece]:
         if self._log is None:
             self._log = self._plan.log()
         self._given_out = Position(max(self._given_out or 0, end["position"]))
@@ -223,14 +223,14 @@ def cut_at(offset: Mapping[str, int]) -> Cut:
     return Cut(Position(offset["position"]), Lsn(offset["commit_lsn"]), offset["commit_ts_us"])
 
 
-def _pieces(plan: Plan, log: LogReader, after: Position, upto: Position) -> Sequence[Piece]:
+def _pieces(plan: ReadPlan, log: LogReader, after: Position, upto: Position) -> Sequence[LogPiece]:
     slices: Sequence[Slice] = log.slices(plan.topics(log), after, upto, plan.slice_bytes) if upto > after else []
     # Spark wants at least one partition; one of no rows is the cheapest.
-    return [Piece(one.topic, one.after, one.upto, one.rows) for one in slices] or [Piece("", 0, 0, 0)]
+    return [LogPiece(one.topic, one.after, one.upto, one.rows) for one in slices] or [LogPiece("", 0, 0, 0)]
 
 
-def _read(plan: Plan, piece: InputPartition) -> Iterator[pa.RecordBatch]:
-    assert isinstance(piece, Piece)
+def _read(plan: ReadPlan, piece: InputPartition) -> Iterator[pa.RecordBatch]:
+    assert isinstance(piece, LogPiece)
     if not piece.topic:
         return
     if plan.as_slices:

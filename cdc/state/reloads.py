@@ -35,7 +35,7 @@ TABLES: Final = frozenset({StopState.TABLE_UNPUBLISHED})
 
 
 @dataclass(frozen=True, slots=True)
-class Reload:
+class ReloadRequest:
     """An operator's request to read tables again, and the reason."""
 
     state: StopState
@@ -47,14 +47,14 @@ class Reload:
         return self.state in WHOLE
 
 
-def request(folder: Path, state: StopState) -> Reload:
+def request(folder: Path, state: StopState) -> ReloadRequest:
     """Durable when it returns. ``folder``: the log's."""
-    reload = Reload(state, time.time())
+    reload = ReloadRequest(state, time.time())
     _FILE.save(folder / FILE, reload)
     return reload
 
 
-def requested(folder: Path) -> Reload | None:
+def requested(folder: Path) -> ReloadRequest | None:
     """The request that has not been carried out yet. Raises LogCorrupt when the file is not ours."""
     return _FILE.load(folder / FILE)
 
@@ -67,7 +67,7 @@ def carried_out(folder: Path) -> None:
 _FILE: Final = StateFile(
     format=1,
     encode=asdict,
-    decode=lambda raw: Reload(StopState(raw["state"]), raw["asked_at"]),
+    decode=lambda raw: ReloadRequest(StopState(raw["state"]), raw["asked_at"]),
     unreadable=lambda path, what: LogCorrupt(f"{path} {what}; removing it takes the request back"),
     shared=True,
 )

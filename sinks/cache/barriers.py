@@ -19,22 +19,24 @@ from cdc.model.batch import table_of
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of
 from cdc.model.position import START, Position
 from cdc.model.table import Table
-from sinks.barrier import Barrier, RowsBefore, barrier_of, carry_out
+from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
 from sinks.cache import ledger, neighbours, sweep
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base, Projection
 from sinks.cache.server import Server
-from sinks.cache.standing import Standing
-from sinks.cache.transactions import Transactions
+from sinks.cache.standing import CacheStanding
+from sinks.cache.transactions import RedisTransactions
 from sinks.cache.values import form_of
 from sinks.cache.writing import Letters, Rowwriter
 from sinks.contract import Outcome, Shape
 
 
-class Barriers:
+class CacheBarriers:
     """Over one opened sink."""
 
-    def __init__(self, log: LogReader, known: Standing, transactions: Transactions, writing: Rowwriter, server: Server) -> None:
+    def __init__(
+        self, log: LogReader, known: CacheStanding, transactions: RedisTransactions, writing: Rowwriter, server: Server
+    ) -> None:
         self._known = known
         self._transactions = transactions
         self._server = server
@@ -77,11 +79,11 @@ class Barriers:
         known = self._known
         for shape in list(known.coming.values()):
             steps = _Steps(self._pieces, known, known.check(shape.table), "")
-            carry_out(Barrier(shape.table, shape.position, RowsBefore.AGAIN, True), steps)
+            carry_out(TableBarrier(shape.table, shape.position, RowsBefore.AGAIN, True), steps)
         if known.projection != projection or former:
             self._project(projection, {known.projection, *former, projection})
 
-    def _named(self, change: SchemaChange, barrier: Barrier) -> tuple[TableKeys | None, str]:
+    def _named(self, change: SchemaChange, barrier: TableBarrier) -> tuple[TableKeys | None, str]:
         """The table's keys from the change on; None, and why, when its rows have to be set aside.
 
         Raises ConfigError when that would leave rows behind that nobody keeps up.
@@ -119,7 +121,7 @@ class Barriers:
 
     def _wanted(self, projection: Projection) -> dict[str, TableKeys]:
         """The keys that the tables will have. Raises ConfigError before anything is touched."""
-        later = Standing(self._known.store, projection)
+        later = CacheStanding(self._known.store, projection)
         for topic, shape in self._known.shapes.items():
             if topic not in self._known.chains:
                 continue  # nobody follows it any more, and what is left of it is nobody's to move
@@ -137,14 +139,14 @@ class _Steps:
     and ``why``, or where a TRUNCATE leaves them as they are."""
 
     pieces: _Pieces
-    known: Standing
+    known: CacheStanding
     keys: TableKeys | None
     why: str
 
-    def rows_before(self, barrier: Barrier) -> Iterator[pa.RecordBatch]:
+    def rows_before(self, barrier: TableBarrier) -> Iterator[pa.RecordBatch]:
         return self.pieces.rows(barrier.table, Position(barrier.position - 1))
 
-    def write_again(self, barrier: Barrier, rows: Iterable[pa.RecordBatch]) -> Letters:
+    def write_again(self, barrier: TableBarrier, rows: Iterable[pa.RecordBatch]) -> Letters:
         assert self.keys is not None
         known, topic = self.known, barrier.table.qualified
         self.pieces.begin(topic, barrier.shape)
@@ -154,12 +156,12 @@ class _Steps:
         crashpoint("cache.schema.rewritten")
         return dead
 
-    def raise_floor(self, barrier: Barrier) -> None:
+    def raise_floor(self, barrier: TableBarrier) -> None:
         """Rows that were written again stand under the names that the former ones had, or those are gone."""
         if barrier.rows is RowsBefore.GONE:
             self.pieces.sweep(barrier.table.qualified, barrier.position)
 
-    def set_shape(self, barrier: Barrier) -> None:
+    def set_shape(self, barrier: TableBarrier) -> None:
         """In one transaction with the base of the table's keys, and with its progress."""
         known, topic = self.known, barrier.table.qualified
         base = Base(barrier.position, rewritten=barrier.rows is RowsBefore.AGAIN)
@@ -184,7 +186,7 @@ class _Steps:
 class _Pieces:
     """The transactions that all of this is made of."""
 
-    def __init__(self, log: LogReader, known: Standing, transactions: Transactions, writing: Rowwriter) -> None:
+    def __init__(self, log: LogReader, known: CacheStanding, transactions: RedisTransactions, writing: Rowwriter) -> None:
         self._log = log
         self._known = known
         self._transactions = transactions

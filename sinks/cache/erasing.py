@@ -15,24 +15,24 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
 from sinks.cache import ledger, neighbours, reading
 from sinks.cache.keytemplate import TableKeys, bind
-from sinks.cache.ledger import Ledger
+from sinks.cache.ledger import CacheLedger
 from sinks.cache.server import Server
-from sinks.cache.transactions import Answers, Commands, Transactions, lost
+from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of
 from sinks.cache.wire import command
 
 
-def erase(store: str, server: Server, transactions: Transactions) -> None:
+def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
     """Raises StoreError when the server is down, or somebody else begins to write there."""
     key, letters = ledger.key_of(store), ledger.letters_of(store)
-    before: list[Ledger] = []
+    before: list[CacheLedger] = []
 
     def ours(fields: ledger.Fields) -> Commands | None:
         before.clear()
         if not fields:
             return None
         with suppress(ValueError, KeyError, TypeError):  # a damaged one says no more what the store's keys look like
-            before.append(Ledger.decode(fields))
+            before.append(CacheLedger.decode(fields))
         return [command("HSET", key, "log", "")]
 
     def only_while_nobody_s(*commands: bytes) -> None:
@@ -59,7 +59,7 @@ def erase(store: str, server: Server, transactions: Transactions) -> None:
         only_while_nobody_s(command("DEL", key, letters))
 
 
-def _ways(held: Ledger) -> Iterator[tuple[TableKeys, Form]]:
+def _ways(held: CacheLedger) -> Iterator[tuple[TableKeys, Form]]:
     """Every way in which a row of the store may stand there."""
     for projection in dict.fromkeys((held.projection, *held.former)):
         for shapes in (held.shapes, held.coming):

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Answer(StrEnum):
+class FenceAnswer(StrEnum):
     DONE = "done"
     """The write may be made, in the transaction that watches the ledger."""
     ALREADY = "already"
@@ -61,13 +61,13 @@ class Seen:
         return max(self.position, self.at or 0)
 
 
-def answer(seen: Seen | None, writer: Writer, after: int, upto: int) -> Answer:
+def answer(seen: Seen | None, writer: Writer, after: int, upto: int) -> FenceAnswer:
     if seen is None or seen.log != writer.log:
-        return Answer.LOST
+        return FenceAnswer.LOST
     if seen.epoch > writer.epoch:
-        return Answer.FENCED
+        return FenceAnswer.FENCED
     if seen.epoch < writer.epoch or seen.history != writer.history:
-        return Answer.LOST
+        return FenceAnswer.LOST
     if seen.progress == after:
-        return Answer.DONE
-    return Answer.ALREADY if seen.progress >= upto else Answer.GAP
+        return FenceAnswer.DONE
+    return FenceAnswer.ALREADY if seen.progress >= upto else FenceAnswer.GAP

@@ -78,7 +78,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class CacheLedger:
     """As it was read. Raises ValueError, KeyError on reading what nobody here wrote."""
 
     log: str
@@ -95,7 +95,7 @@ class Ledger:
     aside: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def decode(cls, fields: Fields) -> Ledger:
+    def decode(cls, fields: Fields) -> CacheLedger:
         of = {kind: _of_topics(fields, kind) for kind in ("at", "shape", "coming", "prefix", "base", "aside")}
         return cls(
             fields["log"],
@@ -143,7 +143,7 @@ def beginning(log: str, history: str, epoch: int, projection: Projection) -> dic
 
 
 def taken_over(
-    held: Ledger, history: str, epoch: int, applied: Cut, selected: Callable[[str], bool]
+    held: CacheLedger, history: str, epoch: int, applied: Cut, selected: Callable[[str], bool]
 ) -> tuple[dict[str, str], list[str]]:
     """The changes that a new writer makes to a ledger: the fields to set, and those to remove.
 

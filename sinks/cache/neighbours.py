@@ -18,7 +18,7 @@ import redis
 from cdc.errors import ConfigError, StoreError
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys, bind
-from sinks.cache.ledger import Ledger
+from sinks.cache.ledger import CacheLedger
 from sinks.cache.server import Server
 
 STORES: Final = "cdc:stores"
@@ -86,7 +86,7 @@ def _others(server: Server, store: str) -> Iterator[tuple[str, Claim]]:
 def _claims(server: Server, store: str) -> Iterator[Claim]:
     fields: Mapping[bytes, bytes] = _ask(server, lambda client: client.hgetall(ledger.key_of(store))) or {}
     try:
-        held = Ledger.decode({name.decode(): text.decode() for name, text in fields.items()})
+        held = CacheLedger.decode({name.decode(): text.decode() for name, text in fields.items()})
     except (ValueError, KeyError, TypeError):
         return  # there is none, or nobody can read it
     if not held.log:

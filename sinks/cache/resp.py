@@ -61,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowFrames:
     """The rows to write: ``values`` are whole values or, with hashes, the fields and texts of a row as RESP items, so many as ``items``.
 
     gone: 1 where the row's key is to be deleted. positions: rising.
@@ -75,7 +75,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RequestPart:
     """One transaction without its EXEC, but with that of the part before. ``commands``: so many are queued in it."""
 
     data: memoryview
@@ -84,7 +84,7 @@ class Part:
     """The table's progress once its answer has been read; None when it moves nothing."""
 
 
-def parts_of(frame: Frame, rows: Rows, limits: Limits) -> list[Part]:
+def parts_of(frame: Frame, rows: RowFrames, limits: Limits) -> list[RequestPart]:
     count = len(rows.keys)
     if count == 0:
         return []
@@ -107,16 +107,16 @@ def parts_of(frame: Frame, rows: Rows, limits: Limits) -> list[Part]:
     view = memoryview(out.data)
     starts = [0, *found[:, 0].tolist()]
     return [
-        Part(view[start:end], commands, upto if frame.move else None)
+        RequestPart(view[start:end], commands, upto if frame.move else None)
         for start, (end, commands, upto) in zip(starts, found.tolist(), strict=False)
     ]
 
 
-def deletions(frame: Frame, keys: Texts, limits: Limits) -> list[Part]:
+def deletions(frame: Frame, keys: Texts, limits: Limits) -> list[RequestPart]:
     """These keys deleted, in parts that move nothing."""
     count = len(keys)
     nothing = Texts(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
-    return parts_of(frame, Rows(keys, nothing, np.ones(count, np.uint8), np.zeros(count, np.int64)), limits)
+    return parts_of(frame, RowFrames(keys, nothing, np.ones(count, np.uint8), np.zeros(count, np.int64)), limits)
 
 
 def fields_of(named: Sequence[tuple[bytes, Texts, npt.NDArray[np.uint8] | None]], rows: int) -> tuple[Texts, npt.NDArray[np.int64]]:
@@ -139,7 +139,7 @@ def fields_of(named: Sequence[tuple[bytes, Texts, npt.NDArray[np.uint8] | None]]
 def warm_up() -> None:
     """Compiles or loads the kernels (see ``jsonrows.warm_up``)."""
     one = Texts(np.frombuffer(b"k", np.uint8), np.array([0, 1], np.int64))
-    rows = Rows(one, one, np.zeros(1, np.uint8), np.zeros(1, np.int64))
+    rows = RowFrames(one, one, np.zeros(1, np.uint8), np.zeros(1, np.int64))
     parts_of(Frame(b"", b""), rows, Limits(1, 1))
     fields_of([(b"f", one, None)], 1)
 

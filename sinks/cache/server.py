@@ -14,7 +14,7 @@ from redis.retry import Retry
 from cdc.errors import ConfigError, StoreError
 from sinks.cache.credentials import Credentials, url_parts
 from sinks.cache.options import Options
-from sinks.cache.wire import Refused, Wire
+from sinks.cache.wire import RedisWire, Refused
 from sinks.retry import down, redis_error
 
 LOOK_S: Final = 10.0
@@ -31,11 +31,11 @@ class Server:
         self._credentials = _credentials(store, options)
         self._client = _client(options, self._credentials)
         self._connection: Any = None
-        self._wire: Wire | None = None
+        self._wire: RedisWire | None = None
         self._looked_at = 0.0
 
     @property
-    def wire(self) -> Wire:
+    def wire(self) -> RedisWire:
         """For use within ``errors`` only, from the first command of a transaction to its last answer."""
         if self._wire is not None and not self._wire.usable:
             self.drop()  # servers end connections that were idle for long
@@ -44,7 +44,7 @@ class Server:
             self._connection = pool.connection_class(**pool.connection_kwargs)
             self._connection.connect()
             # Its handshake has been answered, so nothing is left in the client's own reader; ours takes hundreds of answers at a time.
-            self._wire = Wire(self._connection._sock)
+            self._wire = RedisWire(self._connection._sock)
         return self._wire
 
     def ask(self, question: Callable[[redis.Redis], Found]) -> Found:

@@ -23,14 +23,14 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from sinks.cache import erasing, ledger, neighbours, reading, resp
-from sinks.cache.barriers import Barriers
-from sinks.cache.fence import Answer, Writer, answer
-from sinks.cache.ledger import Ledger, Projection
+from sinks.cache.barriers import CacheBarriers
+from sinks.cache.fence import FenceAnswer, Writer, answer
+from sinks.cache.ledger import CacheLedger, Projection
 from sinks.cache.options import Options
 from sinks.cache.seenkeys import SeenKeys
 from sinks.cache.server import Server
-from sinks.cache.standing import Standing, could_be_the_same
-from sinks.cache.transactions import Answers, Commands, Transactions, lost
+from sinks.cache.standing import CacheStanding, could_be_the_same
+from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of, shown
 from sinks.cache.writing import Rowwriter
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
@@ -51,10 +51,10 @@ class CacheSink:
         self._projection = Projection(options.key, options.value, shown(options.as_rules))
         self._choices = Choices(name, options.as_rules)
         self._server = Server(name, options)
-        self._transactions = Transactions(name, self._server)
+        self._transactions = RedisTransactions(name, self._server)
         self._writing = Rowwriter(name, self._transactions)
         self._log: LogReader | None = None
-        self._known = Standing(name, self._projection)
+        self._known = CacheStanding(name, self._projection)
         self._epoch: int | None = None
 
     # -- which log, and how far ---------------------------------------------------------------------------------------
@@ -65,13 +65,13 @@ class CacheSink:
         self._server.drop()
         self._server.refuse_unfit()
         self._log, self._epoch = log, epoch
-        self._known = Standing(self.name, self._projection)
+        self._known = CacheStanding(self.name, self._projection)
         if epoch is not None:
             self._take_over(epoch)
         held = self._read()
         if held is None:
             return ZERO_CUT
-        self._known = Standing.of(self.name, held, self._whole(held))
+        self._known = CacheStanding.of(self.name, held, self._whole(held))
         self._transactions.position = self._known.applied.position
         if epoch is not None:
             self._refuse_shared([shape.table for topic, shape in held.shapes.items() if topic in held.prefixes])
@@ -113,11 +113,11 @@ class CacheSink:
         self._transactions.refuse(decided, seen)
         if [None if at is None else int(at) for at in found[len(ledger.LOOK) :]] != list(touched.values()):
             raise lost(self.name)
-        return [self._transactions.set(ledger.cut_fields(cut))] if decided is Answer.DONE else None
+        return [self._transactions.set(ledger.cut_fields(cut))] if decided is FenceAnswer.DONE else None
 
     def erase(self) -> None:
         erasing.erase(self.name, self._server, self._transactions)
-        self._known = Standing(self.name, self._projection)
+        self._known = CacheStanding(self.name, self._projection)
 
     def _take_over(self, epoch: int) -> None:
         lineage = self._lineage()
@@ -157,22 +157,22 @@ class CacheSink:
         self._transactions.settle(self._transactions.set({"history": lineage.history}))
         self._transactions.writer = Writer(lineage.log, lineage.history, writer.epoch)
 
-    def _read(self) -> Ledger | None:
+    def _read(self) -> CacheLedger | None:
         """None where there is no ledger, or one of a store that is being erased."""
         fields = self._server.ask(lambda client: _texts(client.hgetall(ledger.key_of(self.name))))
         return self._decoded(fields) if fields.get("log") else None
 
-    def _decoded(self, fields: ledger.Fields) -> Ledger:
+    def _decoded(self, fields: ledger.Fields) -> CacheLedger:
         """Raises StoreError for a damaged ledger, Stopped for one that this log does not vouch for."""
         try:
-            held = Ledger.decode(fields)
+            held = CacheLedger.decode(fields)
         except (ValueError, KeyError, TypeError):
             hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild empties the store and builds it again"
             raise StoreError(f"store {self.name}: {ledger.key_of(self.name)} is damaged", retryable=False, hint=hint) from None
         believed(Mark(held.log, held.history, held.furthest), self._lineage(), f"store {self.name}")
         return held
 
-    def _whole(self, held: Ledger) -> Cut:
+    def _whole(self, held: CacheLedger) -> Cut:
         assert self._log is not None
         return held.whole({topic.name: topic.first for topic in selected(self._log, self._options.tables)})
 
@@ -210,7 +210,7 @@ class CacheSink:
     def foresee(self, tables: Sequence[Table]) -> None:
         """Raises ConfigError when the keys of these tables, which are to come, cannot be named, or cannot be told apart."""
         self._choices.foresee(tables)
-        now = Standing(self.name, self._projection)
+        now = CacheStanding(self.name, self._projection)
         held = self._known.prefixes if self._known.projection == self._projection else {}
         found = [now.check(table, held) for table in tables]
         for keys, after in pairwise(sorted(found, key=lambda keys: keys.prefix)):
@@ -222,7 +222,7 @@ class CacheSink:
         held, wanted = self._known.projection, self._projection
         if held == wanted:
             return None
-        later = Standing(self.name, wanted)
+        later = CacheStanding(self.name, wanted)
         for topic in self._known.prefixes:
             later.prefixes[topic] = later.check(self._known.shapes[topic].table).prefix
         if held.key != wanted.key:
@@ -264,10 +264,10 @@ class CacheSink:
         dead = self._writing.write(chain, fresh, known.keys(table), self._form)
         return Outcome(len(fresh) - len(dead), 0, dead)
 
-    def _barriers(self) -> Barriers:
+    def _barriers(self) -> CacheBarriers:
         if self._epoch is None or self._log is None:
             raise StoreError(f"store {self.name} is open for reading only", retryable=False)
-        return Barriers(self._log, self._known, self._transactions, self._writing, self._server)
+        return CacheBarriers(self._log, self._known, self._transactions, self._writing, self._server)
 
     @property
     def _form(self) -> Form:

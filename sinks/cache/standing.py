@@ -8,13 +8,13 @@ from cdc.errors import ConfigError
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from sinks.cache.keytemplate import TableKeys, bind
-from sinks.cache.ledger import Base, Ledger, Projection
+from sinks.cache.ledger import Base, CacheLedger, Projection
 from sinks.cache.transactions import Chain
 from sinks.contract import Shape
 
 
 @dataclass(slots=True)
-class Standing:
+class CacheStanding:
     """``applied`` may be lower than the ledger's cut for one who only reads: then a table lacks its past."""
 
     store: str
@@ -33,7 +33,7 @@ class Standing:
     _bound: dict[tuple[Projection, Table], TableKeys] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, store: str, held: Ledger, applied: Cut) -> Standing:
+    def of(cls, store: str, held: CacheLedger, applied: Cut) -> CacheStanding:
         least = 0 if applied == held.cut else held.cut.position
         return cls(
             store,
@@ -76,7 +76,7 @@ class Standing:
         return keys
 
 
-def _prefix(held: Ledger, topic: str) -> str | None:
+def _prefix(held: CacheLedger, topic: str) -> str | None:
     try:
         return bind(held.projection.key, held.shapes[topic].table).prefix
     except ConfigError:

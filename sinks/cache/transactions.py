@@ -19,10 +19,10 @@ from typing import Final
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from sinks.cache import ledger
-from sinks.cache.fence import Answer, Seen, Writer, answer
-from sinks.cache.resp import EXEC, MULTI, Frame, Part
+from sinks.cache.fence import FenceAnswer, Seen, Writer, answer
+from sinks.cache.resp import EXEC, MULTI, Frame, RequestPart
 from sinks.cache.server import Server
-from sinks.cache.wire import Refused, Reply, Wire, bulk, command
+from sinks.cache.wire import RedisWire, Refused, Reply, bulk, command
 from sinks.contract import EpochPassed
 
 _DISCARD: Final = command("DISCARD")
@@ -58,7 +58,7 @@ class Chain:
     """The progress that answers have confirmed."""
 
 
-class Transactions:
+class RedisTransactions:
     """The transactions of one sink, as one writer. Not thread-safe."""
 
     def __init__(self, store: str, server: Server) -> None:
@@ -78,11 +78,11 @@ class Transactions:
         move = command("HSET", self._key, "epoch", self.writer.epoch, f"at:{topic}", "").removesuffix(_NOTHING)
         return Frame(look, move if moves else b"")
 
-    def part(self, topic: str, commands: Commands, upto: int | None = None) -> Part:
+    def part(self, topic: str, commands: Commands, upto: int | None = None) -> RequestPart:
         """A part of a few commands."""
         moved = [self.set({f"at:{topic}": str(upto)})] if upto is not None else []
         data = EXEC + self.frame(topic, moves=False).look + b"".join([*commands, *moved])
-        return Part(memoryview(data), len(commands) + len(moved), upto)
+        return RequestPart(memoryview(data), len(commands) + len(moved), upto)
 
     def set(self, fields: dict[str, str]) -> bytes:
         """The command that sets these fields of the ledger, and the writer's epoch."""
@@ -92,14 +92,14 @@ class Transactions:
     def remove(self, *fields: str) -> bytes:
         return command("HDEL", self._key, *fields)
 
-    def stream(self, chain: Chain, parts: Iterable[Part], until: int | None = None) -> None:
+    def stream(self, chain: Chain, parts: Iterable[RequestPart], until: int | None = None) -> None:
         """Carries them out, one after the other. ``chain`` moves with each that was. Raises StoreError, EpochPassed.
 
         until: the position of the change that parts belong to which move nothing; where the table is past it, they are not carried out.
         """
         with self._server.errors():
             wire = self._server.wire
-            before: Part | None = None
+            before: RequestPart | None = None
             closing = b""
             for part in parts:
                 self._send(wire, part, closing)
@@ -122,7 +122,7 @@ class Transactions:
         def decide(found: Answers) -> Commands:
             seen = ledger.seen(found)
             decided = answer(seen, self.writer, self.position, self.position)
-            self.refuse(Answer.LOST if decided is Answer.ALREADY else decided, seen)
+            self.refuse(FenceAnswer.LOST if decided is FenceAnswer.ALREADY else decided, seen)
             return commands
 
         self.change(ledger.LOOK, decide)
@@ -131,21 +131,21 @@ class Transactions:
         """The same over every field; none where there is no ledger."""
         return self._decided(command("HGETALL", self._key), lambda reply: decide(fields_of(reply)))
 
-    def refuse(self, found: Answer, seen: Seen | None) -> None:
+    def refuse(self, found: FenceAnswer, seen: Seen | None) -> None:
         """Raises what this answer means, when it means that the write was not made."""
-        if found is Answer.FENCED and seen is not None:
+        if found is FenceAnswer.FENCED and seen is not None:
             raise EpochPassed(self._store, seen.epoch)
-        if found in (Answer.LOST, Answer.GAP):
+        if found in (FenceAnswer.LOST, FenceAnswer.GAP):
             raise lost(self._store)
 
-    def _send(self, wire: Wire, part: Part, closing: bytes) -> None:
+    def _send(self, wire: RedisWire, part: RequestPart, closing: bytes) -> None:
         if closing == EXEC:
             wire.send(part.data)  # begins with it
         else:
             wire.send(closing)
             wire.send(part.data[len(EXEC) :])
 
-    def _may(self, wire: Wire, chain: Chain, part: Part, until: int | None) -> bool:
+    def _may(self, wire: RedisWire, chain: Chain, part: RequestPart, until: int | None) -> bool:
         """Reads the ledger's answer in this part. False when the part was carried out before."""
         if not wire.expect(_OK):
             wire.reply()
@@ -158,7 +158,7 @@ class Transactions:
         """The ledger is not quite where this writer left it."""
         after = max(self.position, chain.at or 0)
         found = answer(seen, self.writer, after, after if end is None else end)
-        self.refuse(Answer.LOST if end is None and found is Answer.ALREADY else found, seen)
+        self.refuse(FenceAnswer.LOST if end is None and found is FenceAnswer.ALREADY else found, seen)
         if seen is not None:
             self.position, chain.at = seen.position, seen.at
             chain.upto = max(chain.upto, seen.progress)
@@ -167,7 +167,7 @@ class Transactions:
         at = bulk(b"%d" % chain.at) if chain.at is not None else b"$-1\r\n"
         return _ledger_answer(self.writer, self.position) + at
 
-    def _finish(self, wire: Wire, chain: Chain, part: Part, closing: bytes) -> None:
+    def _finish(self, wire: RedisWire, chain: Chain, part: RequestPart, closing: bytes) -> None:
         """Reads what is left of a part's answers. Raises Refused, StoreError when it was not carried out."""
         queued = wire.expect(_OK + _QUEUED * part.commands)
         refused = None if queued else _first_error(wire.lines(1 + part.commands))

@@ -24,7 +24,7 @@ class Refused(Exception):
         super().__init__(self.code)
 
 
-class Wire:
+class RedisWire:
     """One connection that is past its handshake. Raises OSError when it breaks; it is of no use afterwards."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -16,8 +16,8 @@ from cdc.model.batch import OP, POSITION, Op, last_position, table_of
 from cdc.model.position import Position
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys
-from sinks.cache.resp import Frame, Limits, Part, Rows, deletions, parts_of
-from sinks.cache.transactions import Chain, Transactions
+from sinks.cache.resp import Frame, Limits, RequestPart, RowFrames, deletions, parts_of
+from sinks.cache.transactions import Chain, RedisTransactions
 from sinks.cache.values import Form
 from sinks.cache.wire import command
 from sinks.contract import DeadLetter, Outcome
@@ -51,7 +51,7 @@ class _Making:
 class Rowwriter:
     """The writer of one sink's rows."""
 
-    def __init__(self, store: str, transactions: Transactions) -> None:
+    def __init__(self, store: str, transactions: RedisTransactions) -> None:
         self._letters = ledger.letters_of(store)
         self._transactions = transactions
         self._beside: ThreadPoolExecutor | None = None
@@ -101,11 +101,11 @@ class Rowwriter:
 
     def _streamed(
         self,
-        parts_of_slice: Callable[[_Making, pa.RecordBatch], tuple[list[Part], Letters]],
+        parts_of_slice: Callable[[_Making, pa.RecordBatch], tuple[list[RequestPart], Letters]],
         batches: Iterable[pa.RecordBatch],
         making: _Making,
         found: list[DeadLetter],
-    ) -> Iterator[Part]:
+    ) -> Iterator[RequestPart]:
         """The parts of all slices; those of the next slice are made in a thread beside."""
         slices = _slices(batches)
         if (first := next(slices, None)) is None:
@@ -124,7 +124,7 @@ class Rowwriter:
             self._beside = ThreadPoolExecutor(1, "cache-rows")
         return self._beside
 
-    def _parts(self, topic: str, frame: Frame, making: _Making, batch: pa.RecordBatch) -> tuple[list[Part], Letters]:
+    def _parts(self, topic: str, frame: Frame, making: _Making, batch: pa.RecordBatch) -> tuple[list[RequestPart], Letters]:
         written = making.form.write(batch, table_of(batch.schema))
         positions = batch.column(POSITION).to_numpy()
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
@@ -135,10 +135,10 @@ class Rowwriter:
             reasons |= dict.fromkeys(np.flatnonzero(empty).tolist(), "a hash has no fields when every column is NULL")
             dead |= empty
         letters = tuple(DeadLetter(topic, Position(int(positions[row])), reason) for row, reason in sorted(reasons.items()))
-        rows = Rows(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items)
+        rows = RowFrames(making.keys.texts(batch), written.texts, (gone | dead).astype(np.uint8), positions, written.items)
         return [*self._lettered(topic, letters), *parts_of(frame, rows, LIMITS)], letters
 
-    def _lettered(self, topic: str, letters: Letters) -> list[Part]:
+    def _lettered(self, topic: str, letters: Letters) -> list[RequestPart]:
         if not letters:
             return []
         items = [item for letter in letters for item in (letter_id(letter), letter_json(letter))]

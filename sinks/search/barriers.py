@@ -12,7 +12,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.batch import POSITION, table_of
 from cdc.model.position import START, Position
-from sinks.barrier import Barrier, RowsBefore, Steps, barrier_of, carry_out
+from sinks.barrier import RowsBefore, Steps, TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, Outcome
 from sinks.past import live_rows, rows_under
 from sinks.retry import Fate
@@ -26,7 +26,7 @@ _Again = tuple[pa.RecordBatch, pa.Array | None]
 """Rows to be written again, with their documents' ids where those are not the keys."""
 
 
-class Barriers:
+class SearchBarriers:
     """Carries them out in one store."""
 
     def __init__(self, cluster: Cluster, tables: Tables, rows: Rows) -> None:
@@ -55,7 +55,7 @@ class Barriers:
                 place.write_through(fresh[place.names])
         return fresh is not None
 
-    def _steps(self, barrier: Barrier, *, new: bool) -> tuple[Barrier, Steps[_Again]]:
+    def _steps(self, barrier: TableBarrier, *, new: bool) -> tuple[TableBarrier, Steps[_Again]]:
         """How it is carried out, and what becomes of the rows that way. ``new``: there are no rows yet, as far as is known."""
         tables, table = self._tables, barrier.table
         if not barrier.defines:
@@ -83,7 +83,7 @@ class _Rewriting:
     tables: Tables
     rows: Rows
 
-    def rows_before(self, barrier: Barrier) -> Iterator[_Again]:
+    def rows_before(self, barrier: TableBarrier) -> Iterator[_Again]:
         """Rows without a key go by the position of the change that brought them."""
         log, table, upto = self.tables.followed.log, barrier.table, Position(barrier.position - 1)
         rows = rows_under(log, table, upto, barrier.position)
@@ -93,7 +93,7 @@ class _Rewriting:
         for own, batch in zip(live_rows(log, table.qualified, upto), rows, strict=True):
             yield batch, own.column(POSITION).cast(pa.utf8())
 
-    def write_into(self, writer: str, barrier: Barrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
+    def write_into(self, writer: str, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         dead: tuple[DeadLetter, ...] = ()
         for batch, ids in rows:
             body = bulk.actions(batch, barrier.table, self.tables.indices.style(barrier.table), ids)
@@ -108,16 +108,16 @@ class _Rewriting:
 class _InPlace(_Rewriting):
     """In the index that is there: its floor turns away writers that do not know it, and documents from before are deleted."""
 
-    barriers: Barriers
+    barriers: SearchBarriers
 
-    def write_again(self, barrier: Barrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
+    def write_again(self, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         place = self.tables.place(barrier.table)
         self.tables.statements.begin_alone(place, barrier.position)
         dead = self.write_into(place.writer, barrier, rows)
         crashpoint("search.schema.rewritten")
         return dead
 
-    def raise_floor(self, barrier: Barrier) -> None:
+    def raise_floor(self, barrier: TableBarrier) -> None:
         place = self.tables.place(barrier.table)
         self.tables.statements.settle(place)
         self.tables.statements.say(place, barrier.position, floor=Position(max(place.floor, barrier.position)))
@@ -126,7 +126,7 @@ class _InPlace(_Rewriting):
         crashpoint("search.truncate.before_purge")
         fence.purge(self.cluster, place.names, written_before=barrier.position)
 
-    def set_shape(self, barrier: Barrier) -> None:
+    def set_shape(self, barrier: TableBarrier) -> None:
         if barrier.defines:
             self.tables.statements.say(self.tables.place(barrier.table), barrier.position, shape=barrier.shape)
 
@@ -138,13 +138,13 @@ class _Another(_Rewriting):
     old: Place
     fresh: Place
 
-    def write_again(self, barrier: Barrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
+    def write_again(self, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         return self.write_into(self.fresh.writer, barrier, rows)
 
-    def raise_floor(self, barrier: Barrier) -> None:
+    def raise_floor(self, barrier: TableBarrier) -> None:
         """Nothing from before is in it."""
 
-    def set_shape(self, barrier: Barrier) -> None:
+    def set_shape(self, barrier: TableBarrier) -> None:
         self.cluster.ask("a refresh", "POST", f"/{self.fresh.names.index}/_refresh")
         self.tables.statements.say(self.fresh, barrier.position, floor=barrier.position, shape=barrier.shape, building=False)
         crashpoint("search.schema.rebuilt")

@@ -17,7 +17,7 @@ from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
 from sinks.search.naming import GENERATION, Owner, Places, named, owner_of
-from sinks.search.standing import FIELD, MAPPING, Copy, Whole, copy_of, standing_id, whole_of
+from sinks.search.standing import FIELD, MAPPING, IndexCopy, Whole, copy_of, standing_id, whole_of
 from sinks.search.wire import Cluster
 
 LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
@@ -40,7 +40,7 @@ class Found:
     owner: Owner | None
     held: Mapping[str, Any]
     """As the cluster describes it."""
-    copies: tuple[Copy | None, ...] = ()
+    copies: tuple[IndexCopy | None, ...] = ()
     ids: tuple[str, ...] = ()
     whole: Whole | None = None
 
@@ -268,7 +268,7 @@ def _writes(alias: str, live: Found) -> bool:
     return live.places is not None and alias.startswith(live.places.writers)
 
 
-def _said(found: Found, copies: tuple[Copy | None, ...], ids: tuple[str, ...]) -> Found:
+def _said(found: Found, copies: tuple[IndexCopy | None, ...], ids: tuple[str, ...]) -> Found:
     here = [copy for copy in copies if copy is not None]
     owner = found.owner
     if owner is None and here:  # its _meta was removed with a change of its mapping

@@ -33,7 +33,7 @@ class Entry:
     epoch: int
 
 
-class Ledger:
+class SearchLedger:
     """One store's. Changes are made only from the state that ``read`` saw last (``conditional``)."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut
-from sinks.search.ledger import Entry, Ledger
+from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.standing import order
 from sinks.search.tables import Tables
 
@@ -17,10 +17,10 @@ something, it looks again sooner."""
 LACKING_LOOK_S: Final = 0.5
 
 
-class Looks:
+class StoreLooks:
     """Over one store."""
 
-    def __init__(self, ledger: Ledger, tables: Tables, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: SearchLedger, tables: Tables, clock: Callable[[], float]) -> None:
         self.holds: Cut = ZERO_CUT
         """As it was found last, or committed since."""
         self._ledger = ledger

@@ -10,7 +10,7 @@ from cdc.model.lineage import Mark, believed
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Table
 from sinks.search import conditional
-from sinks.search.followed import Followed
+from sinks.search.followedlog import Followed
 from sinks.search.indices import Found, Indices, by_alias
 from sinks.search.naming import Places, places
 from sinks.search.standing import Holding, Standing, copy_of, holding, whole_of

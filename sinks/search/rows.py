@@ -18,7 +18,7 @@ from sinks.render.jsonrows import Texts
 from sinks.retry import Fate
 from sinks.search import bulk
 from sinks.search.conditional import Conflict
-from sinks.search.ledger import Ledger
+from sinks.search.ledger import SearchLedger
 from sinks.search.statements import Place
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
@@ -36,7 +36,9 @@ DEAD_ROWS_MIN: Final = 20
 class Rows:
     """Writes rows of one store. Thread-safe only as far as its own requests go out side by side."""
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, tables: Tables, *, request_bytes: int, dead_share_max: float) -> None:
+    def __init__(
+        self, cluster: Cluster, ledger: SearchLedger, tables: Tables, *, request_bytes: int, dead_share_max: float
+    ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._tables = tables

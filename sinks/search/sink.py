@@ -24,16 +24,16 @@ from sinks.render.choices import Choices
 from sinks.render.jsontext import meant_rows
 from sinks.retry import Fate
 from sinks.search import bulk, conditional, fields
-from sinks.search.barriers import Barriers
+from sinks.search.barriers import SearchBarriers
 from sinks.search.conditional import Conflict
 from sinks.search.documents import Documents
-from sinks.search.followed import Followed
+from sinks.search.followedlog import Followed
 from sinks.search.indices import APART, Indices
-from sinks.search.ledger import Entry, Ledger
-from sinks.search.looks import Looks
+from sinks.search.ledger import Entry, SearchLedger
+from sinks.search.looks import StoreLooks
 from sinks.search.naming import shared
 from sinks.search.overview import Overview
-from sinks.search.purging import Purging
+from sinks.search.purge import Purging
 from sinks.search.rows import Rows
 from sinks.search.standing import order
 from sinks.search.statements import Statements
@@ -80,7 +80,7 @@ class SearchSink:
         self.name = name
         self._options = options
         self._cluster = Cluster(name, options)
-        self._ledger = Ledger(self._cluster)
+        self._ledger = SearchLedger(self._cluster)
         self._choices = Choices(name, options.as_rules, fields.style_of)
         followed, indices = Followed(name), Indices(self._cluster, self._choices.style)
         overview = Overview(indices, followed, options.index, options.tables)
@@ -88,9 +88,9 @@ class SearchSink:
         self._rows = Rows(
             self._cluster, self._ledger, self._tables, request_bytes=options.request_bytes, dead_share_max=options.dead_share_max
         )
-        self._barriers = Barriers(self._cluster, self._tables, self._rows)
+        self._barriers = SearchBarriers(self._cluster, self._tables, self._rows)
         self._purging = Purging(self._cluster, self._tables, self._barriers, options.purge_after_s, clock)
-        self._looks = Looks(self._ledger, self._tables, clock)
+        self._looks = StoreLooks(self._ledger, self._tables, clock)
         self._documents = Documents(self._cluster, self._tables, self._choices)
         self._epoch: int | None = None
 

@@ -85,7 +85,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class IndexCopy:
     """One shard's document as it was read."""
 
     standing: Standing
@@ -133,7 +133,7 @@ def nonce_of(source: Mapping[str, Any]) -> str:
     return str(source.get(FIELD, {}).get("nonce", ""))
 
 
-def copy_of(found: Mapping[str, Any]) -> Copy | None:
+def copy_of(found: Mapping[str, Any]) -> IndexCopy | None:
     """A document as ``_mget`` gives it; None when there is none."""
     if not found.get("found"):
         return None
@@ -154,7 +154,7 @@ def copy_of(found: Mapping[str, Any]) -> Copy | None:
             building=bool(said["building"]),
         )
         stand = Stand(str(said["nonce"]), int(found["_seq_no"]), int(found["_primary_term"]))
-        return Copy(standing, int(said["shards"]), None if said["term"] is None else int(said["term"]), stand)
+        return IndexCopy(standing, int(said["shards"]), None if said["term"] is None else int(said["term"]), stand)
     except (KeyError, TypeError, ValueError, json.JSONDecodeError):
         return None  # not what we wrote: as good as lost
 
@@ -167,7 +167,7 @@ class Whole:
     claims: frozenset[Mark]
 
 
-def whole_of(copies: Sequence[Copy | None], born: str) -> Whole | None:
+def whole_of(copies: Sequence[IndexCopy | None], born: str) -> Whole | None:
     """Reads what an index states, given the documents of all of its shards; None when that does not count: one is missing, or it is not the
     index that they were written in."""
     here = [copy for copy in copies if copy is not None]
@@ -191,7 +191,7 @@ def whole_of(copies: Sequence[Copy | None], born: str) -> Whole | None:
     return Whole(together, frozenset(reaching))
 
 
-def _what_counts(copy: Copy) -> Standing | None:
+def _what_counts(copy: IndexCopy) -> Standing | None:
     """None where rows may be missing that the shape is said to stand for."""
     standing = copy.standing
     if copy.counts:

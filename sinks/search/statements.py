@@ -12,7 +12,7 @@ from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
-from sinks.search.followed import Followed
+from sinks.search.followedlog import Followed
 from sinks.search.naming import Places
 from sinks.search.standing import Standing, document, nonce_of
 from sinks.search.wire import Cluster
@@ -30,7 +30,7 @@ class Place:
     """What the index says of itself: one document for each shard."""
     standing: Standing
     terms: tuple[int, ...] | None = None
-    sent: Written | None = None
+    sent: WrittenStatement | None = None
     """What was sent last, and may or may not have been taken."""
 
     @property
@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenStatement:
     """A standing that is on its way into all shards' documents."""
 
     place: Place
@@ -73,7 +73,7 @@ class Statements:
         """Where a stretch of writing has begun."""
         return [place for place in self.known.values() if place.terms is not None]
 
-    def begin(self, place: Place, reach: int) -> Written:
+    def begin(self, place: Place, reach: int) -> WrittenStatement:
         """Before rows up to the position ``reach`` are written: to be sent before them, or in the same request. In the middle of a stretch it
         says that they go further than was said."""
         lineage = self._followed.lineage()
@@ -81,7 +81,7 @@ class Statements:
             return self.written(place, replace(place.standing, reach=Position(max(reach, place.standing.reach))))
         return replace(self.written(place, place.standing.begun(lineage, reach)), begins=True)
 
-    def end(self, place: Place, cut: Cut) -> Written:
+    def end(self, place: Place, cut: Cut) -> WrittenStatement:
         """The stretch ends at this cut: to be sent once its rows have been taken. Where none has begun, nothing had to be written up to there,
         and one change says so: like the first of a stretch it is taken only by the index that this process knows."""
         lineage, standing = self._followed.lineage(), place.standing
@@ -99,7 +99,7 @@ class Statements:
         """Sends what ``begin`` says, and returns once it was taken."""
         self.tell(self.begin(place, reach))
 
-    def finish(self, written: Written) -> None:
+    def finish(self, written: WrittenStatement) -> None:
         """All of its documents have been taken. Raises StoreError (retryable) when that was by other primaries than the stretch began with:
         they may lack rows, so what was written does not count."""
         place, now = written.place, tuple(term_of(one) for one in written.place.documents)
@@ -125,7 +125,7 @@ class Statements:
             raise Conflict(self._cluster.store, place.names.index, "was written in part")
         place.sent = None
 
-    def send(self, written: Sequence[Written], *others: Change) -> None:
+    def send(self, written: Sequence[WrittenStatement], *others: Change) -> None:
         """All of it in one request. Raises StoreError when a part was not taken."""
         failure: StoreError | None = None
         for one in written:
@@ -143,7 +143,7 @@ class Statements:
         if failure is not None:
             raise failure
 
-    def written(self, place: Place, standing: Standing) -> Written:
+    def written(self, place: Place, standing: Standing) -> WrittenStatement:
         """To be sent."""
         nonce, count = word(), len(place.documents)
         terms = place.terms or (None,) * count
@@ -152,9 +152,9 @@ class Statements:
             return lambda nonce: document(standing, nonce, count, term)
 
         changes = tuple(Change(one, content(term), nonce) for one, term in zip(place.documents, terms, strict=True))
-        return Written(place, standing, changes)
+        return WrittenStatement(place, standing, changes)
 
-    def tell(self, written: Written) -> None:
+    def tell(self, written: WrittenStatement) -> None:
         """Sends it, and returns once it was taken."""
         crashpoint("search.standing.before_write")
         self.send([written])

@@ -14,7 +14,7 @@ from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.table import Table
 from sinks.contract import Shape
 from sinks.search.conditional import Conflict, Guarded
-from sinks.search.followed import Followed
+from sinks.search.followedlog import Followed
 from sinks.search.indices import Found, Indices
 from sinks.search.naming import Places
 from sinks.search.overview import Overview, Where, where_of

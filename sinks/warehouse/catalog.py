@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError
 
 from cdc.errors import StoreError
 from cdc.model.lineage import Mark
-from sinks.warehouse.columns import Add, Change, Field, Rename, Widen, parse_schema
+from sinks.warehouse.columns import Add, Change, IcebergField, Rename, Widen, parse_schema
 from sinks.warehouse.disk import looked_at, stamp, sync
 from sinks.warehouse.failures import Vanished, commit_errors, errors, java_name
 from sinks.warehouse.java import Java
@@ -94,7 +94,7 @@ class Pending:
     """A commit in the making, and the columns that it will leave behind."""
 
     java: Any
-    fields: tuple[Field, ...]
+    fields: tuple[IcebergField, ...]
 
 
 class Catalog:
@@ -151,7 +151,7 @@ class IcebergTable:
         self._stamp = self._stamped()
 
     @property
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[IcebergField, ...]:
         return self._seen.fields
 
     @property

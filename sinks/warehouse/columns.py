@@ -35,7 +35,7 @@ _ICEBERGS_OWN: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class IcebergField:
     """One Iceberg column. ``kind`` is Iceberg's name of the type, e.g. ``decimal(12, 2)``; nested ids only for ``_cdc_exact``."""
 
     id: int
@@ -153,26 +153,26 @@ def first_schema(table: Table) -> str:
     return json.dumps({"type": "struct", "schema-id": 0, "fields": fields})
 
 
-def parse_schema(text: str) -> tuple[Field, ...]:
+def parse_schema(text: str) -> tuple[IcebergField, ...]:
     """The columns of an Iceberg schema (JSON)."""
     found = []
     for raw in json.loads(text)["fields"]:
         kind = raw["type"]
         if isinstance(kind, str):
-            found.append(Field(raw["id"], raw["name"], kind))
+            found.append(IcebergField(raw["id"], raw["name"], kind))
         else:
-            found.append(Field(raw["id"], raw["name"], _MAP_KIND, kind.get("key-id", 0), kind.get("value-id", 0)))
+            found.append(IcebergField(raw["id"], raw["name"], _MAP_KIND, kind.get("key-id", 0), kind.get("value-id", 0)))
     return tuple(found)
 
 
-def evolution(fields: Sequence[Field], table: Table, previous: Table | None) -> Evolution:
+def evolution(fields: Sequence[IcebergField], table: Table, previous: Table | None) -> Evolution:
     """The changes that make the rows of ``table`` fit. ``previous`` is the version that was written last.
 
     A renamed column stays the same column of the warehouse (the same id). A dropped column stays; when its name comes back, or a column's
     type changes to one that the old values do not fit, the old column is renamed and a new one begins.
     """
     by_name = {field.name: field for field in fields}
-    kept: list[tuple[Field, str, str]] = []
+    kept: list[tuple[IcebergField, str, str]] = []
     fresh: list[Add] = []
     replaced = set()
     for column in table.columns:
@@ -189,12 +189,14 @@ def evolution(fields: Sequence[Field], table: Table, previous: Table | None) -> 
     return Evolution((*changes, *fresh), frozenset(replaced))
 
 
-def _field_of(column: Column, table: Table, previous: Table, by_name: Mapping[str, Field]) -> Field | None:
+def _field_of(column: Column, table: Table, previous: Table, by_name: Mapping[str, IcebergField]) -> IcebergField | None:
     came = origins(previous, table)[column.name]
     return None if came is None else by_name.get(labels(previous)[came.name])
 
 
-def _renames(fields: Sequence[Field], kept: Sequence[tuple[Field, str, str]], fresh: Sequence[Add]) -> Iterator[Rename]:
+def _renames(
+    fields: Sequence[IcebergField], kept: Sequence[tuple[IcebergField, str, str]], fresh: Sequence[Add]
+) -> Iterator[Rename]:
     """In an order in which no name is ever taken: columns that are gone make room, then names that others wait for are let go of."""
     moved = {field.name: label for field, label, _ in kept if field.name != label}
     staying = {field.id for field, _, _ in kept}
@@ -246,12 +248,12 @@ def _decimal(kind: str) -> tuple[int, int] | None:
     return int(precision), int(scale)
 
 
-def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
+def arrow_schema(fields: Sequence[IcebergField]) -> pa.Schema:
     """The Arrow (Parquet) schema that rows are written in; every field carries its Iceberg id."""
     return pa.schema([_arrow_field(field) for field in fields])
 
 
-def _arrow_field(field: Field) -> pa.Field:
+def _arrow_field(field: IcebergField) -> pa.Field:
     if field.kind == _MAP_KIND:
         key = pa.field("key", pa.utf8(), nullable=False, metadata=_id(field.key_id))
         kind: pa.DataType = pa.map_(key, pa.field("value", pa.utf8(), metadata=_id(field.value_id)))
@@ -328,7 +330,7 @@ def exact_texts(exact: pa.Array | pa.ChunkedArray) -> dict[str, dict[int, str]]:
     return found
 
 
-def exact_names(fields: Sequence[Field], held: Table, after: Sequence[Field], table: Table) -> dict[str, str]:
+def exact_names(fields: Sequence[IcebergField], held: Table, after: Sequence[IcebergField], table: Table) -> dict[str, str]:
     """Maps each column's name in ``_cdc_exact`` under ``held`` to its name there under ``table``.
 
     One of the table's columns goes by its name in the source; a column that is not (or no longer) one of them, by its own in the warehouse.

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sinks.warehouse.columns import FIELD_ID, Field, arrow_schema
+from sinks.warehouse.columns import FIELD_ID, IcebergField, arrow_schema
 from sinks.warehouse.disk import reading, sync
 from sinks.warehouse.keys import Int64s, Mask
 
@@ -38,7 +38,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenData:
     """One data file that ``write`` has written and synced."""
 
     path: Path
@@ -49,7 +49,7 @@ class Written:
 
 def write(
     folder: Folder, schema: pa.Schema, batches: Sequence[pa.RecordBatch], masks: Sequence[Mask], convert: Convert, file_bytes: int
-) -> list[Written]:
+) -> list[WrittenData]:
     """Writes the rows that the masks select, converted to ``schema``, in order, and syncs every file. Two files at a time."""
     counts = [int(np.count_nonzero(mask)) for mask in masks]
     total = sum(counts)
@@ -64,13 +64,13 @@ def write(
     edges = [total * part // parts for part in range(parts + 1)]
     jobs = [(folder.fresh("parquet"), first, after) for first, after in pairwise(edges)]
 
-    def one(job: tuple[Path, int, int]) -> Written:
+    def one(job: tuple[Path, int, int]) -> WrittenData:
         path, first, after = job
         with pq.ParquetWriter(path, schema, **WRITER_OPTIONS) as writer:
             for batch in _selected(batches, masks, counts, first, after):
                 writer.write_batch(convert(batch), row_group_size=_ROW_GROUP_ROWS)
         sync(path)
-        return Written(path, first, after - first)
+        return WrittenData(path, first, after - first)
 
     if len(jobs) == 1:
         written = [one(jobs[0])]
@@ -81,14 +81,14 @@ def write(
     return written
 
 
-def write_table(folder: Folder, rows: pa.Table) -> Written:
+def write_table(folder: Folder, rows: pa.Table) -> WrittenData:
     """Writes rows that are in the table's shape as one file, and syncs it. Without rows there is no file."""
     path = folder.fresh("parquet")
     if rows.num_rows:
         pq.write_table(rows, path, row_group_size=_ROW_GROUP_ROWS, **WRITER_OPTIONS)
         sync(path)
         sync(folder.path)
-    return Written(path, 0, rows.num_rows)
+    return WrittenData(path, 0, rows.num_rows)
 
 
 WRITER_OPTIONS: Final[dict[str, Any]] = {"compression": "zstd", "compression_level": 1, "store_decimal_as_integer": True}
@@ -110,13 +110,13 @@ def _selected(
             yield batch.take(pa.array(np.flatnonzero(mask)[low:high]))
 
 
-def read(path: str, fields: Sequence[Field], lineage: Sequence[pa.Field] = ()) -> pa.Table:
+def read(path: str, fields: Sequence[IcebergField], lineage: Sequence[pa.Field] = ()) -> pa.Table:
     """The file's rows with these columns, found by field id; a column that the file does not have is NULL."""
     with reading(path):
         return _read(path, fields, lineage)
 
 
-def _read(path: str, fields: Sequence[Field], lineage: Sequence[pa.Field]) -> pa.Table:
+def _read(path: str, fields: Sequence[IcebergField], lineage: Sequence[pa.Field]) -> pa.Table:
     file = pq.ParquetFile(path, memory_map=True)
     names = {field.metadata[FIELD_ID]: field.name for field in file.schema_arrow if field.metadata and FIELD_ID in field.metadata}
     wanted = [*arrow_schema(fields), *lineage]

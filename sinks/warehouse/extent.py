@@ -9,9 +9,9 @@ from cdc.log.contract import LogReader, selected
 from cdc.model.lineage import Lineage, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.table import Table
-from sinks.warehouse.ledger import Ledger
+from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.place import unmarked
-from sinks.warehouse.tables import Tables
+from sinks.warehouse.tables import WarehouseTables
 
 
 class Extent:
@@ -43,7 +43,7 @@ class Extent:
             raise StoreError("there is no log yet that the warehouse could be compared with", retryable=True)
         return lineage
 
-    def whole(self, ledger: Ledger, tables: Tables) -> Cut:
+    def whole(self, ledger: WarehouseLedger, tables: WarehouseTables) -> Cut:
         """The highest cut that the ledger and every table hold. Raises Stopped for marks that are not believed."""
         applied = ZERO_CUT
         if ledger.table is not None:

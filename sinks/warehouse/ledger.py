@@ -19,7 +19,7 @@ _SCHEMA: Final = '{"type":"struct","schema-id":0,"fields":[{"id":1,"name":"store
 _NOTHING: Final = "headwater.nothing."
 
 
-class Ledger:
+class WarehouseLedger:
     """``table``: None while there is none. ``mark``: as this sink found or left it."""
 
     def __init__(self, store: str, catalog: Catalog) -> None:

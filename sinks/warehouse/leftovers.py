@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from sinks.warehouse.failures import Vanished, errors
-from sinks.warehouse.place import Place
+from sinks.warehouse.place import TablePlace
 
 _OURS: Final = re.compile(r"([0-9a-f]{32})-[0-9a-f]{32}\.(?:parquet|puffin)")
 LOOK_EVERY_S: Final = 600.0
@@ -27,7 +27,7 @@ GONE_FOR_S: Final = 3600.0
 class Leftovers:
     """Those of one place."""
 
-    def __init__(self, place: Place, lives: Callable[[str], bool]) -> None:
+    def __init__(self, place: TablePlace, lives: Callable[[str], bool]) -> None:
         """``lives``: whether the writer of this name does."""
         self._place = place
         self._lives = lives

@@ -23,7 +23,7 @@ from sinks.reshape import reshaped
 from sinks.warehouse import datafiles
 from sinks.warehouse.catalog import Changes, DataFile, IcebergTable, Pending, Vector
 from sinks.warehouse.columns import (
-    Field,
+    IcebergField,
     arrow_schema,
     carried_exact,
     evolution,
@@ -39,7 +39,7 @@ from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
 from sinks.warehouse.marks import TABLE_KEY, Signed
 from sinks.warehouse.options import Options
 from sinks.warehouse.upserts import Final as LastChanges
-from sinks.warehouse.upserts import Group, final, groups
+from sinks.warehouse.upserts import UpsertGroup, final, groups
 from sinks.warehouse.vectors import decode, puffin, union
 
 _ATTEMPTS: Final = 5
@@ -87,7 +87,7 @@ class KeyCache:
             self._bytes -= self._keys.popitem(last=False)[1].bytes
 
 
-class Place:
+class TablePlace:
     """Not thread-safe. After any StoreError: make a new one."""
 
     def __init__(self, table: IcebergTable, options: Options, cache: KeyCache, writer: str = "") -> None:
@@ -154,12 +154,12 @@ class Place:
         if self._live_at == before:
             self._live_at = self.iceberg.snapshot
 
-    def _write(self, group: Group, signed: Signed) -> bool:
+    def _write(self, group: UpsertGroup, signed: Signed) -> bool:
         """Whether it could be committed; if not, somebody changed the table in between and nothing of ours is left."""
         last = final(group, self.position)
         pending, replaced = self._evolved(group)
         change = schema_change_of(group.batches[0])
-        again: dict[str, datafiles.Written] = {}
+        again: dict[str, datafiles.WrittenData] = {}
         replace_all = group.floor >= 0
         if change is None:
             # Rows under a key of another type come without a word of what becomes of those that are there.
@@ -189,7 +189,7 @@ class Place:
             self._fields = self.iceberg.fields
         return True
 
-    def _evolved(self, group: Group) -> tuple[Pending, frozenset[str]]:
+    def _evolved(self, group: UpsertGroup) -> tuple[Pending, frozenset[str]]:
         """A commit with the columns that these rows need, and the source's columns that start over in it."""
         pending, known, replaced = self.iceberg.begin(), self.known(), frozenset[str]()
         for table in dict.fromkeys(table_of(batch.schema) for batch in group.batches):
@@ -199,7 +199,7 @@ class Place:
             known = table
         return pending, replaced
 
-    def _written_again(self, table: Table, replaced: frozenset[str], pending: Pending) -> dict[str, datafiles.Written]:
+    def _written_again(self, table: Table, replaced: frozenset[str], pending: Pending) -> dict[str, datafiles.WrittenData]:
         """Files whose rows the change of columns alone would not show rightly → the same rows under the new definition.
 
         All of them where a column starts over (its values move over), else those in which ``_cdc_exact`` names a column by a name that is
@@ -217,7 +217,7 @@ class Place:
             if replaced or (moved and moved & exact_texts(datafiles.read(path, [exact]).column(EXACT)).keys())
         }
 
-    def _file_again(self, live: Live, held: Table, table: Table, fields: Sequence[Field]) -> datafiles.Written:
+    def _file_again(self, live: Live, held: Table, table: Table, fields: Sequence[IcebergField]) -> datafiles.WrittenData:
         gone, schema = self.gone(live), arrow_schema(fields)
         texts = to_text(datafiles.without(datafiles.read(live.file.path, self.iceberg.fields), gone), held)
         kept = datafiles.without(datafiles.read(live.file.path, fields), gone)
@@ -238,7 +238,7 @@ class Place:
             raise StoreError(f"the warehouse's table {self.name} was restored, or written by another", retryable=True)
         self._fields = self.iceberg.fields
 
-    def _write_rows(self, group: Group, last: LastChanges) -> list[datafiles.Written]:
+    def _write_rows(self, group: UpsertGroup, last: LastChanges) -> list[datafiles.WrittenData]:
         schema = arrow_schema(self._fields)
 
         def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -249,10 +249,10 @@ class Place:
     def _commit(
         self,
         pending: Pending,
-        group: Group,
+        group: UpsertGroup,
         last: LastChanges,
-        written: Sequence[datafiles.Written],
-        again: Mapping[str, datafiles.Written],
+        written: Sequence[datafiles.WrittenData],
+        again: Mapping[str, datafiles.WrittenData],
         replace_all: bool,
         signed: Signed,
     ) -> None:
@@ -307,7 +307,9 @@ class Place:
         self._files_seen = now
         return None
 
-    def merge(self, paths: Sequence[str], merged: Callable[[Place, Sequence[Live]], datafiles.Written], signed: Signed) -> None:
+    def merge(
+        self, paths: Sequence[str], merged: Callable[[TablePlace, Sequence[Live]], datafiles.WrittenData], signed: Signed
+    ) -> None:
         """Replaces these files by one. Raises CommitConflict or CommitUnknown; the table is whole either way."""
         # A file's lineage is known only from the table itself, not from its writing.
         self.look_again()
@@ -397,7 +399,7 @@ class Place:
         limits = self._bounds[path, plan]
         return limits is None or bool(np.any((wanted >= limits[0]) & (wanted <= limits[1])))
 
-    def _key_field(self, name: str, table: Table) -> Field:
+    def _key_field(self, name: str, table: Table) -> IcebergField:
         label = labels(table)[name]
         return next(field for field in self._fields if field.name == label)
 

@@ -26,14 +26,14 @@ from sinks.warehouse.catalog import Catalog
 from sinks.warehouse.erasing import erase
 from sinks.warehouse.extent import Extent
 from sinks.warehouse.keys import encode, key_plan
-from sinks.warehouse.ledger import Ledger
+from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.marks import Signed
 from sinks.warehouse.names import STAGING, safe
 from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache
-from sinks.warehouse.sparkreading import SparkReader
+from sinks.warehouse.sparkreader import SparkReader
 from sinks.warehouse.staging import Scratch, Staging
-from sinks.warehouse.tables import Tables
+from sinks.warehouse.tables import WarehouseTables
 from sinks.warehouse.typedtext import typed
 
 
@@ -55,8 +55,8 @@ class Warehouse:
         self._reader: SparkReader | None = None
         # While it is open:
         self._extent: Extent | None = None
-        self._ledger: Ledger | None = None
-        self._tables: Tables | None = None
+        self._ledger: WarehouseLedger | None = None
+        self._tables: WarehouseTables | None = None
 
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
 
@@ -69,8 +69,10 @@ class Warehouse:
             self._scratch.remove()  # another opening, another name
             with suppress(OSError):
                 self._scratch.sweep()
-        tables = self._tables = Tables(self.name, self.options, catalog, self._keys, self._scratch, writing=epoch is not None)
-        ledger = self._ledger = Ledger(self.name, catalog)
+        tables = self._tables = WarehouseTables(
+            self.name, self.options, catalog, self._keys, self._scratch, writing=epoch is not None
+        )
+        ledger = self._ledger = WarehouseLedger(self.name, catalog)
         tables.load(self._extent.selected().values())
         applied = self._extent.whole(ledger, tables)
         if epoch is not None:
@@ -109,7 +111,7 @@ class Warehouse:
         self._reader = SparkReader(spark, self.name, self._path)
         return Catalog(spark._jvm, spark._jsc.hadoopConfiguration(), self._path)
 
-    def _take(self, ledger: Ledger, epoch: int) -> None:
+    def _take(self, ledger: WarehouseLedger, epoch: int) -> None:
         extent = self._opened()[0]
         try:
             self._path.mkdir(parents=True, exist_ok=True)
@@ -204,7 +206,7 @@ class Warehouse:
             raise StoreError(f"store {self.name} was opened for reading only", retryable=False)
         return self._epoch
 
-    def _opened(self) -> tuple[Extent, Ledger, Tables]:
+    def _opened(self) -> tuple[Extent, WarehouseLedger, WarehouseTables]:
         if self._extent is None or self._ledger is None or self._tables is None:
             raise StoreError("the warehouse is not open", retryable=True)
         return self._extent, self._ledger, self._tables

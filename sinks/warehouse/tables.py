@@ -13,16 +13,16 @@ from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.names import place_of
 from sinks.warehouse.options import Options
-from sinks.warehouse.place import KeyCache, Place
+from sinks.warehouse.place import KeyCache, TablePlace
 from sinks.warehouse.staging import Scratch
 from sinks.warehouse.upkeep import Upkeep
 
 
-class Tables:
+class WarehouseTables:
     """Over one opened sink. ``writing``: what is found here is counted on."""
 
     def __init__(self, store: str, options: Options, catalog: Catalog, keys: KeyCache, scratch: Scratch, *, writing: bool) -> None:
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, TablePlace] = {}
         self.upkeep: dict[str, Upkeep] = {}
         self._store = store
         self._options = options
@@ -31,7 +31,7 @@ class Tables:
         self._scratch = scratch
         self._writing = writing
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[TablePlace]:
         return iter(self.places.values())
 
     def load(self, tables: Iterable[Table]) -> None:
@@ -58,10 +58,10 @@ class Tables:
             )
         return found
 
-    def newest(self, table: Table) -> Place | None:
+    def newest(self, table: Table) -> TablePlace | None:
         """The table's place at its newest snapshot, to be read; None when the warehouse has no such table."""
         found = self._catalog.load(*self.path(table))
-        return None if found is None else Place(found, self._options, self._keys)
+        return None if found is None else TablePlace(found, self._options, self._keys)
 
     def path(self, table: Table) -> tuple[tuple[str, ...], str]:
         """The table's namespace and name."""
@@ -80,7 +80,7 @@ class Tables:
         """The topic's place is this one."""
         if self._writing:
             table.sync_all(self._options.path.absolute())  # the next ledger counts on what was found here
-        place = self.places[source] = Place(table, self._options, self._keys, self._scratch.owner)
+        place = self.places[source] = TablePlace(table, self._options, self._keys, self._scratch.owner)
         self.upkeep[source] = Upkeep(place, self._options, Leftovers(place, self._scratch.lives))
 
 

@@ -18,7 +18,7 @@ from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import Signed
 from sinks.warehouse.options import MB, Options
-from sinks.warehouse.place import Live, Place
+from sinks.warehouse.place import Live, TablePlace
 
 _TIERS_BYTES: Final = (MB, 8 * MB, 64 * MB)
 _EXPIRE_EVERY_S: Final = 60.0
@@ -54,7 +54,7 @@ def _within(tier: Sequence[Live], limit_bytes: int) -> list[Live]:
 class Upkeep:
     """One place's upkeep."""
 
-    def __init__(self, place: Place, options: Options, leftovers: Leftovers) -> None:
+    def __init__(self, place: TablePlace, options: Options, leftovers: Leftovers) -> None:
         self._place = place
         self._leftovers = leftovers
         self._options = options
@@ -80,7 +80,7 @@ class Upkeep:
         return min(time.time(), self._began + time.monotonic())
 
 
-def merged(place: Place, chosen: Sequence[Live]) -> datafiles.Written:
+def merged(place: TablePlace, chosen: Sequence[Live]) -> datafiles.WrittenData:
     """The live rows of these files in one new file, each with its lineage."""
     path = place.folder.fresh("parquet")
     writer: pq.ParquetWriter | None = None
@@ -97,10 +97,10 @@ def merged(place: Place, chosen: Sequence[Live]) -> datafiles.Written:
             writer.close()
     sync(path)
     sync(path.parent)
-    return datafiles.Written(path, 0, rows)
+    return datafiles.WrittenData(path, 0, rows)
 
 
-def _with_lineage(live: Live, place: Place) -> pa.Table:
+def _with_lineage(live: Live, place: TablePlace) -> pa.Table:
     """The file's rows; ``_row_id`` and ``_last_updated_sequence_number`` are written out where they were implied."""
     rows = datafiles.read(live.file.path, place.iceberg.fields, (ROW_ID, LAST_UPDATED))
     if live.file.first_row_id is not None:

@@ -17,7 +17,7 @@ from sinks.warehouse.keys import Int64s, KeyPlan, Mask, concatenate, encode, fir
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class UpsertGroup:
     """Changes that one commit takes: one way of telling rows apart, and no moment at which the whole table goes but before all."""
 
     table: Table
@@ -30,14 +30,14 @@ class Group:
     """The last position."""
 
 
-def groups(batches: Sequence[pa.RecordBatch], known: Table | None, held: int) -> list[Group]:
+def groups(batches: Sequence[pa.RecordBatch], known: Table | None, held: int) -> list[UpsertGroup]:
     """The staged batches of one table in position order, cut where the key's columns change or a column is renamed, and around a SCHEMA
     record, which is a group of its own; without those that it holds already.
 
     known: the version that the table's rows were written under. Another OID or epoch is another table, whose rows replace it.
     held: the table holds everything up to this position.
     """
-    found: list[Group] = []
+    found: list[UpsertGroup] = []
     run: list[pa.RecordBatch] = []
     floor = -1
     for batch in sorted((batch for batch in batches if batch.num_rows and last_position(batch) > held), key=first_position):
@@ -61,9 +61,9 @@ def _apart(one: Table, other: Table) -> bool:
     return key_plan(one) != key_plan(other) or any(found.renamed for found in differences(one, other))
 
 
-def _group(run: Sequence[pa.RecordBatch], floor: int) -> Group:
+def _group(run: Sequence[pa.RecordBatch], floor: int) -> UpsertGroup:
     table = table_of(run[-1].schema)
-    return Group(table, key_plan(table), tuple(run), floor, max(map(last_position, run)))
+    return UpsertGroup(table, key_plan(table), tuple(run), floor, max(map(last_position, run)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Final:
     """The keys of the rows to be written, in their order."""
 
 
-def final(group: Group, held: int) -> Final:
+def final(group: UpsertGroup, held: int) -> Final:
     """held: the table already holds everything up to this position."""
     positions = np.concatenate([batch.column(POSITION).to_numpy() for batch in group.batches])
     ops = np.concatenate([batch.column(OP).to_numpy() for batch in group.batches])

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cdc.model.lineage import Mark
 from cdc.model.position import ZERO_CUT
-from sinks.warehouse.columns import Field, parse_schema
+from sinks.warehouse.columns import IcebergField, parse_schema
 from sinks.warehouse.disk import sync
 from sinks.warehouse.java import Java
 from sinks.warehouse.marks import mark_of
@@ -32,7 +32,7 @@ class Version:
     snapshot: int | None
     mark: Mark | None
     schema_id: int
-    fields: tuple[Field, ...]
+    fields: tuple[IcebergField, ...]
 
 
 def read_version(use: Java, current: Any, before: Version | None) -> Version:

@@ -32,12 +32,6 @@ STORES: Final = {
 """These start OpenSearch and Spark by themselves, one after the other."""
 
 
-def test_no_benchmark_is_forgotten() -> None:
-    usage = subprocess.run([sys.executable, "-m", "bench"], cwd=ROOT, capture_output=True, text=True, check=False).stderr
-    names = set(usage[usage.index("{") + 1 : usage.index("}")].split(","))
-    assert names == {*TOYS, *STORES, *NOT_MEASURED}
-
-
 @pytest.mark.parametrize("name", TOYS)
 def test_toy(name: str) -> None:
     _check(name, *TOYS[name])

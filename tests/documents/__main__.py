@@ -1,7 +1,8 @@
-"""Writes the generated parts of docs/configuration.md and docs/documents.md: ``make docs``."""
+"""Writes the generated parts of docs/configuration.md and docs/documents.md: ``make docs``. With the word ``configuration`` only the first, which needs no server."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.documents.writing import written
 
 def main() -> None:
     configuration.PAGE.write_text(written(configuration.PAGE, configuration.parts()), encoding="utf-8")
+    if sys.argv[1:] == ["configuration"]:
+        return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-docs-")))
         folder.chmod(0o755)

@@ -120,7 +120,7 @@ def test_the_next_lap_is_the_same_year_with_other_keys(small: Airport) -> None:
     assert all(later[1] - earlier[1] == traffic.LAP.astype(object) for earlier, later in zip(first, second, strict=True))
 
 
-def _apply(rows: dict[int, str], step: traffic.Step) -> None:
+def _apply(rows: dict[int, str], step: traffic.TrafficStep) -> None:
     """What Postgres would do with a step: strict, so that an update of a flight that is not there is seen."""
     for row in step.rows:
         flight = row[0] if step.kind == FlightEvent.SCHEDULED else row[-1]

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from cdc.crashpoint import KILLED, Armed, Kind
+from cdc.crashpoint import KILLED, Armed, CrashKind
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.errors import Stopped, StopState
@@ -46,8 +46,8 @@ GROUPS = 5
 
 def every_kind(names: list[str]) -> list[object]:
     """Each name × {kill, error}, and hang (which leaves on the disk what a kill leaves) for a third of them; for all by `make faults`."""
-    chosen = [(name, kind) for name in names for kind in (Kind.KILL, Kind.ERROR)]
-    chosen += [(name, Kind.HANG) for number, name in enumerate(names) if EVERYTHING or number % 3 == 0]
+    chosen = [(name, kind) for name in names for kind in (CrashKind.KILL, CrashKind.ERROR)]
+    chosen += [(name, CrashKind.HANG) for number, name in enumerate(names) if EVERYTHING or number % 3 == 0]
     return [pytest.param(name, kind, id=f"{name}-{kind}") for name, kind in sorted(chosen)]
 
 
@@ -61,7 +61,7 @@ def test_there_are_enough_points_and_each_is_reached_somewhere() -> None:
 
 def test_notation() -> None:
     armed = Armed.parse("a.b=error:3@/tmp/x")
-    assert (armed.name, armed.kind, armed.nth, armed.mark) == ("a.b", Kind.ERROR, 3, Path("/tmp/x"))
+    assert (armed.name, armed.kind, armed.nth, armed.mark) == ("a.b", CrashKind.ERROR, 3, Path("/tmp/x"))
     for wrong in ("", "a", "=kill", "a=explode", "a=kill:soon"):
         with pytest.raises(ValueError):
             Armed.parse(wrong)
@@ -70,7 +70,7 @@ def test_notation() -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize(("point", "kind"), every_kind(points.of("capture")))
 def test_capture(
-    point: str, kind: Kind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path, seed: int
+    point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path, seed: int
 ) -> None:
     with lab(fault_server, nursery, server_folder / f"{point}-{kind}", template=filled_database) as one:
         work = Workload(random.Random(seed))
@@ -172,12 +172,12 @@ def steps(one: Lab, work: Workload, count: int) -> None:
         work.step(one.connection)
 
 
-def fall(one: Lab, kind: Kind) -> None:
+def fall(one: Lab, kind: CrashKind) -> None:
     """What the point does to the process is over when this returns."""
     assert one.process is not None
-    if kind is Kind.KILL:
+    if kind is CrashKind.KILL:
         assert one.process.wait(DEADLINE_S) == KILLED
-    elif kind is Kind.HANG:
+    elif kind is CrashKind.HANG:
         time.sleep(0.05)
         one.process.kill()
 
@@ -186,7 +186,7 @@ def fall(one: Lab, kind: Kind) -> None:
 
 
 def follow_through_a_fault(
-    point: str, kind: Kind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any], *, begun: bool = False
+    point: str, kind: CrashKind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any], *, begun: bool = False
 ) -> None:
     """The store's follower meets the fault and is started again; then the store holds what the log holds, and says so itself.
 
@@ -198,12 +198,12 @@ def follow_through_a_fault(
     mark = folder / "reached"
     job = {"run": "follow", "folder": str(folder), "source": {"dsn": "postgresql://"}, "stores": {"store": store}}
     first = nursery.start({**job, "crash": f"{point}={kind}@{mark}"}, folder / "first.log")
-    while first.poll() is None and not (kind is Kind.HANG and mark.exists()):
+    while first.poll() is None and not (kind is CrashKind.HANG and mark.exists()):
         first.wait(POLL_S)
     assert mark.exists(), f"{point} was not reached\n{first.told}"
-    if kind is Kind.HANG:
+    if kind is CrashKind.HANG:
         first.kill()
-    elif kind is Kind.KILL:
+    elif kind is CrashKind.KILL:
         assert first.code == KILLED
     second = nursery.start(job, folder / "second.log")
     assert second.wait(DEADLINE_S) == 0, second.told
@@ -220,15 +220,15 @@ def follow_through_a_fault(
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("point", "kind"), every_kind(points.of("cache")))
-def test_cache(point: str, kind: Kind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path) -> None:
+def test_cache(point: str, kind: CrashKind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path) -> None:
     store = {"kind": "redis", "url": valkey.url, "batch_rows": 40}
     follow_through_a_fault(point, kind, written, nursery, tmp_path / "follower", store)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(Kind) if EVERYTHING else [Kind.KILL])
+@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", points.of("search"))
-def test_search(point: str, kind: Kind, written: Written, nursery: Nursery, opensearch: OpenSearch, tmp_path: Path) -> None:
+def test_search(point: str, kind: CrashKind, written: Written, nursery: Nursery, opensearch: OpenSearch, tmp_path: Path) -> None:
     table = {"truncate": "public.events", "schema": "public.items"}.get(point.split(".")[1], "public.accounts")
     table = "public.accounts" if point == "search.schema.rewritten" else table
     store = {"kind": "opensearch", "url": opensearch.url, "batch_rows": 400, "tables": [table]}
@@ -248,7 +248,7 @@ def test_no_point_of_a_rebuild_is_forgotten() -> None:
 
 
 def killed_while_built_again(
-    point: str, kind: Kind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any]
+    point: str, kind: CrashKind, written: Written, nursery: Nursery, folder: Path, store: dict[str, Any]
 ) -> None:
     """The store is whole, an operator asks for it to be built again, and that ends in the middle. Asked of nobody again, it is done."""
     folder.mkdir()
@@ -261,18 +261,20 @@ def killed_while_built_again(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(Kind) if EVERYTHING else [Kind.KILL])
+@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", REBUILT["redis"] if EVERYTHING else QUICK["redis"])
-def test_a_cache_built_again(point: str, kind: Kind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path) -> None:
+def test_a_cache_built_again(
+    point: str, kind: CrashKind, written: Written, nursery: Nursery, valkey: Cache, tmp_path: Path
+) -> None:
     store = {"kind": "redis", "url": valkey.url, "batch_rows": 400}
     killed_while_built_again(point, kind, written, nursery, tmp_path / "follower", store)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(Kind) if EVERYTHING else [Kind.KILL])
+@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", REBUILT["opensearch"] if EVERYTHING else QUICK["opensearch"])
 def test_a_search_index_built_again(
-    point: str, kind: Kind, written: Written, nursery: Nursery, opensearch: OpenSearch, tmp_path: Path
+    point: str, kind: CrashKind, written: Written, nursery: Nursery, opensearch: OpenSearch, tmp_path: Path
 ) -> None:
     store = {"kind": "opensearch", "url": opensearch.url, "batch_rows": 400}
     killed_while_built_again(point, kind, written, nursery, tmp_path / "follower", store)
@@ -282,10 +284,10 @@ def test_a_search_index_built_again(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(CrashKind))
 @pytest.mark.parametrize("point", points.of("stops"))
 def test_stop_states(
-    point: str, kind: Kind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
+    point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
 ) -> None:
     """A slot that is gone stays a stop state, whatever happens to the process that records it."""
     with lab(fault_server, nursery, server_folder / f"{point}-{kind}", template=filled_database) as one:
@@ -298,7 +300,7 @@ def test_stop_states(
         one.until(mark.exists, f"{point} to be reached")
         fall(one, kind)
         assert one.process is not None
-        if kind is Kind.ERROR:
+        if kind is CrashKind.ERROR:
             assert one.process.wait(DEADLINE_S) not in (0, None)
         assert one.start().wait(DEADLINE_S) == Stopped.exit_code, one.told
         assert [stop.state for stop in stops.held(one.folder / "run")] == [StopState.SLOT_MISSING]
@@ -306,10 +308,10 @@ def test_stop_states(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", list(Kind) if EVERYTHING else [Kind.KILL])
+@pytest.mark.parametrize("kind", list(CrashKind) if EVERYTHING else [CrashKind.KILL])
 @pytest.mark.parametrize("point", points.of("supervise"))
 def test_supervisor(
-    point: str, kind: Kind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
+    point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
 ) -> None:
     """The capture process ends with its supervisor or lives on under no other; the next supervisor goes on with the log."""
     with lab(fault_server, nursery, server_folder / f"{point}-{kind}", template=filled_database) as one:
@@ -328,8 +330,8 @@ def test_supervisor(
             supervisor.signal(signal.SIGTERM)
         one.until(mark.exists, f"{point} to be reached")
         fall(one, kind)
-        one.until(lambda: kind is Kind.ERROR or child_of(one) is None, "the child to end with its supervisor")
-        if kind is Kind.ERROR:
+        one.until(lambda: kind is CrashKind.ERROR or child_of(one) is None, "the child to end with its supervisor")
+        if kind is CrashKind.ERROR:
             one.end()
             one.until(lambda: child_of(one) is None, "the child to end with its supervisor")
         one.connection.execute("insert into events values (-1, 'behind the fault', null)")

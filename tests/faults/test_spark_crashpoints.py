@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from cdc.crashpoint import KILLED, VARIABLE, Fault, Kind, armed
+from cdc.crashpoint import KILLED, VARIABLE, CrashKind, Fault, armed
 from cdc.demo.configuration import toml
 from cdc.embedded.processes import kill_group, spawn
 from cdc.errors import StopState
@@ -97,19 +97,19 @@ class Follow:
             late.cancel()
             late.join()
 
-    def end(self, point: str, kind: Kind) -> None:
+    def end(self, point: str, kind: CrashKind) -> None:
         """A process that is killed at the point, or that hangs there and is killed. What it leaves behind (the JVM) ends as well."""
         mark = self.folder / f"{point}-{kind}"
         with self.process(f"{point}={kind}@{mark}") as process:
             deadline = time.monotonic() + DEADLINE_S
             children: Sequence[psutil.Process] = ()
-            while process.poll() is None and not (kind is Kind.HANG and mark.exists()):
+            while process.poll() is None and not (kind is CrashKind.HANG and mark.exists()):
                 with suppress(psutil.NoSuchProcess):
                     children = psutil.Process(process.pid).children(recursive=True) or children
                 assert time.monotonic() < deadline, f"{point} was not reached\n{self.told}"
                 time.sleep(0.01)
             assert mark.exists(), f"{point} was not reached\n{self.told}"
-            if kind is Kind.HANG:
+            if kind is CrashKind.HANG:
                 process.kill()
                 process.wait()
             else:
@@ -144,8 +144,8 @@ def test_no_point_is_forgotten() -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", [Kind.KILL, Kind.HANG] if EVERYTHING else [Kind.KILL])
-def test_one_point_after_the_other(kind: Kind, written: Written, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [CrashKind.KILL, CrashKind.HANG] if EVERYTHING else [CrashKind.KILL])
+def test_one_point_after_the_other(kind: CrashKind, written: Written, tmp_path: Path) -> None:
     """Each process goes on where its predecessor came to its end; the last one is a query of this process."""
     follow = warehouse_of(tmp_path, written)
     for point in IN_TURN if EVERYTHING else CHOSEN:
@@ -159,17 +159,17 @@ def test_one_point_after_the_other(kind: Kind, written: Written, tmp_path: Path)
 def test_an_error_in_a_query(point: str, written: Written, tmp_path: Path) -> None:
     """The same follower goes on by itself, with a new query."""
     follow = warehouse_of(tmp_path, written)
-    with armed(f"{point}={Kind.ERROR}") as fault:
+    with armed(f"{point}={CrashKind.ERROR}") as fault:
         follow.here()
     assert fault.hit, f"{point} was not reached"
     check(follow, written)
-    counters.add("crash points in Spark", str(Kind.ERROR))
+    counters.add("crash points in Spark", str(CrashKind.ERROR))
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", [Kind.KILL, Kind.ERROR])
+@pytest.mark.parametrize("kind", [CrashKind.KILL, CrashKind.ERROR])
 @pytest.mark.parametrize("point", ["follower.batch.read", "follower.batch.applied"] if EVERYTHING else [])
-def test_on_sparks_workers(point: str, kind: Kind, valkey: Cache, seed: int, tmp_path: Path) -> None:
+def test_on_sparks_workers(point: str, kind: CrashKind, valkey: Cache, seed: int, tmp_path: Path) -> None:
     """The worker is gone in the middle of its part, and the driver's query starts again."""
     traffic = Traffic(tmp_path / "log", seed, truncates=False)
     traffic.bulk(3000)

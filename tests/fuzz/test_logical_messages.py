@@ -13,7 +13,7 @@ import pytest
 from cdc.capture.authenticity import WATERMARK_PREFIX
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.definitions import Definitions
-from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
+from cdc.model.facts import FactColumn, Facts, LeafTable, Publishing
 from tests.fuzz.damage import flips, outcome
 from tests.unit.capture import wire
 from tests.unit.capture.test_decoder import ORDERS, Run
@@ -22,7 +22,7 @@ from tests.unit.capture.test_definitions import PASSWORD, told
 KNOWN = Facts(
     ORDERS.oid, ORDERS.schema, ORDERS.name, False, "d",
     tuple(FactColumn(number, c.name, c.type_oid, c.typmod, "", "", False, "1") for number, c in enumerate(ORDERS.columns, 1)),
-    (1,), {ORDERS.oid: Leaf(ORDERS.oid, True)}, {"e7": "1 new"}, Publishing(True, (1, 2), row_filter="", ways=(5,), version="1 2 3"),
+    (1,), {ORDERS.oid: LeafTable(ORDERS.oid, True)}, {"e7": "1 new"}, Publishing(True, (1, 2), row_filter="", ways=(5,), version="1 2 3"),
 )  # fmt: skip
 OTHERS: list[Any] = [
     None, True, -1, 0, 2**31, 2**64, 10**4000, 1e300, float("inf"), float("nan"), "", "\0", "\ud800", "x" * 70_000, [], [[]], {}, {"a": []},

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.errors import HeadwaterError, Stopped, StopState
 from cdc.log.embedded import histories
-from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
+from cdc.model.facts import FactColumn, Facts, LeafTable, Publishing
 from cdc.model.position import Position
 from cdc.privacy.decisions import Decided, Decisions, load_decisions, save_decisions
 from cdc.source import facts as catalog
@@ -23,12 +23,12 @@ from cdc.source.trigger import SetAside
 from cdc.state import approvals, jsonfile, rebuilds, reloads, status, stops
 from snapshots.catalog import SourceTable
 from snapshots.progress import SnapshotProgress
-from snapshots.requests import Outcome, Request, Requests
+from snapshots.requests import Request, RequestOutcome, Requests
 from tests.fuzz.damage import cuts, damaged, flips, outcome
 from tests.unit.capture.test_decoder import ORDERS
 
 FACTS = Facts(
-    ORDERS.oid, "public", "orders", False, "d", (FactColumn(1, "id", 20, -1, "", "", True, "7"),), (1,), {ORDERS.oid: Leaf(5, True)},
+    ORDERS.oid, "public", "orders", False, "d", (FactColumn(1, "id", 20, -1, "", "", True, "7"),), (1,), {ORDERS.oid: LeafTable(5, True)},
     publishing=Publishing(True, (1,), False, None),
 )  # fmt: skip
 DECISIONS = Decisions(
@@ -71,7 +71,7 @@ def begin_histories(folder: Path) -> None:
 
 def told(folder: Path) -> None:
     (folder / "requests").mkdir()
-    Requests(folder).tell("a", Outcome("running", 5, 9))
+    Requests(folder).tell("a", RequestOutcome("running", 5, 9))
 
 
 def capture_status(folder: Path) -> None:

@@ -12,7 +12,7 @@ import redis
 from cdc.errors import StoreError
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Table
-from sinks.cache.barriers import Barriers
+from sinks.cache.barriers import CacheBarriers
 from sinks.cache.sink import CacheSink, Options
 from tests.contract.rows import NUMBERED, PAIRS, order, upserts
 from tests.logs import LooseLog, cut
@@ -138,15 +138,15 @@ def test_a_store_that_is_behind_brings_no_older_values_under_the_keys_of_another
 def test_of_two_stores_that_begin_at_once_one_sees_the_other(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A section was copied before the first start, or both were flushed: each looks before the other has said what it writes."""
     first, second = server.opened("cache", NUMBERED), server.opened("again", NUMBERED)
-    prepare, begun = Barriers.prepare, list[Table]()
+    prepare, begun = CacheBarriers.prepare, list[Table]()
 
-    def behind_the_other(barriers: Barriers, table: Table) -> None:
+    def behind_the_other(barriers: CacheBarriers, table: Table) -> None:
         if not begun:
             begun.append(table)
             second.prepare(table)
         prepare(barriers, table)
 
-    monkeypatch.setattr(Barriers, "prepare", behind_the_other)
+    monkeypatch.setattr(CacheBarriers, "prepare", behind_the_other)
     with pytest.raises(StoreError, match=r"the keys of public\.orders are those of public\.orders in store again"):
         first.prepare(NUMBERED)
 

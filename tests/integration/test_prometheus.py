@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
-PROMTOOL = shutil.which("promtool", path=os.pathsep.join((os.environ.get("PATH", ""), str(Path.home() / "go/bin"))))
+PROMTOOL = shutil.which("promtool", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
 
 pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``old`` stands exactly once in ``file``. ``jit`` False: the file holds compiled code, so the tests run interpreted."""
+    """``old`` stands exactly once in ``file``. ``jit`` False: the file holds compiled code, or compiling would take most of the time, so the tests
+    run interpreted."""
 
     name: str
     file: str
@@ -111,7 +112,7 @@ MUTANTS = (
     Mutant("the timeline is not synced", "cdc/log/embedded/writer.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
     Mutant(
         "the segments are not synced", "cdc/log/embedded/writer.py",
-        "            self._syncs.together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
+        "            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
     ),
     Mutant(
         "a new segment's name is not synced", "cdc/log/embedded/writer.py",
@@ -123,7 +124,7 @@ MUTANTS = (
     ),
     Mutant(
         "a rollback leaves what was staged", "cdc/log/embedded/writer.py",
-        "                    self._disk.truncate(self._file(topic, topic.durable.segment), topic.durable.end)\n", "                    pass\n", (WRITER,),
+        "                    self._disk.truncate(self._files.of(topic, topic.durable.segment), topic.durable.end)\n", "                    pass\n", (WRITER,),
     ),
     Mutant(
         "a second writer is not noticed", "cdc/log/embedded/writer.py",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from cdc.capture.definitions import Definitions
+from cdc.capture.definitions import Definitions, Outside
 from cdc.capture.feedback import Feedback
 from cdc.capture.toast import ToastMemory
 from cdc.ingest.intake import Intake
@@ -15,10 +16,12 @@ from cdc.ingest.loop import Ingest
 from cdc.ingest.round import Round, begun
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
-from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
+from cdc.model.facts import Facts, Publishing
+from cdc.source.facts import load_facts, save_facts
 from cdc.state.status import CaptureStatus
 from snapshots.feed import SnapshotFeed
 from snapshots.progress import SnapshotProgress
+from tests.sim.catalog import PASSWORD, facts_of
 from tests.sim.course import Course
 from tests.sim.disk import ModelDisk
 from tests.sim.reading import Reader
@@ -49,6 +52,7 @@ class Capture:
         self._course = course
         self._source = source
         self._log = log
+        self._folder = folder
         self._since_lsn = since_lsn
         self.link: Link | None = None
         self.server: Walsender | None = None
@@ -87,30 +91,25 @@ class Capture:
             two_phase=ways.two_phase,
             met=course.met,
         )
-        definitions = Definitions(self._facts, known=[topic.table for topic in self._log.topics()])
-        brought = Round(self.link, definitions, self._since_lsn, self._source.slot.confirmed)
+        brought = Round(self.link, self._definitions(), self._since_lsn, self._source.slot.confirmed)
         self._ingest = self._round.enter_context(begun(self._intake, brought))
         if self._steps is None:
             self._steps = self.reader.session()
         return self.link
 
+    def _definitions(self) -> Definitions:
+        known = [topic.table for topic in self._log.topics()]
+        facts = load_facts(self._folder)
+        new = {oid: self._facts(oid) for oid in self._source.tables if oid not in facts}
+        if new:
+            facts |= new
+            save_facts(self._folder, facts)
+        outside = Outside(keep=partial(save_facts, self._folder))
+        return Definitions(self._facts, known=known, facts=facts, passwords=[PASSWORD], outside=outside)
+
     def _facts(self, oid: int) -> Facts:
         """What the catalog says of a table now, which the stream may not have come to."""
-        table = self._source.tables[oid]
-        return Facts(
-            oid=oid,
-            schema=table.schema,
-            name=table.name,
-            partitioned=False,
-            identity=table.identity,
-            columns=tuple(
-                FactColumn(column.attnum, column.name, column.type_oid, column.typmod, column.type_name, "", False, "")
-                for column in table.columns
-            ),
-            index=tuple(column.attnum for column in table.columns if column.key),
-            leaves={oid: Leaf(oid, False)},
-            publishing=Publishing(True),
-        )
+        return facts_of(self._source.tables[oid], Publishing(True))
 
     def take(self) -> None:
         """One round of ingest. Raises ConnectionError when the stream has ended, and whatever the disk raises."""

@@ -14,6 +14,7 @@
 (j)   whatever befell a store, nobody is told that it holds what it does not
 (k)   a store that another log, or another past of this one, has marked is taken for nobody else's; and this log's own is not refused
 (l)   where a store takes its calls in order, whoever was replaced writes nothing more
+(m)   a store whose rows are to keep their shape, or that is to ask before it changes, does
 ====  ==================================================================================================================
 """
 
@@ -21,8 +22,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -36,11 +37,12 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
 from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.position import Cut, Position
+from cdc.model.table import Table
 from sinks.memory import Store
 from tests.sim.disk import ModelDisk
 from tests.sim.source import Change, Commit, Source, State
 from tests.sim.storecheck import StoreCheck, slim
-from tests.sim.tables import Key, Row, key_of
+from tests.sim.tables import Key, Row, first_name, identity_of, key_of
 from tests.sim.violation import Violation as Violation
 
 _OPS: Final = {int(op): op.name.lower() for op in Op}
@@ -61,6 +63,18 @@ class Entry:
     """A SCHEMA record behind which no earlier row is left."""
     rewritten: bool = False
     """A SCHEMA record behind which the table is read again, so that nothing of its earlier rows is taken for known."""
+    table: Table | None = None
+    """Its definition, as the log has it."""
+    rows: dict[Key, Row] | None = None
+    """Of a SCHEMA record: the rows that there were, as they are under the new definition."""
+    again: int = 0
+    """Where a store that takes every change of its tables has this row: at the SCHEMA record for which it had to write it again."""
+    stale: bool = False
+    """A value may be missing until the row has been read again: nobody could tell which column had become which."""
+
+    @property
+    def at(self) -> int:
+        return self.again or self.position
 
     def __str__(self) -> str:
         return f"{_OPS[self.op]} {self.topic}{list(self.key)} tag {self.row and self.row.get('tag')} at position {self.position}"
@@ -92,6 +106,10 @@ class Expected:
         )
 
 
+Folded = dict[str, dict[Key, Entry]]
+"""Topic → its rows."""
+
+
 @dataclass
 class Checker:
     source: Source
@@ -108,7 +126,7 @@ class Checker:
     last: Cut = field(default=Cut(0, 0))  # type: ignore[arg-type]
     entries: list[Entry] = field(default_factory=list)
     """entries[p - 1] is position p's."""
-    cuts: list[tuple[int, dict[int, dict[Key, Entry]]]] = field(default_factory=list)
+    cuts: list[tuple[int, Folded]] = field(default_factory=list)
     """(position, what the log folds to there)."""
     waiting: dict[int, set[Key]] = field(default_factory=dict)
     """Held rows: the log has them in an older version, or not at all."""
@@ -123,6 +141,12 @@ class Checker:
     _rewritten: dict[int, int] = field(default_factory=dict)
     """Position of each table's last REWRITTEN record."""
     _segments: dict[tuple[str, int], Path] = field(default_factory=dict)
+    _topics: dict[int, str] = field(default_factory=dict)
+    """The topic in which each table's rows stand."""
+    _tables: dict[int, Table] = field(default_factory=dict)
+    """Each table's newest definition in the log."""
+    _dropped: dict[int, set[str]] = field(default_factory=dict)
+    """Columns that tables once had, as of the newest cut."""
     _slims: dict[int, tuple[Row, Row]] = field(default_factory=dict)
     """By identity, so each with the row itself: no other one gets its identity."""
 
@@ -137,6 +161,11 @@ class Checker:
         self._fold = {oid: {} for oid in self.source.tables}
         self.waiting = {oid: set() for oid in self.source.tables}
         self.cuts = [(0, self._copied())]
+
+    @property
+    def known(self) -> Collection[str]:
+        """Every topic that the log has had."""
+        return self._batches.keys()
 
     # --- the log ------------------------------------------------------------------------------------------------------------------
 
@@ -200,6 +229,9 @@ class Checker:
             ends_at = commit.end_lsn
             for change in commit.changes:
                 self._state.apply(change)
+                if change.kind == "A":
+                    before, after = ({first_name(name) for name in table.names} for table in change.tables)
+                    self._dropped.setdefault(change.tables[1].oid, set()).update(before - after)
             self._commits += 1
         reads = 0
         for entry in entries:
@@ -210,11 +242,7 @@ class Checker:
                 self._skip_waiting(expected, None)
                 self._check_read(entry, cut)
             elif entry.op == Op.SCHEMA:
-                if entry.rewritten:
-                    self._rewritten[entry.oid] = entry.position
-                if entry.empties:
-                    self._fold[entry.oid].clear()
-                    self.waiting[entry.oid].clear()
+                self._take_schema(entry)
                 continue
             else:
                 if reads:
@@ -229,6 +257,22 @@ class Checker:
         self._skip_waiting(expected, None)
         self._compare(cut)
         self.cuts.append((cut.position, self._copied()))
+
+    def _take_schema(self, entry: Entry) -> None:
+        assert entry.table is not None
+        if entry.rewritten:
+            self._rewritten[entry.oid] = entry.position
+        rows, before = self._fold[entry.oid], self._tables.get(entry.oid)
+        self._tables[entry.oid], self._topics[entry.oid] = entry.table, entry.topic
+        if entry.empties:
+            rows.clear()
+            self.waiting[entry.oid].clear()
+        elif before is not None and (kept := written_again(before, entry.table)) is not None:
+            for key, known in rows.items():
+                assert known.row is not None
+                row = {new: known.row[old] for new, old in kept.items() if old in known.row}
+                rows[key] = replace(known, row=row, again=entry.position, stale=known.stale or entry.rewritten)
+            entry.rows = {key: known.row or {} for key, known in rows.items()}
 
     def _skip_waiting(self, expected: deque[Expected], entry: Entry | None) -> None:
         """Passes over updates that were held back."""
@@ -248,10 +292,13 @@ class Checker:
         row = self._state[entry.oid].get(entry.key)
         if row is None:
             raise Violation("f", f"{entry}: no such row at commit {cut.commit_lsn:X}")
-        if self._slimmed(row) != entry.row:
+        if not self._is_row(entry, row):
             raise Violation("f", f"{entry} is not the row at commit {cut.commit_lsn:X}, which is tag {row.get('tag')}")
 
     def _fold_in(self, entry: Entry) -> None:
+        if entry.table is not None:
+            self._tables[entry.oid] = entry.table
+            self._topics[entry.oid] = entry.topic
         rows = self._fold[entry.oid]
         if entry.op == Op.TRUNCATE:
             rows.clear()
@@ -268,10 +315,20 @@ class Checker:
             state, waiting = self._state.get(oid, {}), self.waiting[oid]
             waiting &= state.keys()
             for key, entry in rows.items():
-                if key not in waiting and (key not in state or self._slimmed(state[key]) != entry.row):
+                if key not in waiting and (key not in state or not (self._is_row(entry, state[key]) or entry.stale)):
                     raise Violation("f", f"at {cut} the log says {entry}, the source has {state.get(key)!r:.200}")
             if oid in self._whole and not waiting and len(rows) != len(state):
                 raise Violation("f", f"at {cut} table {oid} has {len(state)} rows, the log folds to {len(rows)}")
+
+    def _is_row(self, entry: Entry, row: Row) -> bool:
+        """Whether the log has this row of the source. What it still has in columns that are gone by now does not count."""
+        wanted = self._slimmed(row)
+        if wanted == entry.row:
+            return True
+        dropped = self._dropped.get(entry.oid)
+        if not dropped or entry.row is None:
+            return False
+        return {name: value for name, value in entry.row.items() if name not in dropped} == wanted
 
     def _slimmed(self, row: Row) -> Row:
         """``slim`` of one of the source's rows, which are never changed in place and are asked for at every cut."""
@@ -280,8 +337,9 @@ class Checker:
             known = self._slims[id(row)] = row, slim(row)
         return known[1]
 
-    def _copied(self) -> dict[int, dict[Key, Entry]]:
-        return {oid: dict(rows) for oid, rows in self._fold.items()}
+    def _copied(self) -> Folded:
+        """By the topics that tables have there; a topic that a table has left, and that still is one, is not among them."""
+        return {self._topics[oid]: dict(rows) for oid, rows in self._fold.items() if oid in self._topics}
 
     # --- what the server is told ----------------------------------------------------------------------------------------------------
 
@@ -322,7 +380,7 @@ class Checker:
             if oid not in self.complete:
                 yield f"the snapshot of table {oid} is not finished"
             visible = self.source.visible[oid]
-            if {key: entry.row for key, entry in rows.items()} != {key: self._slimmed(row) for key, row in visible.items()}:
+            if rows.keys() != visible.keys() or not all(self._is_row(entry, visible[key]) for key, entry in rows.items()):
                 yield f"table {oid} in the log is not the source's"
         yield from self.stores.differences(stores, head)
 
@@ -348,16 +406,18 @@ def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
     change = schema_change_of(batch) if Op.SCHEMA in ops else None
     empties, rewritten = change is not None and change.empties, change is not None and change.kind == Kind.REWRITTEN
     exact = batch.column(EXACT).to_pylist()
-    names = table.names
-    texts = [_texts(batch.column(name)) for name in names]
+    keys = [first_name(name) for name in identity_of(table)]
+    names = [first_name(name) for name in table.names]
+    texts = [_texts(batch.column(name)) for name in table.names]
     for position, op, lsn, instead, values in zip(positions, ops, lsns, exact, zip(*texts, strict=True), strict=True):
         if op in ALONE:
-            yield Entry(position, op, table.oid, topic, (), None, lsn, empties, rewritten)
+            yield Entry(position, op, table.oid, topic, (), None, lsn, empties, rewritten, table)
         else:
             row = {name: value for name, value in zip(names, values, strict=True) if value is not None}
             if instead:
-                row.update(instead)
-            yield Entry(position, op, table.oid, topic, key_of(table, row), None if op == Op.DELETE else row, lsn)
+                row.update((first_name(name), text) for name, text in instead)
+            key = tuple([row.get(name) or "" for name in keys])
+            yield Entry(position, op, table.oid, topic, key, None if op == Op.DELETE else row, lsn, table=table)
 
 
 def _texts(column: pa.Array) -> list[str | None]:
@@ -399,6 +459,16 @@ _TEXT_OF: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], str]]
     (pa.types.is_timestamp, _time),
     (pa.types.is_date32, date.isoformat),
 )
+
+
+def written_again(before: Table, after: Table) -> dict[str, str] | None:
+    """Where each column's values were that a store has to write again: both by their first names. None: it has nothing to write again."""
+    numbered = all(column.attnum for column in (*before.columns, *after.columns))
+    was = {column.attnum if numbered else column.name: column for column in before.columns}
+    now = {column.attnum if numbered else column.name: column for column in after.columns}
+    if all(which in now and now[which].name == column.name for which, column in was.items()):
+        return None
+    return {first_name(column.name): first_name(was[which].name) for which, column in now.items() if which in was}
 
 
 def _expected(commit: Commit) -> list[Expected]:

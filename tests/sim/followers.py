@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -64,7 +65,11 @@ class Followers:
         chance = self._course.chance
         way = chance.choice(("versioned", "sequenced", "staged"))
         options = Options(
-            kind="memory", sequenced=way == "sequenced", staged=way == "staged", batch_rows=chance.choice((1, 7, 1000))
+            kind="memory",
+            sequenced=way == "sequenced",
+            staged=way == "staged",
+            batch_rows=chance.choice((1, 7, 1000)),
+            schema=chance.choice(("apply", "apply", "ignore", "pause")),
         )
         site = Site(f"sim-{self._seed}-{number}", options, replace(self._course.dangers.store), chance, self._course.fault)
 
@@ -78,6 +83,8 @@ class Followers:
             self._checker.stores.claims(site.name, site.store, at)
 
         site.written, site.claimed = written, claimed
+        self._checker.stores.terms[site.name] = site.terms
+        site.reshapes = partial(self._checker.stores.reshapes, site.name)
         site.struck = lambda: self._checker.stores.struck(site.name, site.store)
         return Follow(site)
 

@@ -10,6 +10,7 @@ from cdc.follow.follower import Follower, Rest, Step
 from cdc.follow.opening import Ports
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.state import rebuilds, stops
+from cdc.state.approvals import approved
 from sinks.contract import Sink
 from tests.sim.clock import Clock
 from tests.sim.stores import Died, FlakySink, Lease, Site
@@ -22,7 +23,7 @@ class Life:
         self._site = site
         self._log = log
         self._run_dir = run_dir
-        self._ports = Ports(clock, self._sink, self._take_lease)
+        self._ports = Ports(clock, self._sink, self._take_lease, lambda *_: None)
         self._lease: Lease | None = None
         self._halt = Event()
 
@@ -54,8 +55,10 @@ class Life:
 
     def _operate(self, stop: stops.Stop) -> None:
         """What an operator does about the state in which the store's follower has stopped."""
-        self._site.stopped(stop.state, stop.message)
-        rebuilds.request(self._run_dir, self._site.name, stop.state)
+        site = self._site
+        if site.stopped(stop.state, stop.message):
+            rebuilds.request(self._run_dir, site.name, stop.state)
+        site.terms.approved = approved(self._run_dir, site.name)
         stops.clear(self._run_dir, stop.name)
 
     def _take_lease(self, *_: object) -> Lease:

@@ -107,8 +107,8 @@ def deal_work(chance: Random) -> Work:
         copies=chance.choice((0.0, 0.1)),
         moves=chance.choice((0.0, 0.1, 0.3)),
         deletes=chance.choice((0.1, 0.25, 0.45)),
-        reading=chance.choice((4.0, 4.0, 15.0)),
-        alters=chance.choice((0.0, 0.0, 0.03)),
+        reading=chance.choice((6.0, 6.0, 20.0)),
+        alters=chance.choice((0.0, 0.05, 0.15)),
         prepares=chance.choice((0.0, 0.0, 0.3)),
     )
 
@@ -127,6 +127,8 @@ class Ways:
     two_phase: bool
     """Prepared transactions are told of when they are prepared."""
     eager_progress: bool
+    triggers: bool
+    """The event trigger tells of each ALTER TABLE in its own transaction; else the catalog says what is now, when somebody asks."""
 
 
 def deal_ways(chance: Random) -> Ways:
@@ -138,4 +140,5 @@ def deal_ways(chance: Random) -> Ways:
         streams=chance.random() < 0.5,
         two_phase=chance.random() < 0.6,
         eager_progress=chance.random() < 0.5,
+        triggers=chance.random() < 0.5,
     )

@@ -85,7 +85,15 @@ class Process:
         if self._course.faulty and self._course.chance.random() < self._course.dangers.new_history:
             self._course.met("histories begun")
             self.capture.writer.begin_history()
+        self._forget_what_is_read_again()
         self._checker.reread(self._log)
+
+    def _forget_what_is_read_again(self) -> None:
+        """The last cut of the process before, which nobody has looked at, may have begun a table again."""
+        known = self.completed()
+        for whole in (self._checker.complete, self._checker.finished):
+            for oid in whole.keys() - known.keys():
+                del whole[oid]
 
     def _take(self, capture: Capture) -> None:
         link = capture.link

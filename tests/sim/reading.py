@@ -33,6 +33,8 @@ from tests.sim.tables import PAGES, Row, keyless, page_of
 
 STEP_S: Final = 0.25
 """By the snapshot's clock."""
+COORDINATES: Final = 0.3
+"""How often it is the coordinator's turn."""
 LOCK_GIVEN_UP: Final = 0.3
 """How likely a lock that cannot be had is not waited for any longer."""
 LOG_STALLS: Final = 0.001
@@ -94,24 +96,29 @@ class Reader:
         board = _Board(self)
         server = _Server(self._source, chance, self._settings, board, self)
         coordinator = _Thread(self._agenda.session(board, self._watermarks), server)
-        threads = [coordinator, *(_Thread(self._agenda.reader(board, self._watermarks).live(), server) for _ in range(workers))]
+        readers = [_Thread(self._agenda.reader(board, self._watermarks).live(), server) for _ in range(workers)]
         pool = server.pool
         try:
             while not coordinator.over:
                 self._now += STEP_S
-                able = [*threads, *pool[:workers]] if pool else threads
-                first = int(chance.random() * len(able))
-                if first >= len(threads):
-                    if chance.random() < self._emits:
-                        able[first].step()
-                        pool[:] = [one for one in pool if not one.over]
-                elif not able[first].step() and first:
-                    # A worker that waits: another one moves instead.
-                    any(worker.step() for worker in (*threads[first + 1 :], *threads[1:first]))
+                if chance.random() < COORDINATES:
+                    coordinator.step()
+                else:
+                    able = [*readers, *pool[:workers]] if pool else readers
+                    self._move(able, int(chance.random() * len(able)), workers)
+                    pool[:] = [one for one in pool if not one.over]
                 yield
         finally:
-            for thread in (*threads, *pool):
+            for thread in (coordinator, *readers, *pool):
                 thread.close()
+
+    def _move(self, able: list[_Thread], first: int, workers: int) -> None:
+        """The first one, or another worker if that one waits."""
+        if first >= workers:
+            if able[first].begun or self._chance.random() < self._emits:
+                able[first].step()
+        elif not able[first].step():
+            any(worker.step() for worker in (*able[first + 1 : workers], *able[:first]))
 
 
 class _Thread:
@@ -130,6 +137,10 @@ class _Thread:
         self.visible: list[Row] = []
         """Its rows, in the transaction's snapshot."""
         self.blocks: Iterator[RowsRead] = iter(())
+
+    @property
+    def begun(self) -> bool:
+        return self._request is not None
 
     def done(self) -> bool:
         return self.over
@@ -179,7 +190,7 @@ class _Server:
         self._told = told
         self._answers: Mapping[type, Callable[[_Thread, Any], object]] = {
             queries.Begin: self._begin,
-            queries.Commit: lambda thread, _: thread.unlock(),
+            queries.End: lambda thread, _: thread.unlock(),
             queries.CurrentSnapshot: lambda *_: source.snapshot(),
             queries.IdleXids: lambda *_: source.idle_xids(),
             queries.Looks: lambda _, request: {oid: self._look(oid) for oid in request.oids},

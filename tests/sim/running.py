@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import structlog
 
 from tests.sim.world import simulate
 
@@ -45,6 +48,8 @@ def run_seeds(seeds: Sequence[int]) -> tuple[Counter[str], list[Failure]]:
 
 def warm_up() -> None:
     """Loads what is compiled, so that the speed that is told is that of the runs. `make test` runs these seeds, so what fails is seen there."""
+    # What the product logs of a run is no news here; writing it takes time.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     run_seeds(range(5))
 
 

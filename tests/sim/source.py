@@ -8,13 +8,13 @@ takes), and its locks and its place among the running transactions last until it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 from cdc.model.table import Table
-from tests.sim.tables import Key, Row, is_toasted, key_of
+from tests.sim.tables import Key, Row, is_toasted, key_of, renamed
 
 Rows = dict[Key, Row]
 Locks = dict[tuple[int, Key], "Session"]
@@ -30,7 +30,7 @@ class Change:
     lsn: int
     xid: int
     kind: str
-    """I, U, D, T (``tables``) or M (``content``)."""
+    """I, U, D, T (``tables``), M (``content``) or A, an ALTER TABLE (``tables``: before and after; ``content``: what the event trigger says of it)."""
     table: Table | None = None
     old: Row | None = None
     new: Row | None = None
@@ -38,6 +38,11 @@ class Change:
     """Columns whose TOASTed value an update did not touch."""
     tables: tuple[Table, ...] = ()
     content: bytes = b""
+
+    @property
+    def silent(self) -> bool:
+        """Nothing of it is in the stream: what an ALTER TABLE has changed is told with the next row."""
+        return self.kind == "A" and not self.content
 
     @property
     def moves(self) -> bool:
@@ -103,6 +108,11 @@ class State(dict[int, Rows]):
         if change.kind == "T":
             for table in change.tables:
                 self[table.oid] = {}
+        elif change.kind == "A":
+            before, after = change.tables
+            names = renamed(before, after)
+            if names is not None:
+                self[after.oid] = {key: _under(row, names) for key, row in self.get(after.oid, {}).items()}
         elif change.table is not None:
             rows = self.setdefault(change.table.oid, {})
             if change.old is not None:
@@ -112,6 +122,10 @@ class State(dict[int, Rows]):
 
     def copied(self) -> State:
         return State({oid: dict(rows) for oid, rows in self.items()})
+
+
+def _under(row: Row, names: Mapping[str, str]) -> Row:
+    return {names[name]: value for name, value in row.items() if name in names}
 
 
 @dataclass(eq=False, slots=True)
@@ -157,6 +171,8 @@ class Source:
         """How transactions end, in WAL order."""
         self.trails: dict[int, list[Change]] = {}
         """Transaction → all that it ever wrote, also what was rolled back."""
+        self.highest = {table.oid: len(table.columns) for table in tables}
+        """The highest number that a column of the table ever had: none has it again."""
         self.prepared: dict[str, Session] = {}
         """By GID."""
         self._locks: Locks = {}
@@ -175,7 +191,7 @@ class Source:
         """The table as the session sees it."""
         state = State({oid: dict(self.visible[oid])})
         for change in session.changes:
-            if change.kind == "T" or (change.table is not None and change.table.oid == oid):
+            if change.kind in "TA" or (change.table is not None and change.table.oid == oid):
                 state.apply(change)
         return state[oid]
 
@@ -220,13 +236,14 @@ class Source:
         tables = tuple(self.table(session, oid) for oid in oids)
         self._add(session, Change(self._record(), self._xid_of(session), "T", tables=tables))
 
-    def alter(self, session: Session, table: Table) -> None:
-        """The table's definition becomes another, for this session at once, for others when it is visible."""
+    def alter(self, session: Session, table: Table, content: bytes = b"") -> None:
+        """The table's definition becomes another, for this session at once, for others when it is visible. content: the event trigger's message."""
+        before = self.table(session, table.oid)
         session.exclusive.add(table.oid)
         session.touched.add(table.oid)
         session.altered[table.oid] = table
-        self._xid_of(session)
-        self._record()
+        xid = self._xid_of(session)
+        self._add(session, Change(self._record(), xid, "A", tables=(before, table), content=content))
 
     def savepoint(self, session: Session) -> None:
         session.savepoints.append((len(session.changes), None))
@@ -414,8 +431,9 @@ class Source:
 
     def _define(self, session: Session, commit: Commit) -> None:
         """What the catalog says from now on."""
-        self.files.update(table.oid for change in commit.changes for table in change.tables)
+        self.files.update(table.oid for change in commit.changes if change.kind == "T" for table in change.tables)
         self.tables.update(session.altered)
+        self.highest.update({oid: max(table.columns[-1].attnum, self.highest[oid]) for oid, table in session.altered.items()})
 
     def _release_locks(self, session: Session) -> None:
         self._locks = {what: holder for what, holder in self._locks.items() if holder is not session}

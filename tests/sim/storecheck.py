@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cdc.model.batch import Op
+from cdc.model.evolution import SchemaChange, differences
 from cdc.model.position import Cut
-from sinks.memory import Store
-from tests.sim.tables import Key, Row
+from cdc.settings.models import SchemaPolicy
+from sinks.contract import Shape
+from sinks.memory import Store, TableUnit
+from sinks.reshape import same_table
+from tests.sim.tables import Key, Row, first_name, key_of
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
-    from tests.sim.checker import Checker
+    from tests.sim.checker import Checker, Entry, Folded
+
+
+@dataclass(slots=True)
+class Terms:
+    """What a store does when the definition of a table changes."""
+
+    policy: SchemaPolicy = "apply"
+    approved: Mapping[str, int] = field(default_factory=dict)
+    """Topic → the position up to which an operator has let its changes through."""
+
+    def lets_through(self, topic: str, position: int) -> bool:
+        return self.policy == "apply" or position <= self.approved.get(topic, 0)
 
 
 class StoreCheck:
-    """Rules e, f, g and j (see ``tests.sim.checker``)."""
+    """Rules e, f, g, j and m (see ``tests.sim.checker``). ``terms``: each store's, by name."""
 
     def __init__(self, checker: Checker) -> None:
+        self.terms: dict[str, Terms] = {}
         self._checker = checker
         self._applied: dict[str, int] = {}
         self._seen: dict[str, dict[str, dict[str, tuple[int, Row | None]]]] = {}
@@ -47,43 +66,87 @@ class StoreCheck:
                 if position > len(entries):
                     raise Violation("c", f"{name}: {topic} {text!r} is of position {position}, the log ends at {len(entries)}")
                 entry = entries[position - 1]
-                if entry.topic != topic or (None if row is None else slim(row)) != entry.row:
+                shown = None if row is None else slim(row)
+                if entry.topic != topic or (shown != self._logged(name, entry, unit, row) and not self._passed_over(entry)):
                     raise Violation("c", f"{name}: {topic} {text!r} at position {position} is not what the log has there")
                 if staged and position > unit.mark.cut.position:
                     raise Violation("g", f"{name}: shows position {position}, committed is {unit.mark.cut.position}")
         if cut is not None:
             self.claims(name, store, store.applied.position)
 
+    def _passed_over(self, entry: Entry) -> bool:
+        """Whether the rows that are written again there may be older ones, for a moment: what comes before a topic is emptied need not be brought,
+        and no cut shows it."""
+        behind = self._checker.entries[entry.position :]
+        return entry.rows is not None and any(one.topic == entry.topic and (one.empties or one.op == Op.TRUNCATE) for one in behind)
+
+    def _logged(self, name: str, entry: Entry, unit: TableUnit, row: Row | None) -> Row | None:
+        """What the log has there of the row that a store shows."""
+        logged = entry.row if entry.rows is None or row is None else entry.rows.get(self._key(unit, row))
+        if logged is None or unit.shape is None or self.terms[name].policy != "ignore":
+            return logged
+        held, came = unit.shape.table, entry.table
+        assert came is not None
+        # Where nobody could tell which column had become which, a renamed one is another one to a store that keeps its shape.
+        numbered = all(column.attnum for column in (*held.columns, *came.columns))
+        shown = {first_name(name) for name in held.names if numbered or name in came.names}
+        return {column: value for column, value in logged.items() if column in shown}
+
+    def _wanted(self, name: str, topic: str, entry: Entry, newest: int) -> int:
+        """The position at which the store is to have this row: where it was written, or written again."""
+        if self.terms[name].policy != "ignore":
+            return entry.at
+        written_again = (
+            entry.position < newest <= self.terms[name].approved.get(topic, 0) and self._checker.entries[newest - 1].rows
+        )
+        return newest if written_again else entry.position
+
+    def _key(self, unit: TableUnit | None, row: Row) -> Key:
+        assert unit is not None
+        assert unit.shape is not None
+        return key_of(unit.shape.table, row)
+
+    def reshapes(self, name: str, held: Shape | None, change: SchemaChange, position: int) -> None:
+        """A store is given a change of its table's definition. ``held``: the definition that its rows stand under."""
+        topic = change.table.qualified
+        if held is None or position <= held.position or not same_table(held.table, change.table):
+            return
+        if not self.terms[name].lets_through(topic, position) and not change.empties and differences(held.table, change.table):
+            raise Violation("m", f"{name}: {topic} changes at position {position}, which nobody has let through")
+
     def claims(self, name: str, store: Store, at: int) -> None:
         """Somebody takes the store to hold everything up to ``at``. A table may be further: the others were set back."""
         if at == 0:
             return
-        for table in self._checker.source.tables.values():
-            unit = store.tables.get(table.qualified)
+        for topic in dict.fromkeys((*store.tables, *self._fold(name, at, at))):
+            unit = store.tables.get(topic)
+            if topic not in self._checker.known:
+                continue  # another service's
             upto = max(at, unit.mark.cut.position) if unit is not None else at
-            fold = self._fold(name, at, upto)[table.oid]
+            fold = self._fold(name, at, upto).get(topic, {})
             held: dict[Key, int] = {}
             gone: dict[Key, int] = {}
             for kept, row in (unit.rows if unit is not None else {}).values():
-                (gone if row is None else held)[self._checker.entries[kept - 1].key] = kept
+                entry = self._checker.entries[kept - 1]
+                key = entry.key if entry.rows is None or row is None else self._key(unit, row)
+                (gone if row is None else held)[key] = kept
             floor = 0 if unit is None else unit.floor
             for key, entry in fold.items():
                 newest = max(held.get(key, 0), gone.get(key, 0), floor if floor > upto else 0)
-                if newest < entry.position or (newest > entry.position and newest <= upto):
-                    raise Violation(
-                        "fj", f"{name} at {at}: {table.qualified} {list(key)} is of position {newest}, not {entry.position}"
-                    )
+                wanted = self._wanted(name, topic, entry, newest)
+                if newest < wanted or (newest > wanted and newest <= upto):
+                    raise Violation("fj", f"{name} at {at}: {topic} {list(key)} is of position {newest}, not {wanted}")
             for key, kept in held.items():
                 if kept <= upto and key not in fold:
-                    raise Violation("fj", f"{name} at {at}: {table.qualified} {list(key)} of position {kept} should be gone")
+                    raise Violation("fj", f"{name} at {at}: {topic} {list(key)} of position {kept} should be gone")
 
-    def _fold(self, name: str, at: int, upto: int) -> dict[int, dict[Key, object]]:
+    def _fold(self, name: str, at: int, upto: int) -> Folded:
         cuts = self._checker.cuts
         positions = (cuts[bisect_right(cuts, one, key=lambda cut: cut[0]) - 1] for one in (at, upto))
         (whole, _), (table, fold) = positions
         if whole != at or table != upto:
             raise Violation("g", f"{name}: committed position {at}, {upto} in a table, which is no cut")
-        return fold  # type: ignore[return-value]
+        return fold
 
     def differences(self, stores: Iterable[tuple[str, Store]], head: Cut) -> Iterator[str]:
         for name, store in stores:
@@ -97,5 +160,5 @@ class StoreCheck:
 
 
 def slim(row: Row) -> Row:
-    """Without NULLs: a column added later is NULL in rows from before."""
-    return {name: value for name, value in row.items() if value is not None}
+    """Without NULLs (a column added later is NULL in rows from before), and under the first names that columns had."""
+    return {first_name(name): value for name, value in row.items() if value is not None}

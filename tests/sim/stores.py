@@ -19,11 +19,13 @@ import pyarrow as pa
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.log.contract import LogReader
 from cdc.log.memory import MemoryLog
-from cdc.model.batch import ALONE, OP
+from cdc.model.batch import ALONE, OP, first_position
+from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.position import Cut, Lsn, Position
-from sinks.contract import EpochPassed, Outcome
-from sinks.memory import STORES, Answer, Call, MemorySink, Options, Store, TableUnit, Unit
+from sinks.contract import EpochPassed, Outcome, Shape
+from sinks.memory import STORES, Call, MemoryAnswer, MemorySink, Options, Store, TableUnit, Unit
 from tests.contract.rows import ORDERS, order, upserts
+from tests.sim.storecheck import Terms
 from tests.sim.violation import Violation
 
 Meet = Callable[[str], None]
@@ -101,7 +103,7 @@ class _Sink(MemorySink):
         super().erase()
         self._site.erased()
 
-    def send(self, call: Call) -> tuple[Answer, Outcome]:
+    def send(self, call: Call) -> tuple[MemoryAnswer, Outcome]:
         if self._site.chance.random() < self._site.moods.late:
             self._site.late.append(call)
         alone = any(batch.column(OP)[0].as_py() in ALONE for batch in call.batches)
@@ -111,7 +113,7 @@ class _Sink(MemorySink):
             # Rows are sent without waiting for the answer to those before: this one's is heard when the next are under way.
             self._site.met("store drops one of several requests")
             self._unheard = True
-            return Answer.DONE, Outcome(0)
+            return MemoryAnswer.DONE, Outcome(0)
         answered = super().send(call)
         self._site.taken(call, answered[0])
         self._site.befall()
@@ -154,6 +156,8 @@ class FlakySink:
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         site, chance, moods = self._site, self._site.chance, self._site.moods
+        if (change := schema_change_of(changes)) is not None:
+            site.given(change, first_position(changes))
         site.befall()
         site.accident("refused", "apply")
         if not self._sink.traits.sequenced and len(changes) > 1 and chance.random() < moods.partly:
@@ -197,6 +201,9 @@ class Site:
         """Called after each write (with the cut after each commit)."""
         self.claimed: Callable[[Position], None] = lambda _: None
         """Called with what a follower takes the store to hold, when it has just asked."""
+        self.reshapes: Callable[[Shape | None, SchemaChange, int], None] = lambda *_: None
+        """Called before a table's definition changes in the store."""
+        self.terms = Terms(options.schema_policy)
         self.struck: Callable[[], None] = lambda: None
         """Called when the store is not what it was."""
         self.epoch = 0
@@ -204,7 +211,7 @@ class Site:
         """All that were taken; the last one holds."""
         self.theirs = False
         """Something is in the store that this log never had: another service's, or of another past."""
-        self.strikes = 0
+        self.strikes = self._strikes_known = 0
         self.hurt = False
         """Rows that a follower had brought were lost, set back or taken over."""
         self._opened = 0
@@ -291,9 +298,9 @@ class Site:
         if self.theirs:
             raise Violation("k", f"{self.name}: a follower {what} though the store holds what its log never had")
 
-    def taken(self, call: Call, answer: Answer) -> None:
+    def taken(self, call: Call, answer: MemoryAnswer) -> None:
         in_order = self.options.sequenced or self.options.staged
-        if in_order and answer is Answer.DONE and call.epoch < self._opened:
+        if in_order and answer is MemoryAnswer.DONE and call.epoch < self._opened:
             raise Violation("l", f"{self.name} took a call of epoch {call.epoch}, though it was opened under {self._opened}")
 
     def _intrude(self) -> None:
@@ -355,6 +362,12 @@ class Site:
 
     # -- its followers ------------------------------------------------------------------------------------------------------
 
+    def given(self, change: SchemaChange, position: int) -> None:
+        """A follower says that a table has another definition now. After a strike it may not know yet which one the store's rows have."""
+        unit = self.store.tables.get(change.table.qualified)
+        if unit is not None and self.strikes == self._strikes_known:
+            self.reshapes(unit.shape, change, position)
+
     def refused(self, epoch: int) -> None:
         """The store does not let a follower of this epoch open it."""
         for lease in self.leases:
@@ -370,18 +383,24 @@ class Site:
     def opened(self, epoch: int) -> None:
         """A follower has."""
         self.refuse_strangers("opens it")
+        self._strikes_known = self.strikes
         self._opened = max(self._opened, epoch)
 
-    def stopped(self, state: StopState, why: str) -> None:
-        """A follower says that it cannot go on. An operator has it built again, once the other service is gone."""
+    def stopped(self, state: StopState, why: str) -> bool:
+        """A follower says that it cannot go on. An operator lets a change through; or has the store built again (True), once the other
+        service is gone."""
+        if state is StopState.SCHEMA_PAUSED and self.terms.policy != "apply":
+            self.met("operator lets a change through")
+            return False
         if state not in self._disowned:
             raise Violation("k", f"{self.name} is this log's own and was refused: {why}")
         self.met("store built again")
         self._copies.clear()
+        return True
 
     def erased(self) -> None:
+        # What was found before stays known: a process that sleeps may report it after another one had the store built again.
         self.theirs = False
-        self._disowned.clear()
         self._is_struck()
 
 

@@ -44,6 +44,28 @@ _EXTRA: Final = (
 )
 
 
+_AGAIN: Final = "__"
+"""Between a column's first name and how often it was renamed since."""
+
+
+def another_name(name: str) -> str:
+    first, _, times = name.partition(_AGAIN)
+    return f"{first}{_AGAIN}{int(times or 0) + 1}"
+
+
+@lru_cache(maxsize=1024)
+def first_name(name: str) -> str:
+    return name.partition(_AGAIN)[0]
+
+
+@lru_cache(maxsize=1024)
+def renamed(before: Table, after: Table) -> dict[str, str] | None:
+    """The name before of each column that is still there, and the name after; None where nothing but new columns has come."""
+    now = {column.attnum: column.name for column in after.columns}
+    names = {column.name: now[column.attnum] for column in before.columns if column.attnum in now}
+    return None if names == {name: name for name in before.names} else names
+
+
 def make_tables(chance: Random) -> list[Table]:
     """One to three tables of different identities."""
     return [_make(chance, FIRST_OID + 7 * number, f"t{number}") for number in range(chance.choice((1, 1, 2, 3)))]
@@ -77,13 +99,14 @@ def keyless(table: Table) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _identity(table: Table) -> tuple[str, ...]:
+def identity_of(table: Table) -> tuple[str, ...]:
+    """The columns that tell its rows apart."""
     return ("tag",) if keyless(table) else tuple(column.name for column in table.key)
 
 
 def key_of(table: Table, row: Row) -> Key:
     """Without a key the tag stands for the row: no two rows ever have the same."""
-    return tuple([row.get(name) or "" for name in _identity(table)])
+    return tuple([row.get(name) or "" for name in identity_of(table)])
 
 
 def new_key(chance: Random, table: Table, keys: int) -> Row:

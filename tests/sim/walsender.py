@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.feedback import Feedback
 from cdc.model.table import Table
 from cdc.pgvalues.values import Bytes
@@ -158,7 +159,11 @@ class Walsender:
         """What of the changes has not been sent, was not taken back, and stands in the WAL before ``until``, as one block."""
         known = self._streamed.get(xid)
         sent = known.known if known is not None else set()
-        fresh = [change for change in changes if change.lsn < until and change.xid not in self._gone and id(change) not in sent]
+        fresh = [
+            change
+            for change in changes
+            if change.lsn < until and change.xid not in self._gone and id(change) not in sent and not change.silent
+        ]
         if not fresh:
             return b""
         streamed = self._streamed.setdefault(xid, _Streamed())
@@ -187,6 +192,8 @@ class Walsender:
     def _changes(self, changes: Sequence[Change]) -> list[bytes]:
         pieces = []
         for change in changes:
+            if change.silent:
+                continue
             pieces += [*self._relations_of(change, self._relations), _encoded(change)]
             if self._chance.random() < 0.02:
                 pieces.append(wire.keepalive(self.sent_lsn, reply=self._chance.random() < 0.5))
@@ -194,7 +201,7 @@ class Walsender:
 
     def _relations_of(self, change: Change, sent: Sent) -> list[bytes]:
         """What has to be sent before the change."""
-        tables = change.tables if change.table is None else (change.table,)
+        tables = change.tables if change.kind == "T" else () if change.table is None else (change.table,)
         return [self._relation(table, sent) for table in tables if sent.get(table.oid) != table]
 
     def _relation(self, table: Table, sent: Sent) -> bytes:
@@ -212,6 +219,8 @@ def _relation_message(table: Table) -> bytes:
 def _encoded(change: Change) -> bytes:
     if change.kind == "M":
         return wire.message(PREFIX, change.content, lsn=change.lsn)
+    if change.kind == "A":
+        return wire.message(DDL_PREFIX, change.content, lsn=change.lsn)
     if change.kind == "T":
         return wire.truncate(*(table.oid for table in change.tables))
     table = change.table

@@ -137,7 +137,7 @@ class World:
             (self._clients.step, 4.0 if working else 0.5),
             (self.process.step, 3.0),
             (self._server_step, 2.0),
-            (self.process.read, self._course.work.reading if working else 4.0),
+            (self.process.read, self._course.work.reading if working else 25.0),
             (self._followers.step, 1.2),
             (self._housekeeping, 0.5),
         ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.daemon import configuration as watched
-from cdc.daemon.configuration import Change, Configuration, Handed, Handout
+from cdc.daemon.configuration import Configuration, ConfigurationChange, Handed, Handout
 from cdc.demo.configuration import Value, toml
 from cdc.errors import ConfigError
 from sinks import options_model
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def settled(configuration: Configuration) -> Change | None:
+def settled(configuration: Configuration) -> ConfigurationChange | None:
     """What the change comes to, once nobody is writing any more."""
     assert configuration.look() is None, "somebody may still be writing"
     return configuration.look()
@@ -57,12 +57,12 @@ def test_stores_that_were_added_changed_and_removed_are_named(file: Path) -> Non
     configuration = Configuration(file, options_model)
     assert configuration.look() is None
     rewritten(file, text({"cache": CACHE, "second": CONSOLE}))
-    assert settled(configuration) == Change(added=("second",))
+    assert settled(configuration) == ConfigurationChange(added=("second",))
     assert list(configuration.settings.stores) == ["cache", "second"]
     rewritten(file, text({"cache": {**CACHE, "key": "order:{id}"}, "second": CONSOLE}))
-    assert settled(configuration) == Change(changed=("cache",))
+    assert settled(configuration) == ConfigurationChange(changed=("cache",))
     rewritten(file, text({"second": CONSOLE}))
-    assert settled(configuration) == Change(removed=("cache",))
+    assert settled(configuration) == ConfigurationChange(removed=("cache",))
     assert (configuration.problem, configuration.pending) == (None, ())
     assert configuration.look() is None
 
@@ -122,13 +122,13 @@ def test_all_but_stores_is_put_off_to_the_next_start_and_named(file: Path) -> No
             "dbname=shop", "dbname=other"
         ),
     )
-    assert settled(configuration) == Change(added=("second",))
+    assert settled(configuration) == ConfigurationChange(added=("second",))
     assert configuration.settings.http.listen == "127.0.0.1:8642"
     [line] = configuration.pending
     assert "http.listen, log.segment_bytes, source.dsn take effect at the next start → restart cdc run" in line
     assert "other" not in line, "a DSN may hold a password"
     rewritten(file, text({"cache": CACHE}))
-    assert settled(configuration) == Change(removed=("second",))
+    assert settled(configuration) == ConfigurationChange(removed=("second",))
     assert configuration.pending == (), "it says again what it said at the start"
 
 
@@ -141,7 +141,7 @@ def test_a_file_that_somebody_is_writing_to_is_left_alone(file: Path) -> None:
     file.write_text(whole)
     assert configuration.look() is None
     assert configuration.problem is None
-    assert configuration.look() == Change(added=("second",))
+    assert configuration.look() == ConfigurationChange(added=("second",))
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from cdc.state import status
 from sinks.warehouse import upkeep
 from sinks.warehouse.options import Options
 from snapshots.progress import SnapshotProgress
-from snapshots.requests import OUTCOME_KEPT_S, Outcome, Request, Requests
+from snapshots.requests import OUTCOME_KEPT_S, Request, RequestOutcome, Requests
 from tests.unit.http.test_past import at
 
 HOURS_S = 3 * 3600.0
@@ -143,7 +143,7 @@ def test_an_outcome_that_somebody_waits_for_stays_and_old_ones_go(
 ) -> None:
     requests = Requests(tmp_path)
     name = requests.queue(Request("public.t"))
-    requests.tell(name, Outcome("done", 3))
+    requests.tell(name, RequestOutcome("done", 3))
     requests.pending()
     clock.step(seconds)
     requests.pending()
@@ -177,7 +177,7 @@ def test_a_query_waits_by_no_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, 
     )
     monkeypatch.setattr(follow, "end_of", lambda *_: Cut(Position(5), Lsn(5)))
     stop = follow.threading.Event()
-    query = follow.Query(SimpleNamespace(), follower, SimpleNamespace(), tmp_path, tmp_path, stop)  # type: ignore[arg-type]
+    query = follow.StoreQuery(SimpleNamespace(), follower, SimpleNamespace(), tmp_path, tmp_path, stop)  # type: ignore[arg-type]
     query._started(spark, tmp_path)
     assert triggers == ["0 milliseconds"]
     began = time.monotonic()

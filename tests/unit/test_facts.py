@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.model.facts import FactColumn, Facts, Leaf, Publishing, StoredChange, hidden
+from cdc.model.facts import FactColumn, Facts, LeafTable, Publishing, StoredChange, hidden
 from cdc.model.table import Column
 from cdc.source.facts import FACTS
 from tests import roles
@@ -18,9 +18,9 @@ ID = FactColumn(1, "id", 23, -1, "", "", True, "10")
 V = FactColumn(2, "v", 25, -1, "", "", False, "10")
 G = FactColumn(3, "g", 23, -1, "", "s", True, "10")
 PLAIN = Facts(
-    7, "public", "t", False, "d", (ID, V), (1,), {7: Leaf(70, True)}, {"e1": "a", "a5.1": "23 -1 false"}, Publishing(True)
+    7, "public", "t", False, "d", (ID, V), (1,), {7: LeafTable(70, True)}, {"e1": "a", "a5.1": "23 -1 false"}, Publishing(True)
 )
-PARTED = replace(PLAIN, partitioned=True, leaves={8: Leaf(80, True), 9: Leaf(90, True)})
+PARTED = replace(PLAIN, partitioned=True, leaves={8: LeafTable(80, True), 9: LeafTable(90, True)})
 OPTIONS = replace(PLAIN, publishing=Publishing(True, version="12 owner options"))
 OVERLAY, VANISHED = StoredChange(False), StoredChange(True)
 
@@ -50,11 +50,11 @@ def _with(*columns: FactColumn) -> Callable[[Facts], Facts]:
         (PLAIN, _with(ID, FactColumn(3, "v", 25, -1, "", "", False, "11")), OVERLAY),
         (PLAIN, _with(ID), None),
         (PARTED, lambda facts: facts.without(8), VANISHED),
-        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(11, True)}), None),
-        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(110, True)}), VANISHED),  # truncated since
-        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(11, False)}), OVERLAY),
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: LeafTable(11, True)}), None),
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: LeafTable(110, True)}), VANISHED),  # truncated since
+        (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 11: LeafTable(11, False)}), OVERLAY),
         (PARTED, lambda facts: replace(facts, leaves={**facts.leaves, 8: replace(facts.leaves[8], joined="10")}), VANISHED),
-        (PARTED.with_leaf(11), lambda facts: replace(facts, leaves={**facts.leaves, 11: Leaf(11, True, "10")}), None),
+        (PARTED.with_leaf(11), lambda facts: replace(facts, leaves={**facts.leaves, 11: LeafTable(11, True, "10")}), None),
         (PARTED.with_leaf(11), lambda facts: facts.without(11), VANISHED),
         (PARTED.with_leaf(8), lambda facts: facts, None),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cdc.ingest.idle import IDLE_RECORD_BYTES, IDLE_RECORD_S, Idle
-from cdc.ingest.torn import Rest, Torn
+from cdc.ingest.torn import Remainder, Torn
 from cdc.pgvalues.values import Bytes
 
 
@@ -21,13 +21,13 @@ def joined(torn: Torn, text: str) -> str | None:
 def test_what_decoding_has_left_comes_again_with_what_follows() -> None:
     torn = Torn()
     assert joined(torn, "whole") == "whole"
-    torn.keep(block("whole, ha"), Rest(consumed=7, lacks=0, foreign=0))
+    torn.keep(block("whole, ha"), Remainder(consumed=7, lacks=0, foreign=0))
     assert joined(torn, "lf") == "half"
 
 
 def test_nothing_is_decoded_before_the_bytes_that_were_lacking_have_come() -> None:
     torn = Torn()
-    torn.keep(block("abc"), Rest(consumed=0, lacks=4, foreign=0))
+    torn.keep(block("abc"), Remainder(consumed=0, lacks=4, foreign=0))
     assert joined(torn, "de") is None
     assert joined(torn, "f") is None
     assert joined(torn, "gh") == "abcdefgh"
@@ -35,7 +35,7 @@ def test_nothing_is_decoded_before_the_bytes_that_were_lacking_have_come() -> No
 
 def test_a_message_of_somebody_elses_is_passed_over_and_what_follows_it_is_not() -> None:
     torn = Torn()
-    torn.keep(block("head--"), Rest(consumed=0, lacks=5, foreign=2))
+    torn.keep(block("head--"), Remainder(consumed=0, lacks=5, foreign=2))
     assert joined(torn, "---") is None
     assert joined(torn, "--tail") == "headtail"
     assert joined(torn, "next") == "next"

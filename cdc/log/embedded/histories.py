@@ -7,6 +7,7 @@ LOG_CORRUPT: without it nobody can say which positions of a store are this log's
 from __future__ import annotations
 
 import uuid
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ FILE: Final = "histories.json"
 
 def lineage_of(folder: Path, log_id: int) -> Lineage:
     """Raises LogCorrupt when the file is damaged or belongs to another log."""
-    path = folder / FILE
+    path = _path(folder)
     log = f"{log_id:016x}"
     first = History(log * 2, START)
     found = _FILE.load(path)
@@ -32,12 +33,18 @@ def lineage_of(folder: Path, log_id: int) -> Lineage:
     return Lineage(log, (first, *found.histories))
 
 
+@lru_cache(maxsize=64)
+def _path(folder: Path) -> Path:
+    """Asked for whenever somebody looks at a store: putting it together takes as long as finding that there is no such file."""
+    return folder / FILE
+
+
 def begin(folder: Path, log_id: int, since: Position) -> Lineage:
     """A new history begins behind ``since``, the log's head. Durable on return; to be called before its first change is committed."""
     known = lineage_of(folder, log_id)
     now = Lineage(known.log, (*known.histories, History(uuid.uuid4().hex, since)))
     crashpoint("log.history.begun")
-    _FILE.save(folder / FILE, Lineage(now.log, now.histories[1:]))
+    _FILE.save(_path(folder), Lineage(now.log, now.histories[1:]))
     crashpoint("log.history.recorded")
     return now
 

@@ -3,12 +3,15 @@ the head). Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc.errors import HeadwaterError
+from cdc.log.embedded.names import folder_of
 from cdc.log.embedded.timeline import SegmentRun
 from cdc.model.batch import POSITION, TABLE_METADATA
 
@@ -100,6 +103,37 @@ class OpenTopic:
     """As staged."""
     durable: Tip
     folder_exists: bool
+
+
+class OpenTopics:
+    """The topics that the log has, and those that are being staged, by name. Numbers rise, and each topic has a folder of its own."""
+
+    def __init__(self, topics: Iterable[OpenTopic]) -> None:
+        self._topics = {topic.name: topic for topic in topics}
+        self._holders = {folder_of(name): name for name in self._topics}
+        """Whose each folder is."""
+        self._next_number = max((topic.number for topic in self._topics.values()), default=0) + 1
+
+    def get(self, name: str) -> OpenTopic | None:
+        return self._topics.get(name)
+
+    def begin(self, name: str) -> OpenTopic:
+        """A new topic. Raises HeadwaterError where its folder would be another's: files of two topics in one could never be told apart again."""
+        holder = self._holders.setdefault(folder_of(name), name)
+        if holder != name:
+            raise HeadwaterError(
+                f"table {name} cannot be logged: its folder in the log is that of {holder}",
+                hint="rename the table, or leave it out: [source] tables",
+            )
+        topic = self._topics[name] = OpenTopic(self._next_number, name, Tip(), Tip(), folder_exists=False)
+        self._next_number += 1
+        return topic
+
+    def take_back(self, topics: Sequence[OpenTopic]) -> None:
+        """The newest, none of which was committed."""
+        for topic in topics:
+            del self._topics[topic.name], self._holders[folder_of(topic.name)]
+        self._next_number -= len(topics)
 
 
 @dataclass(slots=True)

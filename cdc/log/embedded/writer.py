@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -37,11 +35,12 @@ from cdc.log.embedded.format import (
     padding,
 )
 from cdc.log.embedded.lock import hold, is_held
-from cdc.log.embedded.names import LogPlaces, folder_of
+from cdc.log.embedded.names import LogPlaces
+from cdc.log.embedded.openfiles import OpenFiles
 from cdc.log.embedded.recover import head_of, recover
 from cdc.log.embedded.sealer import Sealer
 from cdc.log.embedded.segment import SegmentPlace
-from cdc.log.embedded.staging import Density, OpenPart, OpenTopic, Positions, Staged, Tip, positions_of, run_of
+from cdc.log.embedded.staging import Density, OpenPart, OpenTopic, OpenTopics, Positions, Staged, Tip, positions_of, run_of
 from cdc.log.embedded.syncpool import SyncPool
 from cdc.log.embedded.timeline import TopicIndex
 from cdc.model.batch import table_of
@@ -50,8 +49,6 @@ from cdc.model.position import Cut, Lsn, Position
 SPLIT_BYTES: Final = 2**29
 """A batch larger than this becomes several frames."""
 MAX_SEGMENT_OPTION_BYTES: Final = 2**30
-OPEN_FILES: Final = 2048
-"""Segments that stay open between commits, where the process may have four times as many files open."""
 SYNC_THREADS: Final = 32
 """The number of files synced at once."""
 
@@ -79,8 +76,7 @@ class EmbeddedLogWriter:
         self._places = LogPlaces(Path(dir))
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
-        self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
-        self._keep_open = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._files = OpenFiles(self._places, self._disk)
         self._broken: str | None = None
         self._timeline_fd = self._head_fd = -1
         self._syncs = SyncPool(sync_threads)
@@ -93,11 +89,8 @@ class EmbeddedLogWriter:
         except BaseException:
             self.close()
             raise
-        self._stand_at(head_of(recovered))
-        self._topics = {index.name: self._resumed(index) for index in recovered.timeline.topics.values()}
-        self._holders = {folder_of(name): name for name in self._topics}
-        """Whose each folder is."""
-        self._next_number = max(recovered.timeline.topics, default=0) + 1
+        self._published = head_of(recovered)
+        self._topics = OpenTopics([self._resumed(index) for index in recovered.timeline.topics.values()])
         self._staged = Staged(Density(self._published.position))
         if seal:
             self._sealer = Sealer(self._places, self._disk)
@@ -106,7 +99,8 @@ class EmbeddedLogWriter:
 
     @property
     def head(self) -> Cut:
-        return self._cut
+        published = self._published
+        return Cut(Position(published.position), Lsn(published.commit_lsn), published.commit_ts_us)
 
     @property
     def next_position(self) -> Position:
@@ -123,7 +117,7 @@ class EmbeddedLogWriter:
     def begin_history(self) -> None:
         """See ``LogWriter``."""
         self._check_usable()
-        histories.begin(self._places.root, self._published.log_id, self._cut.position)
+        histories.begin(self._places.root, self._published.log_id, self.head.position)
 
     def append(self, batch: pa.RecordBatch) -> None:
         """See ``LogWriter``. Raises ValueError for a batch that cannot be staged (what was staged stays), OSError when the disk
@@ -190,16 +184,14 @@ class EmbeddedLogWriter:
         with self._fatal():
             crashpoint("log.rollback.begun")
             for topic, segment in staged.created:
-                self._forget(topic.number, segment)
+                self._files.forget(topic.number, segment)
                 self._disk.remove(self._places.segment(topic.name, segment))
             for topic in staged.topics.values():
                 # Also where the tip has not moved: a write that failed may have left bytes behind it.
                 if not topic.durable.closed:
-                    self._disk.truncate(self._file(topic, topic.durable.segment), topic.durable.end)
+                    self._disk.truncate(self._files.of(topic, topic.durable.segment), topic.durable.end)
                 topic.tip = topic.durable
-            for topic in staged.named:
-                del self._topics[topic.name], self._holders[folder_of(topic.name)]
-        self._next_number -= len(staged.named)
+            self._topics.take_back(staged.named)
 
     def close(self) -> None:
         """Drops what is staged and releases the log. Sealing in progress is finished first."""
@@ -212,10 +204,10 @@ class EmbeddedLogWriter:
         finally:
             self._broken = self._broken or "it was closed"
             self._syncs.close()
-            for fd in (*self._files.values(), self._timeline_fd, self._head_fd, self._lock_fd):
+            self._files.close()
+            for fd in (self._timeline_fd, self._head_fd, self._lock_fd):
                 if fd >= 0:
                     os.close(fd)
-            self._files.clear()
             self._timeline_fd = self._head_fd = self._lock_fd = -1
 
     def abandon(self) -> None:
@@ -234,22 +226,10 @@ class EmbeddedLogWriter:
         staged = self._staged
         topic = self._topics.get(name)
         if topic is None:
-            self._hold_folder(name)
-            topic = OpenTopic(self._next_number, name, Tip(), Tip(), folder_exists=False)
-            self._next_number += 1
-            self._topics[name] = topic
+            topic = self._topics.begin(name)
             staged.named.append(topic)
         staged.topics[name] = topic
         return topic
-
-    def _hold_folder(self, name: str) -> None:
-        """Files of two topics in one folder could never be told apart again."""
-        holder = self._holders.setdefault(folder_of(name), name)
-        if holder != name:
-            raise HeadwaterError(
-                f"table {name} cannot be logged: its folder in the log is that of {holder}",
-                hint="rename the table, or leave it out: [source] tables",
-            )
 
     def _write(self, topic: OpenTopic, batch: pa.RecordBatch, positions: Positions) -> None:
         body = batch.serialize()
@@ -279,7 +259,7 @@ class EmbeddedLogWriter:
         )
         out += (head, body)
         end, running = end + len(head) + len(body), chain(running, crc)
-        self._disk.write(self._file(topic, tip.segment), out, tip.end)
+        self._disk.write(self._files.of(topic, tip.segment), out, tip.end)
         crashpoint("log.append.written")
         part.end, part.last, part.chain = end, last, running
         part.rows += len(positions)
@@ -304,11 +284,7 @@ class EmbeddedLogWriter:
             previous=old.segment, previous_last=old.last, previous_chain=old.chain,
         )  # fmt: skip
         raw, crc = header.encode()
-        path = self._places.segment(topic.name, first)
-        if not topic.folder_exists:
-            self._disk.make_folder(path.parent)
-        fd = self._disk.create(path)
-        self._files[topic.number, first] = fd
+        fd = self._files.create(topic, first)
         self._staged.created.append((topic, first))
         crashpoint("log.segment.created")
         self._disk.write(fd, [raw], 0)
@@ -323,7 +299,7 @@ class EmbeddedLogWriter:
         staged = self._staged
         with self._fatal():
             crashpoint("log.commit.before_fsync")
-            self._syncs.together(self._disk.sync, [self._file(part.topic, part.segment) for part in staged.parts])
+            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])
             if staged.created:
                 crashpoint("log.commit.before_folder_fsync")
                 self._syncs.together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))
@@ -362,11 +338,7 @@ class EmbeddedLogWriter:
             crashpoint("log.timeline.fsynced")
             self._disk.write(self._head_fd, [head.encode()], 0)
             crashpoint("log.head.written")
-        self._stand_at(head)
-
-    def _stand_at(self, head: Head) -> None:
         self._published = head
-        self._cut = Cut(Position(head.position), Lsn(head.commit_lsn), head.commit_ts_us)
 
     def _close_full(self, staged: Staged) -> None:
         """Hands full segments to sealing, and keeps the number of open files bounded."""
@@ -376,11 +348,10 @@ class EmbeddedLogWriter:
                 topic.tip = topic.durable = replace(topic.tip, closed=True, schema=None)
         for topic, run in staged.closed:
             crashpoint("log.segment.closed")
-            self._forget(topic.number, run.segment)
+            self._files.forget(topic.number, run.segment)
             if self._sealer:
                 self._sealer.add(self._place(topic.number, topic.name, run.segment), run)
-        while len(self._files) > self._keep_open:
-            self._disk.close(self._files.popitem(last=False)[1])
+        self._files.trim()
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -395,20 +366,6 @@ class EmbeddedLogWriter:
 
     def _place(self, number: int, name: str, segment: int) -> SegmentPlace:
         return SegmentPlace(self._published.log_id, number, name, segment)
-
-    def _file(self, topic: OpenTopic, segment: int) -> int:
-        key = (topic.number, segment)
-        fd = self._files.get(key)
-        if fd is None:
-            fd = self._files[key] = self._disk.open(self._places.segment(topic.name, segment))
-        else:
-            self._files.move_to_end(key)
-        return fd
-
-    def _forget(self, number: int, segment: int) -> None:
-        fd = self._files.pop((number, segment), None)
-        if fd is not None:
-            self._disk.close(fd)
 
     def _located(self, error: OSError) -> OSError:
         """Writing by descriptor, the system does not say where."""

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from snapshots.asking import WrongKey, check_request
-from snapshots.requests import Outcome, Request, Requests
+from snapshots.requests import Request, RequestOutcome, Requests
 from snapshots.session import open_session
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle
 
@@ -40,7 +40,7 @@ def behind_the_back(sql: psycopg.Connection[Any], statement: str) -> None:
     sql.execute("alter publication cdc add table t")
 
 
-def done(pipeline: Pipeline, name: str, timeout_s: float = 120) -> Outcome:
+def done(pipeline: Pipeline, name: str, timeout_s: float = 120) -> RequestOutcome:
     deadline = time.monotonic() + timeout_s
     while (outcome := pipeline.requests.outcome(name)).state not in ("done", "failed"):
         pipeline.check()
@@ -55,7 +55,7 @@ def values(folder: Path) -> list[tuple[str | None, ...]]:
 
 def test_the_whole_table_corrects_and_replacing_removes(stale: Any, tmp_path: Path) -> None:
     pipeline, sql = stale
-    assert done(pipeline, pipeline.requests.queue(Request("public.t"))) == Outcome("done", ROWS - 2, ROWS - 2)
+    assert done(pipeline, pipeline.requests.queue(Request("public.t"))) == RequestOutcome("done", ROWS - 2, ROWS - 2)
     rows = values(tmp_path)
     assert len(rows) == ROWS, "rows that are gone stay"
     assert sum(row[2] == "new" for row in rows) == ROWS - 2
@@ -69,7 +69,7 @@ def test_the_whole_table_corrects_and_replacing_removes(stale: Any, tmp_path: Pa
 def test_a_condition(stale: Any, tmp_path: Path) -> None:
     pipeline, _ = stale
     outcome = done(pipeline, pipeline.requests.queue(Request("public.t", where="a <= 10 and b <> 'it''s' -- ten of them")))
-    assert outcome == Outcome("done", 8, 8)
+    assert outcome == RequestOutcome("done", 8, 8)
     assert sum(row[2] == "new" for row in values(tmp_path)) == 8
 
 

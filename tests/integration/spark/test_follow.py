@@ -180,9 +180,9 @@ def test_what_is_large_goes_through_a_query_and_what_is_small_does_not(
     monkeypatch.setattr(stride, "START_ROWS", 10)
     batches: list[int] = []
     name, options = in_memory(batch_rows=100)
-    real = following_module.Query._run_a_query
+    real = following_module.StoreQuery._run_a_query
     monkeypatch.setattr(
-        following_module.Query,
+        following_module.StoreQuery,
         "_run_a_query",
         lambda query, spark: batches.append(query._follower.status.batches) or real(query, spark),
     )
@@ -357,7 +357,7 @@ def _from_the_last_truncate(traffic: Traffic) -> int:
 
 def test_a_store_that_fails_on_the_workers_is_waited_for(traffic: Traffic) -> None:
     rules = Rules("cache", redis_options("redis://127.0.0.1:1/0"))
-    results = list(applying.on_workers(rules, applying.Writer(traffic.folder, 1, 1))(iter([_slice()])))
+    results = list(applying.on_workers(rules, applying.StoreWriter(traffic.folder, 1, 1))(iter([_slice()])))
     with pytest.raises(StoreError) as refused:
         applying.outcome_of(pa.Table.from_batches(results))
     assert refused.value.retryable
@@ -395,11 +395,11 @@ def test_a_store_goes_on_without_queries_while_they_cannot_run(
     monkeypatch.setattr(following_module, "ALONE_S", (0.0, 3600.0))
     tried: list[int] = []
 
-    def never(query: following_module.Query, _session: Any, _checkpoint: Path) -> Any:
+    def never(query: following_module.StoreQuery, _session: Any, _checkpoint: Path) -> Any:
         tried.append(query._follower.status.batches)
         raise RuntimeError("the worker failed to connect back")
 
-    monkeypatch.setattr(following_module.Query, "_started", never)
+    monkeypatch.setattr(following_module.StoreQuery, "_started", never)
     name, options = in_memory()
     cut = traffic.transactions(300)
     with Following(traffic, tmp_path / "run", {name: options}) as following:
@@ -414,9 +414,9 @@ def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, 
     """Once where it reads the log, and once where it makes its checkpoint; the third time it may run."""
     monkeypatch.setattr(following_module, "ALONE_S", (0.0,))
     told: list[str | None] = []
-    started, explain = following_module.Query._started, following_module.Query._explain
+    started, explain = following_module.StoreQuery._started, following_module.StoreQuery._explain
 
-    def start(query: following_module.Query, session: Any, checkpoint: Path) -> Any:
+    def start(query: following_module.StoreQuery, session: Any, checkpoint: Path) -> Any:
         if not told:
             with monkeypatch.context() as wrong:
                 wrong.setattr(query, "_log_dir", tmp_path / "nowhere")
@@ -426,12 +426,12 @@ def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, 
             return started(query, session, tmp_path / "file" / "checkpoint")
         return started(query, session, checkpoint)
 
-    def listen(query: following_module.Query) -> None:
+    def listen(query: following_module.StoreQuery) -> None:
         explain(query)
         told.append(query._follower.status.error)
 
-    monkeypatch.setattr(following_module.Query, "_started", start)
-    monkeypatch.setattr(following_module.Query, "_explain", listen)
+    monkeypatch.setattr(following_module.StoreQuery, "_started", start)
+    monkeypatch.setattr(following_module.StoreQuery, "_explain", listen)
     name, options = in_memory()
     for _ in range(20):  # each attempt takes one before it asks for a query
         traffic.transactions(2)
@@ -448,7 +448,7 @@ def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, 
 
 def test_a_thread_that_cannot_go_on_ends_the_process(traffic: Traffic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look alive for ever; its supervisor starts it again."""
-    monkeypatch.setattr(following_module.Query, "_explain", _no_room)
+    monkeypatch.setattr(following_module.StoreQuery, "_explain", _no_room)
     monkeypatch.setattr(followers.Follower, "start", _no_room)
     name, options = in_memory()
     following = Following(traffic, tmp_path / "run", {name: options})

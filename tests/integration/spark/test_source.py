@@ -13,7 +13,7 @@ import pytest
 from cdc.model.batch import Op
 from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
-from cdc.spark.source import CdcSource, Plan
+from cdc.spark.source import CdcSource, ReadPlan
 from tests.contract.rows import ORDERS, PAIRS, TYPES, batch, order, upserts
 from tests.integration.spark.traffic import Traffic
 
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_said(spark: Any, traffic: Traffic, given: dict[str, st
 
 
 def test_a_table_is_named_exactly() -> None:
-    assert Plan.of({"log": "x", "table": "public.a*[b]"}).tables == ("public.a[*][[]b]",)
+    assert ReadPlan.of({"log": "x", "table": "public.a*[b]"}).tables == ("public.a[*][[]b]",)
 
 
 def until(done: Callable[[], bool], timeout_s: float = 120) -> None:

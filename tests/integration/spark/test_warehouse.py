@@ -33,6 +33,7 @@ from sinks.warehouse import Options, Warehouse, make, versions
 from sinks.warehouse import catalog as catalogs
 from sinks.warehouse.erasing import tables_in
 from sinks.warehouse.failures import CommitUnknown
+from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.names import LEDGERS, STAGING
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, Row, batch, numeric, order, schema, upserts
 from tests.integration.spark.traffic import held
@@ -206,7 +207,7 @@ def test_a_crash_between_the_table_and_the_ledger_is_replayed_without_a_trace(sh
     changes = [upserts(ORDERS, 1, [order(1), order(2)]), upserts(keyless, 3, [order(1), order(1)])]
     for one in changes:
         sink.apply(one)
-    monkeypatch.setattr(Warehouse, "_record", _crash)
+    monkeypatch.setattr(WarehouseLedger, "record", _crash)
     with pytest.raises(KeyboardInterrupt):
         sink.commit(cut(4))
     monkeypatch.undo()

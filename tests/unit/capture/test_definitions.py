@@ -11,7 +11,7 @@ import pytest
 from cdc.capture.definitions import CapturedPart, Definitions, Outside
 from cdc.errors import Stopped, StopState
 from cdc.model.evolution import Kind, SchemaChange
-from cdc.model.facts import FactColumn, Facts, Leaf, Publishing
+from cdc.model.facts import FactColumn, Facts, LeafTable, Publishing
 from cdc.model.table import Column, Table
 
 PASSWORD = "sesame"
@@ -19,7 +19,7 @@ PASSWORD = "sesame"
 
 def facts(oid: int, name: str, *columns: tuple[int, str, int], index: tuple[int, ...] = (1,), **changes: object) -> Facts:
     found = tuple(FactColumn(attnum, label, type_oid, -1, "", "", False, "1") for attnum, label, type_oid in columns)
-    return replace(Facts(oid, "s", name, False, "d", found, index, {oid: Leaf(oid, True)}, {}, Publishing(True)), **changes)  # type: ignore[arg-type]
+    return replace(Facts(oid, "s", name, False, "d", found, index, {oid: LeafTable(oid, True)}, {}, Publishing(True)), **changes)  # type: ignore[arg-type]
 
 
 def sent(table: Table) -> Table:
@@ -195,7 +195,7 @@ def test_a_table_that_takes_anothers_name_is_read_once() -> None:
 
 
 def test_a_dropped_partition_takes_rows_of_its_root_away() -> None:
-    root = replace(OLD, partitioned=True, leaves={20: Leaf(20, True), 21: Leaf(21, True)})
+    root = replace(OLD, partitioned=True, leaves={20: LeafTable(20, True), 21: LeafTable(21, True)})
     run = Run(root)
     assert run.message(dropped=[20]) == ["t rewritten!"]
     assert run.again == [7]
@@ -203,7 +203,7 @@ def test_a_dropped_partition_takes_rows_of_its_root_away() -> None:
 
 
 def test_rows_of_a_partition_that_no_look_has_seen_are_taken_away_when_it_is_gone() -> None:
-    root = replace(OLD, partitioned=True, leaves={20: Leaf(20, True)})
+    root = replace(OLD, partitioned=True, leaves={20: LeafTable(20, True)})
     run = Run(root)
     run.relation(root.table())
     run.definitions.number(sent(facts(30, "leaf", ID, A, B).table()))
@@ -215,11 +215,11 @@ def test_rows_of_a_partition_that_no_look_has_seen_are_taken_away_when_it_is_gon
 
 
 def test_a_partition_that_a_look_finds_is_nothing_new() -> None:
-    root = replace(OLD, partitioned=True, leaves={20: Leaf(20, True)})
+    root = replace(OLD, partitioned=True, leaves={20: LeafTable(20, True)})
     run = Run(root)
     run.relation(root.table())
     run.definitions.number(sent(facts(30, "leaf", ID, A, B).table()))
-    assert run.message(replace(root, leaves={**root.leaves, 30: Leaf(30, True)})) == []
+    assert run.message(replace(root, leaves={**root.leaves, 30: LeafTable(30, True)})) == []
     run.relation(root.table())
     run.definitions.number(sent(facts(30, "leaf", ID, A, B).table()))
     assert (run.again, run.noted) == ([], [7])

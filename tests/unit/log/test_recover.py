@@ -444,7 +444,7 @@ def test_a_topic_whose_folder_is_anothers_is_refused(quick_folder: Path, monkeyp
     writer.append(changes(SMALL, [1]))
     writer.commit(Lsn(1), 0)
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "_holders", {folder_of("s.b"): "s.a"})
+        patch.setattr(writer._topics, "_holders", {folder_of("s.b"): "s.a"})
         with pytest.raises(HeadwaterError, match=r"table s.b cannot be logged: its folder in the log is that of s.a"):
             writer.append(changes(OTHER, [2]))
     writer.append(changes(SMALL, [2]))

@@ -16,6 +16,7 @@ import pytest
 
 from cdc.crashpoint import armed
 from cdc.errors import ConfigError, HeadwaterError
+from cdc.log.embedded import openfiles
 from cdc.log.embedded import writer as writer_module
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -157,7 +158,7 @@ def test_a_group_over_several_segments_is_there_whole_or_not_at_all(tmp_path: Pa
 def test_many_topics_in_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    monkeypatch.setattr(writer_module, "OPEN_FILES", 5)
+    monkeypatch.setattr(openfiles, "OPEN_FILES", 5)
     writer = EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())
     tables = [replace(USERS, oid=1000 + n, name=f"t{n:03d} {'long' * 30}") for n in range(60)]
     for turn in range(3):

@@ -13,7 +13,7 @@ from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT8, TEXT
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
-from sinks.barrier import Barrier, RowsBefore, barrier_of, carry_out
+from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, Outcome, Shape
 from tests.contract.rows import NUMBERED, batch, order, schema
 
@@ -68,24 +68,24 @@ class Shelf:
         if len(self.done) - 1 == self.fails_at:
             raise ConnectionError(name)
 
-    def rows_before(self, barrier: Barrier) -> Iterator[str]:  # noqa: ARG002
+    def rows_before(self, barrier: TableBarrier) -> Iterator[str]:  # noqa: ARG002
         yield from ("a", "b")  # as from the log: whatever has been written meanwhile
 
-    def write_again(self, barrier: Barrier, rows: Iterable[str]) -> tuple[DeadLetter, ...]:
+    def write_again(self, barrier: TableBarrier, rows: Iterable[str]) -> tuple[DeadLetter, ...]:
         self._step("write")
         for row in rows:
             self.rows[row] = barrier.position
         self._step("written")
         return (DeadLetter(barrier.table.qualified, barrier.position, "odd"),)
 
-    def raise_floor(self, barrier: Barrier) -> None:
+    def raise_floor(self, barrier: TableBarrier) -> None:
         self._step("floor")
         assert self.shape is None, "the shape stands for everything before it"
         self.floor = barrier.position
         self.rows = {row: at for row, at in self.rows.items() if at >= self.floor}
         self._step("raised")
 
-    def set_shape(self, barrier: Barrier) -> None:
+    def set_shape(self, barrier: TableBarrier) -> None:
         self._step("shape")
         self.shape = barrier.shape if barrier.defines else self.shape
         self._step("set")
@@ -94,7 +94,7 @@ class Shelf:
 @pytest.mark.parametrize("rows", RowsBefore)
 @pytest.mark.parametrize("fails_at", range(6))
 def test_a_failure_at_any_step_loses_nothing_and_doing_it_again_comes_to_the_same(rows: RowsBefore, fails_at: int) -> None:
-    barrier = Barrier(NUMBERED, Position(9), rows, True)
+    barrier = TableBarrier(NUMBERED, Position(9), rows, True)
     whole, torn = Shelf(), Shelf(fails_at=fails_at)
     outcome = carry_out(barrier, whole)
     if fails_at < len(whole.done):
@@ -114,5 +114,5 @@ def test_a_failure_at_any_step_loses_nothing_and_doing_it_again_comes_to_the_sam
 
 def test_a_truncate_leaves_the_shape_as_it_is() -> None:
     shelf = Shelf()
-    assert carry_out(Barrier(NUMBERED, Position(9), RowsBefore.GONE, False), shelf) == Outcome(1)
+    assert carry_out(TableBarrier(NUMBERED, Position(9), RowsBefore.GONE, False), shelf) == Outcome(1)
     assert (shelf.rows, shelf.shape) == ({}, None)

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from sinks.cache.wire import Refused, Wire, command
+from sinks.cache.wire import RedisWire, Refused, command
 
 
-def wire_of(data: bytes, sizes: random.Random | None = None) -> Wire:
+def wire_of(data: bytes, sizes: random.Random | None = None) -> RedisWire:
     """A wire on which the server has said this, in pieces, and hung up."""
     ours, theirs = socket.socketpair()
 
@@ -25,7 +25,7 @@ def wire_of(data: bytes, sizes: random.Random | None = None) -> Wire:
 
     threading.Thread(target=say).start()
     ours.settimeout(30)
-    return Wire(ours)
+    return RedisWire(ours)
 
 
 ANSWERS = b"+OK\r\n:-7\r\n$3\r\na\r\n\r\n$-1\r\n*3\r\n$0\r\n\r\n$-1\r\n:4\r\n*-1\r\n*0\r\n+QUEUED\r\n:1\r\n"

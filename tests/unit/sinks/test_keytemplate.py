@@ -11,7 +11,7 @@ from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
 from sinks.cache.keytemplate import DEFAULT, bind
 from sinks.cache.ledger import Projection
-from sinks.cache.standing import Standing
+from sinks.cache.standing import CacheStanding
 from tests.contract.rows import ORDERS, PAIRS, TYPES, batch, order, upserts
 
 
@@ -63,10 +63,10 @@ def test_no_row_is_named_like_a_ledger(prefix: str) -> None:
     named = dataclasses.replace(LABELS, columns=(LABELS.columns[0], LABELS.columns[2]))
     for table, template in ((named, f"{prefix}{{key}}:x"), (PAIRS, f"{prefix}{{a}}.{{b}}"), (LABELS, f"{prefix}{{key}}")):
         with pytest.raises(ConfigError, match="cdc:"):
-            Standing("cache", Projection(template, "json")).check(table)
-    numbered = Standing("cache", Projection(f"{prefix}{{id}}", "json"))
+            CacheStanding("cache", Projection(template, "json")).check(table)
+    numbered = CacheStanding("cache", Projection(f"{prefix}{{id}}", "json"))
     assert numbered.check(ORDERS).prefix == prefix, "a number does not go on with a letter or a colon"
-    assert Standing("cache", Projection(f"{prefix}x{{key}}", "json")).check(LABELS).prefix == f"{prefix}x"
+    assert CacheStanding("cache", Projection(f"{prefix}x{{key}}", "json")).check(LABELS).prefix == f"{prefix}x"
 
 
 def test_names_of_tables_never_run_into_each_other() -> None:

@@ -12,7 +12,7 @@ import pytest
 from cdc.errors import StoreError
 from cdc.model.batch import Op
 from cdc.model.position import ZERO_CUT
-from sinks.memory import STORES, Answer, Call, MemorySink, Options
+from sinks.memory import STORES, Call, MemoryAnswer, MemorySink, Options
 from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
 from tests.logs import LooseLog, cut
 
@@ -92,7 +92,7 @@ def test_a_request_that_arrives_again_at_any_time_changes_nothing(name: str, mod
         for call in sink.calls:
             answer, outcome = STORES[name].take(call)
             assert outcome.written == 0
-            assert answer in ({Answer.ALREADY, Answer.LOST} if sink.traits.sequenced else {Answer.DONE})
+            assert answer in ({MemoryAnswer.ALREADY, MemoryAnswer.LOST} if sink.traits.sequenced else {MemoryAnswer.DONE})
         sink.commit(cut(log.head.position))
     assert [row["status"] for part in sink.scan(ORDERS) for row in part.to_pylist()] == ["again"]
 
@@ -105,18 +105,18 @@ def test_a_call_behind_a_gap_or_of_an_earlier_writer_is_refused(name: str) -> No
     first, second = sink.calls
     store = STORES[name]
     sink.erase()
-    assert store.take(first)[0] is Answer.LOST
+    assert store.take(first)[0] is MemoryAnswer.LOST
     sink.open(log.reader(), 1)
     sink.prepare(ORDERS)
-    assert store.take(second)[0] is Answer.GAP
+    assert store.take(second)[0] is MemoryAnswer.GAP
     assert [store.take(call)[0] for call in (first, first, second, first)] == [
-        Answer.DONE,
-        Answer.ALREADY,
-        Answer.DONE,
-        Answer.ALREADY,
+        MemoryAnswer.DONE,
+        MemoryAnswer.ALREADY,
+        MemoryAnswer.DONE,
+        MemoryAnswer.ALREADY,
     ]
     MemorySink(name, options).open(log.reader(), 2)
-    assert store.take(second)[0] is Answer.FENCED
+    assert store.take(second)[0] is MemoryAnswer.FENCED
 
 
 class Overtaken(MemorySink):
@@ -148,5 +148,5 @@ def test_a_late_change_of_definition_does_not_reach_an_older_copy(name: str) -> 
     feed(sink, log, upserts(ORDERS, 1, [order(1)]), schema(replace(ORDERS, columns=ORDERS.columns[:-1]), 2))
     rows, change = sink.calls
     store.restore(older)
-    assert store.take(change)[0] is Answer.LOST
-    assert [store.take(call)[0] for call in (rows, change)] == [Answer.DONE, Answer.DONE]
+    assert store.take(change)[0] is MemoryAnswer.LOST
+    assert [store.take(call)[0] for call in (rows, change)] == [MemoryAnswer.DONE, MemoryAnswer.DONE]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sinks.cache.resp import EXEC, MULTI, Frame, Limits, Part, Rows, deletions, fields_of, parts_of
+from sinks.cache.resp import EXEC, MULTI, Frame, Limits, RequestPart, RowFrames, deletions, fields_of, parts_of
 from sinks.cache.wire import bulk, command
 from sinks.render.jsonrows import raw_texts
 
@@ -34,7 +34,7 @@ def commands(data: bytes) -> list[list[bytes]]:
     return found
 
 
-def queued(part: Part, frame: Frame) -> list[list[bytes]]:
+def queued(part: RequestPart, frame: Frame) -> list[list[bytes]]:
     """The commands between MULTI and EXEC."""
     data = bytes(part.data)
     assert data.startswith(EXEC + frame.look)
@@ -43,15 +43,15 @@ def queued(part: Part, frame: Frame) -> list[list[bytes]]:
     return found
 
 
-def rows(changes: list[tuple[bytes, bytes | None]], first: int = 1) -> Rows:
+def rows(changes: list[tuple[bytes, bytes | None]], first: int = 1) -> RowFrames:
     """(key, value; None: deleted) at rising positions, every second position left out."""
     keys, values = zip(*changes, strict=True)
     gone = np.array([value is None for value in values], np.uint8)
     texts = raw_texts(pa.array([value or b"" for value in values], pa.binary()))
-    return Rows(raw_texts(pa.array(keys, pa.binary())), texts, gone, first + 2 * np.arange(len(keys)))
+    return RowFrames(raw_texts(pa.array(keys, pa.binary())), texts, gone, first + 2 * np.arange(len(keys)))
 
 
-def carried_out(parts: list[Part], frame: Frame) -> dict[bytes, object]:
+def carried_out(parts: list[RequestPart], frame: Frame) -> dict[bytes, object]:
     held: dict[bytes, object] = {}
     for part in parts:
         for name, *given in queued(part, frame):
@@ -119,7 +119,7 @@ def test_any_changes_come_to_what_a_dict_makes_of_them(seed: int, hashes: bool) 
             more = [value is not None and i % 3 == 0 for i, (_, value) in enumerate(changes)]
             fields = [text + bulk(b"g") + bulk(b"1") if has else text for text, has in zip(fields, more, strict=True)]
             items = np.array([0 if value is None else 4 if has else 2 for (_, value), has in zip(changes, more, strict=True)])
-            made = Rows(made.keys, raw_texts(pa.array(fields, pa.binary())), made.gone, made.positions, items)
+            made = RowFrames(made.keys, raw_texts(pa.array(fields, pa.binary())), made.gone, made.positions, items)
             expected = {key: {b"f": b"%d" % i} | ({b"g": b"1"} if more[i] else {}) for key, i in last.items()}
         parts = parts_of(MOVING, made, Limits(chance.randint(1, 60), chance.choice([50, 10**6])))
         assert carried_out(parts, MOVING) == {**expected, b"L": {b"at": 2 * count - 1}}

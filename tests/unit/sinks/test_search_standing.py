@@ -13,7 +13,7 @@ from cdc.model.batch import Op
 from cdc.model.lineage import Mark
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from sinks.contract import Shape
-from sinks.search.standing import Copy, Standing, copy_of, document, holding, whole_of
+from sinks.search.standing import IndexCopy, Standing, copy_of, document, holding, whole_of
 from tests.contract.rows import ORDERS, PAIRS, batch, order
 from tests.logs import LooseLog
 
@@ -29,7 +29,7 @@ def standing(position: int, **more: Any) -> Standing:
     return replace(said, since=cut(max(position - 5, 0)), **more)
 
 
-def copied(said: Standing, *, shards: int = 1, written_in: int | None = None, term: int = 1) -> Copy:
+def copied(said: Standing, *, shards: int = 1, written_in: int | None = None, term: int = 1) -> IndexCopy:
     found = {"found": True, "_source": document(said, "n", shards, written_in), "_seq_no": 3, "_primary_term": term}
     copy = copy_of(found)
     assert copy is not None

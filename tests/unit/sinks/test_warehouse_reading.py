@@ -10,7 +10,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from cdc.errors import StoreError
-from sinks.warehouse.sparkreading import SparkReader
+from sinks.warehouse.sparkreader import SparkReader
 from tests.contract.rows import ORDERS
 
 WORDS = "java.io.FileNotFoundException: /shop/public/orders/data/0001.parquet, while reading canary"

@@ -10,7 +10,7 @@ from snapshots.asked import Asked
 from snapshots.catalog import Look, SourceTable
 from snapshots.jobs import Board
 from snapshots.queries import Looks, Published
-from snapshots.requests import Outcome, Request, Requests
+from snapshots.requests import Request, RequestOutcome, Requests
 from snapshots.steps import drive
 from tests.unit.snapshots.rows import T
 
@@ -24,7 +24,7 @@ def test_a_request_that_was_finished_since_it_was_looked_for_is_not_read_again(t
         """The request is finished while the catalog is asked for its table."""
         if isinstance(request, Published):
             if state != "queued":
-                requests.tell(name, Outcome(state))
+                requests.tell(name, RequestOutcome(state))
             return [SourceTable(T, ("a", "b"), False, None, 10, 8192, 1)]
         assert isinstance(request, Looks)
         return {T.oid: Look("1:1:", "facts", "files")}

@@ -18,7 +18,7 @@ from snapshots.jobs import Board, Job, Task, page_tasks
 from snapshots.locks import Locks
 from snapshots.plan import PageRange, Pages
 from snapshots.progress import SnapshotProgress
-from snapshots.queries import Begin, Commit
+from snapshots.queries import Begin, End
 from snapshots.reading import LOCKED_S, PART_BYTES, Reader
 from snapshots.session import Unreachable
 from snapshots.steps import Request, RowsRead, Steps, drive
@@ -131,7 +131,7 @@ def test_every_task_is_one_transaction_and_reported_once_it_is_durable(tmp_path:
     world.run()
     assert world.pages == [0, 1, 2, 3]
     assert {rows for _, rows in world.purpose.advanced} == {2}
-    assert (world.count(Begin), world.count(Commit), world.count(steps.Rollback)) == (4, 4, 0)
+    assert (world.count(Begin), world.count(End), world.count(steps.Rollback)) == (4, 4, 0)
     assert world.purpose.finished
     assert not world.board.busy
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.model.facts import STORED, FactColumn, Facts, Leaf, Publishing
+from cdc.model.facts import STORED, FactColumn, Facts, LeafTable, Publishing
 from cdc.model.table import Column, Table
 from cdc.source.capturable import Definition, define, identity_problem
 
@@ -38,7 +38,7 @@ def test_a_key_that_a_column_list_leaves_out_is_refused() -> None:
 @pytest.mark.parametrize(("version", "publish"), [(150000, False), (180000, True)])
 def test_the_catalog_says_that_a_key_has_a_generated_column(version: int, publish: bool) -> None:
     columns = (FactColumn(1, "a", 23, -1, "", "", True, "10"), FactColumn(2, "b", 23, -1, "", STORED, True, "10"))
-    facts = Facts(7, "public", "t", False, "d", columns, (1, 2), {7: Leaf(70, True)}, {}, Publishing(True))
+    facts = Facts(7, "public", "t", False, "d", columns, (1, 2), {7: LeafTable(70, True)}, {}, Publishing(True))
     problem = identity_problem(define(facts, True, version))
     assert problem is not None
     assert "has a primary key with a generated column that is not published (b)" in problem[0]

@@ -8,14 +8,14 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from cdc.model.facts import FactColumn, Facts, Leaf
+from cdc.model.facts import FactColumn, Facts, LeafTable
 from cdc.source.absent import Absent
 from cdc.source.announcements import PREFIX, Announcements
 from cdc.source.problems import Refusal
 from cdc.source.refusals import Refusals
 from cdc.source.trigger import SetAside
 
-TABLE = Facts(7, "public", "t", False, "d", (FactColumn(1, "id", 23, -1, "", "", True, "10"),), (1,), {7: Leaf(70, True)})
+TABLE = Facts(7, "public", "t", False, "d", (FactColumn(1, "id", 23, -1, "", "", True, "10"),), (1,), {7: LeafTable(70, True)})
 
 
 class Emitted:

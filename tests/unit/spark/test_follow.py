@@ -12,7 +12,7 @@ import pytest
 
 from cdc.model.position import Cut, Lsn, Position
 from cdc.spark import queries as follow
-from cdc.spark.queries import INTERVAL_S, Query
+from cdc.spark.queries import INTERVAL_S, StoreQuery
 
 STEP_S = 0.001
 
@@ -76,7 +76,7 @@ def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., S
         engine: Any = None
         both: Any = steady
         stop: Any = clock
-        Query(engine, both, both, tmp_path, tmp_path, stop)._follow()
+        StoreQuery(engine, both, both, tmp_path, tmp_path, stop)._follow()
         return steady
 
     return run

@@ -43,7 +43,7 @@ def test_a_store_whose_options_changed_is_written_under_the_new_ones(tmp_path: P
     former, now = rules("former"), rules("now")
     assert repr(former.options) == repr(now.options), "what is secret does not show"
     first = apply._worker(former, tmp_path)
-    first.open_for(apply.Writer(tmp_path, 1, 1))
+    first.open_for(apply.StoreWriter(tmp_path, 1, 1))
     assert apply._worker(rules("former"), tmp_path) is first
     apply._worker(now, tmp_path)
     assert [sink.options for sink in made] == [former.options, now.options]

@@ -21,7 +21,7 @@ from sinks.warehouse.columns import labels, to_text
 from sinks.warehouse.disk import lacking
 from sinks.warehouse.failures import java_name
 from sinks.warehouse.names import safe
-from sinks.warehouse.place import Place
+from sinks.warehouse.place import TablePlace
 
 
 class SparkReader:
@@ -33,7 +33,7 @@ class SparkReader:
         # Spark remembers a catalog, and so the folder, by its name as long as the session lives.
         self._catalog = f"headwater_{safe(store)}_{hashlib.sha256(str(warehouse).encode()).hexdigest()[:16]}"
 
-    def rows(self, place: Place, table: Table, path: Sequence[str], scratch: Path) -> Iterator[pa.RecordBatch]:
+    def rows(self, place: TablePlace, table: Table, path: Sequence[str], scratch: Path) -> Iterator[pa.RecordBatch]:
         """Every live row as ``sinks.contract.audit_schema(table)``. ``path``: the table's namespace and name. ``scratch``: a folder for
         what Spark has read."""
         wanted = [field.name for field in place.iceberg.fields if field.name in {*labels(table).values(), EXACT}]
@@ -65,7 +65,7 @@ class SparkReader:
         numbered = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
         return numbered.select(*(f"c{frame.columns.index(name)}" for name in wanted))
 
-    def _unreadable(self, place: Place, error: Exception) -> StoreError:
+    def _unreadable(self, place: TablePlace, error: Exception) -> StoreError:
         """Spark's own words may show rows."""
         if not self._jvm_lives():
             return StoreError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sinks.search import fence
-from sinks.search.barriers import Barriers
+from sinks.search.barriers import SearchBarriers
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 
@@ -13,7 +13,9 @@ from sinks.search.wire import Cluster
 class Purging:
     """Purges one store. ``after_s``: how long a fence stands before."""
 
-    def __init__(self, cluster: Cluster, tables: Tables, barriers: Barriers, after_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, cluster: Cluster, tables: Tables, barriers: SearchBarriers, after_s: float, clock: Callable[[], float]
+    ) -> None:
         self._cluster = cluster
         self._tables = tables
         self._barriers = barriers
