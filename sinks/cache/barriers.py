@@ -150,7 +150,7 @@ class _Steps:
         assert self.keys is not None
         known, topic = self.known, barrier.table.qualified
         self.pieces.begin(topic, barrier.shape)
-        if known.holds(topic) and not sweep.same_names(known.keys(known.shapes[topic].table), self.keys):
+        if known.holds(topic) and not self._same_names(topic):
             self.pieces.sweep(topic, barrier.position)
         dead = self.pieces.write(topic, rows, self.keys, barrier.position)
         crashpoint("cache.schema.rewritten")
@@ -165,7 +165,8 @@ class _Steps:
         """In one transaction with the base of the table's keys, and with its progress."""
         known, topic = self.known, barrier.table.qualified
         base = Base(barrier.position, rewritten=barrier.rows is RowsBefore.AGAIN)
-        if barrier.rows is RowsBefore.KEPT:
+        if barrier.rows is RowsBefore.KEPT or (barrier.rows is RowsBefore.AGAIN and self._same_names(topic)):
+            # Under the same names nothing was taken away: a follower may have passed over a TRUNCATE, as a later one makes it needless.
             base = known.bases.get(topic, Base())
         given = {f"base:{topic}": base.encode()}
         if barrier.defines:
@@ -175,6 +176,11 @@ class _Steps:
         else:
             self.pieces.finish(topic, barrier.position, given)
         known.bases[topic] = base
+
+    def _same_names(self, topic: str) -> bool:
+        """Whether the rows' keys are the ones that they had."""
+        known = self.known
+        return known.holds(topic) and self.keys is not None and sweep.same_names(known.keys(known.shapes[topic].table), self.keys)
 
 
 class _Pieces:

@@ -6,7 +6,7 @@ where an operator points it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -17,14 +17,15 @@ from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
 from sinks.search.naming import GENERATION, Owner, Places, named, owner_of
-from sinks.search.standing import MAPPING, IndexCopy, Whole, copy_of, standing_id, whole_of
+from sinks.search.standing import FIELD, MAPPING, IndexCopy, Whole, copy_of, standing_id, whole_of
 from sinks.search.wire import Cluster
 
 LIVING: Final[dict[str, Any]] = {"bool": {"must_not": {"term": {DELETED: True}}}}
 APART: Final = 'index = "{schema}.{table}"'
 _LOOKING: Final = "looking at the indices"
 _BRIEF: Final = (
-    "*.aliases,*.mappings._meta,*.settings.index.creation_date,*.settings.index.number_of_shards,*.settings.index.provided_name"
+    f"*.aliases,*.mappings._meta,*.mappings.properties.{FIELD},"
+    "*.settings.index.creation_date,*.settings.index.number_of_shards,*.settings.index.provided_name"
 )
 _NAMES_AT_ONCE: Final = 20
 
@@ -47,6 +48,11 @@ class Found:
     def said(self) -> bool:
         """Its rows may be used."""
         return self.whole is not None and not self.whole.standing.building
+
+    @property
+    def says(self) -> bool:
+        """It was made for what it says of itself: a field is never taken out of a mapping."""
+        return FIELD in self.held.get("mappings", {}).get("properties", {})
 
     @property
     def born(self) -> str:
@@ -103,8 +109,9 @@ class Indices:
         return [_said(one, tuple(copy_of(next(docs)) for _ in ids), ids) if ids else one for one, ids in asked]
 
     def _ask(self, found: Found, standings: bool) -> bool:
-        """Of an index without an owner it has to be asked whose it is: a mapping changed by hand loses that."""
-        return found.places is not None and (found.owner is None or (standings and self.mine(found)))
+        """Of an index without an owner it has to be asked whose it is: a mapping changed by hand loses that. Not of one that nobody of us has
+        made, which may be closed, or for others to read."""
+        return found.places is not None and (found.says if found.owner is None else standings and self.mine(found))
 
     def _ids_of(self, found: Found) -> tuple[str, ...]:
         """An id for each shard of the index: documents go to shards by a hash of their id, of which the cluster is asked."""
@@ -230,11 +237,14 @@ class Indices:
 
     def delete(self, indices: Iterable[str]) -> None:
         """Those that are there."""
-        names = sorted(indices)
-        for start in range(0, len(names), _NAMES_AT_ONCE):
-            path = "/" + ",".join(names[start : start + _NAMES_AT_ONCE])
+        for names in _paths(indices):
             params = {"ignore_unavailable": "true", "expand_wildcards": "all"}
-            self.cluster.ask("removing indices", "DELETE", path, params=params)
+            self.cluster.ask("removing indices", "DELETE", names, params=params)
+
+    def refresh(self, indices: Iterable[str]) -> None:
+        """What was written so far is found by every search from now on, in those that are there."""
+        for names in _paths(indices):
+            self.cluster.ask("a refresh", "POST", f"{names}/_refresh", params={"ignore_unavailable": "true"})
 
     def _properties(self, table: Table) -> dict[str, Any]:
         return {**mapping.properties(table, self.style(table)), **MAPPING}
@@ -266,6 +276,13 @@ def _said(found: Found, copies: tuple[IndexCopy | None, ...], ids: tuple[str, ..
         owner = Owner(one.store, one.mark.log, one.topic)
     whole = whole_of(copies, found.born)
     return replace(found, owner=owner, copies=copies, ids=ids, whole=whole)
+
+
+def _paths(indices: Iterable[str]) -> Iterator[str]:
+    """Paths that name all of them, none too long for a request."""
+    names = sorted(indices)
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        yield "/" + ",".join(names[start : start + _NAMES_AT_ONCE])
 
 
 def by_alias(found: Iterable[Found]) -> dict[str, list[Found]]:

@@ -31,7 +31,7 @@ from sinks.search.followedlog import Followed
 from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.looks import StoreLooks
-from sinks.search.naming import GENERATION, shared
+from sinks.search.naming import shared
 from sinks.search.overview import Overview
 from sinks.search.purge import Purging
 from sinks.search.rows import Rows
@@ -225,9 +225,9 @@ class SearchSink:
         return self._looks.applied(writing=self._epoch is not None) if self._tables.followed.begun else ZERO_CUT
 
     def make_visible(self) -> None:
-        """Refreshes every index of ours, also those of tables that this process has not written."""
-        params = {"expand_wildcards": "open,hidden", "allow_no_indices": "true"}
-        self._cluster.ask("a refresh", "POST", f"/*{GENERATION}*/_refresh", params=params)
+        """Refreshes every index of ours, also those of tables that this process has not written, and nobody else's."""
+        indices = self._tables.indices
+        indices.refresh(one.index for one in indices.all(standings=False) if indices.mine(one))
 
     def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
         return meant_rows(rows, table, self._choices.style(table))

@@ -23,7 +23,7 @@ from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import ZERO_CUT, Cut, Lsn
 from cdc.settings.models import SecretFile
 from cdc.state import stops
-from sinks.cache import reading
+from sinks.cache import ledger, reading
 from sinks.cache.sink import CacheSink, Options
 from sinks.contract import Outcome
 from tests.contract.rows import NUMBERED, ORDERS, PAIRS, batch, order, schema, upserts
@@ -87,6 +87,32 @@ def test_a_row_is_a_hash_when_asked_for(valkey: Any, opened: Opened) -> None:
         found = client.hgetall("public.orders:1")
     texts = {name: text for name, text in order(1, None).items() if text is not None}
     assert found == {**texts, "created_at": "2013-01-01T10:00:00Z"}
+
+
+def test_a_ledger_of_the_version_before_with_a_second_number_for_a_tables_progress_is_read(valkey: Any, opened: Opened) -> None:
+    sink = opened(value="hash")
+    opened.feed(sink, upserts(ORDERS, 5, [order(1), order(2)]))
+    with valkey.client() as client:
+        client.hset(ledger.key_of("cache"), "sure:public.orders", 4)
+    again = opened(value="hash", prepare=False)
+    assert again.held("public.orders") == 6, "all of its progress is true"
+    assert opened.feed(again, upserts(ORDERS, 7, [order(3)])) == Outcome(1)
+    opened.commit(again, cut(7))
+    assert again.applied().position == 7
+
+
+def test_a_truncate_that_a_later_one_makes_needless_leaves_no_key_behind_a_renamed_column(valkey: Any, opened: Opened) -> None:
+    """A follower passes over what the last TRUNCATE of its range takes away anyway, but not over changes of the definition between."""
+    sink = opened()
+    opened.feed(sink, upserts(NUMBERED, 1, [order(1), order(2)]))
+    opened.log.put(batch(NUMBERED, [(Op.TRUNCATE, 3, {})]))
+    renamed = [dataclasses.replace(c, name="remark") if c.name == "note" else c for c in NUMBERED.columns]
+    now = dataclasses.replace(NUMBERED, columns=tuple(renamed))
+    opened.feed(sink, schema(now, 4))
+    opened.feed(sink, batch(now, [(Op.TRUNCATE, 5, {})]))
+    opened.commit(sink, cut(5))
+    with valkey.client(decode_responses=True) as client:
+        assert client.keys("public.orders:*") == []
 
 
 def test_a_key_that_the_server_gives_twice_is_one_row(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

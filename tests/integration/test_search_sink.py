@@ -101,6 +101,36 @@ def test_users_see_living_rows_only(opensearch: OpenSearch, opened: Any) -> None
         assert opensearch.request("POST", "/public.orders/_search", {"query": query})["hits"]["total"]["value"] == 1
 
 
+def test_only_the_stores_own_indices_are_refreshed_for_who_waits(opensearch: OpenSearch, opened: Any) -> None:
+    never = {"index": {"refresh_interval": "-1"}}
+    opensearch.request("PUT", "/somebodys@1", {"settings": never})
+    opensearch.request("PUT", "/somebodys@1/_doc/1", {"any": "thing"})
+    sink, other = opened(refresh_interval="-1"), opened("other", index="other.{schema}.{table}", refresh_interval="-1")
+    for one in (sink, other):
+        one.apply(upserts(ORDERS, 1, [order(1)]))
+        one.commit(cut(1))
+    sink.make_visible()
+
+    def found(index: str) -> int:
+        return int(opensearch.request("GET", f"/{index}/_count")["count"])
+
+    assert found("public.orders") == 1
+    assert (found("other.public.orders"), found("somebodys@1")) == (0, 0)
+
+
+def test_somebody_elses_index_that_cannot_be_read_stands_in_nobodys_way(opensearch: OpenSearch, opened: Any) -> None:
+    opensearch.request("PUT", "/somebodys@1", {"settings": {"index": {"number_of_shards": 2}}})
+    opensearch.request("POST", "/somebodys@1/_close")
+    sink = opened()
+    sink.apply(upserts(ORDERS, 1, [order(1)]))
+    sink.commit(cut(1))
+    sink.make_visible()
+    assert sink.applied() == cut(1)
+    assert count(opensearch, "public.orders") == 1
+    sink.erase()
+    assert "somebodys@1" in opensearch.request("GET", "/_all?expand_wildcards=all")
+
+
 def test_deleted_rows_are_purged_after_their_time(opensearch: OpenSearch, opened: Any, clock: Clock) -> None:
     sink = opened(purge_after_s=60)
     sink.apply(upserts(ORDERS, 1, [order(1), order(2)]))
