@@ -270,7 +270,8 @@ class MemorySink:
     # --- which log, and how far ------------------------------------------------------------------------------------------------------
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
-        self._log, self._epoch = log, epoch
+        # Calls are counted from the opening on: one from before may still arrive, and must not pass for one of these.
+        self._log, self._epoch, self._id = log, epoch, uuid.uuid4().hex
         self._staged.clear()
         self._relied_on.clear()
         store, applied = self._store, self.applied()

@@ -92,23 +92,21 @@ def apply_range(sink: Sink, reader: LogReader, seen: Survey, prepared: Prepared,
     for found in seen.topics:
         if found.changes and found.first is not None and prepared.shape(sink, found.topic) is None:
             # The shape that the first change starts from, even where rows under it are skipped.
-            with _passing(found):
+            with _passing(found, Position(0)):
                 prepared.ensure(sink, found.first)
-        for batch in found.before:
-            with _passing(found):
-                outcome += _apply(sink, batch, prepared, rules)
         for batch in found.batches(reader):
-            outcome += _apply(sink, batch, prepared, rules)
+            with _passing(found, first_position(batch)):
+                outcome += _apply(sink, batch, prepared, rules)
     return outcome
 
 
 @contextmanager
-def _passing(found: TopicRange) -> Iterator[None]:
+def _passing(found: TopicRange, position: Position) -> Iterator[None]:
     """A definition whose rows are gone by the end of the range may be one that the store cannot have, such as one without a key."""
     try:
         yield
     except ConfigError:
-        if not found.emptied:
+        if found.emptied_at is None or position >= found.emptied_at:
             raise
 
 

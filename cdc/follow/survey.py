@@ -28,7 +28,7 @@ class TopicRange:
 
     topic: str
     after: Position
-    """Rows at or below this position have no effect: the range begins here, or something empties the topic behind it."""
+    """The range begins here, or at the first definition's beginning where something empties the topic: what comes before has no effect."""
     upto: Position
     tables: dict[Table, None] = field(default_factory=dict)
     """Every definition that rows come under, in order."""
@@ -36,15 +36,13 @@ class TopicRange:
     """The definition of the first change that is a row's or a TRUNCATE."""
     changes: list[tuple[Position, SchemaChange]] = field(default_factory=list)
     truncated: bool = False
-    emptied: bool = False
-    """Something in the range empties the topic: a TRUNCATE, or a change of its definition."""
-    before: list[pa.RecordBatch] = field(default_factory=list)
-    """The SCHEMA records at or below ``after``."""
+    emptied_at: Position | None = None
+    """The last record that empties the topic: a TRUNCATE, or a change of its definition."""
     kept: list[pa.RecordBatch] | None = field(default_factory=list)
-    """The batches after ``after``; None when they are too large to be kept."""
+    """The batches to apply; None when they are too large to be kept."""
 
     def batches(self, reader: LogReader) -> Iterator[pa.RecordBatch]:
-        """The batches to apply after ``before``, in position order."""
+        """The batches to apply, in position order."""
         yield from reader.read(self.topic, self.after, self.upto) if self.kept is None else self.kept
 
 
@@ -74,21 +72,23 @@ def survey(reader: LogReader, starts: Mapping[str, Position], upto: Position, *,
 
 def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicRange, int]:
     """The range and how many bytes of it are kept."""
-    schemas: list[pa.RecordBatch] = []
-    size = 0
+    size = defined = defined_size = 0  # of what is kept, and of that up to the last SCHEMA record
     for batch in reader.read(found.topic, found.after, found.upto):
         change = schema_change_of(batch)
         truncates = len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE
         found.truncated |= truncates
         if truncates or (change is not None and change.empties):
-            found.emptied = True
-            # Rows before this one come and go unseen; the definitions among them still lead from one shape to the next.
-            found.before = list(schemas)
-            found.after, found.kept, size = Position(first_position(batch) - 1), [], 0
+            # Rows before this one come and go unseen, but for those before a SCHEMA record: what a store keeps of that record says that it has
+            # everything before it, and the follower may end between the two.
+            found.emptied_at = Position(first_position(batch))
             found.tables.clear()
+            if not found.changes:
+                found.after, found.kept, size = Position(found.emptied_at - 1), [], 0
+            elif found.kept is not None:
+                del found.kept[defined:]
+                size = defined_size
         if change is not None:
             found.changes.append((Position(first_position(batch)), change))
-            schemas.append(batch)
         elif found.first is None and not found.changes:
             found.first = table_of(batch.schema)
         if change is None and not truncates:
@@ -98,6 +98,8 @@ def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicR
             # What it holds in memory is told at once; what it shows of that (less, in a part of a batch) takes longer than reading a tiny one.
             held = batch.get_total_buffer_size()
             size += held if size + held <= kept_bytes else batch.nbytes
+            if change is not None:
+                defined, defined_size = len(found.kept), size
             if size > kept_bytes:
                 found.kept = None
     return found, 0 if found.kept is None else size

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cdc.model.batch import Op
 from cdc.model.evolution import SchemaChange, differences
 from cdc.model.position import Cut
 from cdc.settings.models import SchemaPolicy
@@ -67,18 +66,12 @@ class StoreCheck:
                     raise Violation("c", f"{name}: {topic} {text!r} is of position {position}, the log ends at {len(entries)}")
                 entry = entries[position - 1]
                 shown = None if row is None else slim(row)
-                if entry.topic != topic or (shown != self._logged(name, entry, unit, row) and not self._passed_over(entry)):
+                if entry.topic != topic or shown != self._logged(name, entry, unit, row):
                     raise Violation("c", f"{name}: {topic} {text!r} at position {position} is not what the log has there")
                 if staged and position > unit.mark.cut.position:
                     raise Violation("g", f"{name}: shows position {position}, committed is {unit.mark.cut.position}")
         if cut is not None:
             self.claims(name, store, store.applied.position)
-
-    def _passed_over(self, entry: Entry) -> bool:
-        """Whether the rows that are written again there may be older ones, for a moment: what comes before a topic is emptied need not be brought,
-        and no cut shows it."""
-        behind = self._checker.entries[entry.position :]
-        return entry.rows is not None and any(one.topic == entry.topic and (one.empties or one.op == Op.TRUNCATE) for one in behind)
 
     def _logged(self, name: str, entry: Entry, unit: TableUnit, row: Row | None) -> Row | None:
         """What the log has there of the row that a store shows."""
