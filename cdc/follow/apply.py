@@ -95,7 +95,7 @@ def apply_range(sink: Sink, reader: LogReader, seen: Survey, prepared: Prepared,
             with _passing(found, Position(0)):
                 prepared.ensure(sink, found.first)
         for batch in found.batches(reader):
-            with _passing(found, first_position(batch)):
+            with _passing(found, Position(first_position(batch))):
                 outcome += _apply(sink, batch, prepared, rules)
     return outcome
 
