@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from cdc.embedded.opensearch import OpenSearch
+from cdc.follow.follower import LARGE_ROWS
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
@@ -18,7 +19,8 @@ from tests.contract.rows import ORDERS, batch, order
 
 SECRET = "canary-password-31c5"
 ROW = "canary-row-94be"
-ROWS = 12_000
+ROWS = LARGE_ROWS
+"""In one commit: such a range waits for Spark's workers, however long these take to come."""
 
 
 @pytest.mark.spark
