@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -12,11 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from cdc.embedded import EmbeddedError
 from cdc.embedded.accounts import Account, popen_options
 from cdc.pace import slowness
 
+PORTS: Final = range(16_000, 32_000)
+TRIES: Final = 100
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -84,21 +88,28 @@ def stop(process: subprocess.Popen[bytes], sig: signal.Signals = signal.SIGTERM,
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now (somebody may before we do: start again then)."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A TCP port of the loopback interface that nobody listens on now. Somebody may before we do, which is unlikely: it is drawn from ports
+    below those that systems give to whoever asks for any, such as every outgoing connection."""
+    for _ in range(TRIES):
+        port = secrets.choice(PORTS)
+        if _is_free(port):
+            return port
+    raise EmbeddedError(f"no free port of 127.0.0.1 between {PORTS[0]} and {PORTS[-1]} in {TRIES} tries")
 
 
 def free_port_like(preferred: int) -> int:
     """``preferred`` when nobody listens there, else any free port."""
+    return preferred if _is_free(preferred) else free_port()
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", preferred))
+            probe.bind(("127.0.0.1", port))
         except OSError:
-            return free_port()
-        return preferred
+            return False
+        return True
 
 
 def wait_until(

@@ -242,7 +242,7 @@ class Indices:
             self.cluster.ask("removing indices", "DELETE", names, params=params)
 
     def refresh(self, indices: Iterable[str]) -> None:
-        """What was written so far is found by every search from now on, in those that are there."""
+        """Lets every search find from now on what was written so far, in those that are there."""
         for names in _paths(indices):
             self.cluster.ask("a refresh", "POST", f"{names}/_refresh", params={"ignore_unavailable": "true"})
 
