@@ -21,15 +21,16 @@ import pytest
 
 from cdc.crashpoint import KILLED, VARIABLE, CrashKind, Fault, armed
 from cdc.demo.configuration import toml
+from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.processes import kill_group, spawn
 from cdc.errors import StopState
+from cdc.follow.follower import LARGE_ROWS
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.spark.queries import run_followers
 from cdc.state import rebuilds
 from sinks import make_sink, options_model
 from sinks.sparksession import use_session
 from tests import counters
-from tests.conftest import Cache
 from tests.end_to_end.daemon import lives
 from tests.faults import points
 from tests.faults.stores import Written, apply_all, held_by
@@ -169,13 +170,12 @@ def test_an_error_in_a_query(point: str, written: Written, tmp_path: Path) -> No
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [CrashKind.KILL, CrashKind.ERROR])
 @pytest.mark.parametrize("point", ["follower.batch.read", "follower.batch.applied"] if EVERYTHING else [])
-def test_on_sparks_workers(point: str, kind: CrashKind, valkey: Cache, seed: int, tmp_path: Path) -> None:
+def test_on_sparks_workers(point: str, kind: CrashKind, opensearch: OpenSearch, seed: int, tmp_path: Path) -> None:
     """The worker is gone in the middle of its part, and the driver's query starts again."""
     traffic = Traffic(tmp_path / "log", seed, truncates=False)
-    traffic.bulk(3000)
-    traffic.transactions(30)
+    traffic.bulk(LARGE_ROWS)  # in one commit: that waits for the workers
     traffic.close()
-    follow = Follow(tmp_path, traffic.folder, kind="redis", url=valkey.url, workers_from_rows=500)
+    follow = Follow(tmp_path, traffic.folder, kind="opensearch", url=opensearch.url, workers_from_rows=500)
     mark = tmp_path / "reached"
     with follow.process(f"{point}={kind}@{mark}") as process:
         assert process.wait(DEADLINE_S) == 0, follow.told
@@ -183,6 +183,7 @@ def test_on_sparks_workers(point: str, kind: CrashKind, valkey: Cache, seed: int
     sink = make_sink("store", follow.options)
     with closing(EmbeddedLogReader(traffic.folder)) as reader:
         sink.open(reader)
+        sink.make_visible()
         assert_equal(sink, traffic.folder)
     sink.close()
     counters.add("crash points in Spark", f"{kind} of a worker")
