@@ -20,7 +20,8 @@ KINDS: Final[Mapping[str, str]] = {
     "memory": "sinks.memory",
 }
 """``kind`` in ``cdc.toml`` → the module that serves it, imported only when a store of that kind is used. Nothing else names a kind."""
-_FOR_TESTS: Final = "memory"
+FOR_TESTS: Final = frozenset(("memory",))
+"""Kinds that no user has: neither hints nor pages name them."""
 
 
 def options_model(kind: str) -> type[StoreOptions]:
@@ -43,7 +44,5 @@ def make_sink(name: str, options: StoreOptions) -> Sink:
 
 def _module(kind: str) -> Any:
     if kind not in KINDS:
-        raise ConfigError(
-            f"there is no store of kind {kind!r}", hint=f"use one of {', '.join(sorted(KINDS.keys() - {_FOR_TESTS}))}"
-        )
+        raise ConfigError(f"there is no store of kind {kind!r}", hint=f"use one of {', '.join(sorted(KINDS.keys() - FOR_TESTS))}")
     return import_module(KINDS[kind])

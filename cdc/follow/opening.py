@@ -53,9 +53,7 @@ class Ports:
 class Opening:
     """One store's sink, opened under this follower's lease. Not thread-safe."""
 
-    def __init__(
-        self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path, ports: Ports | None = None
-    ) -> None:
+    def __init__(self, store: str, options: StoreOptions, log_dir: Path, reader: LogReader, run_dir: Path, ports: Ports) -> None:
         self.number = 0
         """Rises each time that the store is opened: what others knew of it before no longer counts."""
         self._store = store
@@ -63,7 +61,7 @@ class Opening:
         self._log_dir = log_dir
         self._reader = reader
         self._run_dir = run_dir
-        self._ports = ports or Ports()
+        self._ports = ports
         self._lease: StoreLease | None = None
         self._outdone = False
         """A later writer was met under this lease."""

@@ -39,12 +39,12 @@ def written(run_dir: Path, part: str, now: FollowerStatus) -> None:
 class Reporter:
     """One store's. Thread-safe where two threads can meet: ``report``."""
 
-    def __init__(self, run_dir: Path, store: str, kind: str, clock: Clock, show: Show | None = None) -> None:
+    def __init__(self, run_dir: Path, store: str, kind: str, clock: Clock, show: Show) -> None:
         """``show``: writes the file."""
         self.status = _beginning(run_dir, store, kind)
         self._run_dir = run_dir
         self._clock = clock
-        self._write = show or written
+        self._write = show
         self._rates = Rate(clock.monotonic())
         self._lock = threading.Lock()
         self._reported: FollowerStatus | None = None

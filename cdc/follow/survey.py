@@ -28,7 +28,8 @@ class TopicRange:
 
     topic: str
     after: Position
-    """The range begins here, or at the first definition's beginning where something empties the topic: what comes before has no effect."""
+    """The range begins here; or right before a record that empties the topic, where no definition comes before it: then nothing up to here has
+    an effect."""
     upto: Position
     tables: dict[Table, None] = field(default_factory=dict)
     """Every definition that rows come under, in order."""

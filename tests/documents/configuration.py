@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from cdc.settings.models import Contract, Http, Log, Privacy, Settings, Source, StoreOptions, StoreTables, TableOptions
-from sinks import KINDS, options_model
+from sinks import FOR_TESTS, KINDS, options_model
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
@@ -26,7 +26,6 @@ SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("privacy", Privacy),
     ('contracts."schema.table"', Contract),
 )
-ONLY_IN_TESTS: Final = frozenset(("memory",))
 MIB: Final = 2**20
 
 
@@ -38,7 +37,7 @@ def parts() -> dict[str, str]:
         "### Beside the sections\n\n" + _table([run_dir]),
         f"### `[stores.NAME]`, of every kind\n\n{table(StoreOptions)}",
         f'### `[stores.NAME.tables."schema.table"]`\n\n{table(TableOptions)}',
-        *(f'### `[stores.NAME]` with `kind = "{kind}"`\n\n{_of_kind(kind)}' for kind in KINDS if kind not in ONLY_IN_TESTS),
+        *(f'### `[stores.NAME]` with `kind = "{kind}"`\n\n{_of_kind(kind)}' for kind in KINDS if kind not in FOR_TESTS),
     ]
     return {"keys": "\n\n".join(keys)}
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from cdc.settings.models import Http, Source, Strict
-from sinks import KINDS, options_model
+from sinks import FOR_TESTS, KINDS, options_model
 from tests.documents import configuration
 from tests.documents.writing import written
 
@@ -47,7 +47,7 @@ def test_every_option_of_a_store_does_something(kind: str) -> None:
     assert unread == [], f"nothing reads these options of kind {kind}: a store's module has to, as self._options.NAME"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in configuration.ONLY_IN_TESTS])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FOR_TESTS])
 def test_the_page_about_changes_names_only_options_that_there_are(kind: str) -> None:
     section = STORES.partition("## What does a change do?")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ") and kind in line.split(" | ")[0]]
