@@ -166,7 +166,7 @@ class _Steps:
         known, topic = self.known, barrier.table.qualified
         base = Base(barrier.position, rewritten=barrier.rows is RowsBefore.AGAIN)
         if barrier.rows is RowsBefore.KEPT or (barrier.rows is RowsBefore.AGAIN and self._same_names(topic)):
-            # Under the same names nothing was taken away: a follower may have passed over a TRUNCATE, as a later one makes it needless.
+            # Under the same names nothing was taken away, so a later sweep has to look at whatever this one would have.
             base = known.bases.get(topic, Base())
         given = {f"base:{topic}": base.encode()}
         if barrier.defines:
