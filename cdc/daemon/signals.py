@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Final
 
 DRAIN_S: Final = 30.0
 """A process that has not drained this long after its signal ends itself; a later start loses nothing by that."""
+_ASKING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def stop_on_signals(drain_s: float = DRAIN_S) -> Iterator[threading.Event]:
-    """Sets the event on the first SIGTERM or SIGINT. A second SIGINT, or ``drain_s`` without an end, ends the process at once."""
+    """Sets the event on the first SIGTERM or SIGINT. A second SIGINT, or ``drain_s`` without an end, ends the process at once.
+
+    A thread does all this, not the handlers: these interrupt the main thread wherever it is, amid the event's own lock too, and
+    they run only when it comes back from what it has called.
+    """
     stop = threading.Event()
-    timers: list[threading.Timer] = []
-
-    def asked(number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            if number == signal.SIGINT:
-                os._exit(128 + signal.SIGINT)
-            return
-        stop.set()
-        timer = threading.Timer(drain_s, os._exit, (128 + signal.SIGKILL,))
-        timer.daemon = True
-        timer.start()
-        timers.append(timer)
-
-    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    watcher = threading.Thread(target=_watch, args=(reading, stop, drain_s), name="signals", daemon=True)
+    watcher.start()
+    # The interpreter writes a signal's number there only if the signal has a handler.
+    before = {number: signal.signal(number, lambda *_: None) for number in _ASKING}
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         yield stop
     finally:
+        signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
-        for timer in timers:
-            timer.cancel()
+        os.close(writing)
+        watcher.join()
+        os.close(reading)
+
+
+def _watch(reading: int, stop: threading.Event, drain_s: float) -> None:
+    """Until the other end of ``reading`` is closed."""
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    ends_at: float | None = None
+    while True:
+        left_s = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+        if not poll.poll(None if left_s is None else left_s * 1000):
+            os._exit(128 + signal.SIGKILL)
+        numbers = os.read(reading, 4096)
+        if not numbers:
+            return
+        for number in numbers:
+            if number in _ASKING and not stop.is_set():
+                stop.set()
+                ends_at = time.monotonic() + drain_s
+            elif number == signal.SIGINT:
+                os._exit(128 + signal.SIGINT)
 
 
 def die_with_parent(parent_pid: int) -> None:
