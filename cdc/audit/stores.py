@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from typing import Final
 
@@ -14,7 +15,7 @@ from cdc.audit.comparison import SourceSide, TableInWork, Target, compare
 from cdc.audit.findings import Progress, Report, StoreAudit, TableAudit
 from cdc.audit.settlement import CaughtUp, settle
 from cdc.client.wait import nudge, wait
-from cdc.errors import ConfigError, SourceError, WaitTimeout
+from cdc.errors import ConfigError, SourceError, StoreError, WaitTimeout
 from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
 from cdc.log.orphans import ended_topics
@@ -29,6 +30,7 @@ from cdc.source.rows import snapshot
 from cdc.state import status, stops
 from sinks import make_sink, traits_of
 from sinks.contract import Sink
+from sinks.retry import ATTEMPTS_MAX, backoff_s
 from sinks.sparksession import use_session
 
 CATCH_UP_TIMEOUT_S: Final = 600.0
@@ -65,10 +67,27 @@ def audit(
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
             tables = partial(targets, settings, reader, database, name, table)
-            with _opened(settings, name, reader) as sink:
-                caught_up = _caught_up(settings, reader, sink, timeout_s)
-                audits.append(audit_store(database, sink, tables, caught_up, progress))
+
+            def attempt(sink: Sink, tables: Callable[[], Sequence[Target]] = tables) -> StoreAudit:
+                return audit_store(database, sink, tables, _caught_up(settings, reader, sink, timeout_s), progress)
+
+            audits.append(_patiently(partial(_opened, settings, name, reader), attempt))
     return audits
+
+
+def _patiently(opened: Callable[[], AbstractContextManager[Sink]], attempt: Callable[[Sink], StoreAudit]) -> StoreAudit:
+    """Begins again with the store opened once more, while it says "later", as an index does whose shard is not there yet."""
+    chance = random.Random()
+    for number in range(ATTEMPTS_MAX - 1):
+        with opened() as sink:
+            try:
+                return attempt(sink)
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+        time.sleep(backoff_s(number, chance))
+    with opened() as sink:
+        return attempt(sink)
 
 
 def _refuse_unbegun(settings: Settings, reader: LogReader) -> None:

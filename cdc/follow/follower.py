@@ -34,6 +34,7 @@ LONGEST_RETRY_S: Final = 15.0
 LARGE_ROWS: Final = 20_000
 """A range of so many rows is work for a Spark query, in micro-batches with their limits on rows and bytes, where Spark's workers apply it."""
 _LOOK_AT_THE_STORE_S: Final = 1.0
+"""While changes come. A store for which there are none is looked at half as often: nearly all that standing by costs is these looks."""
 
 
 class Step(StrEnum):
@@ -138,10 +139,10 @@ class Follower:
     def idle(self) -> None:
         """Looks whether the store still holds what it held, and moves its LSN on when the source commits nothing of ours.
 
-        Does so once a second at most, and never while a range is being applied.
+        Does so every two seconds at most, and never while a range is being applied.
         """
         now = self._clock.monotonic()
-        if now - self._idled_at < _LOOK_AT_THE_STORE_S or self.stopped or not self._lock.acquire(blocking=False):
+        if now - self._idled_at < 2 * _LOOK_AT_THE_STORE_S or self.stopped or not self._lock.acquire(blocking=False):
             return
         try:
             self._idled_at = now

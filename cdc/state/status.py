@@ -68,7 +68,7 @@ class TableProgress(_Told):
 
 @dataclass(slots=True)
 class CaptureStatus(_Told):
-    """Written by the capture process at least once a second."""
+    """Written by the capture process when something has changed, and every ``BEAT_S``."""
 
     pid: int = 0
     state: str = "starting"
@@ -108,7 +108,7 @@ class CaptureStatus(_Told):
 
 @dataclass(slots=True)
 class FollowerStatus(_Told):
-    """Written by a follower after a commit into its store (of many in a row not each by itself), and at least once a second."""
+    """Written by a follower after a commit into its store (of many in a row not each by itself), and every ``BEAT_S``."""
 
     store: str
     kind: str = ""

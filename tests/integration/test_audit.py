@@ -20,7 +20,7 @@ from cdc.audit.comparison import SourceSide, Target
 from cdc.audit.findings import Progress, StoreAudit, TableAudit
 from cdc.audit.settlement import LISTED_KEYS
 from cdc.audit.stores import NUDGE_AFTER_S, audit, audit_store
-from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
+from cdc.errors import ConfigError, Stopped, StopState, StoreError, WaitTimeout
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
@@ -30,6 +30,8 @@ from cdc.source.connection import connect
 from cdc.source.watch import CatalogWatch
 from cdc.state import status, stops
 from sinks.contract import Sink
+from sinks.memory import MemorySink
+from sinks.retry import ATTEMPTS_MAX
 from tests.conftest import Database
 from tests.contract.labs import LABS, Lab
 from tests.integration.pipeline import service, settings_of
@@ -428,6 +430,33 @@ def test_a_store_that_lags_is_waited_for_and_then_named(postgres: Database, tmp_
     with pytest.raises(WaitTimeout):
         audit(settings, timeout_s=0.5)
     assert time.monotonic() - began < NUDGE_AFTER_S + 60
+
+
+@pytest.mark.usefixtures("source")
+def test_a_store_that_says_later_is_asked_again(postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = f"later-{postgres.name.replace('_', '-')}"
+    settings = settings_of(postgres, tmp_path, {twin: {"kind": "memory"}})
+    answers: list[StoreError] = []
+
+    def answer(_: Sink) -> None:
+        if answers:
+            raise answers.pop()
+
+    monkeypatch.setattr(MemorySink, "make_visible", answer)
+    with service(settings):
+        answers += [StoreError("no shard yet", retryable=True)] * 2
+        [result] = audit(settings, timeout_s=CATCH_UP_S)
+        assert result.equal, result.to_json()
+        assert not answers
+        answers += [StoreError("no rights", retryable=False)] * 2
+        with pytest.raises(StoreError, match="no rights"):
+            audit(settings, timeout_s=CATCH_UP_S)
+        assert len(answers) == 1
+        monkeypatch.setattr("cdc.audit.stores.backoff_s", lambda *_: 0.0)
+        answers[:] = [StoreError("never again", retryable=True)] * 100
+        with pytest.raises(StoreError, match="never again"):
+            audit(settings, timeout_s=CATCH_UP_S)
+        assert len(answers) == 100 - ATTEMPTS_MAX
 
 
 @pytest.mark.usefixtures("source")
