@@ -73,6 +73,8 @@ class Work:
     begun: Any
     committed: Any
     finished: Any
+    polling: Any
+    """How many pollers have begun."""
     seen: dict[str, Any]
 
     @classmethod
@@ -82,6 +84,7 @@ class Work:
             RawArray(c_double, count),
             RawArray(c_double, count),
             RawValue(c_bool, False),
+            multiprocessing.get_context("spawn").Value("i", 0),
             {store: RawArray(c_double, count) for store in stores},
         )
 
@@ -158,6 +161,7 @@ def measure(
         ):
             pollers.append(spawn.Process(target=_polling, args=(poll, work, *given), daemon=True))
             pollers[-1].start()
+        await_pollers(work, len(pollers))
         print("writing …", file=sys.stderr, flush=True)
         late_ms = write(postgres.dsn(), work, rate, usage, warm=warm_s * rate)
         cpu_s = usage.cpu_s()
@@ -270,7 +274,14 @@ def _wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
 
 def _polling(poll: Callable[..., None], work: Work, *given: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with work.polling.get_lock():
+        work.polling.value += 1
     poll(work, *given)
+
+
+def await_pollers(work: Work, count: int) -> None:
+    """Starting them takes the machine's cores for seconds, which would count as the stores' latency."""
+    _wait(lambda: work.polling.value == count, START_S, "the pollers")
 
 
 def _outstanding(work: Work, waiting: list[int], begun: int) -> int:

@@ -185,6 +185,7 @@ def _timed(run: Run, usage: Usage, dsn: str, ports: tuple[int, int], done: int, 
     for poller in pollers:
         poller.start()
     try:
+        latency.await_pollers(work, len(pollers))
         usage.begin()
         latency.write(dsn, work, rate, latency.Unmeasured(), first=done, warm=0)
         latency._wait(lambda: all(seen[-1] for seen in work.seen.values()), latency.DRAIN_S, "the last transactions")
