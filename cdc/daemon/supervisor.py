@@ -21,6 +21,7 @@ import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.daemon.configuration import VARIABLE, Configuration, Handout
+from cdc.diskspace import described
 from cdc.errors import ConfigError, Stopped
 from cdc.settings.models import Settings
 from cdc.state import status, stops
@@ -54,7 +55,7 @@ class Next:
 
 
 def next_step(exit_code: int, lived_s: float, failures: int, *, held: bool) -> Next:
-    """exit_code: as of ``Popen.returncode``. failures: ends in a row before this one. held: a stop state of this child is recorded."""
+    """exit_code: as of ``Popen.returncode``. failures: ends in a row before this one. held: each part of this child is in a stop state."""
     if exit_code == Stopped.exit_code and held:
         return Next("stopped", None, 0)
     if exit_code == ConfigError.exit_code:
@@ -187,7 +188,7 @@ class Supervisor:
             if child.again_at is not None and time.monotonic() >= child.again_at:
                 self._start(child)
         elif child.process.poll() is not None:
-            self._ended(child, child.process.returncode, self._held(child))
+            self._ended(child, child.process.returncode)
         elif child.retired and not child.terminated:
             child.terminated = True
             child.process.terminate()
@@ -199,9 +200,13 @@ class Supervisor:
         if self._handout is not None:
             handed = (self._handout.descriptor,)
             environment[VARIABLE] = str(self._handout.descriptor)
-        child.process = subprocess.Popen(
-            list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=handed
-        )
+        try:
+            child.process = subprocess.Popen(
+                list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=handed
+            )
+        except OSError as error:  # the machine has no process left to give, or no memory
+            self._not_started(child, error)
+            return
         child.terminated = False
         crashpoint("supervise.started")
         child.began = time.monotonic()
@@ -209,9 +214,25 @@ class Supervisor:
         _log.info(f"{child.status.name} started", process=child.process.pid)
         self._write(force=True)
 
-    def _ended(self, child: Child, code: int, held: frozenset[str]) -> None:
+    def _not_started(self, child: Child, error: OSError) -> None:
+        step = next_step(1, 0.0, child.failures, held=False)
+        assert step.delay_s is not None
+        child.failures, child.again_at = step.failures, time.monotonic() + step.delay_s
+        child.status.state = step.state
+        child.status.restarts += 1
+        name = child.status.name
+        _log.error(
+            f"{name} cannot be started: {described(error)}; it is tried again in {step.delay_s:g} s", facts={"process": name}
+        )
+        self._write(force=True)
+
+    def _ended(self, child: Child, code: int) -> None:
         lived_s = time.monotonic() - child.began
-        step = next_step(code, lived_s, child.failures, held=bool(held))
+        # As of now: what is resumed from here on was seen to be held.
+        stopped = self._stops(child)
+        held = child.stopped_for = frozenset(stop.name for stop in stopped)
+        free = child.parts - {stop.part for stop in stopped}
+        step = next_step(code, lived_s, child.failures, held=bool(held) and not free)
         crashpoint("supervise.child_ended")
         _end_group(child)  # what it left behind, such as a JVM
         child.process = None
@@ -226,8 +247,11 @@ class Supervisor:
             _log.warning(in_words(child.status.name, code, lived_s, step, held), facts=facts)
         self._write(force=True)
 
+    def _stops(self, child: Child) -> list[stops.Stop]:
+        return [stop for stop in stops.held(self._run_dir) if stop.part in child.parts]
+
     def _held(self, child: Child) -> frozenset[str]:
-        return frozenset(stop.name for stop in stops.held(self._run_dir) if stop.part in child.parts)
+        return frozenset(stop.name for stop in self._stops(child))
 
     def _drain(self) -> None:
         crashpoint("supervise.draining")

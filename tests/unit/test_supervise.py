@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -142,6 +144,70 @@ def test_a_stopped_child_waits_for_resume_while_the_other_runs_on(tmp_path: Path
         told = status.read_supervisor(tmp_path)
         assert told is not None
         assert (told.processes[1].state, told.processes[1].restarts) == ("running", 0)
+
+
+def test_one_store_is_resumed_while_the_process_of_all_ends(tmp_path: Path) -> None:
+    """It ends because every store waits for an operator, and that takes it some seconds."""
+    for store in ("one", "two"):
+        stops.record(tmp_path, f"follow-{store}", Stopped(StopState.STORE_REFUSES, "full"))
+    ready, gate = tmp_path / "ready", tmp_path / "gate"
+    ends = f"import os, time; open({str(ready)!r}, 'w')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nraise SystemExit(4)"
+    followers = Child(ProcessStatus("followers"), [sys.executable, "-c", ends], frozenset({"follow-one", "follow-two"}))
+    with supervised(tmp_path, followers):
+        until(ready.exists)
+        stops.clear(tmp_path, "STORE_REFUSES:follow-one")
+        before = status.read_supervisor(tmp_path)
+        assert before is not None
+        until(lambda: (now := status.read_supervisor(tmp_path)) is not None and now.updated_at > before.updated_at + 1)
+        ready.unlink()
+        gate.touch()
+        until(ready.exists)
+
+
+def test_a_part_is_resumed_as_soon_as_it_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks of the supervisor."""
+    starts = tmp_path / "starts"
+    program = f"open({str(starts)!r}, 'a').write('x'); raise SystemExit(4)"
+    held, looks = Supervisor._stops, [0]
+
+    def resumed_at_once(supervisor: Supervisor, child: Child) -> list[stops.Stop]:
+        if child.process is not None and child.process.poll() is not None:
+            looks[0] += 1
+            if looks[0] == 2:  # it did so after the supervisor had looked for stops, and before it looked at the process
+                stops.record(tmp_path, "capture", Stopped(StopState.SLOT_LOST, "gone"))
+        elif looks[0] == 2:
+            stops.clear(tmp_path, "SLOT_LOST")
+        return held(supervisor, child)
+
+    monkeypatch.setattr(Supervisor, "_stops", resumed_at_once)
+    with supervised(tmp_path, child(program)):
+        until(lambda: starts.exists() and len(starts.read_text()) > 1)
+
+
+def test_a_process_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the machine has no process left to give: the others go on."""
+    refusals: list[int] = []
+    popen = subprocess.Popen
+
+    def made(arguments: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        if "refused" in arguments and len(refusals) < 2:
+            refusals.append(errno.EAGAIN)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return popen(arguments, **options)
+
+    monkeypatch.setattr(supervise.subprocess, "Popen", made)
+    first = child("import time; time.sleep(600)")
+    second = child("import time; time.sleep(600)", "followers")
+    second.arguments = [*second.arguments, "refused"]
+    with capture_logs() as said, supervised(tmp_path, first, second):
+        until(lambda: len(refusals) == 2)
+        until(lambda: (now := status.read_supervisor(tmp_path)) is not None and now.processes[1].state == "running")
+        told = status.read_supervisor(tmp_path)
+        assert told is not None
+        assert [(one.state, one.restarts) for one in told.processes] == [("running", 0), ("running", 2)]
+    assert "followers cannot be started: Resource temporarily unavailable; it is tried again in 0.2 s" in [
+        line["event"] for line in said
+    ]
 
 
 def test_a_running_child_sees_to_a_resumed_part_by_itself(tmp_path: Path) -> None:
