@@ -26,6 +26,7 @@ from cdc.errors import ConfigError, Stopped
 from cdc.settings.models import Settings
 from cdc.state import status, stops
 from cdc.state.status import ProcessStatus, SupervisorStatus
+from cdc.state.strangers import forget_all_but
 
 PARENT_VARIABLE: Final = "HEADWATER_SUPERVISOR_PID"
 """Set in the children's environment, so that each can tie its life to ours."""
@@ -163,16 +164,10 @@ class Supervisor:
         child.stopped_for = self._held(child)
 
     def _forget_strangers(self) -> None:
-        """Removes the status of stores that are not (or no longer) in the configuration. To be called while nobody follows them."""
+        """Of stores that are not (or no longer) in the configuration. To be called while nobody follows them."""
         if self._configuration is None:
             return
-        known = parts_of(self._configuration.settings)
-        for found in status.read_followers(self._run_dir):
-            if f"follow-{found.store}" not in known:
-                status.remove(self._run_dir, f"follow-{found.store}")
-        for stop in stops.held(self._run_dir):
-            if stop.part.startswith("follow-") and stop.part not in known:
-                stops.clear(self._run_dir, stop.name)
+        forget_all_but(self._run_dir, self._configuration.settings.stores)
 
     def _look_after(self, child: Child) -> None:
         held = self._held(child)
