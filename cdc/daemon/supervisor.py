@@ -6,13 +6,15 @@ log's head, a follower from what its store says is applied.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -284,7 +286,7 @@ class Supervisor:
 def supervise(configuration: Configuration, config: Path, stop: threading.Event, *, listen: str | None, debug: bool = False) -> int:
     """Runs capture and the followers until ``stop`` is set; returns 0. ``listen``: the HTTP port's URL, for the status.
 
-    Call ``refuse_second`` before.
+    To be called ``alone``.
     """
     run_dir = configuration.settings.run_dir
 
@@ -304,25 +306,30 @@ def parts_of(settings: Settings) -> frozenset[str]:
     return frozenset(f"follow-{name}" for name in settings.stores)
 
 
-def refuse_second(run_dir: Path) -> None:
-    """Raises ConfigError when another supervisor works in this folder."""
-    saved = status.read_supervisor(run_dir)
-    if (
-        saved is not None
-        and saved.state != "exited"
-        and saved.pid != os.getpid()
-        and status.alive(saved.pid)
-        and _is_ours(saved.pid)
-    ):
-        raise ConfigError(f"another cdc run (pid {saved.pid}) works in {run_dir}", hint="stop it first, or set another run_dir")
+@contextmanager
+def alone(run_dir: Path) -> Iterator[None]:
+    """No other supervisor works in this folder meanwhile: the kernel releases it when this process ends, in whatever way.
 
-
-def _is_ours(pid: int) -> bool:
-    """Whether the process looks like a supervisor: process ids come around again."""
+    Raises ConfigError when another one does, OSError.
+    """
+    lock = os.open(run_dir / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        return b"cdc" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return sys.platform != "linux"
+        _take(lock, run_dir)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, run_dir: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        hint = "stop it first, or set another run_dir"
+        raise ConfigError(f"another cdc run (pid {pid or '?'}) works in {run_dir}", hint=hint) from None
+    with suppress(OSError):  # the disk is full
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
 
 def _end_group(child: Child) -> None:

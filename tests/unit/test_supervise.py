@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from structlog.testing import capture_logs
 
 from cdc.daemon import supervisor as supervise
 from cdc.daemon.configuration import Configuration
-from cdc.daemon.supervisor import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, next_step, refuse_second
+from cdc.daemon.supervisor import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, alone, next_step
 from cdc.demo.configuration import toml
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.state import jsonfile, status, stops
@@ -224,19 +225,39 @@ def test_a_running_child_sees_to_a_resumed_part_by_itself(tmp_path: Path) -> Non
 
 
 def test_one_supervisor_for_a_folder(tmp_path: Path) -> None:
-    refuse_second(tmp_path)
-    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=1))
-    if b"cdc" not in Path("/proc/1/cmdline").read_bytes():
-        refuse_second(tmp_path)  # the id came around: that process is none of ours
-    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=2**22 + 1))
-    refuse_second(tmp_path)
+    with alone(tmp_path), pytest.raises(ConfigError, match=f"another cdc run .pid {os.getpid()}. works in"), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass
 
 
-def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=1))
-    monkeypatch.setattr(supervise, "_is_ours", lambda _pid: True)
-    with pytest.raises(ConfigError, match="another cdc run"):
-        refuse_second(tmp_path)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_another_supervisor_is_refused_until_it_has_ended(tmp_path: Path, number: signal.Signals) -> None:
+    """Whatever its pid: the other may be of another container."""
+    program = f"from cdc.daemon.supervisor import alone\nfrom pathlib import Path\nimport time\nwith alone(Path({str(tmp_path)!r})): print('ready', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "ready\n"
+            status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=os.getpid()))
+            with pytest.raises(ConfigError, match=f"another cdc run .pid {other.pid}. works in"), alone(tmp_path):
+                pass
+        finally:
+            other.send_signal(number)
+    with alone(tmp_path):
+        pass
+
+
+def test_a_pid_that_came_around_refuses_nobody(tmp_path: Path) -> None:
+    """Such as that of somebody who reads the log of a daemon that was killed."""
+    reader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "/var/log/cdc.log"])
+    try:
+        status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=reader.pid))
+        with alone(tmp_path):
+            pass
+    finally:
+        reader.kill()
+        reader.wait()
 
 
 @pytest.mark.parametrize(
