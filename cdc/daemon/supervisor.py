@@ -133,6 +133,8 @@ class Supervisor:
                 self._look_at_the_configuration()
                 for child in list(self._children):
                     self._look_after(child)
+                if _is_first():
+                    self._bury()
                 self._write(force=False)
                 stop.wait(_TICK_S)
         finally:
@@ -244,6 +246,14 @@ class Supervisor:
             _log.warning(in_words(child.status.name, code, lived_s, step, held), facts=facts)
         self._write(force=True)
 
+    def _bury(self) -> None:
+        """Takes note of the orphans that have ended, such as a killed child's JVM: they come to the first process of a container, and stay in
+        the kernel's table until it does."""
+        ours = {child.process.pid for child in self._children if child.process is not None}
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None and ended.si_pid not in ours:
+                os.waitpid(ended.si_pid, 0)
+
     def _stops(self, child: Child) -> list[stops.Stop]:
         return [stop for stop in stops.held(self._run_dir) if stop.part in child.parts]
 
@@ -330,6 +340,10 @@ def _take(lock: int, run_dir: Path) -> None:
     with suppress(OSError):  # the disk is full
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _is_first() -> bool:
+    return os.getpid() == 1
 
 
 def _end_group(child: Child) -> None:

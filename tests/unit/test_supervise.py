@@ -211,6 +211,40 @@ def test_a_process_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatc
     ]
 
 
+ADOPTING = """
+import ctypes, os, sys, threading, time
+from pathlib import Path
+from cdc.daemon import supervisor
+from cdc.state.status import ProcessStatus
+
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER: orphans come to us as to process 1
+supervisor._is_first = lambda: True
+orphans = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); raise SystemExit(1)"
+child = supervisor.Child(ProcessStatus("capture"), [sys.executable, "-c", orphans], frozenset({"capture"}))
+
+def dead():
+    facts = [path.read_text().rpartition(")")[2].split()[:2] for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
+    return sum(state == "Z" and int(parent) == os.getpid() for state, parent in facts)
+
+stop = threading.Event()
+thread = threading.Thread(target=supervisor.Supervisor(Path(sys.argv[1]), [child]).run, args=(stop,))
+thread.start()
+deadline = time.monotonic() + 60
+while (child.status.restarts < 3 or dead()) and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(child.status.restarts >= 3, child.status.exit_code, dead())
+stop.set()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process 1 of a container, and /proc")
+def test_as_the_first_process_of_a_container_it_leaves_no_dead_ones(tmp_path: Path) -> None:
+    """They would take the place of others: a container may have so many processes, and each restart leaves some."""
+    said = subprocess.run([sys.executable, "-c", ADOPTING, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True)
+    assert "\nTrue 1 0\n" in said.stdout
+
+
 def test_a_running_child_sees_to_a_resumed_part_by_itself(tmp_path: Path) -> None:
     """The other stores that it follows go on undisturbed."""
     stops.record(tmp_path, "capture", Stopped(StopState.STORE_REFUSES, "one of several"))
