@@ -8,8 +8,9 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TextIO, cast
 
 import typer
 
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     before = os.umask(0o077)
+    _open_closed()
     try:
         _say_all()
         os.umask(_umask())
@@ -71,6 +73,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         os.umask(before)
+        _leave_unwritten()
+
+
+def _open_closed() -> None:
+    """A standard stream that whoever starts us has closed leads nowhere from now on; else the next file to be opened would be in its place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
+
+
+def _leave_unwritten() -> None:
+    """What standard error has not taken, it will not take at the interpreter's end either, which would then have an exit code of its own."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.stderr = _nowhere()
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _say_all() -> None:
@@ -112,7 +137,8 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
 
 
 def _complain(line: str) -> None:
-    sys.stderr.write(f"error: {visible(line)}\n")
+    with suppress(OSError):  # the exit code says it, too
+        sys.stderr.write(f"error: {visible(line)}\n")
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -26,14 +27,19 @@ _EXCEPTION: Final = "exception"
 
 
 class _StandardError:
-    """Whatever is standard error at the time of each line: a logger outlives a stream that was put in its place for a while."""
+    """Whatever is standard error at the time of each line: a logger outlives a stream that was put in its place for a while.
+
+    A line that cannot be written is lost, and nothing else is: a service must not end because the disk of its log is full, or because the reader of
+    its log has ended.
+    """
 
     def __init__(self, name: str = "") -> None:
         self.name = name
 
     def msg(self, line: str) -> None:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
 
     debug = info = warning = error = critical = exception = fatal = log = warn = failure = err = msg
 

@@ -16,7 +16,7 @@ from cdc.commands.invocation import Invocation, invocation, store_options
 from cdc.daemon.configuration import VARIABLE, Configuration, Handed
 from cdc.daemon.signals import DRAIN_S, die_with_parent, stop_on_signals
 from cdc.daemon.supervisor import DRAIN_S as CHILDREN_DRAIN_S
-from cdc.daemon.supervisor import PARENT_VARIABLE, refuse_second, supervise
+from cdc.daemon.supervisor import PARENT_VARIABLE, alone, supervise
 from cdc.errors import ConfigError, HeadwaterError, Stopped
 from cdc.folders import own
 from cdc.settings.models import Settings, StoreOptions
@@ -78,8 +78,7 @@ def _part(given: Invocation, configuration: Configuration | Handed, only: str | 
         from cdc.http.serve import serving
 
         assert isinstance(configuration, Configuration), "the supervisor has no parent"
-        refuse_second(settings.run_dir)
-        with serving(settings, current=lambda: configuration.settings) as url:
+        with alone(settings.run_dir), serving(settings, current=lambda: configuration.settings) as url:
             _log.info(f"status page: {url}", facts={"url": url})
             return supervise(configuration, given.config, stop, listen=url, debug=given.debug)
     if only == "capture":

@@ -32,7 +32,7 @@ _NEXT_START: Final = "restart cdc run"
 _NO_VARIABLE: Final = "the environment has no variable"
 
 OptionsModel = Callable[[str], type[StoreOptions]]
-_Stamp = tuple[int, int, int] | None
+_Stamp = tuple[int, int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +69,33 @@ class Configuration:
         """The keys in it that take effect at the next start, one line."""
 
     def look(self) -> ConfigurationChange | None:
-        """Takes the file in when it was changed and nobody is writing to it any more. Looks once a second at most."""
+        """Takes the file in when it was changed and nobody is writing to it any more. Looks once a second at most.
+
+        One that could not be used is tried again and again: what it lacks may lie elsewhere, such as a file with a secret.
+        """
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return None
         self._looked_at = now
         before, self._stamp = self._stamp, _stamp(self._path)
-        if self._stamp == self._judged or self._stamp != before:
+        changed = self._stamp != self._judged
+        if self._stamp != before or not (changed or self.problem):
             return None
         self._judged = self._stamp
-        return self._take()
+        return self._take(changed)
 
     def encoded(self) -> bytes:
         """The configuration in force, for ``Handed``."""
         return jsonfile.encode({"begun": self._begun, "stores": self._stores}).encode()
 
-    def _take(self) -> ConfigurationChange | None:
+    def _take(self, changed: bool) -> ConfigurationChange | None:
         try:
             written = read(self._path)
             found = load(self._path, self._options_model, written=written)
         except ConfigError as error:
-            self.problem = _unusable(self._path, error)
-            self._log.error(self.problem)
+            before, self.problem = self.problem, _unusable(self._path, error)
+            if changed or self.problem != before:
+                self._log.error(self.problem)
             return None
         self.problem = None
         self.pending = tuple(self._pending(written.text, found))
@@ -137,6 +142,7 @@ class Handed:
         self._path = path
         self._options_model = options_model
         self._seen = b""
+        self._problem: str | None = None
         self._looked_at = float("-inf")
         self.settings: Settings
         while not self._take(self._read()):
@@ -152,9 +158,10 @@ class Handed:
         if content != self._seen:
             try:
                 self._take(content)
-            except ConfigError as error:  # right a moment ago, when the supervisor read it
-                self._seen = content
-                structlog.get_logger(self._path.name).error(_unusable(self._path, error))
+            except ConfigError as error:  # right a moment ago, when the supervisor read it; so it may be in a moment
+                before, self._problem = self._problem, _unusable(self._path, error)
+                if self._problem != before:
+                    structlog.get_logger(self._path.name).error(self._problem)
 
     def _read(self) -> bytes:
         return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
@@ -167,7 +174,7 @@ class Handed:
         begun = load(self._path, self._options_model, written=WrittenFile(told["begun"]))
         stores = load(self._path, self._options_model, written=WrittenFile(told["stores"])).stores
         self.settings = begun.model_copy(update={"stores": stores})
-        self._seen = content
+        self._seen, self._problem = content, None
         return True
 
 
@@ -205,7 +212,7 @@ def _stamp(path: Path) -> _Stamp:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino  # the second changes with the rights, too
 
 
 def _nameless() -> int:

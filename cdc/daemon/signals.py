@@ -28,9 +28,10 @@ def stop_on_signals(drain_s: float = DRAIN_S) -> Iterator[threading.Event]:
     os.set_blocking(writing, False)
     watcher = threading.Thread(target=_watch, args=(reading, stop, drain_s), name="signals", daemon=True)
     watcher.start()
+    # In this order: a signal that has a handler already, and whose number is written nowhere, would be lost.
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     # The interpreter writes a signal's number there only if the signal has a handler.
     before = {number: signal.signal(number, lambda *_: None) for number in _ASKING}
-    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         yield stop
     finally:
@@ -55,7 +56,7 @@ def _watch(reading: int, stop: threading.Event, drain_s: float) -> None:
         if not numbers:
             return
         for number in numbers:
-            if number in _ASKING and not stop.is_set():
+            if number in _ASKING and ends_at is None:  # whether or not the process has set ``stop`` itself
                 stop.set()
                 ends_at = time.monotonic() + drain_s
             elif number == signal.SIGINT:

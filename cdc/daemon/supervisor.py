@@ -6,13 +6,15 @@ log's head, a follower from what its store says is applied.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,10 +23,12 @@ import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.daemon.configuration import VARIABLE, Configuration, Handout
+from cdc.diskspace import described
 from cdc.errors import ConfigError, Stopped
 from cdc.settings.models import Settings
 from cdc.state import status, stops
 from cdc.state.status import ProcessStatus, SupervisorStatus
+from cdc.state.strangers import forget_all_but
 
 PARENT_VARIABLE: Final = "HEADWATER_SUPERVISOR_PID"
 """Set in the children's environment, so that each can tie its life to ours."""
@@ -54,7 +58,7 @@ class Next:
 
 
 def next_step(exit_code: int, lived_s: float, failures: int, *, held: bool) -> Next:
-    """exit_code: as of ``Popen.returncode``. failures: ends in a row before this one. held: a stop state of this child is recorded."""
+    """exit_code: as of ``Popen.returncode``. failures: ends in a row before this one. held: each part of this child is in a stop state."""
     if exit_code == Stopped.exit_code and held:
         return Next("stopped", None, 0)
     if exit_code == ConfigError.exit_code:
@@ -129,6 +133,8 @@ class Supervisor:
                 self._look_at_the_configuration()
                 for child in list(self._children):
                     self._look_after(child)
+                if _is_first():
+                    self._bury()
                 self._write(force=False)
                 stop.wait(_TICK_S)
         finally:
@@ -162,16 +168,10 @@ class Supervisor:
         child.stopped_for = self._held(child)
 
     def _forget_strangers(self) -> None:
-        """Removes the status of stores that are not (or no longer) in the configuration. To be called while nobody follows them."""
+        """Of stores that are not (or no longer) in the configuration. To be called while nobody follows them."""
         if self._configuration is None:
             return
-        known = parts_of(self._configuration.settings)
-        for found in status.read_followers(self._run_dir):
-            if f"follow-{found.store}" not in known:
-                status.remove(self._run_dir, f"follow-{found.store}")
-        for stop in stops.held(self._run_dir):
-            if stop.part.startswith("follow-") and stop.part not in known:
-                stops.clear(self._run_dir, stop.name)
+        forget_all_but(self._run_dir, self._configuration.settings.stores)
 
     def _look_after(self, child: Child) -> None:
         held = self._held(child)
@@ -187,7 +187,7 @@ class Supervisor:
             if child.again_at is not None and time.monotonic() >= child.again_at:
                 self._start(child)
         elif child.process.poll() is not None:
-            self._ended(child, child.process.returncode, self._held(child))
+            self._ended(child, child.process.returncode)
         elif child.retired and not child.terminated:
             child.terminated = True
             child.process.terminate()
@@ -199,9 +199,13 @@ class Supervisor:
         if self._handout is not None:
             handed = (self._handout.descriptor,)
             environment[VARIABLE] = str(self._handout.descriptor)
-        child.process = subprocess.Popen(
-            list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=handed
-        )
+        try:
+            child.process = subprocess.Popen(
+                list(child.arguments), env=environment, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=handed
+            )
+        except OSError as error:  # the machine has no process left to give, or no memory
+            self._not_started(child, error)
+            return
         child.terminated = False
         crashpoint("supervise.started")
         child.began = time.monotonic()
@@ -209,9 +213,25 @@ class Supervisor:
         _log.info(f"{child.status.name} started", process=child.process.pid)
         self._write(force=True)
 
-    def _ended(self, child: Child, code: int, held: frozenset[str]) -> None:
+    def _not_started(self, child: Child, error: OSError) -> None:
+        step = next_step(1, 0.0, child.failures, held=False)
+        assert step.delay_s is not None
+        child.failures, child.again_at = step.failures, time.monotonic() + step.delay_s
+        child.status.state = step.state
+        child.status.restarts += 1
+        name = child.status.name
+        _log.error(
+            f"{name} cannot be started: {described(error)}; it is tried again in {step.delay_s:g} s", facts={"process": name}
+        )
+        self._write(force=True)
+
+    def _ended(self, child: Child, code: int) -> None:
         lived_s = time.monotonic() - child.began
-        step = next_step(code, lived_s, child.failures, held=bool(held))
+        # As of now: what is resumed from here on was seen to be held.
+        stopped = self._stops(child)
+        held = child.stopped_for = frozenset(stop.name for stop in stopped)
+        free = child.parts - {stop.part for stop in stopped}
+        step = next_step(code, lived_s, child.failures, held=bool(held) and not free)
         crashpoint("supervise.child_ended")
         _end_group(child)  # what it left behind, such as a JVM
         child.process = None
@@ -226,8 +246,19 @@ class Supervisor:
             _log.warning(in_words(child.status.name, code, lived_s, step, held), facts=facts)
         self._write(force=True)
 
+    def _bury(self) -> None:
+        """Takes note of the orphans that have ended, such as a killed child's JVM: they come to the first process of a container, and stay in
+        the kernel's table until it does."""
+        ours = {child.process.pid for child in self._children if child.process is not None}
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None and ended.si_pid not in ours:
+                os.waitpid(ended.si_pid, 0)
+
+    def _stops(self, child: Child) -> list[stops.Stop]:
+        return [stop for stop in stops.held(self._run_dir) if stop.part in child.parts]
+
     def _held(self, child: Child) -> frozenset[str]:
-        return frozenset(stop.name for stop in stops.held(self._run_dir) if stop.part in child.parts)
+        return frozenset(stop.name for stop in self._stops(child))
 
     def _drain(self) -> None:
         crashpoint("supervise.draining")
@@ -265,7 +296,7 @@ class Supervisor:
 def supervise(configuration: Configuration, config: Path, stop: threading.Event, *, listen: str | None, debug: bool = False) -> int:
     """Runs capture and the followers until ``stop`` is set; returns 0. ``listen``: the HTTP port's URL, for the status.
 
-    Call ``refuse_second`` before.
+    To be called ``alone``.
     """
     run_dir = configuration.settings.run_dir
 
@@ -285,25 +316,34 @@ def parts_of(settings: Settings) -> frozenset[str]:
     return frozenset(f"follow-{name}" for name in settings.stores)
 
 
-def refuse_second(run_dir: Path) -> None:
-    """Raises ConfigError when another supervisor works in this folder."""
-    saved = status.read_supervisor(run_dir)
-    if (
-        saved is not None
-        and saved.state != "exited"
-        and saved.pid != os.getpid()
-        and status.alive(saved.pid)
-        and _is_ours(saved.pid)
-    ):
-        raise ConfigError(f"another cdc run (pid {saved.pid}) works in {run_dir}", hint="stop it first, or set another run_dir")
+@contextmanager
+def alone(run_dir: Path) -> Iterator[None]:
+    """No other supervisor works in this folder meanwhile: the kernel releases it when this process ends, in whatever way.
 
-
-def _is_ours(pid: int) -> bool:
-    """Whether the process looks like a supervisor: process ids come around again."""
+    Raises ConfigError when another one does, OSError.
+    """
+    lock = os.open(run_dir / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        return b"cdc" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return sys.platform != "linux"
+        _take(lock, run_dir)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, run_dir: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        hint = "stop it first, or set another run_dir"
+        raise ConfigError(f"another cdc run (pid {pid or '?'}) works in {run_dir}", hint=hint) from None
+    with suppress(OSError):  # the disk is full
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _is_first() -> bool:
+    return os.getpid() == 1
 
 
 def _end_group(child: Child) -> None:

@@ -19,6 +19,7 @@ from cdc.follow.storelog import StoreLog
 from cdc.log.contract import LogReader
 from cdc.settings.models import Contract, StoreOptions
 from cdc.state import status, stops
+from cdc.state.strangers import forget
 
 
 class Runner(Protocol):
@@ -184,8 +185,7 @@ class Fleet:
 
     def _forget(self, store: str) -> None:
         """Of a store that is no longer configured nothing is shown any more. Nothing in the store itself is touched."""
-        status.remove(self.run_dir, f"follow-{store}")
-        stops.clear_part(self.run_dir, f"follow-{store}")
+        forget(self.run_dir, store)
         _log(store).info("is no longer in the configuration and no longer followed; what it holds stays in it")
 
 

@@ -25,6 +25,11 @@ def approved(run_dir: Path, store: str) -> Mapping[str, int]:
     return _FILE.load(_path(run_dir, store)) or {}
 
 
+def forget(run_dir: Path, store: str) -> None:
+    """Durable on return."""
+    _FILE.remove(_path(run_dir, store))
+
+
 def asked_topics(run_dir: Path) -> set[str]:
     """Topics of which any store has waited for a change."""
     return {topic for path in (run_dir / "schema").glob("[!.]*.json") for topic in _FILE.load(path) or {}}

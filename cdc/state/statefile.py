@@ -52,5 +52,6 @@ class StateFile(Generic[T]):
 
     def remove(self, path: Path) -> None:
         """Durable on return; a file that is gone already is fine."""
-        path.unlink(missing_ok=True)
-        jsonfile.sync_folder(path.parent)
+        if path.parent.is_dir():
+            path.unlink(missing_ok=True)
+            jsonfile.sync_folder(path.parent)

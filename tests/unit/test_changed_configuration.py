@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc.daemon import configuration as watched
 from cdc.daemon.configuration import Configuration, ConfigurationChange, Handed, Handout
@@ -132,6 +133,54 @@ def test_all_but_stores_is_put_off_to_the_next_start_and_named(file: Path) -> No
     assert configuration.pending == (), "it says again what it said at the start"
 
 
+def test_a_secret_that_comes_after_the_file_that_names_it_is_taken(file: Path) -> None:
+    """As from a Kubernetes Secret, which is not updated together with the ConfigMap."""
+    configuration = Configuration(file, options_model)
+    rewritten(file, text({"cache": CACHE, "second": {"kind": "redis", "url_file": "second.url"}}))
+    with capture_logs() as said:
+        assert settled(configuration) is None
+        assert configuration.look() is None
+        assert configuration.problem is not None
+        assert "second.url: no such file" in configuration.problem
+    assert len(said) == 1, "the same problem is said once"
+    secret = file.with_name("second.url")
+    secret.touch(0o600)
+    secret.write_text("redis://second:6379/0")
+    assert configuration.look() == ConfigurationChange(added=("second",))
+    assert configuration.problem is None
+
+
+def test_rights_that_are_corrected_are_noticed(file: Path) -> None:
+    """Neither the time nor the size of the file changes with them."""
+    secret = text({"cache": CACHE, "second": {"kind": "redis", "url": "redis://:secret@second:6379/0"}})
+    configuration = Configuration(file, options_model)
+    rewritten(file, secret)
+    file.chmod(0o644)
+    assert settled(configuration) is None
+    assert configuration.problem is not None
+    assert "others may read the file" in configuration.problem
+    file.chmod(0o600)
+    assert ConfigurationChange(added=("second",)) in (configuration.look(), configuration.look())
+    file.chmod(0o644)
+    assert settled(configuration) is None
+    assert configuration.problem is not None, "the next start would be refused"
+
+
+def test_a_folder_that_is_swapped_behind_a_link_is_noticed(tmp_path: Path) -> None:
+    """As Kubernetes does it with a ConfigMap, whose files may all be of one size and time."""
+    for name, stores in (("one", {"cache": CACHE}), ("two", {"cachf": CACHE})):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "cdc.toml").write_text(text(stores))
+        os.utime(folder / "cdc.toml", (1, 1))
+    (tmp_path / "data").symlink_to("one")
+    (tmp_path / "cdc.toml").symlink_to("data/cdc.toml")
+    configuration = Configuration(tmp_path / "cdc.toml", options_model)
+    (tmp_path / "aside").symlink_to("two")
+    (tmp_path / "aside").replace(tmp_path / "data")
+    assert settled(configuration) == ConfigurationChange(added=("cachf",), removed=("cache",))
+
+
 def test_a_file_that_somebody_is_writing_to_is_left_alone(file: Path) -> None:
     configuration = Configuration(file, options_model)
     whole = text({"cache": CACHE, "second": CONSOLE})
@@ -188,6 +237,28 @@ def test_a_child_that_looks_while_it_is_written_keeps_what_it_has(
     made.write()
     child.look()
     assert child.settings.stores == before.stores
+
+
+def test_a_child_takes_what_it_could_not_use_as_soon_as_it_can(
+    file: Path, handout: Callable[[], tuple[Configuration, Handout, Handed]]
+) -> None:
+    """A file with a secret may be replaced while the supervisor has it and the child has not."""
+    configuration, made, child = handout()
+    secret = file.with_name("second.url")
+    secret.touch(0o600)
+    secret.write_text("redis://second:6379/0")
+    rewritten(file, text({"cache": CACHE, "second": {"kind": "redis", "url_file": "second.url"}}))
+    assert settled(configuration) is not None
+    made.write()
+    aside = secret.rename(file.with_name("aside"))
+    with capture_logs() as said:
+        child.look()
+        child.look()
+    assert list(child.settings.stores) == ["cache"]
+    assert len(said) == 1, "the same problem is said once"
+    aside.rename(secret)
+    child.look()
+    assert list(child.settings.stores) == ["cache", "second"]
 
 
 def test_what_is_handed_lies_in_no_folder(file: Path, handout: Callable[[], tuple[Configuration, Handout, Handed]]) -> None:

@@ -43,6 +43,34 @@ with stop_on_signals(drain_s=0.2):
         libc.pthread_mutex_lock(mutex)  # the second never returns, not for a signal either
 """
 
+ENDING = """
+import threading
+from cdc.daemon.signals import stop_on_signals
+
+with stop_on_signals(drain_s=0.2) as stop:
+    stop.set()  # as capture does when it ends by itself
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+EARLY = """
+import os, signal, sys
+from cdc.daemon.signals import stop_on_signals
+
+handle = signal.signal
+
+def handled(number, handler):
+    before = handle(number, handler)
+    if number == {number}:
+        signal.signal = handle
+        os.kill(os.getpid(), number)
+    return before
+
+signal.signal = handled
+with stop_on_signals() as stop:
+    sys.exit(0 if stop.wait(20) else 1)
+"""
+
 RESTORED = """
 import signal
 from cdc.daemon.signals import stop_on_signals
@@ -68,7 +96,17 @@ def test_a_signal_amid_a_wait_for_it(number: signal.Signals) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("script", [DRAWN_OUT, STUCK])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_while_the_process_begins(number: signal.Signals) -> None:
+    process = started(EARLY.format(number=int(number)))
+    try:
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("script", [DRAWN_OUT, STUCK, ENDING])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_that_does_not_drain_ends_itself(script: str, number: signal.Signals) -> None:
     process = started(script)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from cdc.daemon import supervisor as supervise
 from cdc.daemon.configuration import Configuration
-from cdc.daemon.supervisor import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, next_step, refuse_second
+from cdc.daemon.supervisor import BACKOFF_S, REFUSED_RETRY_S, SETTLED_S, Child, Next, Supervisor, alone, next_step
 from cdc.demo.configuration import toml
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.state import jsonfile, status, stops
@@ -144,6 +147,104 @@ def test_a_stopped_child_waits_for_resume_while_the_other_runs_on(tmp_path: Path
         assert (told.processes[1].state, told.processes[1].restarts) == ("running", 0)
 
 
+def test_one_store_is_resumed_while_the_process_of_all_ends(tmp_path: Path) -> None:
+    """It ends because every store waits for an operator, and that takes it some seconds."""
+    for store in ("one", "two"):
+        stops.record(tmp_path, f"follow-{store}", Stopped(StopState.STORE_REFUSES, "full"))
+    ready, gate = tmp_path / "ready", tmp_path / "gate"
+    ends = f"import os, time; open({str(ready)!r}, 'w')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nraise SystemExit(4)"
+    followers = Child(ProcessStatus("followers"), [sys.executable, "-c", ends], frozenset({"follow-one", "follow-two"}))
+    with supervised(tmp_path, followers):
+        until(ready.exists)
+        stops.clear(tmp_path, "STORE_REFUSES:follow-one")
+        before = status.read_supervisor(tmp_path)
+        assert before is not None
+        until(lambda: (now := status.read_supervisor(tmp_path)) is not None and now.updated_at > before.updated_at + 1)
+        ready.unlink()
+        gate.touch()
+        until(ready.exists)
+
+
+def test_a_part_is_resumed_as_soon_as_it_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks of the supervisor."""
+    starts = tmp_path / "starts"
+    program = f"open({str(starts)!r}, 'a').write('x'); raise SystemExit(4)"
+    held, looks = Supervisor._stops, [0]
+
+    def resumed_at_once(supervisor: Supervisor, child: Child) -> list[stops.Stop]:
+        if child.process is not None and child.process.poll() is not None:
+            looks[0] += 1
+            if looks[0] == 2:  # it did so after the supervisor had looked for stops, and before it looked at the process
+                stops.record(tmp_path, "capture", Stopped(StopState.SLOT_LOST, "gone"))
+        elif looks[0] == 2:
+            stops.clear(tmp_path, "SLOT_LOST")
+        return held(supervisor, child)
+
+    monkeypatch.setattr(Supervisor, "_stops", resumed_at_once)
+    with supervised(tmp_path, child(program)):
+        until(lambda: starts.exists() and len(starts.read_text()) > 1)
+
+
+def test_a_process_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the machine has no process left to give: the others go on."""
+    refusals: list[int] = []
+    popen = subprocess.Popen
+
+    def made(arguments: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        if "refused" in arguments and len(refusals) < 2:
+            refusals.append(errno.EAGAIN)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return popen(arguments, **options)
+
+    monkeypatch.setattr(supervise.subprocess, "Popen", made)
+    first = child("import time; time.sleep(600)")
+    second = child("import time; time.sleep(600)", "followers")
+    second.arguments = [*second.arguments, "refused"]
+    with capture_logs() as said, supervised(tmp_path, first, second):
+        until(lambda: len(refusals) == 2)
+        until(lambda: (now := status.read_supervisor(tmp_path)) is not None and now.processes[1].state == "running")
+        told = status.read_supervisor(tmp_path)
+        assert told is not None
+        assert [(one.state, one.restarts) for one in told.processes] == [("running", 0), ("running", 2)]
+    assert "followers cannot be started: Resource temporarily unavailable; it is tried again in 0.2 s" in [
+        line["event"] for line in said
+    ]
+
+
+ADOPTING = """
+import ctypes, os, sys, threading, time
+from pathlib import Path
+from cdc.daemon import supervisor
+from cdc.state.status import ProcessStatus
+
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER: orphans come to us as to process 1
+supervisor._is_first = lambda: True
+orphans = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); raise SystemExit(1)"
+child = supervisor.Child(ProcessStatus("capture"), [sys.executable, "-c", orphans], frozenset({"capture"}))
+
+def dead():
+    facts = [path.read_text().rpartition(")")[2].split()[:2] for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
+    return sum(state == "Z" and int(parent) == os.getpid() for state, parent in facts)
+
+stop = threading.Event()
+thread = threading.Thread(target=supervisor.Supervisor(Path(sys.argv[1]), [child]).run, args=(stop,))
+thread.start()
+deadline = time.monotonic() + 60
+while (child.status.restarts < 3 or dead()) and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(child.status.restarts >= 3, child.status.exit_code, dead())
+stop.set()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process 1 of a container, and /proc")
+def test_as_the_first_process_of_a_container_it_leaves_no_dead_ones(tmp_path: Path) -> None:
+    """They would take the place of others: a container may have so many processes, and each restart leaves some."""
+    said = subprocess.run([sys.executable, "-c", ADOPTING, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True)
+    assert "\nTrue 1 0\n" in said.stdout
+
+
 def test_a_running_child_sees_to_a_resumed_part_by_itself(tmp_path: Path) -> None:
     """The other stores that it follows go on undisturbed."""
     stops.record(tmp_path, "capture", Stopped(StopState.STORE_REFUSES, "one of several"))
@@ -158,19 +259,39 @@ def test_a_running_child_sees_to_a_resumed_part_by_itself(tmp_path: Path) -> Non
 
 
 def test_one_supervisor_for_a_folder(tmp_path: Path) -> None:
-    refuse_second(tmp_path)
-    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=1))
-    if b"cdc" not in Path("/proc/1/cmdline").read_bytes():
-        refuse_second(tmp_path)  # the id came around: that process is none of ours
-    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=2**22 + 1))
-    refuse_second(tmp_path)
+    with alone(tmp_path), pytest.raises(ConfigError, match=f"another cdc run .pid {os.getpid()}. works in"), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass
 
 
-def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=1))
-    monkeypatch.setattr(supervise, "_is_ours", lambda _pid: True)
-    with pytest.raises(ConfigError, match="another cdc run"):
-        refuse_second(tmp_path)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_another_supervisor_is_refused_until_it_has_ended(tmp_path: Path, number: signal.Signals) -> None:
+    """Whatever its pid: the other may be of another container."""
+    program = f"from cdc.daemon.supervisor import alone\nfrom pathlib import Path\nimport time\nwith alone(Path({str(tmp_path)!r})): print('ready', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "ready\n"
+            status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=os.getpid()))
+            with pytest.raises(ConfigError, match=f"another cdc run .pid {other.pid}. works in"), alone(tmp_path):
+                pass
+        finally:
+            other.send_signal(number)
+    with alone(tmp_path):
+        pass
+
+
+def test_a_pid_that_came_around_refuses_nobody(tmp_path: Path) -> None:
+    """Such as that of somebody who reads the log of a daemon that was killed."""
+    reader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "/var/log/cdc.log"])
+    try:
+        status.write(tmp_path, "supervisor", status.SupervisorStatus(pid=reader.pid))
+        with alone(tmp_path):
+            pass
+    finally:
+        reader.kill()
+        reader.wait()
 
 
 @pytest.mark.parametrize(

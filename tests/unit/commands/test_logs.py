@@ -5,8 +5,10 @@ import gc
 import io
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import structlog
@@ -51,6 +53,28 @@ def test_a_logger_outlives_the_stream_it_first_wrote_to(monkeypatch: pytest.Monk
         monkeypatch.setattr("sys.stderr", second)
         log.info("two")
         assert "two" in second.getvalue()
+    finally:
+        structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "a pipe that nobody reads"])
+def test_a_line_that_nobody_takes_ends_nobody(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """The disk that the log goes to is full, or whoever read it has ended."""
+    if path == "/dev/full":
+        descriptor = os.open(path, os.O_WRONLY)
+    else:
+        reading, descriptor = os.pipe()
+        os.close(reading)
+    try:
+        said = 0
+        with suppress(OSError), open(descriptor, "w") as stream:  # closing it fails
+            monkeypatch.setattr("sys.stderr", stream)
+            configure_logs()
+            structlog.get_logger("run").info("one")
+            logging.getLogger("library").warning("two")
+            said = 2
+        assert said == 2
+        structlog.get_logger("run").info("three")
     finally:
         structlog.reset_defaults()
 

@@ -66,6 +66,19 @@ def test_a_file_of_another_account(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "capture.json: permission denied → run this as the account of cdc run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-", "2>/dev/null"])
+def test_an_exit_code_does_not_depend_on_who_takes_what_is_said(stderr: str) -> None:
+    """The supervisor goes by it, and a full disk may be what a part has to tell about."""
+    command = f"{sys.executable} -m cdc no-such-verb {stderr}"
+    assert subprocess.run(["sh", "-c", command], timeout=120, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("stdout", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_lead_nowhere(stdout: str) -> None:
+    command = f"{sys.executable} -m cdc --version {stdout}"
+    assert subprocess.run(["sh", "-c", command], timeout=120, check=False).returncode == 0
+
+
 def test_what_every_verb_loads_does_not_hold_it_up() -> None:
     """Arrow loads pandas when it makes its first value, which may as well be when a verb needs one."""
     loaded = "import sys, cdc.commands.app, cdc.report.collector, cdc.client.wait; print({'pandas', 'numba', 'pyspark'} & sys.modules.keys())"
