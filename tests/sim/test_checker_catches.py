@@ -34,10 +34,12 @@ from cdc.model.table import Table
 from sinks import barrier, memory, reshape
 from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
 from snapshots import reading
+from snapshots.catalog import SourceTable
 from snapshots.feed import Chunk, SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
 from snapshots.jobs import Board
+from snapshots.joining import Joining
 from snapshots.steps import Emit, RowsRead, Steps, Typed
 from tests.sim import world
 from tests.sim.checker import Violation
@@ -488,9 +490,38 @@ def stores_that_keep_their_shape_take_every_column(patch: Patch) -> None:
     _sharpen(patch, work={"alters": 0.15})
 
 
-def _sharpen(patch: Patch, *, work: dict[str, Any] | None = None, dangers: dict[str, Any] | None = None) -> None:
+def late_tables_are_not_read(patch: Patch) -> None:
+    """… as if all of their rows came with the stream."""
+    original = Rereads.read
+
+    def read(self: Rereads, oid: int, *, joined: bool = False) -> None:
+        if not joined:
+            original(self, oid)
+
+    patch.setattr(Rereads, "read", read)
+    _sharpen(patch, ddl={"creates": 0.08, "looks": 2.0})
+
+
+def late_tables_are_read_at_once(patch: Patch) -> None:
+    """… and do not wait for the transactions in which rows were written before they were published."""
+
+    def passed(_: Joining, joining: Sequence[SourceTable], __: Any) -> Steps[set[int]]:
+        yield from ()
+        return {source.table.oid for source in joining}
+
+    patch.setattr(Joining, "passed", passed)
+    _sharpen(patch, ddl={"creates": 0.08, "publishes": 0.15, "looks": 2.0, "all_tables": False}, work={"sessions": 5})
+
+
+def _sharpen(
+    patch: Patch,
+    *,
+    work: dict[str, Any] | None = None,
+    dangers: dict[str, Any] | None = None,
+    ddl: dict[str, Any] | None = None,
+) -> None:
     """Runs in which what the bug needs happens more often than in others."""
-    for name, given in (("deal_work", work), ("deal_dangers", dangers)):
+    for name, given in (("deal_work", work), ("deal_dangers", dangers), ("deal_ddl", ddl)):
         original = getattr(world, name)
         patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
 
@@ -551,6 +582,8 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (renamed_tables_are_not_read_again, "fi", 107),
     (changes_are_let_through_unasked, "m", 0),
     (stores_that_keep_their_shape_take_every_column, "c", 86),
+    (late_tables_are_not_read, "fi", 0),
+    (late_tables_are_read_at_once, "fi", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 
