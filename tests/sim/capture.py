@@ -103,7 +103,7 @@ class Capture:
 
     def _definitions(self) -> Definitions:
         known, ended = [topic.table for topic in self._log.topics()], ended_topics(self._log)
-        watch = self.watch or self._begin_to_watch([table for table in known if table.qualified not in ended])
+        watch = self.watch or self._begin_to_watch(known)
         # What the catalog says now, which the stream may not have come to.
         catalog = self._source.facts
         keep = partial(save_facts, self._folder)

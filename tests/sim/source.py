@@ -97,9 +97,11 @@ class Source:
     # --- transactions ---------------------------------------------------------------------------------------------------------
 
     def names(self, session: Session) -> set[str]:
-        """Names of tables that no other may get now."""
-        seen = (table.name for oid, table in self.tables.items() if oid not in session.dropped)
-        return {*seen, *(listing.table.name for one in self._running() for listing in one.altered.values())}
+        """Names of tables that no other may get now: who gives one that another transaction has given waits for its end."""
+        seen = {table.name for oid, table in self.tables.items() if oid not in session.dropped}
+        seen.update(listing.table.name for listing in session.altered.values())
+        defined = (change for one in self._others(session) for change in one.changes if change.kind in "ACX")
+        return seen.union(table.name for change in defined for table in change.tables)
 
     def begin(self) -> Session:
         session = Session()

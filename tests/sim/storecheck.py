@@ -82,6 +82,8 @@ class StoreCheck:
             return logged
         held, came = unit.shape.table, entry.table
         assert came is not None
+        if not same_table(held, came):
+            return logged  # it came late, before what says that another table has the name now
         # Where nobody could tell which column had become which, a renamed one is another one to a store that keeps its shape.
         numbered = all(column.attnum for column in (*held.columns, *came.columns))
         shown = {first_name(name) for name in held.names if numbered or name in came.names}

@@ -103,7 +103,8 @@ class World:
         self.checker.reread(self._log)
         self._course.counts["runs in which a store was hurt"] += self._followers.hurt
         kinds = {change.kind for commit in self.source.commits for change in commit.changes}
-        self._course.counts["runs in which a table was created"] += "C" in kinds
+        for kind, what in ("C", "created"), ("X", "dropped"):
+            self._course.counts[f"runs in which a table was {what}"] += kind in kinds
         self._course.counts["steps"] += self._course.steps
         self._course.counts["transactions"] += len(self.source.commits)
         self._course.counts["changes"] += len(self.checker.entries)
@@ -141,7 +142,7 @@ class World:
             (self.process.step, 3.0),
             (self._server_step, 2.0),
             (self.process.read, self._course.work.reading if working else 25.0),
-            (self._followers.step, 1.2),
+            (self._followers.step, 1.2 if working or not self._course.ddl.any else 4.0),
             (self._housekeeping, 0.5),
         ]
         if self._course.ddl.any:
