@@ -165,19 +165,22 @@ class Agenda:
 
     def _offer_loads(self, session: _Session, due: list[int]) -> Steps[None]:
         runs = {oid: self._progress.run(oid) for oid in due}
+        joining = [oid for oid in due if self._progress.joining(oid)]
+        # Before the catalog is asked: the stream may show a table before the transaction that has made it is visible.
+        passed = yield from session.joining.passed(joining, runs)
         # Of all at once: what tells of one published table takes the server as long as what tells of all.
         seen: Mapping[int, Look] = yield Looks(due)
         found: Mapping[int, tuple[SourceTable, SourceError | None]] = yield Reload(
             due, self._source.tables, self._source.publication
         )
-        joining = [source for source, _ in found.values() if self._progress.joining(source.table.oid)]
-        passed = yield from session.joining.passed(joining, runs)
-        for source in joining:
-            if source.table.oid not in passed:
-                session.turns.hold_back(source.table.oid, _LOOK_S)
+        yield from session.joining.tell({oid: source.name for oid, (source, _) in found.items()})
+        waiting = set(joining) - passed
+        for oid in waiting:
+            session.turns.hold_back(oid, _LOOK_S)
         for oid in due:
             if oid not in found:
-                self._leave_out(session, oid, runs[oid])
+                if oid not in waiting:
+                    self._leave_out(session, oid, runs[oid])
                 continue
             source, problem = found[oid]
             if problem is not None:

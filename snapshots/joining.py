@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import structlog
 
-from snapshots.catalog import SourceTable
 from snapshots.fence import Barrier, Snapshot
 from snapshots.queries import CurrentSnapshot, NextXid, OldestTransaction
 from snapshots.steps import Steps
@@ -22,17 +21,18 @@ def barrier() -> Steps[Barrier]:
 
 
 class Joining:
-    """Tables by OID."""
+    """Tables by OID. Some of them may not be visible yet."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[int, Barrier]] = {}
         """The run in which a table joined, and what it waits for."""
+        self._untold: set[int] = set()
+        """Those that have begun to wait."""
 
-    def passed(self, joining: Sequence[SourceTable], runs: Mapping[int, int]) -> Steps[set[int]]:
+    def passed(self, oids: Collection[int], runs: Mapping[int, int]) -> Steps[set[int]]:
         """Returns those that may be read. ``runs``: of each table, the one that it is in."""
-        if not joining:
+        if not oids:
             return set()
-        oids = [source.table.oid for source in joining]
         fresh = [oid for oid in oids if oid not in self._waiting or self._waiting[oid][0] != runs[oid]]
         if fresh:
             before = yield from barrier()
@@ -40,7 +40,15 @@ class Joining:
         now: str = yield CurrentSnapshot()
         snapshot = Snapshot.parse(now)
         passed = {oid for oid in oids if self._waiting[oid][1].passed_by(snapshot)}
-        waiting = [source.name for source in joining if source.table.oid in fresh and source.table.oid not in passed]
+        self._untold.update(oid for oid in fresh if oid not in passed)
+        for oid in passed:
+            del self._waiting[oid]
+        return passed
+
+    def tell(self, names: Mapping[int, str]) -> Steps[None]:
+        """Logs which tables have begun to wait. ``names``: of those that the catalog shows."""
+        waiting = [name for oid, name in names.items() if oid in self._untold]
+        self._untold -= names.keys()
         if waiting:
             oldest: list[str] = yield OldestTransaction()
             log.info(
@@ -49,9 +57,7 @@ class Joining:
                 first=waiting[0],
                 oldest=oldest,
             )
-        for oid in passed:
-            del self._waiting[oid]
-        return passed
 
     def forget(self, oid: int) -> None:
         self._waiting.pop(oid, None)
+        self._untold.discard(oid)

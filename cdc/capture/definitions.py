@@ -114,7 +114,9 @@ class Definitions:
         found = []
         for oid in displaced:
             table, now = self._topics.tables.get(oid), self._numbering.catalog(oid)
-            if table is not None and now is not None and not self._topics.hold(table):
+            if table is None or now is None or self._topics.hold(table):
+                continue
+            if now.qualified != table.qualified:  # else the catalog does not show yet what has become of it
                 found.append((oid, now.schema, now.name))
         return found
 
@@ -174,6 +176,8 @@ class Definitions:
             self._again.taken_in.add(table.oid)
             if holder not in (None, table.oid):
                 self._topics.displaced.append(holder)
+                # It may be gone, while a part that was read of it is on its way: that may not take the name back.
+                self._again.read(holder)
         elif moved:
             self._again.read(table.oid)
         elif old is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,17 +16,19 @@ from cdc.ingest.loop import Ingest
 from cdc.ingest.round import Round, begun
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
-from cdc.model.facts import Facts, Publishing
+from cdc.log.orphans import ended_topics
+from cdc.model.table import Table
 from cdc.source.facts import load_facts, save_facts
 from cdc.state.status import CaptureStatus
 from snapshots.feed import SnapshotFeed
 from snapshots.progress import SnapshotProgress
-from tests.sim.catalog import PASSWORD, facts_of
+from tests.sim.catalog import PASSWORD
 from tests.sim.course import Course
 from tests.sim.disk import ModelDisk
 from tests.sim.reading import Reader
 from tests.sim.source import Source
 from tests.sim.walsender import Link, Walsender
+from tests.sim.watch import Watch
 
 TOAST: str = "toast.db"
 
@@ -56,6 +58,8 @@ class Capture:
         self._since_lsn = since_lsn
         self.link: Link | None = None
         self.server: Walsender | None = None
+        self.watch: Watch | None = None
+        """From its first connection on."""
         self._ingest: Ingest | None = None
         self._round = ExitStack()
         self._steps: Iterator[None] | None = None
@@ -98,18 +102,30 @@ class Capture:
         return self.link
 
     def _definitions(self) -> Definitions:
-        known = [topic.table for topic in self._log.topics()]
+        known, ended = [topic.table for topic in self._log.topics()], ended_topics(self._log)
+        watch = self.watch or self._begin_to_watch(known)
+        # What the catalog says now, which the stream may not have come to.
+        catalog = self._source.facts
+        keep = partial(save_facts, self._folder)
+        outside = Outside(look=watch.look_soon, note=watch.note, keep=keep)
         facts = load_facts(self._folder)
-        new = {oid: self._facts(oid) for oid in self._source.tables if oid not in facts}
+        return Definitions(catalog, known=known, ended=ended, facts=facts, passwords=[PASSWORD], outside=outside)
+
+    def _begin_to_watch(self, topics: Sequence[Table]) -> Watch:
+        """Remembers the definitions that hold when a table's first row is read, as a process does when it starts."""
+        facts, holders = load_facts(self._folder), {table.qualified: table.oid for table in topics}
+        new = {
+            oid: found
+            for oid, listing in self._source.catalog.items()
+            if listing.way and oid not in facts and holders.get(listing.table.qualified, oid) == oid
+            if (found := self._source.facts(oid)) is not None
+        }
         if new:
             facts |= new
             save_facts(self._folder, facts)
-        outside = Outside(keep=partial(save_facts, self._folder))
-        return Definitions(self._facts, known=known, facts=facts, passwords=[PASSWORD], outside=outside)
-
-    def _facts(self, oid: int) -> Facts:
-        """What the catalog says of a table now, which the stream may not have come to."""
-        return facts_of(self._source.tables[oid], Publishing(True))
+        course = self._course
+        self.watch = Watch(self._source, course.chance, {*facts, *holders.values()}, course.met)
+        return self.watch
 
     def take(self) -> None:
         """One round of ingest. Raises ConnectionError when the stream has ended, and whatever the disk raises."""
@@ -142,6 +158,8 @@ class Capture:
             self._steps.close()  # type: ignore[attr-defined]
             self._steps = self.reader.session()
             self._idle = False
+        if self.watch is not None:
+            self.watch.disconnect()
 
     def complete(self, oid: int) -> bool:
         return self.progress.finished(oid) and not self.feed.held(oid) and oid not in self.feed.to_read_again()

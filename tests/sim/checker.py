@@ -20,15 +20,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -40,10 +38,12 @@ from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from sinks.memory import Store
 from tests.sim.disk import ModelDisk
-from tests.sim.source import Change, Commit, Source, State
+from tests.sim.source import Source
 from tests.sim.storecheck import StoreCheck, slim
 from tests.sim.tables import Key, Row, first_name, identity_of, key_of
+from tests.sim.texts import texts
 from tests.sim.violation import Violation as Violation
+from tests.sim.wal import Change, Commit, State
 
 _OPS: Final = {int(op): op.name.lower() for op in Op}
 
@@ -141,6 +141,8 @@ class Checker:
     _rewritten: dict[int, int] = field(default_factory=dict)
     """Position of each table's last REWRITTEN record."""
     _segments: dict[tuple[str, int], Path] = field(default_factory=dict)
+    _gone: set[int] = field(default_factory=set)
+    """Tables that were dropped, as of the newest cut."""
     _topics: dict[int, str] = field(default_factory=dict)
     """The topic in which each table's rows stand."""
     _tables: dict[int, Table] = field(default_factory=dict)
@@ -228,10 +230,7 @@ class Checker:
             expected += _expected(commit)
             ends_at = commit.end_lsn
             for change in commit.changes:
-                self._state.apply(change)
-                if change.kind == "A":
-                    before, after = ({first_name(name) for name in table.names} for table in change.tables)
-                    self._dropped.setdefault(change.tables[1].oid, set()).update(before - after)
+                self._happen(change)
             self._commits += 1
         reads = 0
         for entry in entries:
@@ -258,20 +257,36 @@ class Checker:
         self._compare(cut)
         self.cuts.append((cut.position, self._copied()))
 
+    def _happen(self, change: Change) -> None:
+        """What the source has committed. The rows of a table that was dropped stay until the log says that they are gone."""
+        if change.kind == "X":
+            self._gone.add(change.tables[0].oid)
+            return
+        self._state.apply(change)
+        if change.kind == "C":
+            self._fold[change.tables[0].oid], self.waiting[change.tables[0].oid] = {}, set()
+        elif change.kind == "A":
+            before, after = ({first_name(name) for name in table.names} for table in change.tables)
+            self._dropped.setdefault(change.tables[1].oid, set()).update(before - after)
+
     def _take_schema(self, entry: Entry) -> None:
         assert entry.table is not None
         if entry.rewritten:
             self._rewritten[entry.oid] = entry.position
+        if entry.empties:
+            self._leave(entry)
         rows, before = self._fold[entry.oid], self._tables.get(entry.oid)
-        self._tables[entry.oid], self._topics[entry.oid] = entry.table, entry.topic
+        self._stand(entry)
         if entry.empties:
             rows.clear()
             self.waiting[entry.oid].clear()
         elif before is not None and (kept := written_again(before, entry.table)) is not None:
+            # What was renamed is not known where the catalog had forgotten the table already; nothing is left then to be read again.
+            lost = entry.oid not in self.source.tables and not all(column.attnum for column in entry.table.columns)
             for key, known in rows.items():
                 assert known.row is not None
                 row = {new: known.row[old] for new, old in kept.items() if old in known.row}
-                rows[key] = replace(known, row=row, again=entry.position, stale=known.stale or entry.rewritten)
+                rows[key] = replace(known, row=row, again=entry.position, stale=known.stale or entry.rewritten or lost)
             entry.rows = {key: known.row or {} for key, known in rows.items()}
 
     def _skip_waiting(self, expected: deque[Expected], entry: Entry | None) -> None:
@@ -289,16 +304,14 @@ class Checker:
             self.waited += 1
 
     def _check_read(self, entry: Entry, cut: Cut) -> None:
-        row = self._state[entry.oid].get(entry.key)
+        row = self._state.get(entry.oid, {}).get(entry.key)
         if row is None:
             raise Violation("f", f"{entry}: no such row at commit {cut.commit_lsn:X}")
         if not self._is_row(entry, row):
             raise Violation("f", f"{entry} is not the row at commit {cut.commit_lsn:X}, which is tag {row.get('tag')}")
 
     def _fold_in(self, entry: Entry) -> None:
-        if entry.table is not None:
-            self._tables[entry.oid] = entry.table
-            self._topics[entry.oid] = entry.topic
+        self._stand(entry)
         rows = self._fold[entry.oid]
         if entry.op == Op.TRUNCATE:
             rows.clear()
@@ -309,6 +322,23 @@ class Checker:
         else:
             rows[entry.key] = entry
         self.waiting[entry.oid].discard(entry.key)
+
+    def _stand(self, entry: Entry) -> None:
+        """The table has this definition, in this topic: no other table may have its rows there."""
+        assert entry.table is not None
+        if self._topics.get(entry.oid) != entry.topic:
+            for oid, topic in self._topics.items():
+                if topic == entry.topic:
+                    raise Violation("f", f"{entry} of table {entry.oid} stands among the rows of table {oid}")
+            self._topics[entry.oid] = entry.topic
+        self._tables[entry.oid] = entry.table
+
+    def _leave(self, entry: Entry) -> None:
+        """Every earlier row of the topic is gone, whichever table's it was."""
+        for oid in [oid for oid, topic in self._topics.items() if topic == entry.topic and oid != entry.oid]:
+            del self._topics[oid]
+            self._fold[oid].clear()
+            self.waiting[oid].clear()
 
     def _compare(self, cut: Cut) -> None:
         for oid, rows in self._fold.items():
@@ -377,9 +407,9 @@ class Checker:
             if any(_expected(commit) for commit in missing):
                 yield f"{len(missing)} commits are not in the log"
         for oid, rows in self._fold.items():
-            if oid not in self.complete:
+            if oid not in self.complete and oid not in self._gone:
                 yield f"the snapshot of table {oid} is not finished"
-            visible = self.source.visible[oid]
+            visible = self.source.visible.get(oid, {})
             if rows.keys() != visible.keys() or not all(self._is_row(entry, visible[key]) for key, entry in rows.items()):
                 yield f"table {oid} in the log is not the source's"
         yield from self.stores.differences(stores, head)
@@ -408,8 +438,8 @@ def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
     exact = batch.column(EXACT).to_pylist()
     keys = [first_name(name) for name in identity_of(table)]
     names = [first_name(name) for name in table.names]
-    texts = [_texts(batch.column(name)) for name in table.names]
-    for position, op, lsn, instead, values in zip(positions, ops, lsns, exact, zip(*texts, strict=True), strict=True):
+    columns = [texts(batch.column(name)) for name in table.names]
+    for position, op, lsn, instead, values in zip(positions, ops, lsns, exact, zip(*columns, strict=True), strict=True):
         if op in ALONE:
             yield Entry(position, op, table.oid, topic, (), None, lsn, empties, rewritten, table)
         else:
@@ -418,47 +448,6 @@ def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
                 row.update((first_name(name), text) for name, text in instead)
             key = tuple([row.get(name) or "" for name in keys])
             yield Entry(position, op, table.oid, topic, key, None if op == Op.DELETE else row, lsn, table=table)
-
-
-def _texts(column: pa.Array) -> list[str | None]:
-    """As Postgres writes the values that a run has (``tests.sim.tables``)."""
-    text = _text_of(column.type)
-    if text is None:
-        return column.to_pylist()  # type: ignore[no-any-return]
-    if text is _time:
-        column = column.view(_WITHOUT_ZONE)
-    return [None if value is None else text(value) for value in column.to_pylist()]
-
-
-@lru_cache(maxsize=64)
-def _text_of(kind: pa.DataType) -> Callable[[Any], str] | None:
-    """None: the values are texts."""
-    if pa.types.is_string(kind):
-        return None
-    return next(text for is_kind, text in _TEXT_OF if is_kind(kind))
-
-
-def _float(value: float) -> str:
-    if math.isfinite(value):
-        return repr(value).removesuffix(".0")
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _time(value: datetime) -> str:
-    text = value.isoformat(" ")
-    return f"{text.rstrip('0') if value.microsecond else text}+00"
-
-
-_WITHOUT_ZONE: Final = pa.timestamp("us")
-_TEXT_OF: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], str]], ...]] = (
-    (pa.types.is_integer, str),
-    (pa.types.is_boolean, "ft".__getitem__),
-    (pa.types.is_decimal, "{:f}".format),
-    (pa.types.is_float64, _float),
-    (pa.types.is_binary, lambda value: f"\\x{value.hex()}"),
-    (pa.types.is_timestamp, _time),
-    (pa.types.is_date32, date.isoformat),
-)
 
 
 def written_again(before: Table, after: Table) -> dict[str, str] | None:
@@ -480,9 +469,9 @@ def _expected(commit: Commit) -> list[Expected]:
 
 def _of_change(change: Change, commit: Commit) -> Iterator[Expected]:
     if change.kind == "T":
-        for table in change.tables:
+        for table in change.published:
             yield Expected("T", table.oid, (), None, commit, may_wait=False)
-    elif change.table is not None:
+    elif change.table is not None and not change.unpublished:
         table, oid = change.table, change.table.oid
         if change.old is not None and (change.new is None or change.moves):
             yield Expected("D", oid, key_of(table, change.old), None, commit, may_wait=False)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from tests.sim.catalog import altered, triggered
 from tests.sim.course import Course
-from tests.sim.source import Change, Session, Source
+from tests.sim.definers import Definers
+from tests.sim.source import Session, Source
 from tests.sim.tables import Row, key_of, keyless, new_key, new_value
+from tests.sim.wal import Change
 
 
 class Clients:
     def __init__(self, course: Course, source: Source) -> None:
         self._course = course
         self._source = source
+        self._definers = Definers(course, source)
         self._begun = 0
         self._tags = 0
 
@@ -66,10 +68,10 @@ class Clients:
             else:
                 self._course.say(f"rollback of {session.xid} to a savepoint: {len(source.rollback_to(session))} changes")
                 self._course.counts["savepoints rolled back"] += 1
-        elif chance.random() < work.savepoints and not session.altered:
+        elif chance.random() < work.savepoints and not session.defines:
             source.savepoint(session)
-        else:
-            self._write(session, chance.choice(list(source.tables)))
+        elif not self._definers.step(session) and (oids := source.oids(session)):
+            self._write(session, chance.choice(oids))
 
     def _end_prepared(self, gid: str) -> None:
         chance = self._course.chance
@@ -92,7 +94,7 @@ class Clients:
                 self._course.say(f"prepare of {prepare.xid} at {prepare.lsn:X}-{prepare.end_lsn:X}: {changes}")
                 return
         waits = self._course.faulty and chance.random() < dangers.standby_slow
-        unsafe = self._course.faulty and not session.altered and chance.random() < dangers.unsafe_commits
+        unsafe = self._course.faulty and not session.defines and chance.random() < dangers.unsafe_commits
         self._course.counts["commits that wait for a standby"] += waits
         self._course.counts["commits that do not wait for the disk"] += unsafe
         commit = self._source.commit(session, waits=waits, flushed=not unsafe)
@@ -108,19 +110,13 @@ class Clients:
             return
         table = source.table(session, oid)
         if chance.random() < work.truncates:
-            oids = [o for o in source.tables if o == oid or chance.random() < 0.3]
+            oids = [o for o in source.oids(session) if o == oid or chance.random() < 0.3]
             if all(source.can_exclude(session, o) for o in oids):
                 self._course.counts["truncates"] += 1
                 source.truncate(session, oids)
             return
-        if chance.random() < work.alters and not session.savepoints and not session.altered:
-            # Not of a table without a key: only the catalog, which is not modelled, tells that the new column is part of what identifies a row.
-            if source.can_exclude(session, oid) and not keyless(table):
-                # Under FULL the stream does not tell the key: without a trigger, the catalog may have another name for it already.
-                keys = self._course.ways.triggers or table.identity != "f"
-                what, after = altered(chance, table, source.highest[oid] + 1, keys=keys)
-                self._course.counts[what] += 1
-                source.alter(session, after, triggered(after) if self._course.ways.triggers else b"")
+        if chance.random() < work.alters and not session.savepoints and not session.defines:
+            self._definers.alter(session, oid)
             return
         rows = source.view(session, oid)
         if chance.random() < work.copies:
@@ -177,6 +173,6 @@ def _told(change: Change) -> str:
         before, after = change.tables
         return f"A {before.name}({', '.join(before.names)}) to {after.name}({', '.join(after.names)})"
     if change.table is None:
-        return change.kind
+        return " ".join((change.kind, *(f"{table.name}={table.oid}" for table in change.tables)))
     row = change.new or change.old or {}
     return f"{change.kind} {change.table.name}{list(key_of(change.table, row))} tag {row.get('tag')}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.sim.clock import Clock
-from tests.sim.lots import Dangers, Ways, Work
+from tests.sim.lots import Dangers, Ddl, Ways, Work
 
 Trace = Callable[[str], None]
 
@@ -19,6 +19,7 @@ class Course:
     dangers: Dangers
     work: Work
     ways: Ways
+    ddl: Ddl
     trace: Trace | None
     clock: Clock = field(default_factory=Clock)
     counts: Counter[str] = field(default_factory=Counter)

@@ -114,6 +114,37 @@ def deal_work(chance: Random) -> Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Ddl:
+    """What the clients do to definitions besides altering them, and who hears of it."""
+
+    creates: float
+    publishes: float
+    """Of tables that are not in the publication yet."""
+    drops: float
+    all_tables: bool
+    """The publication is FOR ALL TABLES; else tables are added, by clients or by capture."""
+    looks: float
+    """How often capture looks at the catalog; never in the runs without such statements."""
+
+    @property
+    def any(self) -> bool:
+        return self.looks > 0.0
+
+
+def deal_ddl(chance: Random) -> Ddl:
+    """``chance``: of its own, so that runs without such statements are what they would be without this."""
+    creates = chance.choice((0.04, 0.1)) if chance.random() < 0.55 else 0.0
+    drops = chance.choice((0.03, 0.08)) if chance.random() < 0.5 else 0.0
+    return Ddl(
+        creates=creates,
+        publishes=chance.choice((0.0, 0.05, 0.15)),
+        drops=drops,
+        all_tables=chance.random() < 0.5,
+        looks=chance.choice((0.15, 0.6, 2.0)) if creates or drops else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Ways:
     """What differs between runs without being a fault."""
 

@@ -134,6 +134,11 @@ class Process:
             self._course.counts["chunks read"] += 1
             self._course.say(f"chunk {reader.chunks} was read")
 
+    def watch(self) -> None:
+        """A step of its thread that looks at the catalog."""
+        if self.capture is not None and self.capture.watch is not None:
+            self.capture.watch.step()
+
     def _end(self) -> None:
         if self.capture is not None:
             self.capture.die()

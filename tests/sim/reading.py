@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, Final
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 
 from cdc.model.table import Table
@@ -160,7 +161,8 @@ class _Thread:
                     moved = True
                     if type(self._request) in _SLOW and chance.random() >= QUICK:
                         return True
-                self._request = self._steps.send(self._answer)
+                answer, steps = self._answer, self._steps
+                self._request = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
                 self._answer = _LATER
                 asked = type(self._request)
                 if asked in _RESTS or (asked in _SLOW and chance.random() >= QUICK):
@@ -199,8 +201,10 @@ class _Server:
             queries.Looks: lambda _, request: {oid: self._look(oid) for oid in request.oids},
             queries.NextXid: lambda *_: source.current_xid(),
             queries.OldestTransaction: lambda *_: [],
-            queries.Published: lambda *_: [self._facts(oid) for oid in sorted(source.tables)],
-            queries.Reload: lambda _, request: {oid: (self._facts(oid), None) for oid in request.oids},
+            queries.Published: lambda *_: [self._facts(oid) for oid in sorted(source.tables) if source.catalog[oid].way],
+            queries.Reload: lambda _, request: {
+                oid: (self._facts(oid), None) for oid in request.oids if oid in source.catalog and source.catalog[oid].way
+            },
             queries.SlotNow: lambda *_: None,
             steps.Await: self._await,
             steps.AwaitBoard: lambda *_: None,
@@ -222,6 +226,9 @@ class _Server:
         oid = request.source.table.oid
         if not self.source.can_read(oid):
             return None if self.chance.random() < LOCK_GIVEN_UP else _LATER
+        if oid not in self.source.tables:
+            again = any(table.qualified == request.source.name for table in self.source.tables.values())
+            return self._look(oid) if again else psycopg.errors.UndefinedTable(f"relation {request.source.name} does not exist")
         self.source.read_locks[oid] = self.source.read_locks.get(oid, 0) + 1
         thread.locked = oid
         thread.visible = list(self.source.visible[oid].values())
@@ -254,6 +261,8 @@ class _Server:
         self._told.not_admitted += 1
 
     def _look(self, oid: int) -> Look:
+        if oid not in self.source.tables:
+            return Look(self.source.snapshot(), "", "")
         return Look(self.source.snapshot(), _json(self.source.tables[oid]), str(self.source.files[oid]))
 
     def _facts(self, oid: int) -> SourceTable:

@@ -8,124 +8,23 @@ takes), and its locks and its place among the running transactions last until it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
+from cdc.model.facts import Facts
 from cdc.model.table import Table
-from tests.sim.tables import Key, Row, is_toasted, key_of, renamed
+from tests.sim.catalog import FIRST_OTHER_OID, Listing, facts_of, listed
+from tests.sim.tables import Key, Row, is_toasted
+from tests.sim.wal import Abort, Change, Commit, End, Prepare, RolledBack, Rows, State
 
-Rows = dict[Key, Row]
 Locks = dict[tuple[int, Key], "Session"]
 
 FIRST_NORMAL_XID: Final = 3
+PUBLICATION: Final = 16_390
+"""Its OID."""
 _XIDS: Final = 2**32
-
-
-@dataclass(eq=False, slots=True)
-class Change:
-    """One WAL record of a row, a TRUNCATE or a logical message. ``xid``: of the (sub)transaction, 64 bits wide."""
-
-    lsn: int
-    xid: int
-    kind: str
-    """I, U, D, T (``tables``), M (``content``) or A, an ALTER TABLE (``tables``: before and after; ``content``: what the event trigger says of it)."""
-    table: Table | None = None
-    old: Row | None = None
-    new: Row | None = None
-    unchanged: frozenset[str] = frozenset()
-    """Columns whose TOASTed value an update did not touch."""
-    tables: tuple[Table, ...] = ()
-    content: bytes = b""
-
-    @property
-    def silent(self) -> bool:
-        """Nothing of it is in the stream: what an ALTER TABLE has changed is told with the next row."""
-        return self.kind == "A" and not self.content
-
-    @property
-    def moves(self) -> bool:
-        """An update that changes the row's key."""
-        assert self.table is not None
-        assert self.old is not None
-        assert self.new is not None
-        return key_of(self.table, self.old) != key_of(self.table, self.new)
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    xid: int
-    changes: tuple[Change, ...]
-    commit_lsn: int
-    end_lsn: int
-    ts_us: int
-    gid: str = ""
-    """Of COMMIT PREPARED."""
-
-    @property
-    def lsn(self) -> int:
-        """Where its record begins."""
-        return self.commit_lsn
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """``gone``: what of the transaction was rolled back, a subtransaction or all of it."""
-
-    xid: int
-    gone: int
-    lsn: int
-    end_lsn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    xid: int
-    changes: tuple[Change, ...]
-    gid: str
-    lsn: int
-    end_lsn: int
-
-
-@dataclass(frozen=True, slots=True)
-class RolledBack:
-    """ROLLBACK PREPARED."""
-
-    xid: int
-    gid: str
-    lsn: int
-    end_lsn: int
-
-
-End = Commit | Abort | Prepare | RolledBack
-
-
-class State(dict[int, Rows]):
-    """Table OID → its rows. Rows are never changed in place."""
-
-    def apply(self, change: Change) -> None:
-        if change.kind == "T":
-            for table in change.tables:
-                self[table.oid] = {}
-        elif change.kind == "A":
-            before, after = change.tables
-            names = renamed(before, after)
-            if names is not None:
-                self[after.oid] = {key: _under(row, names) for key, row in self.get(after.oid, {}).items()}
-        elif change.table is not None:
-            rows = self.setdefault(change.table.oid, {})
-            if change.old is not None:
-                del rows[key_of(change.table, change.old)]
-            if change.new is not None:
-                rows[key_of(change.table, change.new)] = change.new
-
-    def copied(self) -> State:
-        return State({oid: dict(rows) for oid, rows in self.items()})
-
-
-def _under(row: Row, names: Mapping[str, str]) -> Row:
-    return {names[name]: value for name, value in row.items() if name in names}
 
 
 @dataclass(eq=False, slots=True)
@@ -139,7 +38,14 @@ class Session:
     exclusive: set[int] = field(default_factory=set)
     """Tables that it holds for itself (TRUNCATE, ALTER)."""
     touched: set[int] = field(default_factory=set)
-    altered: dict[int, Table] = field(default_factory=dict)
+    altered: dict[int, Listing] = field(default_factory=dict)
+    """What the catalog says to it alone, of tables that it has made, altered or published."""
+    dropped: set[int] = field(default_factory=set)
+
+    @property
+    def defines(self) -> bool:
+        """It has done something about a table as a whole."""
+        return bool(self.altered or self.dropped)
 
 
 @dataclass(slots=True)
@@ -152,9 +58,17 @@ class Slot:
 class Source:
     """The server. Everything random comes from ``chance``."""
 
-    def __init__(self, chance: Random, tables: list[Table], first_xid: int, first_lsn: int) -> None:
+    def __init__(self, chance: Random, tables: list[Table], first_xid: int, first_lsn: int, *, all_tables: bool = True) -> None:
+        """``all_tables``: the publication is FOR ALL TABLES; else it has these tables, and those that are added."""
         self._chance = chance
+        self._all_tables = all_tables
+        self._oids = FIRST_OTHER_OID
+        self.catalog = {table.oid: listed(table, self._way()) for table in tables}
         self.tables = {table.oid: table for table in tables}
+        """The catalog's, as everybody sees them who is in no transaction."""
+        self._first = tuple(self.tables)
+        self._streamed = set(self.tables)
+        """Tables that are published where the WAL ends."""
         self.commits: list[Commit] = []
         self.sessions: list[Session] = []
         self.waiting: list[tuple[Session, Commit]] = []
@@ -182,6 +96,13 @@ class Source:
 
     # --- transactions ---------------------------------------------------------------------------------------------------------
 
+    def names(self, session: Session) -> set[str]:
+        """Names of tables that no other may get now: who gives one that another transaction has given waits for its end."""
+        seen = {table.name for oid, table in self.tables.items() if oid not in session.dropped}
+        seen.update(listing.table.name for listing in session.altered.values())
+        defined = (change for one in self._others(session) for change in one.changes if change.kind in "ACX")
+        return seen.union(table.name for change in defined for table in change.tables)
+
     def begin(self) -> Session:
         session = Session()
         self.sessions.append(session)
@@ -189,9 +110,9 @@ class Source:
 
     def view(self, session: Session, oid: int) -> Rows:
         """The table as the session sees it."""
-        state = State({oid: dict(self.visible[oid])})
+        state = State({oid: dict(self.visible.get(oid, {}))})
         for change in session.changes:
-            if change.kind in "TA" or (change.table is not None and change.table.oid == oid):
+            if change.kind == "T" or any(table.oid == oid for table in (change.table, *change.tables) if table is not None):
                 state.apply(change)
         return state[oid]
 
@@ -203,6 +124,9 @@ class Source:
         return not self.read_locks.get(oid) and all(
             oid not in other.touched and oid not in other.exclusive for other in self._others(session)
         )
+
+    def can_publish(self, session: Session, oid: int) -> bool:
+        return all(oid not in other.exclusive and oid not in other.altered for other in self._others(session))
 
     def can_read(self, oid: int) -> bool:
         return all(oid not in session.exclusive for session in self._running())
@@ -216,8 +140,17 @@ class Source:
         session.touched.add(oid)
         return True
 
+    def listing(self, session: Session, oid: int) -> Listing:
+        return session.altered.get(oid) or self.catalog[oid]
+
     def table(self, session: Session, oid: int) -> Table:
-        return session.altered.get(oid) or self.tables[oid]
+        return self.listing(session, oid).table
+
+    def oids(self, session: Session) -> list[int]:
+        """The tables that the session sees."""
+        if not session.altered and not session.dropped:
+            return list(self.tables)
+        return [oid for oid in dict.fromkeys((*self.tables, *session.altered)) if oid not in session.dropped]
 
     def write(self, session: Session, oid: int, old: Row | None, new: Row | None, lsn: int | None = None) -> int:
         """Inserts, updates or deletes a row whose keys are locked; returns the record's LSN. ``lsn``: another row's of the same COPY."""
@@ -227,23 +160,44 @@ class Source:
         if old is not None and new is not None:
             unchanged = frozenset(name for name in table.names if is_toasted(new.get(name)) and new.get(name) is old.get(name))
         at = self._record() if lsn is None else lsn
-        self._add(session, Change(at, self._xid_of(session), kind, table, old, new, unchanged))
+        change = Change(at, self._xid_of(session), kind, table, old, new, unchanged, unpublished=self._unpublished(session, [oid]))
+        self._add(session, change)
         return at
 
     def truncate(self, session: Session, oids: list[int]) -> None:
         session.exclusive.update(oids)
         session.touched.update(oids)
         tables = tuple(self.table(session, oid) for oid in oids)
-        self._add(session, Change(self._record(), self._xid_of(session), "T", tables=tables))
+        unpublished = self._unpublished(session, oids)
+        self._add(session, Change(self._record(), self._xid_of(session), "T", tables=tables, unpublished=unpublished))
 
-    def alter(self, session: Session, table: Table, content: bytes = b"") -> None:
-        """The table's definition becomes another, for this session at once, for others when it is visible. content: the event trigger's message."""
-        before = self.table(session, table.oid)
-        session.exclusive.add(table.oid)
-        session.touched.add(table.oid)
-        session.altered[table.oid] = table
-        xid = self._xid_of(session)
-        self._add(session, Change(self._record(), xid, "A", tables=(before, table), content=content))
+    def alter(self, session: Session, table: Table) -> Change:
+        """The table's definition becomes another, for this session at once, for others when it is visible."""
+        before = self.listing(session, table.oid)
+        session.altered[table.oid] = before.altered(table, self._xid_of(session))
+        return self._about(session, "A", before.table, table)
+
+    def create(self, session: Session, table: Table) -> Change:
+        session.altered[table.oid] = listed(table, self._way() if self._all_tables else 0)
+        return self._about(session, "C", table)
+
+    def publish(self, session: Session, oid: int) -> Change:
+        """ALTER PUBLICATION ADD TABLE: what others do to the table's rows goes on."""
+        listing = self.listing(session, oid)
+        session.altered[oid] = replace(listing, way=self._way())
+        session.touched.add(oid)
+        return self._add(session, Change(self._record(), self._xid_of(session), "P", tables=(listing.table,)))
+
+    def drop(self, session: Session, oid: int) -> Change:
+        table = self.table(session, oid)
+        session.altered.pop(oid, None)
+        session.dropped.add(oid)
+        return self._about(session, "X", table)
+
+    def new_oid(self) -> int:
+        """No other object ever gets it."""
+        self._oids += self._chance.randrange(1, 9)
+        return self._oids
 
     def savepoint(self, session: Session) -> None:
         session.savepoints.append((len(session.changes), None))
@@ -343,11 +297,19 @@ class Source:
 
     def emit(self, content: bytes) -> Commit:
         """``pg_logical_emit_message(true, 'headwater', …)`` in a transaction of its own, ``synchronous_commit = local``."""
-        session = self.begin()
-        self._add(session, Change(self._record(), self._xid_of(session), "M", content=content))
-        commit = self.commit(session)
-        assert commit is not None
-        return commit
+        return self._emit("M", content)
+
+    def tell(self, content: bytes) -> Commit:
+        """The same with the prefix of messages about definitions."""
+        return self._emit("L", content)
+
+    def facts(self, oid: int, session: Session | None = None) -> Facts | None:
+        """What the catalog says of a table; to a session: as its event trigger tells of it."""
+        if session is None:
+            listing = self.catalog.get(oid)
+            return None if listing is None else facts_of(listing, self.files[oid])
+        own = sum(oid in change.refiled for change in session.changes)
+        return facts_of(self.listing(session, oid), self.files[oid] + own, triggered=True)
 
     # --- accidents --------------------------------------------------------------------------------------------------------------
 
@@ -365,7 +327,7 @@ class Source:
         self._locks = {what: holder for what, holder in self._locks.items() if id(holder) in kept}
         self.read_locks.clear()
         self.wal_lsn = self.flushed_lsn
-        state = State({oid: {} for oid in self.tables})
+        state = State({oid: {} for oid in self._first})
         for commit in self.commits:
             for change in commit.changes:
                 state.apply(change)
@@ -397,10 +359,32 @@ class Source:
         yield from self.prepared.values()
         yield from (session for session, _ in self.waiting)
 
-    def _add(self, session: Session, change: Change) -> None:
+    def _add(self, session: Session, change: Change) -> Change:
         assert session.xid is not None
         session.changes.append(change)
         self.trails.setdefault(session.xid, []).append(change)
+        return change
+
+    def _about(self, session: Session, kind: str, *tables: Table) -> Change:
+        """A statement about a table as a whole, which nobody else may touch until the transaction has ended."""
+        session.exclusive.add(tables[0].oid)
+        session.touched.add(tables[0].oid)
+        xid = self._xid_of(session)
+        return self._add(session, Change(self._record(), xid, kind, tables=tables))
+
+    def _emit(self, kind: str, content: bytes) -> Commit:
+        session = self.begin()
+        self._add(session, Change(self._record(), self._xid_of(session), kind, content=content))
+        commit = self.commit(session)
+        assert commit is not None
+        return commit
+
+    def _way(self) -> int:
+        """The catalog row by which a table is published from now on."""
+        return PUBLICATION if self._all_tables else self.new_oid()
+
+    def _unpublished(self, session: Session, oids: Iterable[int]) -> frozenset[int]:
+        return frozenset(oid for oid in oids if oid not in self._streamed and not self.listing(session, oid).way)
 
     def _abort(self, xid: int, *gone: int) -> None:
         lsn = self._record()
@@ -414,6 +398,7 @@ class Source:
         commit = Commit(session.xid, tuple(session.changes), commit_lsn, end_lsn, self._now_us, gid)
         self.commits.append(commit)
         self.wal.append(commit)
+        self._streamed.update(oid for oid, listing in session.altered.items() if listing.way)
         return commit
 
     def _show_now_or_later(self, session: Session, commit: Commit, *, waits: bool) -> None:
@@ -431,9 +416,13 @@ class Source:
 
     def _define(self, session: Session, commit: Commit) -> None:
         """What the catalog says from now on."""
-        self.files.update(table.oid for change in commit.changes if change.kind == "T" for table in change.tables)
-        self.tables.update(session.altered)
-        self.highest.update({oid: max(table.columns[-1].attnum, self.highest[oid]) for oid, table in session.altered.items()})
+        self.files.update(oid for change in commit.changes for oid in change.refiled)
+        for oid, listing in session.altered.items():
+            self.catalog[oid], self.tables[oid] = listing, listing.table
+            self.highest[oid] = max(listing.table.columns[-1].attnum, self.highest.get(oid, 0))
+        for oid in session.dropped:
+            self.catalog.pop(oid, None)
+            self.tables.pop(oid, None)
 
     def _release_locks(self, session: Session) -> None:
         self._locks = {what: holder for what, holder in self._locks.items() if holder is not session}

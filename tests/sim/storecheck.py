@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc.model.evolution import SchemaChange, differences
-from cdc.model.position import Cut
+from cdc.model.position import Cut, Position
 from cdc.settings.models import SchemaPolicy
 from sinks.contract import Shape
 from sinks.memory import Store, TableUnit
@@ -40,6 +40,8 @@ class StoreCheck:
         self._checker = checker
         self._applied: dict[str, int] = {}
         self._seen: dict[str, dict[str, dict[str, tuple[int, Row | None]]]] = {}
+        self._given: dict[tuple[str, str], Shape] = {}
+        """The last definition that each store was given of each topic: one that shows whole commits only has it later."""
 
     def struck(self, name: str, store: Store) -> None:
         """The store has lost something, or is as it once was: it may begin again from there."""
@@ -80,6 +82,8 @@ class StoreCheck:
             return logged
         held, came = unit.shape.table, entry.table
         assert came is not None
+        if not same_table(held, came):
+            return logged  # it came late, before what says that another table has the name now
         # Where nobody could tell which column had become which, a renamed one is another one to a store that keeps its shape.
         numbered = all(column.attnum for column in (*held.columns, *came.columns))
         shown = {first_name(name) for name in held.names if numbered or name in came.names}
@@ -102,10 +106,14 @@ class StoreCheck:
     def reshapes(self, name: str, held: Shape | None, change: SchemaChange, position: int) -> None:
         """A store is given a change of its table's definition. ``held``: the definition that its rows stand under."""
         topic = change.table.qualified
+        held = max(
+            (one for one in (held, self._given.get((name, topic))) if one is not None), key=lambda one: one.position, default=None
+        )
         if held is None or position <= held.position or not same_table(held.table, change.table):
             return
         if not self.terms[name].lets_through(topic, position) and not change.empties and differences(held.table, change.table):
             raise Violation("m", f"{name}: {topic} changes at position {position}, which nobody has let through")
+        self._given[name, topic] = Shape(change.table, Position(position))
 
     def claims(self, name: str, store: Store, at: int) -> None:
         """Somebody takes the store to hold everything up to ``at``. A table may be further: the others were set back."""

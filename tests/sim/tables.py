@@ -68,12 +68,14 @@ def renamed(before: Table, after: Table) -> dict[str, str] | None:
 
 def make_tables(chance: Random) -> list[Table]:
     """One to three tables of different identities."""
-    return [_make(chance, FIRST_OID + 7 * number, f"t{number}") for number in range(chance.choice((1, 1, 2, 3)))]
+    return [make_table(chance, FIRST_OID + 7 * number, f"t{number}") for number in range(chance.choice((1, 1, 2, 3)))]
 
 
-def _make(chance: Random, oid: int, name: str) -> Table:
+def make_table(chance: Random, oid: int, name: str, *, late: bool = False) -> Table:
+    """One of any shape. ``late``: it comes while capture runs. Under FULL only the catalog tells its key then, which may not show the table
+    yet, or not any more, when its first row comes: until the catalog does, the whole row is taken for the key."""
     identity: Identity = chance.choice(("d", "d", "f", "i"))
-    whole = identity == "f" and chance.random() < 0.4
+    whole = identity == "f" and (late or chance.random() < 0.4)
     keys = [Column("id", pgtypes.INT8)]
     if identity == "i":
         keys = [Column("code", pgtypes.TEXT)]

@@ -15,6 +15,7 @@ import pytest
 from cdc.capture import rows as row_kernels
 from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
+from cdc.capture.definitions import Definitions
 from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.rows import RowBatches
 from cdc.capture.spool import Spools
@@ -27,17 +28,19 @@ from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
-from cdc.model.evolution import differences
+from cdc.model.evolution import Kind, SchemaChange, differences
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Table
 from sinks import barrier, memory, reshape
 from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
 from snapshots import reading
+from snapshots.agenda import Agenda
 from snapshots.feed import Chunk, SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
 from snapshots.jobs import Board
+from snapshots.joining import Joining
 from snapshots.steps import Emit, RowsRead, Steps, Typed
 from tests.sim import world
 from tests.sim.checker import Violation
@@ -488,9 +491,77 @@ def stores_that_keep_their_shape_take_every_column(patch: Patch) -> None:
     _sharpen(patch, work={"alters": 0.15})
 
 
-def _sharpen(patch: Patch, *, work: dict[str, Any] | None = None, dangers: dict[str, Any] | None = None) -> None:
+def late_tables_are_not_read(patch: Patch) -> None:
+    """… as if all of their rows came with the stream."""
+    original = Rereads.read
+
+    def read(self: Rereads, oid: int, *, joined: bool = False) -> None:
+        if not joined:
+            original(self, oid)
+
+    patch.setattr(Rereads, "read", read)
+    _sharpen(patch, ddl={"creates": 0.08, "looks": 2.0})
+
+
+def late_tables_are_read_at_once(patch: Patch) -> None:
+    """… and do not wait for the transactions in which rows were written before they were published."""
+
+    def passed(_: Joining, oids: Iterable[int], __: Any) -> Steps[set[int]]:
+        yield from ()
+        return set(oids)
+
+    patch.setattr(Joining, "passed", passed)
+    _sharpen(patch, ddl={"creates": 0.08, "publishes": 0.15, "looks": 2.0, "all_tables": False}, work={"sessions": 5})
+
+
+def dropped_tables_stay(patch: Patch) -> None:
+    patch.setattr(Definitions, "_dropped", lambda *_: [])
+    _sharpen(patch, ddl={"drops": 0.08, "looks": 2.0})
+
+
+def a_name_stays_with_the_table_that_had_it(patch: Patch) -> None:
+    """… though another has it now."""
+    original = Definitions.enter
+
+    def enter(self: Definitions, table: Table) -> list[SchemaChange]:
+        return [change for change in original(self, table) if change.kind is not Kind.CREATED]
+
+    patch.setattr(Definitions, "enter", enter)
+    _sharpen(patch, ddl={"drops": 0.15, "looks": 0.6})
+
+
+def parts_of_dropped_tables_come_still(patch: Patch) -> None:
+    """… when other tables have their names."""
+    original = Definitions.enter
+
+    def enter(self: Definitions, table: Table) -> list[SchemaChange]:
+        changes = original(self, table)
+        for oid in self._topics.displaced:
+            self._again._due.pop(oid, None)
+        return changes
+
+    patch.setattr(Definitions, "enter", enter)
+    _sharpen(
+        patch,
+        ddl={"creates": 0.08, "drops": 0.1, "looks": 0.15},
+        work={"rows_before": 25, "transactions": 40, "reading": 6.0, "alters": 0.05},
+    )
+
+
+def dropped_tables_are_waited_for(patch: Patch) -> None:
+    patch.setattr(Agenda, "_leave_out", _nothing)
+    _sharpen(patch, ddl={"drops": 0.08, "looks": 2.0}, work={"rows_before": 25})
+
+
+def _sharpen(
+    patch: Patch,
+    *,
+    work: dict[str, Any] | None = None,
+    dangers: dict[str, Any] | None = None,
+    ddl: dict[str, Any] | None = None,
+) -> None:
     """Runs in which what the bug needs happens more often than in others."""
-    for name, given in (("deal_work", work), ("deal_dangers", dangers)):
+    for name, given in (("deal_work", work), ("deal_dangers", dangers), ("deal_ddl", ddl)):
         original = getattr(world, name)
         patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
 
@@ -551,6 +622,12 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (renamed_tables_are_not_read_again, "fi", 107),
     (changes_are_let_through_unasked, "m", 0),
     (stores_that_keep_their_shape_take_every_column, "c", 86),
+    (late_tables_are_not_read, "fi", 0),
+    (late_tables_are_read_at_once, "fi", 77),
+    (dropped_tables_stay, "fi", 1),
+    (a_name_stays_with_the_table_that_had_it, "cefij", 1),
+    (parts_of_dropped_tables_come_still, "f", 4128),
+    (dropped_tables_are_waited_for, "i", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 

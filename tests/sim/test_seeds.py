@@ -12,6 +12,10 @@ SEEDS = 2_000
 PARTS = 16
 HURT_SHARE = 0.3
 """In at least so many runs of each part a store loses rows, is set back, or is taken over, while there is traffic."""
+DDL_SHARE = 0.2
+"""In at least so many runs of each part …"""
+DDL = ("runs in which a table was created", "runs in which a table was dropped")
+"""… this is so."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -23,6 +27,7 @@ def test_no_promise_is_broken(part: int) -> None:
     assert not failures, "\n".join(map(str, failures))
     hurt = counts["runs in which a store was hurt"]
     assert hurt >= HURT_SHARE * size, f"a store was hurt in {hurt} of {size} runs only"
+    assert {what: counts[what] for what in DDL if counts[what] < DDL_SHARE * size} == {}
 
 
 def test_a_seed_decides_everything() -> None:

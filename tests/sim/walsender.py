@@ -14,8 +14,9 @@ from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.feedback import Feedback
 from cdc.model.table import Table
 from cdc.pgvalues.values import Bytes
-from tests.sim.source import Abort, Change, Commit, End, Prepare, RolledBack, Source
+from tests.sim.source import Source
 from tests.sim.tables import Row
+from tests.sim.wal import Abort, Change, Commit, End, Prepare, RolledBack
 from tests.unit.capture import wire
 
 PREFIX: Final = "headwater"
@@ -201,8 +202,7 @@ class Walsender:
 
     def _relations_of(self, change: Change, sent: Sent) -> list[bytes]:
         """What has to be sent before the change."""
-        tables = change.tables if change.kind == "T" else () if change.table is None else (change.table,)
-        return [self._relation(table, sent) for table in tables if sent.get(table.oid) != table]
+        return [self._relation(table, sent) for table in change.published if sent.get(table.oid) != table]
 
     def _relation(self, table: Table, sent: Sent) -> bytes:
         sent[table.oid] = table
@@ -219,10 +219,10 @@ def _relation_message(table: Table) -> bytes:
 def _encoded(change: Change) -> bytes:
     if change.kind == "M":
         return wire.message(PREFIX, change.content, lsn=change.lsn)
-    if change.kind == "A":
+    if change.kind in "ACLPX":
         return wire.message(DDL_PREFIX, change.content, lsn=change.lsn)
     if change.kind == "T":
-        return wire.truncate(*(table.oid for table in change.tables))
+        return wire.truncate(*(table.oid for table in change.published))
     table = change.table
     assert table is not None
     if change.kind == "I":

@@ -25,7 +25,7 @@ from tests.sim.clients import Clients
 from tests.sim.course import Course, Trace
 from tests.sim.disk import ModelDisk
 from tests.sim.followers import Followers
-from tests.sim.lots import deal_dangers, deal_ways, deal_work
+from tests.sim.lots import deal_dangers, deal_ddl, deal_ways, deal_work
 from tests.sim.points import Points
 from tests.sim.process import Process
 from tests.sim.source import Source
@@ -46,11 +46,12 @@ class World:
     def __init__(self, seed: int, folder: Path, trace: Trace | None = None) -> None:
         chance = Random(seed)
         dangers, work = deal_dangers(chance), deal_work(chance)
-        ways = deal_ways(chance)
-        self._course = course = Course(chance, dangers, work, ways, trace)
+        ways, ddl = deal_ways(chance), deal_ddl(Random(f"{seed} ddl"))
+        self._course = course = Course(chance, dangers, work, ways, ddl, trace)
         self._seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
         first_xid = chance.choice((700, 2**32 - 12, 2**32 * 3 + 2**31 - 9, 2**31 - 9))
-        self.source = Source(chance, make_tables(chance), first_xid, chance.choice((0x1_5000, 0xFFFF_F000, 0x16_B374_D848)))
+        first_lsn = chance.choice((0x1_5000, 0xFFFF_F000, 0x16_B374_D848))
+        self.source = Source(chance, make_tables(chance), first_xid, first_lsn, all_tables=ddl.all_tables or not ddl.any)
         disk = ModelDisk(folder, chance)
         self._points = Points(course)
         disk.meet = self._points.meet_disk
@@ -101,6 +102,9 @@ class World:
         self.process.look()
         self.checker.reread(self._log)
         self._course.counts["runs in which a store was hurt"] += self._followers.hurt
+        kinds = {change.kind for commit in self.source.commits for change in commit.changes}
+        for kind, what in ("C", "created"), ("X", "dropped"):
+            self._course.counts[f"runs in which a table was {what}"] += kind in kinds
         self._course.counts["steps"] += self._course.steps
         self._course.counts["transactions"] += len(self.source.commits)
         self._course.counts["changes"] += len(self.checker.entries)
@@ -138,9 +142,11 @@ class World:
             (self.process.step, 3.0),
             (self._server_step, 2.0),
             (self.process.read, self._course.work.reading if working else 25.0),
-            (self._followers.step, 1.2),
+            (self._followers.step, 1.2 if working or not self._course.ddl.any else 4.0),
             (self._housekeeping, 0.5),
         ]
+        if self._course.ddl.any:
+            found.append((self.process.watch, self._course.ddl.looks if working else 2.0))
         if working:
             dangers = self._course.dangers
             found += [

@@ -1,0 +1,107 @@
+"""What the clients do to definitions: they create tables, publish and drop them, and alter them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.sim.catalog import altered, triggered
+from tests.sim.course import Course
+from tests.sim.source import PUBLICATION, Session, Source
+from tests.sim.tables import keyless, make_table
+
+MOST_TABLES: Final = 5
+
+
+class Definers:
+    def __init__(self, course: Course, source: Source) -> None:
+        self._course = course
+        self._source = source
+        self._made = 0
+        self._free: list[str] = []
+        """Names that tables once had."""
+
+    def step(self, session: Session) -> bool:
+        """Perhaps a statement of this session; whether it was one."""
+        ddl, chance = self._course.ddl, self._course.chance
+        if not ddl.any or session.savepoints or not self._course.faulty:
+            return False
+        roll = chance.random()
+        if roll < ddl.creates:
+            return self._create(session)
+        roll -= ddl.creates
+        if roll < ddl.publishes:
+            return self._publish(session)
+        roll -= ddl.publishes
+        return roll < ddl.drops and self._drop(session)
+
+    def alter(self, session: Session, oid: int) -> None:
+        """Not of a table without a key: only the catalog, which tells too late, tells that the new column is part of what identifies a row."""
+        source = self._source
+        table = source.table(session, oid)
+        if not source.can_exclude(session, oid) or keyless(table):
+            return
+        # Under FULL the stream does not tell the key: without a trigger, the catalog may have another name for it already.
+        keys = self._course.ways.triggers or table.identity != "f"
+        what, after = altered(self._course.chance, table, source.highest[oid] + 1, keys=keys)
+        if after.name != table.name:
+            if after.name in source.names(session):
+                return
+            self._free.append(table.name)
+        self._course.counts[what] += 1
+        change = source.alter(session, after)
+        if self._course.ways.triggers:
+            change.content = triggered(source.facts(oid, session))
+
+    def _create(self, session: Session) -> bool:
+        source, chance = self._source, self._course.chance
+        held = source.names(session)
+        if len(held) >= MOST_TABLES:
+            return False
+        free = [name for name in self._free if name not in held]
+        if free and chance.random() < 0.7:
+            self._named(session, free[0])
+        else:
+            self._made += 1
+            self._named(session, f"late{self._made}")
+        return True
+
+    def _named(self, session: Session, name: str) -> None:
+        source = self._source
+        table = make_table(self._course.chance, source.new_oid(), name, late=True)
+        source.highest[table.oid] = len(table.columns)
+        self._course.counts["tables created under a former name" if name in self._free else "tables created"] += 1
+        self._free = [one for one in self._free if one != name]
+        change = source.create(session, table)
+        self._course.say(f"{session.xid} creates {name} ({table.oid})")
+        if self._course.ways.triggers:
+            change.content = triggered(source.facts(table.oid, session))
+
+    def _publish(self, session: Session) -> bool:
+        source = self._source
+        oids = [oid for oid in source.oids(session) if not source.listing(session, oid).way and source.can_publish(session, oid)]
+        if not oids:
+            return False
+        oid = self._course.chance.choice(oids)
+        change = source.publish(session, oid)
+        self._course.counts["tables published later"] += 1
+        self._course.say(f"{session.xid} publishes {oid}")
+        if self._course.ways.triggers:
+            change.content = triggered(look=True)
+        return True
+
+    def _drop(self, session: Session) -> bool:
+        source = self._source
+        oids = [oid for oid in source.oids(session) if source.can_exclude(session, oid)]
+        if not oids:
+            return False
+        oid = self._course.chance.choice(oids)
+        listing = source.listing(session, oid)
+        change = source.drop(session, oid)
+        self._course.counts["tables dropped"] += 1
+        self._course.say(f"{session.xid} drops {listing.table.name} ({oid})")
+        if self._course.ways.triggers:
+            change.content = triggered(dropped=[oid], look=listing.way not in (0, PUBLICATION))
+        self._free.append(listing.table.name)
+        if self._course.chance.random() < 0.4:
+            self._named(session, listing.table.name)
+        return True
