@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from threading import Condition
+from threading import Condition, RLock
 from typing import Final
 
 import numpy as np
@@ -72,7 +72,8 @@ class SnapshotFeed:
 
     def __init__(self, progress: SnapshotProgress) -> None:
         self._progress = progress
-        self._changed = Condition()
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
         self._delivered: Delivered | None = Delivered()
         self._barrier: Barrier | None = None
         self._windows: list[Window] = []
@@ -88,7 +89,7 @@ class SnapshotFeed:
         """Each group of whole transactions, in stream order, before it is appended.
 
         durable_lsn: transactions that end at or before it are in the log, so that the group tells nothing of their changes."""
-        with self._changed:
+        with self._lock:
             self._check()
             if self._delivered is not None:
                 self._delivered.add(group.transactions.xid)
@@ -120,7 +121,7 @@ class SnapshotFeed:
         Batches in ``batch_schema``, to be completed by ``place``; none when no row survived. None when the message is not a chunk's,
         or the chunk has to be read again.
         """
-        with self._changed:
+        with self._lock:
             self._check()
             chunk = self._ready.pop(watermark.content, None)
             if chunk is None:
@@ -148,7 +149,7 @@ class SnapshotFeed:
         """After the log's fsync of everything up to ``cut``."""
         if not self._entered:
             return
-        with self._changed:
+        with self._lock:
             self._check()
             for chunk in self._entered:
                 if chunk.lsn <= cut.commit_lsn:
@@ -164,7 +165,7 @@ class SnapshotFeed:
         that the next logged change after the row gets. missing: column → which rows lack it. Returns when a restart is safe.
         """
         table = table_of(rows.schema)
-        with self._changed:
+        with self._lock:
             self._check()
             self._progress.wait_for_rows(table.oid)
             if table.oid not in self._holds or not self._same_shape(table):
@@ -174,12 +175,12 @@ class SnapshotFeed:
 
     def unresolved(self, table_oid: int) -> bool:
         """Whether rows of this table may be missing from the log because its snapshot is not finished, so that ``hold`` is in order."""
-        with self._changed:
+        with self._lock:
             return table_oid in self._holds or table_oid in self._again or not self._progress.finished(table_oid)
 
     def reset(self) -> None:
         """The stream starts over after its last durable commit, and what was appended since is gone: open chunks are read again."""
-        with self._changed:
+        with self._lock:
             for chunk in (*self._ready.values(), *self._entered):
                 chunk.state = State.REFUSED
             for window in self._windows:
@@ -201,7 +202,7 @@ class SnapshotFeed:
         ``REWRITTEN``), so that rows that the source has no more vanish. For callers that log no emptying record of their own. joined: it has
         just joined the publication, be it for the second time.
         """
-        with self._changed:
+        with self._lock:
             self._check()
             self._progress.restart(table_oid, empties=empties, joined=joined)
             self._refuse_open(table_oid)
@@ -217,34 +218,34 @@ class SnapshotFeed:
 
     def track(self) -> None:
         """From now on delivered transactions are remembered; before the barrier is taken, before the first window."""
-        with self._changed:
+        with self._lock:
             if self._delivered is None:
                 self._delivered = Delivered()
 
     def untrack(self) -> None:
         """Nothing is to be read any more."""
-        with self._changed:
+        with self._lock:
             self._delivered = self._barrier = None
 
     def set_barrier(self, barrier: Barrier) -> None:
-        with self._changed:
+        with self._lock:
             assert self._delivered is not None, "track comes first"
             barrier.deliver(self._delivered.so_far())
             self._barrier = barrier
 
     def exclude(self, xids: npt.NDArray[np.int64]) -> None:
         """These transactions of the barrier are known not to have committed yet."""
-        with self._changed:
+        with self._lock:
             if self._barrier is not None:
                 self._barrier.exclude(xids)
 
     def barrier_suspects(self) -> npt.NDArray[np.int64]:
-        with self._changed:
+        with self._lock:
             return np.empty(0, np.int64) if self._barrier is None else self._barrier.suspects
 
     def open(self, table: Table) -> Window:
         """Before the snapshot is taken."""
-        with self._changed:
+        with self._lock:
             assert self._delivered is not None, "track comes first"
             window = Window(table, self._delivered.so_far(), barred=self._barrier is not None)
             self._windows.append(window)
@@ -252,7 +253,7 @@ class SnapshotFeed:
 
     def admit(self, window: Window, snapshot: Snapshot) -> bool:
         """Whether rows read in this snapshot can be used at all; if not the window is closed."""
-        with self._changed:
+        with self._lock:
             assert self._delivered is not None, "track comes first"
             # What let the barrier pass meanwhile was a later snapshot than this one may be.
             usable = window.admit(snapshot) and not (window.barred and self._barrier is None)
@@ -266,12 +267,12 @@ class SnapshotFeed:
 
     def close(self, window: Window) -> None:
         """Once every chunk of it is durable, or to be read again."""
-        with self._changed:
+        with self._lock:
             self._shut(window)
 
     def ready(self, chunk: Chunk, batches: Sequence[pa.RecordBatch]) -> None:
         """Everything is read; to be called before the watermark is emitted."""
-        with self._changed:
+        with self._lock:
             if chunk.state is State.REFUSED:
                 return
             chunk.batches = tuple(batches)
@@ -281,7 +282,7 @@ class SnapshotFeed:
 
     def abandon(self, chunk: Chunk) -> None:
         """The chunk is given up (it may already have entered, which does no harm), and with it its window."""
-        with self._changed:
+        with self._lock:
             self._ready.pop(chunk.content, None)
             if chunk in self._entered:
                 self._entered.remove(chunk)
@@ -291,30 +292,30 @@ class SnapshotFeed:
 
     def wait(self, chunk: Chunk, states: frozenset[State], timeout_s: float) -> bool:
         """Until the chunk is in one of the states."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: chunk.state in states, timeout_s)
 
     def wait_for_work(self, timeout_s: float) -> bool:
         """Whether rows are held or a table is to be read again, as soon as that is so."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: bool(self._holds or self._again), timeout_s)
 
     def held(self, table_oid: int) -> bool:
-        with self._changed:
+        with self._lock:
             return table_oid in self._holds
 
     def held_tables(self) -> list[int]:
-        with self._changed:
+        with self._lock:
             return list(self._holds)
 
     def held_keys(self, table_oid: int, limit: int) -> pa.RecordBatch | None:
         """At most so many held rows of the table, for their keys."""
-        with self._changed:
+        with self._lock:
             return self._holds[table_oid].keys(limit) if table_oid in self._holds else None
 
     def forget(self, table_oid: int, run: int) -> None:
         """The table is gone, or no longer published: nothing more is read of it, unless it has started over since ``run``. From any thread."""
-        with self._changed:
+        with self._lock:
             if self._progress.run(table_oid) != run:
                 return
             self._refuse_open(table_oid)
@@ -325,18 +326,18 @@ class SnapshotFeed:
 
     def to_read_again(self) -> set[int]:
         """Tables (OIDs) whose snapshot has to begin from the beginning, because rows were held and had to be let go."""
-        with self._changed:
+        with self._lock:
             return set(self._again)
 
     def reading_again(self, table_oid: int) -> None:
         """The table begins from the beginning: every later window sees what was let go."""
-        with self._changed:
+        with self._lock:
             self._progress.restart(table_oid)
             self._again.discard(table_oid)
 
     def finish(self, table_oid: int, run: int) -> bool:
         """Marks the table's snapshot finished unless rows are held, or it has started over since ``run``; False then."""
-        with self._changed:
+        with self._lock:
             if table_oid in self._holds or table_oid in self._again:
                 return False
             crashpoint("snapshot.table.before_finish")
@@ -344,7 +345,7 @@ class SnapshotFeed:
 
     def fail(self, error: Exception) -> None:
         """Sets the error that ingest is to end with."""
-        with self._changed:
+        with self._lock:
             self._error = error
             self._changed.notify_all()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from threading import Condition
+from threading import Condition, RLock
 from typing import Final, Protocol
 
 import psycopg
@@ -76,7 +76,8 @@ class Board:
     """The jobs of one session."""
 
     def __init__(self) -> None:
-        self._changed = Condition()
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
         self._jobs: list[Job] = []
         self._closed = False
         self._failure: BaseException | None = None
@@ -84,18 +85,18 @@ class Board:
     # --- the coordinator's side ----------------------------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
-        with self._changed:
+        with self._lock:
             self._jobs.append(job)
             self._changed.notify_all()
 
     def reads(self, oid: int) -> bool:
         """Whether some worker reads this table."""
-        with self._changed:
+        with self._lock:
             return any(job.source.table.oid == oid for job in self._jobs)
 
     def resume(self, locked: Collection[int]) -> None:
         """The jobs go on whose tables are not among these (OIDs)."""
-        with self._changed:
+        with self._lock:
             for job in self._jobs:
                 if job.locked and job.source.table.oid not in locked:
                     job.locked = False
@@ -103,17 +104,17 @@ class Board:
 
     @property
     def busy(self) -> bool:
-        with self._changed:
+        with self._lock:
             return bool(self._jobs)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> None:
         """Until a job has ended or a worker has failed. Raises what the worker failed with."""
-        with self._changed:
+        with self._lock:
             if self._failure is None:
                 self._changed.wait(timeout_s)
             if self._failure is not None:
@@ -123,7 +124,7 @@ class Board:
 
     def next(self) -> Job | None:
         """Waits for a job with something to do, as ``take`` gives it. None: the session is over."""
-        with self._changed:
+        with self._lock:
             while not self._closed:
                 if (job := self.take()) is not None:
                     return job
@@ -132,7 +133,7 @@ class Board:
 
     def take(self) -> Job | None:
         """A job with something to do: tasks, or (``finishing`` is set then) only the end. None when no job has."""
-        with self._changed:
+        with self._lock:
             for job in self._jobs:
                 if not (job.over or job.locked) and (not job.exhausted or (job.busy == 0 and not job.finishing)):
                     job.busy += 1
@@ -142,7 +143,7 @@ class Board:
 
     def claim(self, job: Job) -> Task | None:
         """The job's next task; None when it has none left, is over, or has to wait."""
-        with self._changed:
+        with self._lock:
             if self._closed or job.over or job.locked or job.exhausted:
                 return None
             task = job.refused.pop(0) if job.refused else next(job.tasks, None)
@@ -151,7 +152,7 @@ class Board:
 
     def give_back(self, job: Job, task: Task | None) -> None:
         """The table is locked. ``task``: which could not be read; None where the job was being finished."""
-        with self._changed:
+        with self._lock:
             job.locked = True
             job.finishing = False
             if task is not None:
@@ -160,7 +161,7 @@ class Board:
 
     def leave(self, job: Job) -> None:
         """Says that all that the worker had claimed of the job is durable."""
-        with self._changed:
+        with self._lock:
             job.busy -= 1
             if job.over and not job.busy:
                 self._jobs.remove(job)
@@ -168,7 +169,7 @@ class Board:
 
     def end(self, job: Job) -> None:
         """The job is finished, or cannot be."""
-        with self._changed:
+        with self._lock:
             job.over = True
             self._changed.notify_all()
 
@@ -177,7 +178,7 @@ class Board:
         self.end(job)
 
     def fail(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or error
             self._closed = True
             self._changed.notify_all()

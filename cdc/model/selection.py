@@ -17,6 +17,12 @@ def matches(patterns: Sequence[str], table: Table | str) -> bool:
     of a text ``schema.name`` with several dots every reading counts.
     """
     readings = ((table.schema, table.name),) if isinstance(table, Table) else _splits(table) or (("", table),)
+    return _selected(tuple(patterns), readings)
+
+
+@lru_cache(maxsize=4096)
+def _selected(patterns: tuple[str, ...], readings: tuple[tuple[str, str], ...]) -> bool:
+    """Asked of every topic whenever a follower looks at its store."""
     selected = False
     for pattern in patterns:
         taken_out = pattern.startswith("!")

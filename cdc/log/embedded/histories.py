@@ -22,15 +22,29 @@ FILE: Final = "histories.json"
 
 def lineage_of(folder: Path, log_id: int) -> Lineage:
     """Raises LogCorrupt when the file is damaged or belongs to another log."""
-    path = _path(folder)
-    log = f"{log_id:016x}"
-    first = History(log * 2, START)
-    found = _FILE.load(path)
+    path, first = _path(folder), _first(log_id)
+    found = _FILE.load(path) if _exists(path) else None
     if found is None:
-        return Lineage(log, (first,))
-    if found.log != log:
+        return first
+    if found.log != first.log:
         raise LogCorrupt(f"{path} belongs to another log")
-    return Lineage(log, (first, *found.histories))
+    return Lineage(first.log, (*first.histories, *found.histories))
+
+
+def _exists(path: Path) -> bool:
+    """Nearly always there is no such file, and opening it to find that out takes longer. Raises OSError."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def _first(log_id: int) -> Lineage:
+    """A log's that was never rebuilt."""
+    log = f"{log_id:016x}"
+    return Lineage(log, (History(log * 2, START),))
 
 
 @lru_cache(maxsize=64)

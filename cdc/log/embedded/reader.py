@@ -54,7 +54,7 @@ class EmbeddedLogReader:
         self._timeline: Timeline | None = None
         self._seen: Head | None = None
         self._open: OrderedDict[tuple[int, int], Segment | SealedSegment] = OrderedDict()
-        self._tables: dict[str, tuple[int, Table]] = {}
+        self._topics: dict[int, Topic] = {}
         self._watches: list[Watch] = []
         """One for each thread that has waited at the same time as others, while nobody uses it: who has none would have to look again and again."""
         self._closed = 0
@@ -124,10 +124,7 @@ class EmbeddedLogReader:
         timeline = self._refreshed()
         if timeline is None:
             return []
-        return [
-            Topic(index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(index.last))
-            for index in list(timeline.topics.values())
-        ]
+        return [self._topic(index) for index in list(timeline.topics.values())]
 
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
         index = self._index(topic, upto)
@@ -158,6 +155,7 @@ class EmbeddedLogReader:
             for segment in self._open.values():
                 segment.close()
             self._open.clear()
+            self._topics.clear()
             if self._head_file:
                 self._head_file.close()
             for watch in self._watches:
@@ -283,15 +281,19 @@ class EmbeddedLogReader:
         if timeline is not None and topic in timeline.numbers:
             yield from (run for run in timeline.topics[timeline.numbers[topic]].segments() if run.segment == first)
 
+    def _topic(self, index: TopicIndex) -> Topic:
+        """Made again only when something has been added to it: all topics are asked for whenever a follower looks at its store."""
+        known, last = self._topics.get(index.number), index.last
+        if known is None or known.last != last:
+            known = Topic(index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last))
+            self._topics[index.number] = known
+        return known
+
     def _table(self, index: TopicIndex) -> Table:
-        known = self._tables.get(index.name)
-        if known is None or known[0] != index.last:
-            size = len(index.parts)
-            run = index.run(size - 1, size)
-            source = self._segment(index, run.segment)
-            schema = source.newest_schema(run) if isinstance(source, Segment) else source.newest_schema
-            known = self._tables[index.name] = (index.last, table_of(schema))
-        return known[1]
+        size = len(index.parts)
+        run = index.run(size - 1, size)
+        source = self._segment(index, run.segment)
+        return table_of(source.newest_schema(run) if isinstance(source, Segment) else source.newest_schema)
 
 
 def _read_range(fd: int, start: int, end: int) -> bytes:

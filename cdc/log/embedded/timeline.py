@@ -91,6 +91,12 @@ class TopicIndex:
     def __init__(self, number: int, name: str) -> None:
         self.number = number
         self.name = name
+        self.rows = 0
+        self.bytes = 0
+        self.first = 0
+        """A segment is named after its first change."""
+        self.last = 0
+        self.newest_segment = 1
         self._parts = GrowingArray(_PARTS)
 
     @property
@@ -102,39 +108,20 @@ class TopicIndex:
         for name in ("last", "segment", "start", "end", "seed", "chain"):
             rows[name] = new[name]
         rows["base"] = bases
-        before = self.parts[-1] if self._parts.size else None
-        rows["rows"] = new["rows"].cumsum(dtype=np.int64) + (before["rows"] if before is not None else 0)
-        rows["bytes"] = (rows["end"] - rows["start"]).cumsum() + (before["bytes"] if before is not None else 0)
+        rows["rows"] = new["rows"].cumsum(dtype=np.int64) + self.rows
+        rows["bytes"] = (rows["end"] - rows["start"]).cumsum() + self.bytes
         self._parts.extend(rows)
+        _, last, segment, _, _, total, size, _, _ = rows[-1].item()
+        self._now_ends(last, segment, total, size)
 
     def append(self, new: GroupPart, base: int) -> None:
         rows, size = self.rows + new.rows, self.bytes + new.end - new.start
         self._parts.append((base, new.last, new.segment, new.start, new.end, rows, size, new.seed, new.chain))
+        self._now_ends(new.last, new.segment, rows, size)
 
-    @property
-    def rows(self) -> int:
-        return int(self.parts["rows"][-1]) if self._parts.size else 0
-
-    @property
-    def bytes(self) -> int:
-        return int(self.parts["bytes"][-1]) if self._parts.size else 0
-
-    @property
-    def tip(self) -> tuple[int, int]:
-        """(the last position, the first one of the segment it lies in)."""
-        if not self._parts.size:
-            return 0, 1
-        newest = self.parts[-1]
-        return int(newest["last"]), int(newest["segment"])
-
-    @property
-    def first(self) -> int:
-        """A segment is named after its first change."""
-        return int(self.parts["segment"][0]) if self._parts.size else 0
-
-    @property
-    def last(self) -> int:
-        return int(self.parts["last"][-1]) if self._parts.size else 0
+    def _now_ends(self, last: int, segment: int, rows: int, size: int) -> None:
+        self.first = self.first or int(self.parts["segment"][0])
+        self.last, self.newest_segment, self.rows, self.bytes = last, segment, rows, size
 
     def last_within(self, upto: int) -> int:
         """The last position at or below a cut; 0 when there is none. A part never reaches across a cut."""
@@ -291,7 +278,7 @@ class Timeline:
             topic = self.topics.get(part.topic)
             if topic is None and part.topic not in named:
                 raise Damaged(at, "a topic without a name")
-            last, segment = tips.get(part.topic) or (topic.tip if topic is not None else (0, 1))
+            last, segment = tips.get(part.topic) or ((topic.last, topic.newest_segment) if topic is not None else (0, 1))
             if part.last <= last or part.segment < segment:
                 raise Damaged(at, "a topic's parts do not rise")
             tips[part.topic] = part.last, part.segment
@@ -351,7 +338,7 @@ class Timeline:
             lasts, segments = new["last"], new["segment"]
             if (
                 lasts[0] <= topic.last
-                or segments[0] < (topic.parts["segment"][-1] if topic.rows else 1)
+                or segments[0] < topic.newest_segment
                 or (lasts[1:] <= lasts[:-1]).any()
                 or (segments[1:] < segments[:-1]).any()
             ):
