@@ -24,6 +24,7 @@ from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import MASKED, Keys, Protection
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
@@ -111,7 +112,7 @@ class Writer:
                 values.cast(field.type) if field.name != "c" else pa.array([one.get("c") for one in rows]).cast(pa.utf8())
             )
         columns["c"] = pa.array([None if one.get("c") is None else str(one["c"]).ljust(5) for one in rows], pa.utf8())
-        self._sink.prepare(self._table)
+        self._sink.prepare(TopicSchema.of(self._table))
         self._sink.apply(pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema))
         self._sink.commit(Cut(Position(self._position), Lsn(self._position)))
 
@@ -179,7 +180,7 @@ def test_every_kind_of_drift_names_key_and_column(source: psycopg.Connection, si
 
 
 def test_an_empty_store_lacks_every_row_and_lists_a_few(source: psycopg.Connection, sink: Sink, table: Table) -> None:
-    sink.prepare(table)
+    sink.prepare(TopicSchema.of(table))
     [result] = compare(source, sink, table).tables
     assert (result.tally.missing, result.scanned.store_rows, len(result.differences)) == (ROWS, 0, LISTED_KEYS)
 
