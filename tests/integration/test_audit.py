@@ -201,13 +201,13 @@ class Held:
 
     def make_visible(self) -> None: ...
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:  # noqa: ARG002
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:  # noqa: ARG002
         return rows
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         yield self.batch
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
         wanted = {tuple(key.values()) for key in keys.to_pylist()}
         kept = [tuple(one[name] for name in keys.schema.names) in wanted for one in self.batch.to_pylist()]
         return self.batch.filter(pa.array(kept, pa.bool_()))
@@ -349,7 +349,7 @@ def test_one_table_that_cannot_be_read_does_not_end_the_others(
 
 def test_a_store_that_fails_ends_the_audit_at_once(source: psycopg.Connection, table: Table) -> None:
     class Failing(Held):
-        def scan(self, table: Table) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
             raise ConnectionError("down")
 
     with pytest.raises(ConnectionError):
