@@ -65,8 +65,8 @@ class TableKeys:
     def keys_of(self, names: Sequence[bytes]) -> pa.RecordBatch:
         """The way back: what such names say of the table's columns, NULL where they say nothing (or are no names of this template)."""
         found = [self._said(name.decode(errors="replace")) for name in names]
-        schema = pa.schema([pa.field(name, pa.utf8()) for name in self.schema.names])
-        return pa.RecordBatch.from_pylist(found, schema)
+        texts = pa.schema([pa.field(name, pa.utf8()) for name in self.schema.names])
+        return pa.RecordBatch.from_pylist(found, texts)
 
     def _said(self, name: str) -> dict[str, str | None]:
         if self.whole:

@@ -244,7 +244,8 @@ class CacheSink:
             return NOTHING
         barriers = self._barriers()
         self._follow_history()
-        schema, topic = topic_schema(changes.schema), topic_schema(changes.schema).topic
+        schema = topic_schema(changes.schema)
+        topic = schema.topic
         known = self._known.progress(topic)
         fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), known, side="right")))
         stale = Outcome(0, stale=len(changes) - len(fresh))

@@ -83,7 +83,7 @@ def _field(column: TopicField, style: Style) -> dict[str, Any]:
 
 
 def _is_full_text(column: TopicField) -> bool:
-    """Of a type that the database defines it depends on what is asked for: its values may be a few words, as an enum's are."""
+    """Not of a type that the database defines: shown as text, its values are words of their own, as an enum's labels."""
     return not column.defined and isinstance(column.structure, Scalar) and column.structure.type in _FULL_TEXT
 
 

@@ -1,6 +1,6 @@
 """Marks of the store's tables, as Iceberg's properties: of a table, and in the summary of each snapshot. Pure.
 
-A table carries its ``Signed`` and where its rows come from (``SOURCE_KEY``, ``SCHEMA_KEY``: the schema that was written last, as JSON);
+A table carries its ``Signed`` and where its rows come from (``SOURCE_KEY``, ``TABLE_KEY``: the schema that was written last, as JSON);
 the ledger's table carries the store's own mark.
 """
 
@@ -21,7 +21,7 @@ HISTORY_KEY: Final = "headwater.history"
 EPOCH_KEY: Final = "headwater.epoch"
 STORE_KEY: Final = "headwater.store"
 SOURCE_KEY: Final = "headwater.source"
-SCHEMA_KEY: Final = "headwater.schema"
+TABLE_KEY: Final = "headwater.table"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from sinks.warehouse.columns import (
 from sinks.warehouse.disk import reading, sync
 from sinks.warehouse.failures import CommitConflict, CommitUnknown
 from sinks.warehouse.keys import FileKeys, Int64s, KeyPlan, encode
-from sinks.warehouse.marks import SCHEMA_KEY, Signed
+from sinks.warehouse.marks import TABLE_KEY, Signed
 from sinks.warehouse.options import Options
 from sinks.warehouse.upserts import Final as LastChanges
 from sinks.warehouse.upserts import UpsertGroup, final, groups
@@ -122,8 +122,13 @@ class TablePlace:
 
     def known(self) -> TopicSchema | None:
         """The schema version that was written last."""
-        text = self.iceberg.properties.get(SCHEMA_KEY)
-        return None if text is None else TopicSchema.from_json(text)
+        text = self.iceberg.properties.get(TABLE_KEY)
+        try:
+            return None if text is None else TopicSchema.from_json(text)
+        except (KeyError, TypeError, ValueError):
+            hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild empties the store and builds it again"
+            what = f"{TABLE_KEY} of the warehouse's table {self.name} is damaged, or another version's"
+            raise StoreError(what, retryable=False, hint=hint) from None
 
     def write(self, batches: Sequence[pa.RecordBatch], signed: Signed) -> None:
         """Commits these changes (all of the table's behind its mark, up to the one given). One Iceberg commit, unless the key's columns
@@ -259,7 +264,7 @@ class TablePlace:
         """``again``: file → what replaces it; such a commit has no rows of its own."""
         added = [self.iceberg.data_file(piece.path) for piece in written]
         rewritten = [self.iceberg.data_file(piece.path) for piece in again.values() if piece.rows]
-        properties = {SCHEMA_KEY: group.schema.to_json()}
+        properties = {TABLE_KEY: group.schema.to_json()}
         if replace_all:
             self.iceberg.commit(pending, Changes(add=added, replace_all=True), signed, properties)
             self._live = {}

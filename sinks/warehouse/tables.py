@@ -10,7 +10,7 @@ from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema
 from sinks.warehouse.disk import lacking
 from sinks.warehouse.leftovers import Leftovers
-from sinks.warehouse.marks import SCHEMA_KEY, SOURCE_KEY, STORE_KEY, Signed
+from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.names import place_of
 from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache, TablePlace
@@ -47,7 +47,7 @@ class WarehouseTables:
         namespace, name = self.path(schema)
         found = self._catalog.load(namespace, name)
         if found is None:
-            properties = {SOURCE_KEY: schema.topic, SCHEMA_KEY: schema.to_json(), **signed().properties()}
+            properties = {SOURCE_KEY: schema.topic, TABLE_KEY: schema.to_json(), **signed().properties()}
             found = self._catalog.create(namespace, name, first_schema(schema), properties)
         source, store = _owner(found)
         if (source, store) != (schema.topic, self._store):

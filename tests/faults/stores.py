@@ -20,7 +20,6 @@ from cdc.model.evolution import SchemaChange, schema_record
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import Lsn
 from cdc.model.table import Column
-from cdc.model.topic import TopicSchema
 from sinks.contract import Sink
 from tests.faults.lab import Lab
 from tests.faults.truth import LogFold, Tables
@@ -62,7 +61,7 @@ def held_by(sink: Sink, folder: Path) -> Tables:
         sink.make_visible()
         found: Tables = {}
         for topic in reader.topics():
-            rows = [row for batch in sink.scan(TopicSchema.of(topic.table)) for row in batch.to_pylist()]
+            rows = [row for batch in sink.scan(topic.schema) for row in batch.to_pylist()]
             if rows:
                 found[topic.name] = sorted((tuple(sorted(row.items())) for row in rows), key=repr)
         return found

@@ -24,7 +24,6 @@ from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
-from cdc.model.topic import TopicSchema
 from sinks import memory, options_model
 from sinks.cache import Options
 from sinks.cache.resp import Limits
@@ -250,8 +249,8 @@ class World:
             for changes in reader.read(topic.name, Position(0), head.position):
                 folded.prepare(topic_schema(changes.schema))
                 folded.apply(changes)
-            expected = [reading.as_held(part, TopicSchema.of(topic.table)) for part in folded.scan(TopicSchema.of(topic.table))]
-            assert _rows(reading.scan(TopicSchema.of(topic.table))) == _rows(expected), f"{topic.name} after {self.met}"
+            expected = [reading.as_held(part, topic.schema) for part in folded.scan(topic.schema)]
+            assert _rows(reading.scan(topic.schema)) == _rows(expected), f"{topic.name} after {self.met}"
 
     def finish(self) -> None:
         self.calm = True
