@@ -53,7 +53,7 @@ from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.home import open_reader
-from cdc.model.batch import OP, Op, table_of
+from cdc.model.batch import OP, Op, table_of, topic_schema
 from cdc.model.position import Position
 from cdc.state.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
@@ -366,7 +366,7 @@ class Search(Store):
         ids: set[str] = set()
         for batch in batches(self.log):
             texts = index_actions(batch)
-            ids.update(keys(batch, table_of(batch.schema)).to_pylist())
+            ids.update(keys(batch, topic_schema(batch.schema)).to_pylist())
             self._bodies += [texts.data[start:end].tobytes() for start, end in _pieces(texts.offsets, size)]
         self._documents = len(ids)
 
@@ -385,7 +385,7 @@ class Search(Store):
         sink: Any = make_sink(self.name, self.store_options)
         reader = open_reader(self.log)
         sink.open(reader, 1)
-        place = sink._tables.prepare(table_of(next(batches(self.log)).schema))
+        place = sink._tables.prepare(topic_schema(next(batches(self.log)).schema))
         path, alias = f"/{place.writer}/_bulk?filter_path=errors,items.*.status", place.names.alias
         sink.close()
         reader.close()
@@ -424,9 +424,9 @@ class Search(Store):
 
 def index_actions(batch: pa.RecordBatch) -> Texts:
     """Per row an index action without a version, and the row's document."""
-    table = table_of(batch.schema)
-    head = Piece(string_texts(keys(batch, table)), before=b'{"index":{"_id":"', after=b'"}}\n')
-    return join([head, Piece(documents(batch, table), after=b"\n")])
+    schema = topic_schema(batch.schema)
+    head = Piece(string_texts(keys(batch, schema)), before=b'{"index":{"_id":"', after=b'"}}\n')
+    return join([head, Piece(documents(batch, schema), after=b"\n")])
 
 
 class Cache(Store):
@@ -444,7 +444,7 @@ class Cache(Store):
         self._server.start()
         self.settings = {"url": self._server.url, "key": "order:{id}", "value": self.value}
         for batch in batches(self.log):
-            texts = self.plain_commands(batch, bind(self.store_options.key, table_of(batch.schema)).texts(batch))
+            texts = self.plain_commands(batch, bind(self.store_options.key, topic_schema(batch.schema)).texts(batch))
             data = memoryview(texts.data)
             self._commands += [data[start:end] for start, end in _pieces(texts.offsets, SEND_BYTES)]
 
@@ -506,7 +506,7 @@ class Cache(Store):
         try:
             sink.open(reader, 1)
             head, done = reader.head(), Position(0)
-            sink.prepare(table_of(next(reader.read(TOPIC, done, head.position)).schema))
+            sink.prepare(topic_schema(next(reader.read(TOPIC, done, head.position)).schema))
             with self._spending(spent):
                 while done < head.position:
                     cut = reader.cut_within(done, self.store_options.batch_rows, self.store_options.batch_bytes)
@@ -575,7 +575,7 @@ class Spent:
 def hset_commands(batch: pa.RecordBatch, names: Texts, options: Any) -> Texts:
     """Per row ``HSET key field text …``, or ``DEL key`` for a delete, as the bytes on the wire."""
     kept, gone = _kept_and_gone(batch)
-    written = Hash(Choices("", options.as_rules)).write(batch, table_of(batch.schema))
+    written = Hash(Choices("", options.as_rules)).write(batch, topic_schema(batch.schema))
     assert written.items is not None
     count = Texts(*integer_text(readonly(2 + written.items)))
     nothing = Texts(np.empty(0, np.uint8), np.zeros(len(batch) + 1, np.int64))
@@ -593,7 +593,7 @@ def hset_commands(batch: pa.RecordBatch, names: Texts, options: Any) -> Texts:
 def set_commands(batch: pa.RecordBatch, names: Texts) -> Texts:
     """Per row ``SET key document``, or ``DEL key`` for a delete, as the bytes on the wire."""
     kept, gone = _kept_and_gone(batch)
-    values = plain_documents(batch, table_of(batch.schema))
+    values = plain_documents(batch, topic_schema(batch.schema))
     nothing = Texts(np.empty(0, np.uint8), np.zeros(len(batch) + 1, np.int64))
     return join(
         [

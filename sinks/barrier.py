@@ -13,12 +13,12 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from cdc.model.batch import OP, Op, first_position, table_of
-from cdc.model.evolution import SchemaChange, schema_change_of
+from cdc.model.batch import OP, Op, first_position, topic_schema
+from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import DeadLetter, Outcome, Shape
-from sinks.reshape import rewrites, same_table
+from sinks.reshape import rewrites, same_origin
 
 Row = TypeVar("Row")
 """Rows as one store hands them from ``rows_before`` to ``write_again``."""
@@ -38,7 +38,7 @@ class RowsBefore(StrEnum):
 class TableBarrier:
     """One change of a table as a whole."""
 
-    table: Table
+    schema: TopicSchema
     """The definition from here on; a TRUNCATE's own where ``defines`` is False."""
     position: Position
     rows: RowsBefore
@@ -48,30 +48,30 @@ class TableBarrier:
     @property
     def shape(self) -> Shape:
         """The topic's shape afterwards, where it has another one."""
-        return Shape(self.table, self.position)
+        return Shape(self.schema, self.position)
 
 
-def rows_before_change(held: Table | None, change: SchemaChange) -> RowsBefore:
+def rows_before_change(held: TopicSchema | None, change: TopicChange) -> RowsBefore:
     """``held``: the definition that the store's rows stand under; None: it has none yet."""
     if emptied(held, change):
         return RowsBefore.GONE
-    return RowsBefore.AGAIN if held is not None and rewrites(held, change.table) else RowsBefore.KEPT
+    return RowsBefore.AGAIN if held is not None and rewrites(held, change.schema) else RowsBefore.KEPT
 
 
-def emptied(held: Table | None, change: SchemaChange) -> bool:
+def emptied(held: TopicSchema | None, change: TopicChange) -> bool:
     """Whether every earlier row of the topic is gone: the record says so, or they were another table's."""
-    return change.empties or (held is not None and not same_table(held, change.table))
+    return change.empties or (held is not None and not same_origin(held, change.schema))
 
 
-def barrier_of(changes: pa.RecordBatch, held: Table | None) -> TableBarrier | None:
+def barrier_of(changes: pa.RecordBatch, held: TopicSchema | None) -> TableBarrier | None:
     """The barrier that this batch is; None where it brings rows. ``held``: as for ``rows_before_change``."""
     if not len(changes):
         return None
-    change = schema_change_of(changes)
+    change = topic_change_of(changes)
     if change is not None:
-        return TableBarrier(change.table, Position(first_position(changes)), rows_before_change(held, change), True)
+        return TableBarrier(change.schema, Position(first_position(changes)), rows_before_change(held, change), True)
     if changes.column(OP)[0].as_py() == Op.TRUNCATE:
-        return TableBarrier(table_of(changes.schema), Position(first_position(changes)), RowsBefore.GONE, False)
+        return TableBarrier(topic_schema(changes.schema), Position(first_position(changes)), RowsBefore.GONE, False)
     return None
 
 

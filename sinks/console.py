@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.log.contract import LogReader
-from cdc.model.batch import POSITION, first_position, table_of
-from cdc.model.evolution import schema_change_of
+from cdc.model.batch import POSITION, first_position, topic_schema
+from cdc.model.evolution import topic_change_of
 from cdc.model.position import ZERO_CUT, Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from cdc.terminal import visible_json
 from sinks.contract import Outcome, Shape, Traits, audit_schema
@@ -50,13 +50,13 @@ class ConsoleSink:
         self._applied = ZERO_CUT
         self._shapes.clear()
 
-    def prepare(self, table: Table) -> None:
-        self._choices.check(table, self._log)
-        self._shapes.setdefault(table.qualified, Shape(table, Position(0)))
+    def prepare(self, schema: TopicSchema) -> None:
+        self._choices.check(schema, self._log)
+        self._shapes.setdefault(schema.topic, Shape(schema, Position(0)))
 
-    def foresee(self, tables: Sequence[Table]) -> None:
+    def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Raises ConfigError when the configuration says something of a table or column that does not exist."""
-        self._choices.foresee(tables)
+        self._choices.foresee(schemas)
 
     def projected(self) -> str | None:
         """Nothing: printed lines stay as they are."""
@@ -66,11 +66,11 @@ class ConsoleSink:
         return self._shapes.get(topic)
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
-        if (change := schema_change_of(changes)) is not None:
-            self._shapes[change.table.qualified] = Shape(change.table, Position(first_position(changes)))
+        if (change := topic_change_of(changes)) is not None:
+            self._shapes[change.schema.topic] = Shape(change.schema, Position(first_position(changes)))
         fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), self._applied.position, side="right")))
-        table = table_of(fresh.schema)
-        self._out.write(visible_json(lines(fresh, table, self._choices.style(table)).decode()).encode())
+        schema = topic_schema(fresh.schema)
+        self._out.write(visible_json(lines(fresh, schema, self._choices.style(schema)).decode()).encode())
         self._out.flush()
         return Outcome(len(fresh), stale=len(changes) - len(fresh))
 
@@ -83,14 +83,14 @@ class ConsoleSink:
 
     def make_visible(self) -> None: ...
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:  # noqa: ARG002
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:  # noqa: ARG002
         return rows
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:  # what was printed cannot be read back
-        yield audit_schema(table).empty_table().to_batches()[0]
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:  # what was printed cannot be read back
+        yield audit_schema(schema).empty_table().to_batches()[0]
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
-        return pa.RecordBatch.from_pylist([], schema=audit_schema(table))
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
+        return pa.RecordBatch.from_pylist([], schema=audit_schema(schema))
 
     def close(self) -> None: ...
 

@@ -4,16 +4,16 @@ A follower drives a sink like this, again and again::
 
     applied = sink.open(log, epoch)
     for each range of the log (applied, cut]:
-        sink.prepare(table)            # once per table and schema version, before its first batch
-        sink.apply(batch) …            # a table's batches in position order; a TRUNCATE or SCHEMA in its turn
+        sink.prepare(schema)           # once per topic and schema version, before its first batch
+        sink.apply(batch) …            # a topic's batches in position order; a TRUNCATE or SCHEMA in its turn
         sink.commit(cut)               # now, and only now, the store says "I hold everything up to cut"
 
 **The guard.** Whatever is written again, late, or by somebody who was replaced meanwhile changes nothing. Stores do it in two ways:
 
 - *versioned* (``Traits.sequenced`` is False): each row carries its position as a version, so a row written at position p loses against the same
   key's row at p' > p, and against a commit that already covers p. Rows may come in any order and any number of times.
-- *sequenced*: one chain of calls per table, in order. Each call names the stretch (from, to] of the table that it brings and the writer's
-  epoch, and the store takes it, atomically, only when the table's progress there is exactly ``from`` and no higher epoch has been seen.
+- *sequenced*: one chain of calls per topic, in order. Each call names the stretch (from, to] of the topic that it brings and the writer's
+  epoch, and the store takes it, atomically, only when the topic's progress there is exactly ``from`` and no higher epoch has been seen.
   A call that was taken already changes nothing; a gap, a higher epoch or a missing ledger refuses it.
 
 **The marks.** Every unit of a store that can be lost or restored by itself (an index, a Redis server, an Iceberg table) carries a mark
@@ -21,6 +21,9 @@ A follower drives a sink like this, again and again::
 any error and before each commit a unit counts as whole if and only if its mark is believed and reaches the log's last change of its
 topics at or below what is applied (``LogReader.last_change``); otherwise ``open`` goes back to the least mark. So a store that was
 flushed, restored, replaced or partly lost at any moment is noticed and filled again from the log, and never reported whole meanwhile.
+
+**Schemas.** A sink knows what it holds as topics with a schema (``cdc.model.topic``): fields with an Arrow type and a structure. The source's tables,
+Postgres's type numbers and modifiers end before it.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ import pyarrow as pa
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class EpochPassed(StoreError):
 class Shape:
     """The definition that a store's rows of one topic stand under, and the change (0: none yet) that made it so."""
 
-    table: Table
+    schema: TopicSchema
     position: Position
 
 
@@ -108,8 +111,8 @@ class Sink(Protocol):
         """As its module's ``traits`` gives them for its options."""
         ...
 
-    def foresee(self, tables: Sequence[Table]) -> None:
-        """Raises ConfigError where the store's options do not fit these tables, which are all that it is to hold. An unopened sink may be
+    def foresee(self, schemas: Sequence[TopicSchema]) -> None:
+        """Raises ConfigError where the store's options do not fit these topics, which are all that it is to hold. An unopened sink may be
         asked, too (`cdc doctor`, `cdc plan`)."""
         ...
 
@@ -137,8 +140,8 @@ class Sink(Protocol):
         may be asked; afterwards it has to be opened again. Done twice, or interrupted and done again, it comes to the same."""
         ...
 
-    def prepare(self, table: Table) -> None:
-        """Makes or evolves the place for this table's rows so that ``apply`` of its batches can succeed. Idempotent.
+    def prepare(self, schema: TopicSchema) -> None:
+        """Makes or evolves the place for this topic's rows so that ``apply`` of its batches can succeed. Idempotent.
 
         The first definition of a topic becomes its ``shape``; any other leaves it as it is.
         """
@@ -149,10 +152,10 @@ class Sink(Protocol):
         ...
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
-        """Writes one batch (schema: ``cdc.model.batch.batch_schema``) and returns when the store has taken it.
+        """Writes one batch (see ``cdc.model.batch``) and returns when the store has taken it.
 
         A batch holds either rows or exactly one TRUNCATE or SCHEMA record; these come after everything before them was applied and
-        before anything after them is. A SCHEMA record makes its table the topic's ``shape``: afterwards every row that is there is what
+        before anything after them is. A SCHEMA record makes its schema the topic's ``shape``: afterwards every row that is there is what
         it would be had it been written under that definition (a dropped column's value is gone from documents and values, a renamed
         one has its new name), or no row at all when the record empties the topic. Within a batch the last change of a key wins. A store that commits as a whole may stage the rows
         until ``commit``. Raises StoreError when the batch as a whole was not taken; calling again is then safe.
@@ -175,24 +178,24 @@ class Sink(Protocol):
         """Returns once everything committed is visible to every way of reading (OpenSearch: refresh)."""
         ...
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
         """The source's rows as ``scan`` and ``fetch`` give them: each value as what it means in this store.
 
-        rows: canonical text, ``audit_schema(table)``; further columns stay as they are. A store that holds the text itself gives it back.
+        rows: canonical text, ``audit_schema(schema)``; further columns stay as they are. A store that holds the text itself gives it back.
         """
         ...
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
-        """Every live row of the table, in any order, for the audit. Schema: ``audit_schema(table)``, values as ``as_held`` has them."""
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
+        """Every live row of the topic, in any order, for the audit. Schema: ``audit_schema(schema)``, values as ``as_held`` has them."""
         ...
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         """The live rows with these keys (absent ones left out), in any order. ``keys``: the key's columns as ``as_held`` has them."""
         ...
 
     def close(self) -> None: ...
 
 
-def audit_schema(table: Table) -> pa.Schema:
-    """All of the table's columns as the text that Postgres gives under the pinned settings; NULL is SQL NULL."""
-    return pa.schema([pa.field(name, pa.utf8()) for name in table.names])
+def audit_schema(schema: TopicSchema) -> pa.Schema:
+    """All of the topic's fields as the text that Postgres gives under the pinned settings; NULL is SQL NULL."""
+    return pa.schema([pa.field(name, pa.utf8()) for name in schema.names])

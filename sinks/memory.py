@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
-from cdc.model.batch import OP, POSITION, Op, first_position, last_position, table_of
-from cdc.model.evolution import schema_change_of
+from cdc.model.batch import OP, POSITION, Op, first_position, last_position, topic_schema
+from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from sinks.barrier import TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, EpochPassed, Outcome, Shape, Traits, audit_schema
@@ -61,7 +61,7 @@ class Call:
 
     @property
     def reshapes(self) -> bool:
-        return any(schema_change_of(batch) is not None for batch in self.batches)
+        return any(topic_change_of(batch) is not None for batch in self.batches)
 
 
 class MemoryAnswer(StrEnum):
@@ -139,12 +139,12 @@ class TableUnit(Unit):
         return outcome
 
     def write(self, batch: pa.RecordBatch) -> Outcome:
-        table = table_of(batch.schema)
-        if (barrier := barrier_of(batch, None if self.shape is None else self.shape.table)) is not None:
+        schema = topic_schema(batch.schema)
+        if (barrier := barrier_of(batch, None if self.shape is None else self.shape.schema)) is not None:
             reached = max(self.mark.cut.position, self.shape_at if barrier.defines else self.floor)
             return carry_out(barrier, self) if barrier.position > reached else Outcome(0, stale=1)
-        texts = row_text(batch, table)
-        keys = row_keys(texts, batch, table).to_pylist()
+        texts = row_text(batch, schema)
+        keys = row_keys(texts, batch, schema).to_pylist()
         changes = zip(batch.column(POSITION).to_pylist(), batch.column(OP).to_pylist(), keys, texts.to_pylist(), strict=True)
         applied = sum(self._change(position, op, key, row) for position, op, key, row in changes)
         return Outcome(applied, stale=len(batch) - applied)
@@ -161,12 +161,12 @@ class TableUnit(Unit):
     def rows_before(self, barrier: TableBarrier) -> list[tuple[str, Row]]:
         """The rows by their keys."""
         assert self.shape is not None
-        table, held = barrier.table, self.shape.table
+        schema, held = barrier.schema, self.shape.schema
         before = {key: row for key, (at, row) in self.rows.items() if at < barrier.position and row is not None}
-        batch = reshaped(_batch(list(before.values()), held), held, table, barrier.position)
-        texts = row_text(batch, table)
-        keys = row_keys(texts, batch, table).to_pylist()
-        again = keys if table.key else [f"\\={key}" if held.key else key for key in before]
+        batch = reshaped(_batch(list(before.values()), held), held, schema, barrier.position)
+        texts = row_text(batch, schema)
+        keys = row_keys(texts, batch, schema).to_pylist()
+        again = keys if schema.key else [f"\\={key}" if held.key else key for key in before]
         return list(zip(again, texts.to_pylist(), strict=True))
 
     def write_again(self, barrier: TableBarrier, rows: Iterable[tuple[str, Row]]) -> tuple[DeadLetter, ...]:
@@ -331,12 +331,12 @@ class MemorySink:
         self._store.lose(*self._store.units)
         self._known.clear()
 
-    def prepare(self, table: Table) -> None:
+    def prepare(self, schema: TopicSchema) -> None:
         self._refuse_others()
-        unit = self._unit(table.qualified)
-        unit.shape = unit.shape or Shape(table, START)
+        unit = self._unit(schema.topic)
+        unit.shape = unit.shape or Shape(schema, START)
 
-    def foresee(self, tables: Sequence[Table]) -> None:
+    def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Any table fits."""
 
     def projected(self) -> str | None:
@@ -349,7 +349,7 @@ class MemorySink:
         return None if unit is None else unit.shape
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
-        topic = table_of(changes.schema).qualified
+        topic = topic_schema(changes.schema).topic
         fresh = changes
         if self.traits.sequenced:
             fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), self.held(topic), side="right")))
@@ -450,18 +450,18 @@ class MemorySink:
 
     def make_visible(self) -> None: ...
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:  # noqa: ARG002
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:  # noqa: ARG002
         return rows
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
-        rows = self._store.rows.get(table.qualified, {})
-        yield _batch([row for _, row in rows.values() if row is not None], table)
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
+        rows = self._store.rows.get(schema.topic, {})
+        yield _batch([row for _, row in rows.values() if row is not None], schema)
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
-        rows = self._store.rows.get(table.qualified, {})
-        parts = [keys.column(column.name) for column in table.key]
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
+        rows = self._store.rows.get(schema.topic, {})
+        parts = [keys.column(column.name) for column in schema.key]
         wanted = join_key(parts, ":" if len(parts) > 1 else "").to_pylist()
-        return _batch([row for key in wanted if (row := rows.get(key, (0, None))[1]) is not None], table)
+        return _batch([row for key in wanted if (row := rows.get(key, (0, None))[1]) is not None], schema)
 
     def close(self) -> None:
         self._staged.clear()
@@ -475,8 +475,8 @@ def make(name: str, options: Options) -> MemorySink:
     return MemorySink(name, options)
 
 
-def _batch(rows: list[Row], table: Table) -> pa.RecordBatch:
-    if not table.names:
+def _batch(rows: list[Row], schema: TopicSchema) -> pa.RecordBatch:
+    if not schema.names:
         return rows_of_nothing(len(rows))
-    columns = [pa.array([row.get(name) for row in rows], pa.utf8()) for name in table.names]
-    return pa.RecordBatch.from_arrays(columns, schema=audit_schema(table))
+    columns = [pa.array([row.get(name) for row in rows], pa.utf8()) for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=audit_schema(schema))

@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 
 from cdc.kernels.digests import digests
 from cdc.log.contract import LogReader
-from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, table_of
-from cdc.model.evolution import SchemaChange, schema_change_of
+from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, topic_schema
+from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import START, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.barrier import emptied
 from sinks.render.rowtext import keys, row_text
 from sinks.reshape import rekeyed, reshaped
@@ -53,7 +53,7 @@ def live_rows(log: LogReader, topic: str, upto: Position, *, memory_bytes: int =
 
 
 def rows_under(
-    log: LogReader, shape: Table, upto: Position, position: Position, *, memory_bytes: int = MEMORY_BYTES
+    log: LogReader, shape: TopicSchema, upto: Position, position: Position, *, memory_bytes: int = MEMORY_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """The batches that a rewrite of the whole topic under ``shape`` writes: its rows as of ``upto`` as reads of ``shape`` that stand at ``position``.
 
@@ -61,7 +61,7 @@ def rows_under(
     nothing to a later one of the same name.
     """
     _refuse_gone(log, START)
-    with closing(_History(log, shape.qualified, memory_bytes)) as history:
+    with closing(_History(log, shape.topic, memory_bytes)) as history:
         for batch in history.live(upto):
             yield _brought_to(batch, [*history.later(batch), shape], position)
 
@@ -71,7 +71,7 @@ def all_keys(
 ) -> Iterator[pa.RecordBatch]:
     """Every key that a change in (after, upto] carries, deletes among them, once each: its last change, in position order.
 
-    The batches have our own columns and the key's only; ``table_of`` their schema is the definition that the change was logged with. A key of
+    The batches have our own columns and the key's only; ``topic_schema`` of them is the definition that the change was logged with. A key of
     other columns (by name) is another key. A row of a table without identity is its own key.
     Raises PositionGone when the log no longer has ``after``.
     """
@@ -79,14 +79,14 @@ def all_keys(
     numbers: dict[tuple[str, ...], str] = {}
     with closing(_Newest(memory_bytes)) as newest:
         for batch in _rows_only(log.read(topic, after, upto)):
-            table = table_of(batch.schema)
-            kind = numbers.setdefault(tuple(column.name for column in table.key), str(len(numbers)))
-            newest.add(pc.binary_join_element_wise(kind, keys(batch, table), ":"), batch.column(POSITION))
+            schema = topic_schema(batch.schema)
+            kind = numbers.setdefault(tuple(column.name for column in schema.key), str(len(numbers)))
+            newest.add(pc.binary_join_element_wise(kind, keys(batch, schema), ":"), batch.column(POSITION))
         chosen = _Chosen(after, upto, memory_bytes)
         for found in newest.highest():
             chosen.add(found)
     for batch in chosen.of(_rows_only(log.read(topic, after, upto))):
-        yield batch.select([*(field.name for field in META_FIELDS), *(column.name for column in table_of(batch.schema).key)])
+        yield batch.select([*(field.name for field in META_FIELDS), *(column.name for column in topic_schema(batch.schema).key)])
 
 
 class _History:
@@ -98,24 +98,24 @@ class _History:
         self._memory_bytes = memory_bytes
         self._newest = _Newest(memory_bytes)
         self._start = START
-        self._held: Table | None = None
-        self._definitions: list[tuple[int, Table]] = []
+        self._held: TopicSchema | None = None
+        self._definitions: list[tuple[int, TopicSchema]] = []
 
     def live(self, upto: Position) -> Iterator[pa.RecordBatch]:
         for batch in self._log.read(self._topic, START, upto):
             self._take(batch)
         yield from self._living(upto)
 
-    def later(self, batch: pa.RecordBatch) -> list[Table]:
+    def later(self, batch: pa.RecordBatch) -> list[TopicSchema]:
         """The definitions that came after this batch, in order."""
         at = first_position(batch)
-        return [table for position, table in self._definitions if position > at]
+        return [schema for position, schema in self._definitions if position > at]
 
     def close(self) -> None:
         self._newest.close()
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        table, change = table_of(batch.schema), schema_change_of(batch)
+        schema, change = topic_schema(batch.schema), topic_change_of(batch)
         position = Position(first_position(batch))
         if _truncates(batch) or (change is not None and emptied(self._held, change)):
             self._again()
@@ -124,19 +124,19 @@ class _History:
             self._change(change, position)
         else:
             deleted = pc.equal(batch.column(OP), int(Op.DELETE)).cast(pa.int64())
-            self._newest.add(keys(batch, table), pc.add(pc.multiply(batch.column(POSITION), 2), deleted))
-        self._held = table
+            self._newest.add(keys(batch, schema), pc.add(pc.multiply(batch.column(POSITION), 2), deleted))
+        self._held = schema
 
-    def _change(self, change: SchemaChange, position: Position) -> None:
-        self._definitions.append((position, change.table))
-        if self._held is None or not rekeyed(self._held, change.table):
+    def _change(self, change: TopicChange, position: Position) -> None:
+        self._definitions.append((position, change.schema))
+        if self._held is None or not rekeyed(self._held, change.schema):
             return
         living = self._living(Position(position - 1))
         self._again()
         for batch in living:
             moved = _brought_to(batch, self.later(batch), position)
             own = moved.set_column(0, moved.schema.field(0), batch.column(POSITION))
-            self._newest.add(keys(own, change.table), pc.multiply(batch.column(POSITION), 2))
+            self._newest.add(keys(own, change.schema), pc.multiply(batch.column(POSITION), 2))
 
     def _living(self, upto: Position) -> Iterator[pa.RecordBatch]:
         """The rows that are live by what has been taken so far, which may be forgotten once this has been called."""
@@ -258,17 +258,17 @@ def _highest(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return list(grouped.select(["key", "number_max"]).rename_columns(["key", "number"]).to_batches())
 
 
-def _brought_to(batch: pa.RecordBatch, definitions: Sequence[Table], position: Position) -> pa.RecordBatch:
+def _brought_to(batch: pa.RecordBatch, definitions: Sequence[TopicSchema], position: Position) -> pa.RecordBatch:
     """The rows under each of the definitions in turn; all of them stand at ``position``."""
-    held = table_of(batch.schema)
-    for table in definitions:
-        if table != held or table is definitions[-1]:
-            batch, held = reshaped(row_text(batch, held), held, table, position), table
+    held = topic_schema(batch.schema)
+    for schema in definitions:
+        if schema != held or schema is definitions[-1]:
+            batch, held = reshaped(row_text(batch, held), held, schema, position), schema
     return batch
 
 
 def _rows_only(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return (batch for batch in batches if batch.num_rows and not _truncates(batch) and schema_change_of(batch) is None)
+    return (batch for batch in batches if batch.num_rows and not _truncates(batch) and topic_change_of(batch) is None)
 
 
 def _truncates(batch: pa.RecordBatch) -> bool:

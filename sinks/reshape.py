@@ -10,37 +10,36 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, batch_schema, table_of
+from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, topic_batch_schema, topic_schema
 from cdc.model.evolution import differences
-from cdc.model.pgtypes import arrow_type, canonical_text
-from cdc.model.structure import structure_of
-from cdc.model.table import Column, Table
+from cdc.model.pgtypes import canonical_text
+from cdc.model.topic import TopicField, TopicSchema
 from sinks.render.fromtext import exact_column, typed
 from sinks.render.rowtext import exact_values
 
 
-def origins(old: Table, new: Table) -> Mapping[str, Column | None]:
+def origins(old: TopicSchema, new: TopicSchema) -> Mapping[str, TopicField | None]:
     """Each column of ``new`` by name, and the column of ``old`` that it was; None when it was not there."""
-    found: dict[str, Column | None] = {column.name: column for column in new.columns}
+    found: dict[str, TopicField | None] = {column.name: column for column in new.fields}
     for change in differences(old, new):
         if change.new is not None:
             found[change.new.name] = change.old
     return found
 
 
-def same_table(old: Table, new: Table) -> bool:
-    """Whether both are definitions of one table, and not of two that had the same name one after the other."""
-    return (old.oid, old.epoch) == (new.oid, new.epoch)
+def same_origin(old: TopicSchema, new: TopicSchema) -> bool:
+    """Whether both are of the same rows, and not of two tables that had the same name one after the other."""
+    return old.origin == new.origin
 
 
-def rekeyed(old: Table, new: Table) -> bool:
+def rekeyed(old: TopicSchema, new: TopicSchema) -> bool:
     """Whether rows are told apart by other columns than before. A key column's new name alone changes nothing."""
     came_from = origins(old, new)
     before = [came.name if (came := came_from[column.name]) is not None else None for column in new.key]
     return before != [column.name for column in old.key]
 
 
-def rewrites(old: Table, new: Table) -> bool:
+def rewrites(old: TopicSchema, new: TopicSchema) -> bool:
     """Whether documents written under ``old`` are not what ``new`` would have written.
 
     An added column is not a reason: a document that lacks a column says NULL.
@@ -49,24 +48,24 @@ def rewrites(old: Table, new: Table) -> bool:
         if change.old is None:
             continue
         held, comes = change.old, change.new
-        if comes is None or change.renamed or (arrow_type(held), structure_of(held)) != (arrow_type(comes), structure_of(comes)):
+        if comes is None or change.renamed or (held.type, held.structure) != (comes.type, comes.structure):
             return True
     return rekeyed(old, new)
 
 
-def reshaped(rows: pa.RecordBatch, old: Table, new: Table, position: int) -> pa.RecordBatch:
+def reshaped(rows: pa.RecordBatch, old: TopicSchema, new: TopicSchema, position: int) -> pa.RecordBatch:
     """Rows that a store holds, as reads of ``new`` that all stand at the change's position.
 
-    rows: canonical text, ``sinks.contract.audit_schema(old)``. Returns a batch in ``batch_schema(new)``. A value that a column's new
+    rows: canonical text, ``sinks.contract.audit_schema(old)``. Returns a batch in ``topic_batch_schema(new)``. A value that a column's new
     type cannot hold is kept as exact text; one that is not a value of it is NULL, for the rows of such a change are read again.
     """
     came_from, count = origins(old, new), rows.num_rows
     columns, exact = [], {}
-    for column in new.columns:
+    for column in new.fields:
         came = came_from[column.name]
         texts = pa.nulls(count, pa.utf8()) if came is None else rows.column(came.name)
-        values, odd = typed(texts, arrow_type(column))
-        exact[column.name] = {} if came is not None and _all_hold(column) and arrow_type(came) != arrow_type(column) else odd
+        values, odd = typed(texts, column.type)
+        exact[column.name] = {} if came is not None and _all_hold(column) and came.type != column.type else odd
         columns.append(values)
     meta = {
         POSITION: pa.array(np.full(count, position, np.int64)),
@@ -75,27 +74,27 @@ def reshaped(rows: pa.RecordBatch, old: Table, new: Table, position: int) -> pa.
         TS: pa.nulls(count, META_FIELDS[3].type),
         EXACT: exact_column(count, exact),
     }
-    return pa.RecordBatch.from_arrays([*(meta[field.name] for field in META_FIELDS), *columns], schema=batch_schema(new))
+    return pa.RecordBatch.from_arrays([*(meta[field.name] for field in META_FIELDS), *columns], schema=topic_batch_schema(new))
 
 
-def _all_hold(column: Column) -> bool:
+def _all_hold(column: TopicField) -> bool:
     """Whether the column's Arrow type holds all that the source has under its type, so that a text beside it can be no value of it."""
-    kind = arrow_type(column)
+    kind = column.type
     return any(is_kind(kind) for is_kind in (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_binary))
 
 
-def conformed(batch: pa.RecordBatch, shape: Table) -> pa.RecordBatch:
+def conformed(batch: pa.RecordBatch, shape: TopicSchema) -> pa.RecordBatch:
     """The changes as if their table were still ``shape``: later columns are left out, dropped ones are NULL.
 
     A value that the former type cannot hold is kept as exact text.
     """
-    table = table_of(batch.schema)
-    if table == shape:
+    schema = topic_schema(batch.schema)
+    if schema == shape:
         return batch
-    came_from, texts_of = origins(table, shape), exact_values(batch)
+    came_from, texts_of = origins(schema, shape), exact_values(batch)
     columns, exact = [], {}
-    for column in shape.columns:
-        came, kind = came_from[column.name], arrow_type(column)
+    for column in shape.fields:
+        came, kind = came_from[column.name], column.type
         values = pa.nulls(len(batch), kind) if came is None else batch.column(came.name)
         mine: dict[int, str] = {}
         if values.type != kind:
@@ -107,4 +106,4 @@ def conformed(batch: pa.RecordBatch, shape: Table) -> pa.RecordBatch:
         exact[column.name] = mine
         columns.append(values)
     meta = [exact_column(len(batch), exact) if field.name == EXACT else batch.column(field.name) for field in META_FIELDS]
-    return pa.RecordBatch.from_arrays([*meta, *columns], schema=batch_schema(shape))
+    return pa.RecordBatch.from_arrays([*meta, *columns], schema=topic_batch_schema(shape))

@@ -21,6 +21,7 @@ from cdc.errors import SourceError
 from cdc.model.evolution import differences
 from cdc.model.position import Cut, Lsn, format_lsn
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import Protection
 from cdc.source.rows import SourceRows
 from sinks.contract import Sink, audit_schema
@@ -99,15 +100,15 @@ def compare(
     progress: Report,
 ) -> TableInWork:
     """Scans both sides whole: the source in a thread of its own, the store here (a Spark session wants its own thread)."""
-    table = target.table
+    table, schema = target.table, TopicSchema.of(target.table)
     started = time.monotonic()
     if target.captured:
-        _refuse_former_shape(sink, table)
-    schema, key = audit_schema(table), key_indices(table)
+        _refuse_former_shape(sink, schema)
+    texts, key = audit_schema(schema), key_indices(table)
     rows = database.rows(table)
     store_failed = threading.Event()
     with ExitStack() as stack:
-        source, store = (Side(schema, key, seed, distinct=table.whole_rows) for _ in range(2))
+        source, store = (Side(texts, key, seed, distinct=table.whole_rows) for _ in range(2))
         stack.callback(source.close)
         stack.callback(store.close)
         pool = stack.enter_context(ThreadPoolExecutor(1, "audit-source"))
@@ -116,9 +117,9 @@ def compare(
         def tell(phase: str) -> None:
             progress(Progress(sink.name, table.qualified, phase, source.rows, store.rows, target.expected_rows))
 
-        reading = pool.submit(_fill, source, (sink.as_held(part, table) for part in rows.scan(lambda: not store_failed.is_set())))
+        reading = pool.submit(_fill, source, (sink.as_held(part, schema) for part in rows.scan(lambda: not store_failed.is_set())))
         if target.captured:
-            for batch in sink.scan(table):
+            for batch in sink.scan(schema):
                 store.add(batch)
                 tell("scanning")
         _await(reading, lambda: tell("scanning"))
@@ -129,13 +130,13 @@ def compare(
         return TableInWork(target, settling, settling.open, scanned, took_s, lsn, applied)
 
 
-def _refuse_former_shape(sink: Sink, table: Table) -> None:
+def _refuse_former_shape(sink: Sink, schema: TopicSchema) -> None:
     """A store whose policy is to ignore schema changes holds rows in a shape that the source no longer has."""
-    shape = sink.shape(table.qualified)
-    changes = () if shape is None else differences(shape.table, table)
+    shape = sink.shape(schema.topic)
+    changes = () if shape is None else differences(shape.schema, schema)
     if any(change.old is None or change.new is None or change.renamed or change.retyped for change in changes):
         raise SourceError(
-            f"store {sink.name} holds {table.qualified} in a former definition, which cannot be compared with the source's",
+            f"store {sink.name} holds {schema.topic} in a former definition, which cannot be compared with the source's",
             hint=f'schema = "apply" in [stores.{sink.name}] lets it follow',
         )
 

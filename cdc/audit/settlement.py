@@ -18,6 +18,7 @@ from cdc.audit.findings import Progress, Report, RowDifference
 from cdc.audit.suspects import Differing, KeyLook, joined, look
 from cdc.model.position import Cut, Lsn
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.source.rows import snapshot
 from sinks.contract import Sink
 from sinks.render.meaning import plain_key
@@ -70,11 +71,11 @@ class _Seen:
 
 
 def _source_look(database: SourceSide, sink: Sink, audited: TableInWork, seed: int) -> _Seen:
-    table = audited.target.table
-    rows, held = database.rows(table), partial(sink.as_held, table=table)
+    table, schema = audited.target.table, TopicSchema.of(audited.target.table)
+    rows, held = database.rows(table), partial(sink.as_held, schema=schema)
 
     def fetch(keys: pa.RecordBatch) -> list[pa.RecordBatch]:
-        return [held(part) for part in rows.fetch(keys)] if plain_key(table) else rows.fetch_meant(keys, held)
+        return [held(part) for part in rows.fetch(keys)] if plain_key(schema) else rows.fetch_meant(keys, held)
 
     return _look(audited, fetch, seed)
 
@@ -82,7 +83,7 @@ def _source_look(database: SourceSide, sink: Sink, audited: TableInWork, seed: i
 def _store_look(sink: Sink, audited: TableInWork, seed: int) -> _Seen:
     if not audited.target.captured:
         return _look(audited, lambda keys: [], seed)  # noqa: ARG005
-    return _look(audited, lambda keys: [sink.fetch(audited.target.table, keys)], seed)
+    return _look(audited, lambda keys: [sink.fetch(TopicSchema.of(audited.target.table), keys)], seed)
 
 
 def _look(audited: TableInWork, fetch: Callable[[pa.RecordBatch], list[pa.RecordBatch]], seed: int) -> _Seen:

@@ -18,6 +18,7 @@ from cdc.commands.transport import check_transport
 from cdc.errors import ConfigError, HeadwaterError, SourceError
 from cdc.model.selection import matches
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.plan.contracts import check_contracts
 from cdc.settings.models import Settings, StoreOptions
 from cdc.settings.storetables import mistaken
@@ -150,7 +151,7 @@ def _store(settings: Settings, name: str, tables: Sequence[Table]) -> Finding:
     try:
         with closing(open_log(settings)) as log, closing(unopened_sink(settings, name)) as sink:
             applied = sink.open(log)
-            sink.foresee([table for table in tables if matches(options.tables, table)])
+            sink.foresee([TopicSchema.of(table) for table in tables if matches(options.tables, table)])
     except HeadwaterError as error:
         return Finding("fail", check, str(error), error.hint)
     return Finding("ok", check, f"{options.kind} answers, applied position {applied.position}")

@@ -17,10 +17,10 @@ from cdc.follow.rules import Rules
 from cdc.follow.survey import Survey, TopicRange
 from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
-from cdc.model.batch import LSN, first_position, last_position, table_of
-from cdc.model.evolution import SchemaChange, schema_change_of, schema_record
+from cdc.model.batch import LSN, first_position, last_position, topic_schema
+from cdc.model.evolution import TopicChange, schema_record, topic_change_of
 from cdc.model.position import Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks import make_sink
 from sinks.contract import NOTHING, DeadLetter, Outcome, Shape, Sink
 from sinks.policy import Action
@@ -61,25 +61,25 @@ class StoreWriter:
 class Prepared:
     """The state of an opened sink: which schema version it was prepared for, and the shapes that its rows have."""
 
-    tables: dict[str, Table] = field(default_factory=dict)
+    schemas: dict[str, TopicSchema] = field(default_factory=dict)
     _shapes: dict[str, Shape | None] = field(default_factory=dict)
 
-    def ensure(self, sink: Sink, table: Table) -> None:
-        if self.tables.get(table.qualified) != table:
-            sink.prepare(table)
-            self.tables[table.qualified] = table
-            if self._shapes.get(table.qualified) is None:
-                self._shapes.pop(table.qualified, None)
+    def ensure(self, sink: Sink, schema: TopicSchema) -> None:
+        if self.schemas.get(schema.topic) != schema:
+            sink.prepare(schema)
+            self.schemas[schema.topic] = schema
+            if self._shapes.get(schema.topic) is None:
+                self._shapes.pop(schema.topic, None)
 
     def shape(self, sink: Sink, topic: str) -> Shape | None:
         if topic not in self._shapes:
             self._shapes[topic] = sink.shape(topic)
         return self._shapes[topic]
 
-    def reshaped(self, table: Table, position: Position) -> None:
+    def reshaped(self, schema: TopicSchema, position: Position) -> None:
         """The sink has applied a SCHEMA record."""
-        self._shapes[table.qualified] = Shape(table, position)
-        self.tables.pop(table.qualified, None)
+        self._shapes[schema.topic] = Shape(schema, position)
+        self.schemas.pop(schema.topic, None)
 
 
 def apply_range(sink: Sink, reader: LogReader, seen: Survey, prepared: Prepared, rules: Rules) -> Outcome:
@@ -111,40 +111,40 @@ def _passing(found: TopicRange, position: Position) -> Iterator[None]:
 
 
 def _apply(sink: Sink, batch: pa.RecordBatch, prepared: Prepared, rules: Rules) -> Outcome:
-    table = table_of(batch.schema)
-    change = schema_change_of(batch)
+    schema = topic_schema(batch.schema)
+    change = topic_change_of(batch)
     if change is not None:
         return _change(sink, batch, change, prepared, rules)
-    shape = prepared.shape(sink, table.qualified)
+    shape = prepared.shape(sink, schema.topic)
     if shape is not None and last_position(batch) <= shape.position:
         # A replay: a shape is recorded when everything before it was applied. Its place may no longer take such rows.
         return Outcome(0, stale=len(batch))
-    if shape is not None and rules.policy(table.qualified) == "ignore":
-        batch, table = conformed(batch, shape.table), shape.table
-    prepared.ensure(sink, table)
+    if shape is not None and rules.policy(schema.topic) == "ignore":
+        batch, schema = conformed(batch, shape.schema), shape.schema
+    prepared.ensure(sink, schema)
     crashpoint("follower.batch.read")
     outcome = sink.apply(batch)
     crashpoint("follower.batch.applied")
     return outcome
 
 
-def _change(sink: Sink, batch: pa.RecordBatch, change: SchemaChange, prepared: Prepared, rules: Rules) -> Outcome:
+def _change(sink: Sink, batch: pa.RecordBatch, change: TopicChange, prepared: Prepared, rules: Rules) -> Outcome:
     position = Position(first_position(batch))
-    shape = prepared.shape(sink, change.table.qualified)
+    shape = prepared.shape(sink, change.schema.topic)
     if shape is not None and position <= shape.position:
         return Outcome(0, stale=1)
-    verdict = rules.verdict(None if shape is None else shape.table, change, position)
+    verdict = rules.verdict(None if shape is None else shape.schema, change, position)
     if verdict.stops:
         raise rules.stopped(verdict, position)
     if verdict.action is Action.IGNORE:
         return NOTHING
-    if shape is not None and rules.keeps_shape(shape.table, change, position):
-        change = replace(change, table=shape.table)
+    if shape is not None and rules.keeps_shape(shape.schema, change, position):
+        change = replace(change, schema=shape.schema)
         batch = schema_record(change, position, batch.column(LSN)[0].as_py(), 0)
     crashpoint("follower.schema.read")
     outcome = sink.apply(batch)
     crashpoint("follower.schema.applied")
-    prepared.reshaped(change.table, position)
+    prepared.reshaped(change.schema, position)
     return outcome
 
 

@@ -115,8 +115,8 @@ class Ranges:
 
     def _divided(self, opened: Opened, seen: Survey, slices: Slices) -> Outcome:
         for found in seen.topics:
-            for table in found.tables:
-                self._prepared.ensure(opened.sink, table)
+            for schema in found.schemas:
+                self._prepared.ensure(opened.sink, schema)
         return outcome_of(slices.frame.mapInArrow(on_workers(self._rules, opened.writer), RESULT_DDL).toArrow())
 
     def _pause(self, sink: Sink, seen: Survey) -> SchemaPause | None:

@@ -13,10 +13,10 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.log.contract import LogReader
-from cdc.model.batch import OP, Op, first_position, table_of
-from cdc.model.evolution import SchemaChange, schema_change_of
+from cdc.model.batch import OP, Op, first_position, topic_schema
+from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 KEPT_BYTES: Final = 256 * 2**20
 """Decoded batches of a range are kept up to this size, all topics together."""
@@ -31,11 +31,11 @@ class TopicRange:
     """The range begins here; or right before a record that empties the topic, where no definition comes before it: then nothing up to here has
     an effect."""
     upto: Position
-    tables: dict[Table, None] = field(default_factory=dict)
+    schemas: dict[TopicSchema, None] = field(default_factory=dict)
     """Every definition that rows come under, in order."""
-    first: Table | None = None
+    first: TopicSchema | None = None
     """The definition of the first change that is a row's or a TRUNCATE."""
-    changes: list[tuple[Position, SchemaChange]] = field(default_factory=list)
+    changes: list[tuple[Position, TopicChange]] = field(default_factory=list)
     truncated: bool = False
     emptied_at: Position | None = None
     """The last record that empties the topic: a TRUNCATE, or a change of its definition."""
@@ -75,14 +75,14 @@ def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicR
     """The range and how many bytes of it are kept."""
     size = defined = defined_size = 0  # of what is kept, and of that up to the last SCHEMA record
     for batch in reader.read(found.topic, found.after, found.upto):
-        change = schema_change_of(batch)
+        change = topic_change_of(batch)
         truncates = len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE
         found.truncated |= truncates
         if truncates or (change is not None and change.empties):
             # Rows before this one come and go unseen, but for those before a SCHEMA record: what a store keeps of that record says that it has
             # everything before it, and the follower may end between the two.
             found.emptied_at = Position(first_position(batch))
-            found.tables.clear()
+            found.schemas.clear()
             if not found.changes:
                 found.after, found.kept, size = Position(found.emptied_at - 1), [], 0
             elif found.kept is not None:
@@ -91,9 +91,9 @@ def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicR
         if change is not None:
             found.changes.append((Position(first_position(batch)), change))
         elif found.first is None and not found.changes:
-            found.first = table_of(batch.schema)
+            found.first = topic_schema(batch.schema)
         if change is None and not truncates:
-            found.tables[table_of(batch.schema)] = None
+            found.schemas[topic_schema(batch.schema)] = None
         if found.kept is not None:
             found.kept.append(batch)
             # What it holds in memory is told at once; what it shows of that (less, in a part of a batch) takes longer than reading a tiny one.

@@ -12,6 +12,7 @@ from cdc.model.lineage import Lineage
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,11 @@ class Topic:
     bytes: int
     first: Position
     last: Position
+
+    @property
+    def schema(self) -> TopicSchema:
+        """The same, as stores know it."""
+        return TopicSchema.of(self.table)
 
 
 @dataclass(frozen=True, slots=True)

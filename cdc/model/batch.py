@@ -16,7 +16,8 @@ type that ``cdc.model.pgtypes.arrow_type`` gives.
 What a row carries by operation: INSERT, UPDATE and READ the whole row; DELETE the key's columns only, every other column
 is NULL and means "not sent"; TRUNCATE nothing at all (every earlier row of the table is gone); SCHEMA nothing at all: the batch's
 table is the definition in force from here on, and ``_cdc_exact`` tells what happened (``cdc.model.evolution``).
-The schema's metadata holds the table itself under ``cdc.table`` (``Table.to_json``).
+The schema's metadata holds the table itself under ``cdc.table`` (``Table.to_json``); of a batch that a store made for itself, out of such ones,
+the topic's schema under ``cdc.topic`` (``TopicSchema.to_json``). ``topic_schema`` reads both.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pyarrow as pa
 
 from cdc.model.pgtypes import arrow_type
 from cdc.model.table import Table, one
+from cdc.model.topic import TopicSchema
 
 POSITION: Final = "_cdc_position"
 OP: Final = "_cdc_op"
@@ -36,6 +38,7 @@ LSN: Final = "_cdc_lsn"
 TS: Final = "_cdc_ts"
 EXACT: Final = "_cdc_exact"
 TABLE_METADATA: Final = b"cdc.table"
+TOPIC_METADATA: Final = b"cdc.topic"
 
 EXACT_TYPE: Final = pa.map_(pa.utf8(), pa.utf8())
 
@@ -87,6 +90,30 @@ def _table_of(metadata: bytes) -> Table:
 def table_of(schema: pa.Schema) -> Table:
     """The table that a batch's schema carries. Raises KeyError when it is not a batch's schema."""
     return _table_of(schema.metadata[TABLE_METADATA])
+
+
+@lru_cache(maxsize=4096)
+def topic_batch_schema(schema: TopicSchema) -> pa.Schema:
+    """As ``batch_schema``, of a batch that never comes into the log: a store's rows under another definition than they were logged with."""
+    fields = [pa.field(one.name, one.type) for one in schema.fields]
+    return pa.schema([*META_FIELDS, *fields], metadata={TOPIC_METADATA: schema.to_json().encode()})
+
+
+def topic_schema(schema: pa.Schema) -> TopicSchema:
+    """The topic's schema that a batch's Arrow schema carries. Raises KeyError when it is not a batch's."""
+    metadata = schema.metadata
+    own = metadata.get(TOPIC_METADATA)
+    return _of_tables_batch(metadata[TABLE_METADATA]) if own is None else _of_topics_batch(own)
+
+
+@lru_cache(maxsize=4096)
+def _of_tables_batch(metadata: bytes) -> TopicSchema:
+    return TopicSchema.of(_table_of(metadata))
+
+
+@lru_cache(maxsize=4096)
+def _of_topics_batch(metadata: bytes) -> TopicSchema:
+    return TopicSchema.from_json(metadata)
 
 
 def first_position(batch: pa.RecordBatch) -> int:

@@ -1,4 +1,4 @@
-"""How a table's definition changes: the SCHEMA record, and the difference of two versions. Pure.
+"""How a definition changes: the SCHEMA record, and the difference of two versions of a topic's schema. Pure.
 
 A SCHEMA record is a batch of one row whose ``_cdc_op`` is ``Op.SCHEMA``, under the *new* definition. Its ``_cdc_exact`` holds what a
 definition alone cannot tell: ``kind`` (one of ``Kind``), ``empties`` (present when every earlier row of the topic is gone), and ``now`` (for
@@ -12,8 +12,9 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from cdc.model.batch import EXACT_TYPE, META_FIELDS, OP, Op, batch_schema, table_of
-from cdc.model.table import Column, Table
+from cdc.model.batch import EXACT_TYPE, META_FIELDS, OP, Op, batch_schema, table_of, topic_batch_schema, topic_schema
+from cdc.model.table import Table
+from cdc.model.topic import TopicField, TopicSchema
 
 
 class Kind(StrEnum):
@@ -34,7 +35,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """One SCHEMA record. ``table`` is the definition from here on (the last one, for a table that is gone)."""
+    """One SCHEMA record, as capture makes it. ``table`` is the definition from here on (the last one, for a table that is gone)."""
 
     table: Table
     kind: Kind
@@ -43,14 +44,28 @@ class SchemaChange:
     now: str | None = None
 
 
-def schema_record(change: SchemaChange, position: int, commit_lsn: int, commit_ts_us: int) -> pa.RecordBatch:
-    """The change as a batch of one row in ``batch_schema(change.table)``."""
+@dataclass(frozen=True, slots=True)
+class TopicChange:
+    """One SCHEMA record, as stores read it."""
+
+    schema: TopicSchema
+    kind: Kind
+    empties: bool = False
+    now: str | None = None
+
+    @classmethod
+    def of(cls, change: SchemaChange) -> TopicChange:
+        return cls(TopicSchema.of(change.table), change.kind, change.empties, change.now)
+
+
+def schema_record(change: SchemaChange | TopicChange, position: int, commit_lsn: int, commit_ts_us: int) -> pa.RecordBatch:
+    """The change as a batch of one row; only one that names a table may go into the log."""
     facts = [("kind", str(change.kind))]
     if change.empties:
         facts.append(("empties", "true"))
     if change.now is not None:
         facts.append(("now", change.now))
-    schema = batch_schema(change.table)
+    schema = batch_schema(change.table) if isinstance(change, SchemaChange) else topic_batch_schema(change.schema)
     arrays = [
         pa.array([position], pa.int64()),
         pa.array([Op.SCHEMA], pa.int8()),
@@ -64,22 +79,29 @@ def schema_record(change: SchemaChange, position: int, commit_lsn: int, commit_t
 
 def schema_change_of(batch: pa.RecordBatch) -> SchemaChange | None:
     """Reads the batch as a schema change when it is a SCHEMA record (readers hand one out alone), else None."""
+    facts = _facts(batch)
+    return None if facts is None else SchemaChange(table_of(batch.schema), *facts)
+
+
+def topic_change_of(batch: pa.RecordBatch) -> TopicChange | None:
+    """The same for stores."""
+    facts = _facts(batch)
+    return None if facts is None else TopicChange(topic_schema(batch.schema), *facts)
+
+
+def _facts(batch: pa.RecordBatch) -> tuple[Kind, bool, str | None] | None:
     if len(batch) != 1 or batch.column(OP)[0].as_py() != Op.SCHEMA:
         return None
     facts = dict(batch.column(4)[0].as_py() or ())
-    return SchemaChange(table_of(batch.schema), Kind(facts["kind"]), "empties" in facts, facts.get("now"))
-
-
-def _type(column: Column) -> tuple[int, int, str, str]:
-    return column.type_oid, column.typmod, column.type_name, column.structure
+    return Kind(facts["kind"]), "empties" in facts, facts.get("now")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One column's fate between two versions: ``old`` None: added; ``new`` None: dropped; both: renamed, retyped or re-keyed."""
+    """One field's fate between two versions: ``old`` None: added; ``new`` None: dropped; both: renamed, retyped or re-keyed."""
 
-    old: Column | None
-    new: Column | None
+    old: TopicField | None
+    new: TopicField | None
 
     @property
     def renamed(self) -> bool:
@@ -87,23 +109,23 @@ class Difference:
 
     @property
     def retyped(self) -> bool:
-        return self.old is not None and self.new is not None and _type(self.old) != _type(self.new)
+        return self.old is not None and self.new is not None and self.old.value_type != self.new.value_type
 
     @property
     def rekeyed(self) -> bool:
         return self.old is not None and self.new is not None and self.old.key != self.new.key
 
 
-def differences(old: Table, new: Table) -> tuple[Difference, ...]:
-    """The fate of each column, in the old table's order, then the added ones. Columns go by attnum where both versions know it
-    and are versions of one table (same OID and epoch), else by name."""
-    numbered = (old.oid, old.epoch) == (new.oid, new.epoch) and all(column.attnum for column in (*old.columns, *new.columns))
+def differences(old: TopicSchema, new: TopicSchema) -> tuple[Difference, ...]:
+    """The fate of each field, in the old schema's order, then the added ones. Fields go by their origin where both versions know it and are
+    versions of one topic's rows (of the same origin), else by name."""
+    numbered = old.origin == new.origin and all(field.origin for field in (*old.fields, *new.fields))
 
-    def identity(column: Column) -> int | str:
-        return column.attnum if numbered else column.name
+    def identity(field: TopicField) -> int | str:
+        return field.origin if numbered else field.name
 
-    after = {identity(column): column for column in new.columns}
-    before = {identity(column): column for column in old.columns}
-    changed = [Difference(column, after.get(which)) for which, column in before.items() if after.get(which) != column]
-    added = [Difference(None, column) for which, column in after.items() if which not in before]
+    after = {identity(field): field for field in new.fields}
+    before = {identity(field): field for field in old.fields}
+    changed = [Difference(field, after.get(which)) for which, field in before.items() if after.get(which) != field]
+    added = [Difference(None, field) for which, field in after.items() if which not in before]
     return (*changed, *added)

@@ -6,17 +6,25 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import Protocol
 
-from cdc.model.table import Table
+
+class Qualified(Protocol):
+    """A name of two parts: a table has one, and a topic's schema."""
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Schema and name."""
+        ...
 
 
-def matches(patterns: Sequence[str], table: Table | str) -> bool:
+def matches(patterns: Sequence[str], table: Qualified | str) -> bool:
     """Whether the table is selected: shell patterns, ``!pattern`` takes out, the last that matches decides.
 
     Schema and name are matched each by itself: ``app.*`` does not select what is in the schema "app.evil". Give the table where you have it:
     of a text ``schema.name`` with several dots every reading counts.
     """
-    readings = ((table.schema, table.name),) if isinstance(table, Table) else _splits(table) or (("", table),)
+    readings = (_splits(table) or (("", table),)) if isinstance(table, str) else (table.parts,)
     return _selected(tuple(patterns), readings)
 
 

@@ -18,9 +18,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
+from cdc.model import pgtypes
 from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
 
@@ -30,11 +32,41 @@ before it is used."""
 HSTORE: Final = "hstore"
 
 
+class ScalarType(StrEnum):
+    """Types of single values. TEXT for all that is plain text to us and that the database defines."""
+
+    BOOL = "bool"
+    BPCHAR = "bpchar"
+    BYTEA = "bytea"
+    DATE = "date"
+    FLOAT4 = "float4"
+    FLOAT8 = "float8"
+    INT2 = "int2"
+    INT4 = "int4"
+    INT8 = "int8"
+    INTERVAL = "interval"
+    JSON = "json"
+    JSONB = "jsonb"
+    NAME = "name"
+    NUMERIC = "numeric"
+    OID = "oid"
+    POINT = "point"
+    TEXT = "text"
+    TIMESTAMP = "timestamp"
+    TIMESTAMPTZ = "timestamptz"
+    UUID = "uuid"
+    VARCHAR = "varchar"
+    XML = "xml"
+    OTHER = "other"
+    """One of the server's own that nobody treats in a way of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One value. ``oid``: the server's own type, TEXT for all that is plain text to us."""
+    """One value. ``which``: of the OTHER types, as two of them are two."""
 
-    oid: int
+    type: ScalarType
+    which: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +105,12 @@ class MultirangeOf:
 
 Structure = Scalar | Hstore | ArrayOf | Composite | RangeOf | MultirangeOf
 
-_TEXT: Final = Scalar(TEXT)
+_TEXT: Final = Scalar(ScalarType.TEXT)
+
+_SCALARS: Final[Mapping[int, ScalarType]] = {
+    getattr(pgtypes, known.name): known for known in ScalarType if known is not ScalarType.OTHER
+}
+_NAMED: Final[Mapping[str, ScalarType]] = {str(known): known for known in _SCALARS.values()}
 
 # Array type → element type, of the server's own (pg_type.typarray).
 _ARRAYS: Final[Mapping[int, int]] = {
@@ -104,7 +141,9 @@ def of_oid(oid: int) -> Structure:
         return RangeOf(of_oid(_RANGES[oid]))
     if oid in _MULTIRANGES:
         return MultirangeOf(of_oid(_MULTIRANGES[oid]))
-    return Scalar(oid) if oid < FIRST_OWN_TYPE else _TEXT
+    if oid in _SCALARS:
+        return Scalar(_SCALARS[oid])
+    return Scalar(ScalarType.OTHER, oid) if oid < FIRST_OWN_TYPE else _TEXT
 
 
 def described(type_oid: int, types: Mapping[str, str]) -> str:
@@ -149,21 +188,43 @@ def _attributes(relation: str, types: Mapping[str, str]) -> list[tuple[str, int]
 
 @lru_cache(maxsize=4096)
 def _decoded(text: str) -> Structure:
-    return _built(json.loads(text))
+    return decoded(json.loads(text))
 
 
-def _built(raw: Any) -> Structure:
+def encoded(structure: Structure) -> Any:
+    """The structure for JSON, without type numbers but those of OTHER types; ``decoded`` reads it."""
+    match structure:
+        case Scalar(ScalarType.OTHER, which):
+            return which
+        case Scalar(known):
+            return str(known)
+        case Hstore():
+            return HSTORE
+        case ArrayOf(element, delimiter):
+            return {"array": encoded(element)} | ({} if delimiter == "," else {"by": delimiter})
+        case Composite(attributes):
+            return {"row": [[name, encoded(attribute)] for name, attribute in attributes]}
+        case RangeOf(bound):
+            return {"range": encoded(bound)}
+        case MultirangeOf(bound):
+            return {"multirange": encoded(bound)}
+
+
+def decoded(raw: Any) -> Structure:
+    """The structure that ``encoded``, or a column's text (see the module's), has in this JSON; plain text for anything else."""
     match raw:
         case int():
             return of_oid(raw)
         case {"array": element, **rest}:
-            return ArrayOf(_built(element), str(rest.get("by", ",")))
+            return ArrayOf(decoded(element), str(rest.get("by", ",")))
         case {"row": attributes}:
-            return Composite(tuple((name, _built(attribute)) for name, attribute in attributes))
+            return Composite(tuple((name, decoded(attribute)) for name, attribute in attributes))
         case {"range": bound}:
-            return RangeOf(_built(bound))
+            return RangeOf(decoded(bound))
         case {"multirange": bound}:
-            return MultirangeOf(_built(bound))
+            return MultirangeOf(decoded(bound))
         case "hstore":
             return Hstore()
+        case str() if raw in _NAMED:
+            return Scalar(_NAMED[raw])
     return _TEXT

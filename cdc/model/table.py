@@ -51,6 +51,11 @@ class Table:
         """The topic's name: ``schema.name``."""
         return f"{self.schema}.{self.name}"
 
+    @property
+    def parts(self) -> tuple[str, str]:
+        """As ``cdc.model.selection`` asks for them."""
+        return self.schema, self.name
+
     @cached_property
     def key(self) -> tuple[Column, ...]:
         """The identity's columns in table order; empty when rows cannot be told apart."""

@@ -21,10 +21,11 @@ from cdc.follow.rules import Rules
 from cdc.log.contract import LogReader
 from cdc.log.home import open_reader
 from cdc.log.orphans import ended_topics
-from cdc.model.evolution import Kind, SchemaChange
+from cdc.model.evolution import Kind, SchemaChange, TopicChange
 from cdc.model.facts import Facts, Publishing
 from cdc.model.selection import matches, named
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import protection_of
 from cdc.settings.models import Settings, StoreOptions
 from cdc.source.capturable import keyless_line
@@ -269,7 +270,8 @@ def _planned(
         effects = tuple(_effects(settings, held, known.ended, change))
         if not (change.kind is Kind.ALTERED and all(effect.action == Action.NOTHING for effect in effects) and effects):
             reread = rows.get(change.table.oid, 0) if change.table.oid in again and change.kind in _READ_AGAIN else None
-            found.append(PlannedChange(topic, change.kind, described(held.get(topic), change), reread, effects))
+            what = described(_schema(held.get(topic)), TopicChange.of(change))
+            found.append(PlannedChange(topic, change.kind, what, reread, effects))
         held[topic] = change.table
     told_of = {change.table.oid for change in changes}
     for facts in after:
@@ -297,13 +299,17 @@ def _effects(settings: Settings, held: Mapping[str, Table], ended: Collection[st
         if not matches(options.tables, change.table):
             continue
         rules = Rules(store, options, settings.contracts, approved(settings.run_dir, store))
-        verdict = rules.verdict(held.get(topic), change, 2**63 - 1)
+        verdict = rules.verdict(_schema(held.get(topic)), TopicChange.of(change), 2**63 - 1)
         action = verdict.action
         if action is Action.REWRITE and traits_of(options).evolves:
             action = Action.EVOLVE
         follows = action in (Action.NOTHING, Action.EVOLVE, Action.REWRITE, Action.EMPTY) and change.kind not in _ENDS
         problem = _foreseen(store, options, there, change.table) if follows else None
         yield Effect(store, action, verdict.why) if problem is None else Effect(store, STOPS, f"{verdict.why}; {problem}")
+
+
+def _schema(table: Table | None) -> TopicSchema | None:
+    return None if table is None else TopicSchema.of(table)
 
 
 _ENDS: Final = (Kind.DROPPED, Kind.RENAMED, Kind.UNPUBLISHED)
@@ -328,7 +334,7 @@ def _foreseen(store: str, options: StoreOptions, there: Mapping[str, Table], tab
 def _problem(store: str, options: StoreOptions, tables: Iterable[Table]) -> str | None:
     sink = make_sink(store, options)
     try:
-        sink.foresee([table for table in tables if matches(options.tables, table)])
+        sink.foresee([TopicSchema.of(table) for table in tables if matches(options.tables, table)])
     except HeadwaterError as error:
         return error.line()
     finally:

@@ -15,10 +15,10 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
-from cdc.model.batch import table_of
-from cdc.model.evolution import Kind, SchemaChange, schema_change_of
+from cdc.model.batch import topic_schema
+from cdc.model.evolution import Kind, TopicChange, topic_change_of
 from cdc.model.position import START, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
 from sinks.cache import ledger, neighbours, sweep
 from sinks.cache.keytemplate import TableKeys
@@ -42,28 +42,28 @@ class CacheBarriers:
         self._server = server
         self._pieces = _Pieces(log, known, transactions, writing)
 
-    def prepare(self, table: Table) -> None:
+    def prepare(self, schema: TopicSchema) -> None:
         """Makes a place for a table that comes for the first time. Raises ConfigError when the store holds it and can name its keys no more."""
-        known, topic = self._known, table.qualified
+        known, topic = self._known, schema.topic
         if known.holds(topic):
-            known.keys(table)
+            known.keys(schema)
             return
         try:
-            keys = known.check(table)
+            keys = known.check(schema)
         except ConfigError as error:
-            self._pieces.set_aside(table, str(error))
+            self._pieces.set_aside(schema, str(error))
             return
         if topic in known.aside:
             # Its rows so far were set aside, and now there is room for them.
-            self._pieces.rewrite(table, keys, known.progress(topic))
-        self._pieces.record(topic, known.shapes.get(topic) or Shape(table, START), keys.prefix)
+            self._pieces.rewrite(schema, keys, known.progress(topic))
+        self._pieces.record(topic, known.shapes.get(topic) or Shape(schema, START), keys.prefix)
 
     def carry_out(self, changes: pa.RecordBatch) -> Outcome:
         """``changes``: one barrier's record."""
-        known, topic = self._known, table_of(changes.schema).qualified
+        known, topic = self._known, topic_schema(changes.schema).topic
         held = known.shapes.get(topic)
-        barrier = barrier_of(changes, None if held is None else held.table)
-        change = schema_change_of(changes)
+        barrier = barrier_of(changes, None if held is None else held.schema)
+        change = topic_change_of(changes)
         assert barrier is not None
         if change is None:
             return carry_out(barrier, _Steps(self._pieces, known, None, ""))
@@ -78,12 +78,12 @@ class CacheBarriers:
         """Finishes what an earlier writer began, and applies what the configuration says differently now. To be called once, after opening."""
         known = self._known
         for shape in list(known.coming.values()):
-            steps = _Steps(self._pieces, known, known.check(shape.table), "")
-            carry_out(TableBarrier(shape.table, shape.position, RowsBefore.AGAIN, True), steps)
+            steps = _Steps(self._pieces, known, known.check(shape.schema), "")
+            carry_out(TableBarrier(shape.schema, shape.position, RowsBefore.AGAIN, True), steps)
         if known.projection != projection or former:
             self._project(projection, {known.projection, *former, projection})
 
-    def _named(self, change: SchemaChange, barrier: TableBarrier) -> tuple[TableKeys | None, str]:
+    def _named(self, change: TopicChange, barrier: TableBarrier) -> tuple[TableKeys | None, str]:
         """The table's keys from the change on; None, and why, when its rows have to be set aside.
 
         Raises ConfigError when that would leave rows behind that nobody keeps up.
@@ -92,9 +92,9 @@ class CacheBarriers:
         if change.kind in (Kind.DROPPED, Kind.RENAMED) and gone:
             return None, ""
         try:
-            return self._known.check(change.table), ""
+            return self._known.check(change.schema), ""
         except ConfigError as error:
-            if self._known.holds(change.table.qualified) and not gone:
+            if self._known.holds(change.schema.topic) and not gone:
                 raise
             return None, str(error)
 
@@ -115,7 +115,7 @@ class CacheBarriers:
                     self._pieces.sweep_as(self._server, topic, one)
         known.projection = projection
         for topic, keys in wanted.items():
-            self._pieces.rewrite(keys.table, keys, known.progress(topic))
+            self._pieces.rewrite(keys.schema, keys, known.progress(topic))
             self._pieces.record(topic, known.shapes[topic], keys.prefix)
         self._transactions.settle(self._transactions.set({"projection": projection.encode()}), self._transactions.remove("former"))
 
@@ -126,11 +126,11 @@ class CacheBarriers:
             if topic not in self._known.chains:
                 continue  # nobody follows it any more, and what is left of it is nobody's to move
             try:
-                later.prefixes[topic] = later.check(shape.table).prefix
+                later.prefixes[topic] = later.check(shape.schema).prefix
             except ConfigError:
                 if self._known.holds(topic):
                     raise
-        return {topic: later.keys(self._known.shapes[topic].table) for topic in later.prefixes}
+        return {topic: later.keys(self._known.shapes[topic].schema) for topic in later.prefixes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,11 @@ class _Steps:
     why: str
 
     def rows_before(self, barrier: TableBarrier) -> Iterator[pa.RecordBatch]:
-        return self.pieces.rows(barrier.table, Position(barrier.position - 1))
+        return self.pieces.rows(barrier.schema, Position(barrier.position - 1))
 
     def write_again(self, barrier: TableBarrier, rows: Iterable[pa.RecordBatch]) -> Letters:
         assert self.keys is not None
-        known, topic = self.known, barrier.table.qualified
+        known, topic = self.known, barrier.schema.topic
         self.pieces.begin(topic, barrier.shape)
         if known.holds(topic) and not self._same_names(topic):
             self.pieces.sweep(topic, barrier.position)
@@ -159,11 +159,11 @@ class _Steps:
     def raise_floor(self, barrier: TableBarrier) -> None:
         """Rows that were written again stand under the names that the former ones had, or those are gone."""
         if barrier.rows is RowsBefore.GONE:
-            self.pieces.sweep(barrier.table.qualified, barrier.position)
+            self.pieces.sweep(barrier.schema.topic, barrier.position)
 
     def set_shape(self, barrier: TableBarrier) -> None:
         """In one transaction with the base of the table's keys, and with its progress."""
-        known, topic = self.known, barrier.table.qualified
+        known, topic = self.known, barrier.schema.topic
         base = Base(barrier.position, rewritten=barrier.rows is RowsBefore.AGAIN)
         if barrier.rows is RowsBefore.KEPT or (barrier.rows is RowsBefore.AGAIN and self._same_names(topic)):
             # Under the same names nothing was taken away, so a later sweep has to look at whatever this one would have.
@@ -180,7 +180,7 @@ class _Steps:
     def _same_names(self, topic: str) -> bool:
         """Whether the rows' keys are the ones that they had."""
         known = self.known
-        return known.holds(topic) and self.keys is not None and sweep.same_names(known.keys(known.shapes[topic].table), self.keys)
+        return known.holds(topic) and self.keys is not None and sweep.same_names(known.keys(known.shapes[topic].schema), self.keys)
 
 
 class _Pieces:
@@ -196,17 +196,17 @@ class _Pieces:
         """Takes every key away that the table may have before the change at this position."""
         known = self._known
         if known.holds(topic):
-            keys = known.keys(known.shapes[topic].table)
+            keys = known.keys(known.shapes[topic].schema)
             names = sweep.names(self._log, keys, known.bases.get(topic, Base()), Position(position - 1))
             self._writing.delete(known.chain(topic), names, position)
             crashpoint("cache.swept")
 
-    def rows(self, shape: Table, upto: Position) -> Iterator[pa.RecordBatch]:
+    def rows(self, shape: TopicSchema, upto: Position) -> Iterator[pa.RecordBatch]:
         return sweep.rows(self._log, shape, upto)
 
-    def rewrite(self, shape: Table, keys: TableKeys, upto: Position) -> None:
+    def rewrite(self, shape: TopicSchema, keys: TableKeys, upto: Position) -> None:
         """Every row as of ``upto``."""
-        self.write(shape.qualified, self.rows(shape, upto), keys)
+        self.write(shape.topic, self.rows(shape, upto), keys)
 
     def write(self, topic: str, rows: Iterable[pa.RecordBatch], keys: TableKeys, until: Position | None = None) -> Letters:
         """``until``: the position of the change that asks for it."""
@@ -239,10 +239,10 @@ class _Pieces:
         known.shapes[topic], known.prefixes[topic] = shape, prefix
         known.aside.pop(topic, None)
 
-    def set_aside(self, table: Table, why: str) -> None:
-        known, topic = self._known, table.qualified
+    def set_aside(self, schema: TopicSchema, why: str) -> None:
+        known, topic = self._known, schema.topic
         if known.aside.get(topic) != why:
-            shape = known.shapes.get(topic) or Shape(table, START)
+            shape = known.shapes.get(topic) or Shape(schema, START)
             self._run(topic, [self._transactions.set({f"shape:{topic}": ledger.encode_shape(shape), f"aside:{topic}": why})])
             known.shapes[topic], known.aside[topic] = shape, why
 
@@ -253,7 +253,7 @@ class _Pieces:
     def sweep_as(self, server: Server, topic: str, projection: Projection) -> None:
         known = self._known
         try:
-            keys = known.keys(known.shapes[topic].table, projection)
+            keys = known.keys(known.shapes[topic].schema, projection)
         except ConfigError:
             return  # it never named one of this table's
         names = sweep.names(self._log, keys, known.bases.get(topic, Base()), known.progress(topic))

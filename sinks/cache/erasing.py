@@ -49,7 +49,7 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
             for keys, form in _ways(held):
                 neighbours.tell_lost(server, store, keys)
                 for names in reading.scanned(server, keys.prefix):
-                    _, found = reading.read(server, store, keys.table.qualified, names, form)
+                    _, found = reading.read(server, store, keys.schema.topic, names, form)
                     mine, _ = reading.rows_of(names, found, keys, form)
                     if mine:
                         only_while_nobody_s(command("DEL", *mine))
@@ -65,6 +65,6 @@ def _ways(held: CacheLedger) -> Iterator[tuple[TableKeys, Form]]:
         for shapes in (held.shapes, held.coming):
             for shape in shapes.values():
                 try:
-                    yield bind(projection.key, shape.table), form_of(projection)
+                    yield bind(projection.key, shape.schema), form_of(projection)
                 except ConfigError:
                     continue

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from cdc.errors import ConfigError
-from cdc.model.pgtypes import INT2, INT4, INT8, OID, UUID
-from cdc.model.table import Table
+from cdc.model.structure import Scalar, ScalarType
+from cdc.model.topic import TopicSchema
 from sinks.render.jsonrows import Piece, Texts, join, raw_texts
 from sinks.render.rowtext import EMPTY_KEY, ESCAPE, NULL_PART, column_text, exact_values, join_key, key_part, keys
 
@@ -21,7 +21,9 @@ DEFAULT: Final = "{schema}.{table}:{key}"
 WHOLE_KEY: Final = "key"
 RESERVED: Final = "cdc:"
 """What the names of our own keys begin with."""
-_NEVER_RESERVED: Final = frozenset({INT2, INT4, INT8, OID, UUID})
+_NEVER_RESERVED: Final = frozenset(
+    Scalar(kind) for kind in (ScalarType.INT2, ScalarType.INT4, ScalarType.INT8, ScalarType.OID, ScalarType.UUID)
+)
 """Types whose texts have no colon among their first characters."""
 
 
@@ -29,7 +31,7 @@ _NEVER_RESERVED: Final = frozenset({INT2, INT4, INT8, OID, UUID})
 class TableKeys:
     """The template for one table: ``prefix``, then each column's text followed by its literal."""
 
-    table: Table
+    schema: TopicSchema
     prefix: str
     columns: tuple[tuple[str, str], ...]
     """(column, the literal that follows it)."""
@@ -39,36 +41,36 @@ class TableKeys:
     def texts(self, batch: pa.RecordBatch) -> Texts:
         """The name of each row's key."""
         if self.whole:
-            return self._join([keys(batch, self.table)])
+            return self._join([keys(batch, self.schema)])
         exact = exact_values(batch)
         return self._join([key_part(column_text(batch, name, exact), self._separators) for name, _ in self.columns])
 
     def texts_of_keys(self, key_texts: pa.RecordBatch) -> Texts:
         """The same, from the key's columns as canonical text."""
         if self.whole:
-            parts = [key_texts.column(column.name) for column in self.table.key]
+            parts = [key_texts.column(column.name) for column in self.schema.key]
             return self._join([join_key(parts, ":" if len(parts) > 1 else "")])
         return self._join([key_part(key_texts.column(name), self._separators) for name, _ in self.columns])
 
     def check_reserved(self) -> None:
         """Raises ConfigError where a row could have the name of a ledger: with prefix "c" the one whose key is "dc:{cache}:ledger"."""
-        first = self.table.key[0].name if self.whole else self.columns[0][0]
-        oid = next(column.type_oid for column in self.table.columns if column.name == first)
-        if RESERVED.startswith(self.prefix) and oid not in _NEVER_RESERVED:
+        first = self.schema.key[0].name if self.whole else self.columns[0][0]
+        column = next(column for column in self.schema.fields if column.name == first)
+        if RESERVED.startswith(self.prefix) and (column.defined or column.structure not in _NEVER_RESERVED):
             raise ConfigError(
-                f"keys of {self.table.qualified} could begin with {RESERVED}, as the ledgers do",
+                f"keys of {self.schema.topic} could begin with {RESERVED}, as the ledgers do",
                 hint=f"let `key` begin with a text that is not the beginning of {RESERVED}",
             )
 
     def keys_of(self, names: Sequence[bytes]) -> pa.RecordBatch:
         """The way back: what such names say of the table's columns, NULL where they say nothing (or are no names of this template)."""
         found = [self._said(name.decode(errors="replace")) for name in names]
-        schema = pa.schema([pa.field(name, pa.utf8()) for name in self.table.names])
-        return pa.RecordBatch.from_pylist(found, schema)
+        texts = pa.schema([pa.field(name, pa.utf8()) for name in self.schema.names])
+        return pa.RecordBatch.from_pylist(found, texts)
 
     def _said(self, name: str) -> dict[str, str | None]:
         if self.whole:
-            columns = [(column.name, ":") for column in self.table.key]
+            columns = [(column.name, ":") for column in self.schema.key]
             columns[-1] = (columns[-1][0], self.columns[0][1])
         else:
             columns = list(self.columns)
@@ -104,11 +106,11 @@ def _unescaped(part: str) -> str | None:
     return None if part == NULL_PART else re.sub(r"\\(.)", r"\1", part.removeprefix(EMPTY_KEY), flags=re.DOTALL)
 
 
-def bind(template: str, table: Table) -> TableKeys:
+def bind(template: str, schema: TopicSchema) -> TableKeys:
     """Raises ConfigError when the template does not give every row of the table a key of its own that never changes."""
     prefix = ""
     columns: list[tuple[str, str]] = []
-    names: Mapping[str, str] = {"schema": _plain(table.schema), "table": _plain(table.name)}
+    names: Mapping[str, str] = {"schema": _plain(schema.namespace), "table": _plain(schema.name)}
     for literal, name in _parse(template):
         piece = literal + names.get(name or "", "")
         if columns:
@@ -118,8 +120,8 @@ def bind(template: str, table: Table) -> TableKeys:
         if name is not None and name not in names:
             columns.append((name, ""))
     used = [name for name, _ in columns]
-    _check(template, table, prefix, used, [literal for _, literal in columns[:-1]])
-    return TableKeys(table, prefix, tuple(columns), used == [WHOLE_KEY])
+    _check(template, schema, prefix, used, [literal for _, literal in columns[:-1]])
+    return TableKeys(schema, prefix, tuple(columns), used == [WHOLE_KEY])
 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:
@@ -132,11 +134,11 @@ def _parse(template: str) -> list[tuple[str, str | None]]:
     return [(literal, name) for literal, name, _, _ in parsed]
 
 
-def _check(template: str, table: Table, prefix: str, used: list[str], between: list[str]) -> None:
-    key = [column.name for column in table.key]
+def _check(template: str, schema: TopicSchema, prefix: str, used: list[str], between: list[str]) -> None:
+    key = [column.name for column in schema.key]
     if not key:
         raise ConfigError(
-            f"{table.qualified} has no identity, a cache needs one", hint="give it a primary key, or leave it out of `tables`"
+            f"{schema.topic} has no identity, a cache needs one", hint="give it a primary key, or leave it out of `tables`"
         )
     if not prefix or prefix.startswith(RESERVED):
         raise _refused(template, f"it must begin with a text of its own, other than {RESERVED}")
@@ -146,9 +148,9 @@ def _check(template: str, table: Table, prefix: str, used: list[str], between: l
         foreign = [name for name in used if name not in key]
         missing = [name for name in key if name not in used]
         if foreign:
-            raise _refused(template, f"{foreign[0]} is not part of the key of {table.qualified} and may change")
+            raise _refused(template, f"{foreign[0]} is not part of the key of {schema.topic} and may change")
         if missing:
-            raise _refused(template, f"rows of {table.qualified} also differ in {missing[0]}")
+            raise _refused(template, f"rows of {schema.topic} also differ in {missing[0]}")
         if len(set(used)) < len(used):
             raise _refused(template, "it names a column twice")
     if any(not literal or literal[0].isalnum() for literal in between):

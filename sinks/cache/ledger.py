@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.cache.fence import Seen
 from sinks.contract import Shape
 
@@ -163,12 +163,12 @@ def taken_over(
 
 
 def encode_shape(shape: Shape) -> str:
-    return f"{shape.position} {shape.table.to_json()}"
+    return f"{shape.position} {shape.schema.to_json()}"
 
 
 def decode_shape(text: str) -> Shape:
-    position, _, table = text.partition(" ")
-    return Shape(Table.from_json(table), Position(int(position)))
+    position, _, schema = text.partition(" ")
+    return Shape(TopicSchema.from_json(schema), Position(int(position)))
 
 
 def seen(answers: list[bytes | None]) -> Seen | None:

@@ -40,7 +40,7 @@ class Claim:
 
     def may_take(self, other: Claim) -> bool:
         """Whether the other one has left these keys to us."""
-        return other.left and (self.log, self.keys.table.qualified) == (other.log, other.keys.table.qualified)
+        return other.left and (self.log, self.keys.schema.topic) == (other.log, other.keys.schema.topic)
 
 
 def register(server: Server, store: str) -> None:
@@ -59,7 +59,7 @@ def refuse_shared(server: Server, store: str, claims: list[Claim]) -> None:
         for claim in claims:
             if claim.meets(theirs) and not claim.may_take(theirs):
                 raise StoreError(
-                    f"store {store}: the keys of {claim.keys.table.qualified} are those of {theirs.keys.table.qualified} in store {other}",
+                    f"store {store}: the keys of {claim.keys.schema.topic} are those of {theirs.keys.schema.topic} in store {other}",
                     retryable=True,
                     hint="give one of the two stores another `key`; "
                     f"if nobody follows store {other} on this server: DEL '{ledger.key_of(other)}'",
@@ -71,7 +71,7 @@ def tell_lost(server: Server, store: str, keys: TableKeys) -> None:
     gone = Claim("", keys)
     for other, theirs in _others(server, store):
         if gone.meets(theirs):
-            topic = theirs.keys.table.qualified
+            topic = theirs.keys.schema.topic
             _ask(server, partial(_forget, name=ledger.key_of(other), field=f"at:{topic}"))
 
 
@@ -95,7 +95,7 @@ def _claims(server: Server, store: str) -> Iterator[Claim]:
         for topic in (*held.prefixes, *held.left):
             for shapes in (held.shapes, held.coming):
                 with suppress(ConfigError, KeyError):
-                    yield Claim(held.log, bind(projection.key, shapes[topic].table), topic in held.left)
+                    yield Claim(held.log, bind(projection.key, shapes[topic].schema), topic in held.left)
 
 
 def _forget(client: redis.Redis, name: str, field: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import redis
 
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.server import Server
@@ -67,12 +67,12 @@ def rows_of(
     """Those of the keys that are rows of the table, and the rows. Schema: ``audit_schema``."""
     there = [(name, fields) for name, fields in zip(names, found, strict=True) if fields is not None]
     try:
-        rows = form.rows([fields for _, fields in there], keys.table)
+        rows = form.rows([fields for _, fields in there], keys.schema)
     except (ValueError, TypeError, KeyError, AttributeError):
         # One of them at least has values that no column has. Which one is seen by looking at each alone.
         alone = [rows_of([name], [fields], keys, form) for name, fields in there] if len(there) > 1 else []
         batches = [rows for _, rows in alone]
-        return [name for mine, _ in alone for name in mine], together(batches, keys.table)
+        return [name for mine, _ in alone for name in mine], together(batches, keys.schema)
     mine = _own([name for name, _ in there], rows, keys, form)
     return [name for (name, _), is_mine in zip(there, mine, strict=True) if is_mine], rows.filter(pa.array(mine, pa.bool_()))
 
@@ -81,19 +81,19 @@ def _own(names: Sequence[bytes], rows: pa.RecordBatch, keys: TableKeys, form: Fo
     """Whether each row's own columns name exactly the key that it stands under."""
     if not names:
         return []
-    if plain_key(keys.table):
+    if plain_key(keys.schema):
         return [name == own for name, own in zip(names, keys.texts_of_keys(rows).to_array().to_pylist(), strict=True)]
     # Such a value can be written in several ways, so its text cannot be told from the row: it is told from the name.
     said = keys.keys_of(names)
-    meant = form.meant(said, keys.table)
-    columns = [column.name for column in keys.table.key]
+    meant = form.meant(said, keys.schema)
+    columns = [column.name for column in keys.schema.key]
     ours = zip(*(meant.column(name).to_pylist() for name in columns), strict=True)
     theirs = zip(*(rows.column(name).to_pylist() for name in columns), strict=True)
     again = keys.texts_of_keys(said).to_array().to_pylist()
     return [one == other and name == own for one, other, name, own in zip(ours, theirs, names, again, strict=True)]
 
 
-def together(batches: Sequence[pa.RecordBatch], table: Table) -> pa.RecordBatch:
-    schema = audit_schema(table)
-    whole = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
-    return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=schema)
+def together(batches: Sequence[pa.RecordBatch], schema: TopicSchema) -> pa.RecordBatch:
+    texts = audit_schema(schema)
+    whole = pa.Table.from_batches(batches, texts).combine_chunks().to_batches()
+    return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=texts)

@@ -17,11 +17,11 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader, selected
-from cdc.model.batch import ALONE, OP, POSITION, table_of
+from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.cache import erasing, ledger, neighbours, reading, resp
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.fence import FenceAnswer, Writer, answer
@@ -74,7 +74,7 @@ class CacheSink:
         self._known = CacheStanding.of(self.name, held, self._whole(held))
         self._transactions.position = self._known.applied.position
         if epoch is not None:
-            self._refuse_shared([shape.table for topic, shape in held.shapes.items() if topic in held.prefixes])
+            self._refuse_shared([shape.schema for topic, shape in held.shapes.items() if topic in held.prefixes])
             self._barriers().finish(self._projection, held.former)
         return self._known.applied
 
@@ -135,7 +135,7 @@ class CacheSink:
             patterns, shapes = self._options.tables, held.shapes
 
             def selected(topic: str) -> bool:
-                return matches(patterns, shapes[topic].table if topic in shapes else topic)
+                return matches(patterns, shapes[topic].schema if topic in shapes else topic)
 
             given, gone = ledger.taken_over(held, lineage.history, epoch, self._whole(held), selected)
             return [self._transactions.set(given), *([self._transactions.remove(*gone)] if gone else [])]
@@ -186,36 +186,36 @@ class CacheSink:
 
     # -- tables -------------------------------------------------------------------------------------------------------
 
-    def prepare(self, table: Table) -> None:
-        self._choices.check(table, self._log)
-        self._make_room(table)
+    def prepare(self, schema: TopicSchema) -> None:
+        self._choices.check(schema, self._log)
+        self._make_room(schema)
         crashpoint("cache.prepared")
 
-    def _make_room(self, table: Table) -> None:
-        barriers, new = self._barriers(), not self._known.holds(table.qualified)
+    def _make_room(self, schema: TopicSchema) -> None:
+        barriers, new = self._barriers(), not self._known.holds(schema.topic)
         if new:
-            self._refuse_shared([table])
-        barriers.prepare(table)
+            self._refuse_shared([schema])
+        barriers.prepare(schema)
         if new:
-            self._refuse_shared([table])  # another store may have looked before that, too; now one of the two sees the other
+            self._refuse_shared([schema])  # another store may have looked before that, too; now one of the two sees the other
 
-    def _refuse_shared(self, tables: Sequence[Table]) -> None:
+    def _refuse_shared(self, schemas: Sequence[TopicSchema]) -> None:
         """Raises StoreError where keys of these are another store's on this server."""
         log, claims = self._lineage().log, []
-        for table in tables:
+        for schema in schemas:
             with suppress(ConfigError):  # it has no keys, which is for others to say
-                claims.append(neighbours.Claim(log, self._known.keys(table, self._projection)))
+                claims.append(neighbours.Claim(log, self._known.keys(schema, self._projection)))
         neighbours.refuse_shared(self._server, self.name, claims)
 
-    def foresee(self, tables: Sequence[Table]) -> None:
+    def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Raises ConfigError when the keys of these tables, which are to come, cannot be named, or cannot be told apart."""
-        self._choices.foresee(tables)
+        self._choices.foresee(schemas)
         now = CacheStanding(self.name, self._projection)
         held = self._known.prefixes if self._known.projection == self._projection else {}
-        found = [now.check(table, held) for table in tables]
+        found = [now.check(schema, held) for schema in schemas]
         for keys, after in pairwise(sorted(found, key=lambda keys: keys.prefix)):
             if after.prefix.startswith(keys.prefix):
-                raise could_be_the_same(self.name, keys.table.qualified, after.table.qualified)
+                raise could_be_the_same(self.name, keys.schema.topic, after.schema.topic)
 
     def projected(self) -> str | None:
         """The change that the next writer makes to every row because the configuration is now different; None: nothing. Raises ConfigError where it cannot."""
@@ -224,7 +224,7 @@ class CacheSink:
             return None
         later = CacheStanding(self.name, wanted)
         for topic in self._known.prefixes:
-            later.prefixes[topic] = later.check(self._known.shapes[topic].table).prefix
+            later.prefixes[topic] = later.check(self._known.shapes[topic].schema).prefix
         if held.key != wanted.key:
             return f'every key is written again under key = "{wanted.key}", and deleted under "{held.key}"'
         if held.value != wanted.value:
@@ -244,7 +244,8 @@ class CacheSink:
             return NOTHING
         barriers = self._barriers()
         self._follow_history()
-        table, topic = table_of(changes.schema), table_of(changes.schema).qualified
+        schema = topic_schema(changes.schema)
+        topic = schema.topic
         known = self._known.progress(topic)
         fresh = changes.slice(int(np.searchsorted(changes.column(POSITION), known, side="right")))
         stale = Outcome(0, stale=len(changes) - len(fresh))
@@ -253,15 +254,15 @@ class CacheSink:
         self._known.touched.add(topic)
         if changes.column(OP)[0].as_py() in ALONE:
             return barriers.carry_out(changes)
-        return self._written(fresh, table) + stale
+        return self._written(fresh, schema) + stale
 
-    def _written(self, fresh: pa.RecordBatch, table: Table) -> Outcome:
-        known, chain = self._known, self._known.chain(table.qualified)
-        if not known.holds(table.qualified) and table.qualified not in known.aside:
-            self._make_room(table)
-        if not known.holds(table.qualified):
-            return self._writing.set_aside(chain, fresh, known.aside[table.qualified])
-        dead = self._writing.write(chain, fresh, known.keys(table), self._form)
+    def _written(self, fresh: pa.RecordBatch, schema: TopicSchema) -> Outcome:
+        known, chain = self._known, self._known.chain(schema.topic)
+        if not known.holds(schema.topic) and schema.topic not in known.aside:
+            self._make_room(schema)
+        if not known.holds(schema.topic):
+            return self._writing.set_aside(chain, fresh, known.aside[schema.topic])
+        dead = self._writing.write(chain, fresh, known.keys(schema), self._form)
         return Outcome(len(fresh) - len(dead), 0, dead)
 
     def _barriers(self) -> CacheBarriers:
@@ -277,35 +278,35 @@ class CacheSink:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-        return self._form.meant(rows, table)
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
+        return self._form.meant(rows, schema)
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         try:
-            keys = self._known.keys(table)
+            keys = self._known.keys(schema)
         except ConfigError:
             return  # its rows are set aside
         seen = SeenKeys()
         for found in reading.scanned(self._server, keys.prefix):
             if names := seen.fresh(found):
-                yield self._rows(names, table)
+                yield self._rows(names, schema)
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
-        if not plain_key(table):  # what such a key means is not what its name is made of
-            return rows_with_keys(self.scan(table), keys, table)
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not plain_key(schema):  # what such a key means is not what its name is made of
+            return rows_with_keys(self.scan(schema), keys, schema)
         try:
-            names = self._known.keys(table).texts_of_keys(keys).to_array().to_pylist()
+            names = self._known.keys(schema).texts_of_keys(keys).to_array().to_pylist()
         except ConfigError:
             names = []
-        pieces = [self._rows(names[at : at + reading.READ_KEYS], table) for at in range(0, len(names), reading.READ_KEYS)]
-        return reading.together(pieces, table)
+        pieces = [self._rows(names[at : at + reading.READ_KEYS], schema) for at in range(0, len(names), reading.READ_KEYS)]
+        return reading.together(pieces, schema)
 
-    def _rows(self, names: Sequence[bytes], table: Table) -> pa.RecordBatch:
+    def _rows(self, names: Sequence[bytes], schema: TopicSchema) -> pa.RecordBatch:
         """Rows and the ledger at one moment, so that nothing is taken for missing that was lost since the store was opened."""
-        seen, found = reading.read(self._server, self.name, table.qualified, names, self._form)
+        seen, found = reading.read(self._server, self.name, schema.topic, names, self._form)
         if self._known.shapes and (seen[0] is None or seen[0].decode() != self._lineage().log):
             raise lost(self.name)
-        return reading.rows_of(names, found, self._known.keys(table), self._form)[1]
+        return reading.rows_of(names, found, self._known.keys(schema), self._form)[1]
 
     def close(self) -> None:
         self._writing.close()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from cdc.errors import ConfigError
 from cdc.model.position import ZERO_CUT, Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import Base, CacheLedger, Projection
 from sinks.cache.transactions import Chain
@@ -30,7 +30,7 @@ class CacheStanding:
     """What the keys of tables begin with that are no longer selected, and whose rows still stand there."""
     touched: set[str] = field(default_factory=set)
     """Tables that were written since the last commit."""
-    _bound: dict[tuple[Projection, Table], TableKeys] = field(default_factory=dict)
+    _bound: dict[tuple[Projection, TopicSchema], TableKeys] = field(default_factory=dict)
 
     @classmethod
     def of(cls, store: str, held: CacheLedger, applied: Cut) -> CacheStanding:
@@ -59,26 +59,26 @@ class CacheStanding:
         """Whether the store has keys for this table: then it must be able to name them."""
         return topic in self.prefixes
 
-    def keys(self, table: Table, projection: Projection | None = None) -> TableKeys:
+    def keys(self, schema: TopicSchema, projection: Projection | None = None) -> TableKeys:
         """Raises ConfigError when the template cannot name the table's rows."""
-        which = (projection or self.projection, table)
+        which = (projection or self.projection, schema)
         if which not in self._bound:
-            self._bound[which] = bind(which[0].key, table)
+            self._bound[which] = bind(which[0].key, schema)
         return self._bound[which]
 
-    def check(self, table: Table, prefixes: dict[str, str] | None = None) -> TableKeys:
+    def check(self, schema: TopicSchema, prefixes: dict[str, str] | None = None) -> TableKeys:
         """The table's keys. Raises ConfigError when there are none, or when one of them could be another table's or a ledger."""
-        keys = self.keys(table)
+        keys = self.keys(schema)
         keys.check_reserved()
         for other, prefix in ({**self.left, **self.prefixes} if prefixes is None else prefixes).items():
-            if other != table.qualified and (prefix.startswith(keys.prefix) or keys.prefix.startswith(prefix)):
-                raise could_be_the_same(self.store, table.qualified, other)
+            if other != schema.topic and (prefix.startswith(keys.prefix) or keys.prefix.startswith(prefix)):
+                raise could_be_the_same(self.store, schema.topic, other)
         return keys
 
 
 def _prefix(held: CacheLedger, topic: str) -> str | None:
     try:
-        return bind(held.projection.key, held.shapes[topic].table).prefix
+        return bind(held.projection.key, held.shapes[topic].schema).prefix
     except ConfigError:
         return None
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from cdc.log.contract import LogReader
-from cdc.model.batch import table_of
+from cdc.model.batch import topic_schema
 from cdc.model.position import Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base
 from sinks.past import all_keys, rows_under
@@ -21,16 +21,16 @@ from sinks.reshape import origins
 def names(log: LogReader, keys: TableKeys, base: Base, upto: Position) -> Iterator[Texts]:
     """Every key that the table may have, when its rows stand under ``keys.table``: those that it had at its base, and whatever a change in
     (base, upto] carries. Some may come twice."""
-    shape = keys.table
+    shape = keys.schema
     if base.rewritten:
         for batch in rows_under(log, shape, base.position, base.position):
             yield keys.texts(batch)
-    for batch in all_keys(log, shape.qualified, base.position, upto):
+    for batch in all_keys(log, shape.topic, base.position, upto):
         if (texts := _key_texts(batch, shape)) is not None:
             yield keys.texts_of_keys(texts)
 
 
-def rows(log: LogReader, shape: Table, upto: Position) -> Iterator[pa.RecordBatch]:
+def rows(log: LogReader, shape: TopicSchema, upto: Position) -> Iterator[pa.RecordBatch]:
     """The table's rows as of ``upto``, under this definition, as reads at ``upto``."""
     return rows_under(log, shape, upto, upto)
 
@@ -39,23 +39,23 @@ def same_names(old: TableKeys, new: TableKeys) -> bool:
     """Whether every row has the same key under both."""
     if old.prefix != new.prefix or old.whole != new.whole:
         return False
-    came_from = origins(old.table, new.table)
+    came_from = origins(old.schema, new.schema)
 
     def before(name: str) -> str | None:
         came = came_from[name]
         return None if came is None else came.name
 
     if new.whole:
-        return old.columns == new.columns and [before(c.name) for c in new.table.key] == [c.name for c in old.table.key]
+        return old.columns == new.columns and [before(c.name) for c in new.schema.key] == [c.name for c in old.schema.key]
     return [(before(name), literal) for name, literal in new.columns] == list(old.columns)
 
 
-def _key_texts(batch: pa.RecordBatch, shape: Table) -> pa.RecordBatch | None:
+def _key_texts(batch: pa.RecordBatch, shape: TopicSchema) -> pa.RecordBatch | None:
     """The key's columns of ``shape`` as canonical text, from changes that were logged under another definition.
 
     None where that definition lacks one of them: such a row was never written under ``shape``.
     """
-    came_from, exact = origins(table_of(batch.schema), shape), exact_values(batch)
+    came_from, exact = origins(topic_schema(batch.schema), shape), exact_values(batch)
     came = [came_from[column.name] for column in shape.key]
     if any(column is None or column.name not in batch.schema.names for column in came):
         return None

@@ -18,7 +18,7 @@ import pyarrow as pa
 import redis
 
 from cdc.model.display import AsRules
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.cache.ledger import Projection
 from sinks.cache.resp import fields_of
 from sinks.render.choices import Choices
@@ -47,7 +47,7 @@ class Form(Protocol):
         """Adds the question for this key's value, which ``read`` takes the answer to."""
         ...
 
-    def write(self, batch: pa.RecordBatch, table: Table) -> Written:
+    def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
         """A deleted row's value may be anything."""
         ...
 
@@ -55,11 +55,11 @@ class Form(Protocol):
         """Reads what the server holds under some keys, as columns; None where it is nothing of ours."""
         ...
 
-    def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        """Reads the fields as rows. Schema: ``audit_schema(table)``; a column that is missing is NULL."""
+    def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
+        """Reads the fields as rows. Schema: ``audit_schema(schema)``; a column that is missing is NULL."""
         ...
 
-    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+    def meant(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
         """Rows of Postgres's text as ``rows`` has them."""
         ...
 
@@ -71,17 +71,17 @@ class Json:
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.get(name)
 
-    def write(self, batch: pa.RecordBatch, table: Table) -> Written:
-        return Written(plain_documents(batch, table, self._choices.style(table)))
+    def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
+        return Written(plain_documents(batch, schema, self._choices.style(schema)))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_document(value) for value in values]
 
-    def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        return row_texts([dict(one) for one in found], table, self._choices.style(table))
+    def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
+        return row_texts([dict(one) for one in found], schema, self._choices.style(schema))
 
-    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-        return meant_rows(rows, table, self._choices.style(table))
+    def meant(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
+        return meant_rows(rows, schema, self._choices.style(schema))
 
 
 class Hash:
@@ -91,26 +91,26 @@ class Hash:
     def ask(self, questions: redis.client.Pipeline, name: bytes) -> None:
         questions.hgetall(name)
 
-    def write(self, batch: pa.RecordBatch, table: Table) -> Written:
+    def write(self, batch: pa.RecordBatch, schema: TopicSchema) -> Written:
         named = [
             (
                 member.column.name.encode(),
                 texts,
                 None if member.states is None else np.where(member.states == VALUE, 0, 1).astype(np.uint8),
             )
-            for member, texts in fields(batch, table, self._choices.style(table))
+            for member, texts in fields(batch, schema, self._choices.style(schema))
         ]
         return Written(*fields_of(named, len(batch)))
 
     def read(self, values: Sequence[Any]) -> list[Fields | None]:
         return [_fields(value) for value in values]
 
-    def rows(self, found: Sequence[Fields], table: Table) -> pa.RecordBatch:
-        style = self._choices.style(table)
-        return row_texts([from_fields(one, table, style) for one in found], table, style)
+    def rows(self, found: Sequence[Fields], schema: TopicSchema) -> pa.RecordBatch:
+        style = self._choices.style(schema)
+        return row_texts([from_fields(one, schema, style) for one in found], schema, style)
 
-    def meant(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-        return meant_rows(rows, table, self._choices.style(table))
+    def meant(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
+        return meant_rows(rows, schema, self._choices.style(schema))
 
 
 def shown(rules: AsRules) -> str:

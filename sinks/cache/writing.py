@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.model.batch import OP, POSITION, Op, last_position, table_of
+from cdc.model.batch import OP, POSITION, Op, last_position, topic_schema
 from cdc.model.position import Position
 from sinks.cache import ledger
 from sinks.cache.keytemplate import TableKeys
@@ -125,7 +125,7 @@ class Rowwriter:
         return self._beside
 
     def _parts(self, topic: str, frame: Frame, making: _Making, batch: pa.RecordBatch) -> tuple[list[RequestPart], Letters]:
-        written = making.form.write(batch, table_of(batch.schema))
+        written = making.form.write(batch, topic_schema(batch.schema))
         positions = batch.column(POSITION).to_numpy()
         gone = batch.column(OP).to_numpy() == int(Op.DELETE)
         dead = (np.diff(written.texts.offsets) > VALUE_BYTES_MAX) & ~gone

@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from cdc.kernels.memory import Reused
 from cdc.model.batch import OP, POSITION, Op
 from cdc.model.display import As
-from cdc.model.evolution import schema_change_of
-from cdc.model.pgtypes import arrow_type, canonical_text
-from cdc.model.table import Column, Table
+from cdc.model.evolution import topic_change_of
+from cdc.model.pgtypes import canonical_text
+from cdc.model.topic import TopicField, TopicSchema
 from sinks.render import columns
 from sinks.render import jsonkernels as kernels
 from sinks.render.columns import literal_texts, lossy_numbers, trimmed
@@ -76,7 +76,7 @@ class Piece(NamedTuple):
 class Member(NamedTuple):
     """One column's place in every document: its literals are ``quote`` + text + ``quote`` where ``states`` (None: everywhere) is VALUE."""
 
-    column: Column
+    column: TopicField
     kind: Kind
     label: bytes
     texts: Texts
@@ -108,10 +108,10 @@ def join(pieces: Sequence[Piece]) -> Texts:
     return Texts(out, offsets)
 
 
-def members(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Iterator[Member]:
+def members(batch: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> Iterator[Member]:
     """The columns of each row's document, in the table's order. A delete has the key's columns only."""
     deleted, exact = _deleted(batch), exact_values(batch)
-    for column, kind, label, encoder, null in _shown(table, style):
+    for column, kind, label, encoder, null in _shown(schema, style):
         values, beside = batch.column(column.name), exact.get(column.name) if exact else None
         texts, quote = _literals(values, encoder, beside)
         told = _told(texts, values, beside) if kind in JSON_KINDS else None
@@ -119,14 +119,14 @@ def members(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Iterat
 
 
 @lru_cache(maxsize=1024)
-def _shown(table: Table, style: Style) -> Sequence[tuple[Column, Kind, bytes, _Encoder, int]]:
+def _shown(schema: TopicSchema, style: Style) -> Sequence[tuple[TopicField, Kind, bytes, _Encoder, int]]:
     """Each column, its kind, how its member begins, what writes it, and what stands for NULL."""
     found = []
-    for column in table.columns:
+    for column in schema.fields:
         kind = kind_of(column, style.as_.get(column.name))
         null = ABSENT if kind in JSON_KINDS else NULL
         label = label_of(style.names.get(column.name, column.name))
-        found.append((column, kind, label, _encoder(arrow_type(column), kind, style.doubles, key=column.key), null))
+        found.append((column, kind, label, _encoder(column.type, kind, style.doubles, key=column.key), null))
     return found
 
 
@@ -169,28 +169,28 @@ def head_pieces(batch: pa.RecordBatch) -> list[Piece]:
     return pieces
 
 
-def document_pieces(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> list[Piece]:
+def document_pieces(batch: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> list[Piece]:
     """The pieces of one JSON object per row: ``_cdc_position`` first, then ``_cdc_deleted`` in deletes, then the columns."""
-    return object_pieces(members(batch, table, style), head_pieces(batch), rows=len(batch))
+    return object_pieces(members(batch, schema, style), head_pieces(batch), rows=len(batch))
 
 
-def documents(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Texts:
+def documents(batch: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> Texts:
     """One JSON object per row (see ``document_pieces``)."""
-    return join(document_pieces(batch, table, style))
+    return join(document_pieces(batch, schema, style))
 
 
-def plain_documents(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Texts:
+def plain_documents(batch: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> Texts:
     """One JSON object per row without any field of ours: the row itself."""
-    return join(object_pieces(members(batch, table, style), rows=len(batch)))
+    return join(object_pieces(members(batch, schema, style), rows=len(batch)))
 
 
-def fields(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> Iterator[tuple[Member, Texts]]:
+def fields(batch: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> Iterator[tuple[Member, Texts]]:
     """Each column as a field of text: a scalar's own text, the JSON of everything else. Of NULL (and in deletes) it may be anything.
 
     Numbers and booleans are written as in JSON; strings are what they say, but those of a json or jsonb column, which keep their quotes.
     """
     exact = exact_values(batch)
-    for member in members(batch, table, style):
+    for member in members(batch, schema, style):
         if member.kind is Leaf.TEXT or not member.quote:
             yield member, _field(member, partial(column_text, batch, member.column.name, exact))
         else:
@@ -214,21 +214,21 @@ def _field(member: Member, own: Callable[[], pa.Array]) -> Texts:
     return raw_texts(pc.if_else(pa.array(strings), bare, whole))
 
 
-def lines(batch: pa.RecordBatch, table: Table, style: Style = EXACT) -> bytes:
+def lines(batch: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> bytes:
     """The batch as NDJSON. A TRUNCATE is the line ``{"_cdc_position":7,"_cdc_truncated":"schema.table"}``, a SCHEMA record the line
     ``{"_cdc_position":7,"_cdc_schema":"schema.table","kind":"altered","columns":[…]}``, with ``"empties":true`` when every row is gone."""
-    if (change := schema_change_of(batch)) is not None:
-        told: dict[str, Any] = {POSITION: batch.column(POSITION)[0].as_py(), "_cdc_schema": table.qualified, "kind": change.kind}
+    if (change := topic_change_of(batch)) is not None:
+        told: dict[str, Any] = {POSITION: batch.column(POSITION)[0].as_py(), "_cdc_schema": schema.topic, "kind": change.kind}
         told |= (
-            {"columns": list(table.names)}
+            {"columns": list(schema.names)}
             | ({"empties": True} if change.empties else {})
             | ({"now": change.now} if change.now else {})
         )
         return (json.dumps(told, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
     if len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE:
         position = batch.column(POSITION)[0].as_py()
-        return (json.dumps({POSITION: position, "_cdc_truncated": table.qualified}, separators=(",", ":")) + "\n").encode()
-    pieces = document_pieces(batch, table, style)
+        return (json.dumps({POSITION: position, "_cdc_truncated": schema.topic}, separators=(",", ":")) + "\n").encode()
+    pieces = document_pieces(batch, schema, style)
     return join([*pieces, Piece(_empty(len(batch)), before=b"\n")]).data.tobytes()
 
 

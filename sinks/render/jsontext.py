@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
 from sinks.render.jsonrows import EXACT, Style
 from sinks.render.kinds import JSON_KINDS, Kind, Leaf, kind_of
@@ -16,19 +16,19 @@ from sinks.render.meaning import held_column, meant
 from sinks.render.meaning import parse as parse
 
 
-def row_texts(documents: Sequence[Mapping[str, Any]], table: Table, style: Style = EXACT) -> pa.RecordBatch:
+def row_texts(documents: Sequence[Mapping[str, Any]], schema: TopicSchema, style: Style = EXACT) -> pa.RecordBatch:
     """Documents (as ``parse`` gives them) as rows of what they mean (``sinks.render.meaning``); a column that a document lacks is NULL.
 
-    Schema: ``sinks.contract.audit_schema(table)``.
+    Schema: ``sinks.contract.audit_schema(schema)``.
     """
     columns = []
-    for column in table.columns:
+    for column in schema.fields:
         label, kind = style.names.get(column.name, column.name), kind_of(column, style.as_.get(column.name))
         there = [label in document if kind in JSON_KINDS else document.get(label) is not None for document in documents]
         values = [document[label] for document, has in zip(documents, there, strict=True) if has]
         held = held_column(values, column, kind, doubles=style.doubles)
         columns.append(held if all(there) else _spread(held, there))
-    return pa.RecordBatch.from_arrays(columns, schema=audit_schema(table))
+    return pa.RecordBatch.from_arrays(columns, schema=audit_schema(schema))
 
 
 def _spread(held: pa.Array, there: Sequence[bool]) -> pa.Array:
@@ -40,19 +40,19 @@ def _spread(held: pa.Array, there: Sequence[bool]) -> pa.Array:
     return held.take(pa.array(places, pa.int64()))
 
 
-def meant_rows(rows: pa.RecordBatch, table: Table, style: Style = EXACT) -> pa.RecordBatch:
+def meant_rows(rows: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> pa.RecordBatch:
     """Rows of Postgres's text as what ``row_texts`` gives for the documents that hold them; columns that are not the table's as they are."""
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-    for column in table.columns:
+    for column in schema.fields:
         kind = kind_of(column, style.as_.get(column.name))
         columns[column.name] = meant(columns[column.name], column, kind, doubles=style.doubles)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)) if columns else rows
 
 
-def from_fields(fields: Mapping[str, str], table: Table, style: Style = EXACT) -> dict[str, Any]:
+def from_fields(fields: Mapping[str, str], schema: TopicSchema, style: Style = EXACT) -> dict[str, Any]:
     """A row of text fields (``jsonrows.field_pieces``) as the document that has the same values, as ``parse`` would give it."""
     document: dict[str, Any] = {}
-    for column in table.columns:
+    for column in schema.fields:
         label = style.names.get(column.name, column.name)
         if label in fields:
             document[label] = _from_field(fields[label], kind_of(column, style.as_.get(column.name)))

@@ -9,25 +9,8 @@ from functools import lru_cache
 from typing import Final
 
 from cdc.model.display import As
-from cdc.model.pgtypes import (
-    BOOL,
-    BYTEA,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    INTERVAL,
-    JSON,
-    JSONB,
-    NUMERIC,
-    OID,
-    POINT,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-)
-from cdc.model.structure import ArrayOf, Composite, Hstore, MultirangeOf, RangeOf, Scalar, Structure, structure_of
-from cdc.model.table import Column
+from cdc.model.structure import ArrayOf, Composite, Hstore, MultirangeOf, RangeOf, Scalar, ScalarType, Structure
+from cdc.model.topic import TopicField
 
 
 class Leaf(Enum):
@@ -77,30 +60,44 @@ Kind = Leaf | List | Object | Pairs | Span
 
 JSON_KINDS: Final = frozenset((Leaf.JSON, Leaf.JSONB, Leaf.LOOSE_JSON))
 
-_LEAVES: Final[Mapping[int, Leaf]] = {
-    **dict.fromkeys((INT2, INT4, INT8, OID, NUMERIC, FLOAT4, FLOAT8), Leaf.NUMBER),
-    **dict.fromkeys((TIMESTAMP, TIMESTAMPTZ), Leaf.MOMENT),
-    JSON: Leaf.JSON,
-    JSONB: Leaf.JSONB,
-    BOOL: Leaf.BOOL,
-    BYTEA: Leaf.BYTES,
-    INTERVAL: Leaf.INTERVAL,
-    POINT: Leaf.POINT,
+_NUMBERS: Final = (
+    ScalarType.INT2,
+    ScalarType.INT4,
+    ScalarType.INT8,
+    ScalarType.OID,
+    ScalarType.NUMERIC,
+    ScalarType.FLOAT4,
+    ScalarType.FLOAT8,
+)
+_LEAVES: Final[Mapping[ScalarType, Leaf]] = {
+    **dict.fromkeys(_NUMBERS, Leaf.NUMBER),
+    **dict.fromkeys((ScalarType.TIMESTAMP, ScalarType.TIMESTAMPTZ), Leaf.MOMENT),
+    ScalarType.JSON: Leaf.JSON,
+    ScalarType.JSONB: Leaf.JSONB,
+    ScalarType.BOOL: Leaf.BOOL,
+    ScalarType.BYTEA: Leaf.BYTES,
+    ScalarType.INTERVAL: Leaf.INTERVAL,
+    ScalarType.POINT: Leaf.POINT,
 }
 
 
 @lru_cache(maxsize=4096)
-def kind_of(column: Column, as_: As | None = None) -> Kind:
+def kind_of(column: TopicField, as_: As | None = None) -> Kind:
     """``as_``: what the store's configuration says of the column."""
     if as_ == "text":
         return Leaf.TEXT
-    return Leaf.LOOSE_JSON if as_ == "json" else _kind(structure_of(column))
+    return Leaf.LOOSE_JSON if as_ == "json" else _kind(column.structure)
+
+
+def leaf_of(kind: ScalarType) -> Leaf:
+    """How a single value stands in JSON."""
+    return _LEAVES.get(kind, Leaf.TEXT)
 
 
 def _kind(structure: Structure) -> Kind:
     match structure:
-        case Scalar(oid):
-            return _LEAVES.get(oid, Leaf.TEXT)
+        case Scalar(kind):
+            return leaf_of(kind)
         case Hstore():
             return Pairs()
         case ArrayOf(element, delimiter):

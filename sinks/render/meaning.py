@@ -17,15 +17,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.model.pgtypes import FLOAT4, FLOAT8, NUMERIC, arrow_type, canonical_text
-from cdc.model.structure import Scalar, structure_of
-from cdc.model.table import Column, Table
+from cdc.model.pgtypes import canonical_text
+from cdc.model.structure import Scalar, ScalarType
+from cdc.model.topic import TopicField, TopicSchema
 from sinks.render import literals
 from sinks.render.columns import literal_texts, trimmed
 from sinks.render.kinds import Kind, Leaf, kind_of
 
 PLAIN: Final = frozenset((Leaf.TEXT, Leaf.NUMBER, Leaf.BOOL, Leaf.MOMENT, Leaf.BYTES))
 """Kinds of values that mean Postgres's own text."""
+_FLOAT4, _FLOAT8, _NUMERIC = Scalar(ScalarType.FLOAT4), Scalar(ScalarType.FLOAT8), Scalar(ScalarType.NUMERIC)
 WHOLE_DIGITS_MAX: Final = 4000
 """Python reads and writes whole numbers of so many digits at once."""
 
@@ -45,9 +46,9 @@ class Number:
         return float(self.text)
 
 
-def plain_key(table: Table) -> bool:
+def plain_key(schema: TopicSchema) -> bool:
     """Whether the key's values mean Postgres's own text, so that rows can be asked for by what their keys mean."""
-    return all(kind_of(column) in PLAIN for column in table.key or table.columns)
+    return all(kind_of(column) in PLAIN for column in schema.key or schema.fields)
 
 
 def canonical_json(value: Any, *, doubles: bool) -> str:
@@ -65,7 +66,7 @@ def parse(text: str | bytes) -> Any:
         return json.loads(text, parse_float=Number, parse_int=Number)
 
 
-def meant(values: pa.Array, column: Column, kind: Kind, *, doubles: bool) -> pa.Array:
+def meant(values: pa.Array, column: TopicField, kind: Kind, *, doubles: bool) -> pa.Array:
     """A column of Postgres's text (utf8) as what it means in a store that holds it as this kind."""
     if kind in PLAIN:
         return trimmed(values) if _is_trimmed(column, kind, doubles) else values
@@ -77,7 +78,7 @@ def meant(values: pa.Array, column: Column, kind: Kind, *, doubles: bool) -> pa.
     return pa.array([canonical_json(parse(text), doubles=doubles) if has else None for text, has in there], pa.utf8())
 
 
-def held_column(values: Sequence[Any], column: Column, kind: Kind, *, doubles: bool) -> pa.Array:
+def held_column(values: Sequence[Any], column: TopicField, kind: Kind, *, doubles: bool) -> pa.Array:
     """The meanings (utf8) of what a store holds as this kind. ``values``: parsed JSON; none of them stands for NULL."""
     if kind is Leaf.NUMBER:
         return _numbers(values, column, doubles=doubles)
@@ -86,14 +87,12 @@ def held_column(values: Sequence[Any], column: Column, kind: Kind, *, doubles: b
     return pa.array(texts, pa.utf8())
 
 
-def _numbers(values: Sequence[Any], column: Column, *, doubles: bool) -> pa.Array:
-    structure, held = structure_of(column), arrow_type(column)
-    oid = structure.oid if isinstance(structure, Scalar) else 0
-    if oid in (FLOAT4, FLOAT8):
-        return _floats(values, pa.float32() if oid == FLOAT4 else pa.float64())
-    if oid != NUMERIC or not doubles:
+def _numbers(values: Sequence[Any], column: TopicField, *, doubles: bool) -> pa.Array:
+    if column.structure in (_FLOAT4, _FLOAT8):
+        return _floats(values, pa.float32() if column.structure == _FLOAT4 else pa.float64())
+    if column.structure != _NUMERIC or not doubles:
         return pa.array([_number_text(value) for value in values], pa.utf8())
-    scale = held.scale if pa.types.is_decimal(held) else 0
+    scale = column.type.scale if pa.types.is_decimal(column.type) else 0
     texts = pa.array([plain_number(value, scale) for value in values], pa.utf8())
     return trimmed(texts) if _is_trimmed(column, Leaf.NUMBER, doubles) else texts
 
@@ -115,15 +114,9 @@ def plain_number(value: Any, scale: int) -> str:
     return f"{whole}.{fraction}" if fraction else whole
 
 
-def _is_trimmed(column: Column, kind: Kind, doubles: bool) -> bool:
+def _is_trimmed(column: TopicField, kind: Kind, doubles: bool) -> bool:
     """Whether a number means the same with and without zeros at its end. A key's never does: they are two documents."""
-    return (
-        doubles
-        and kind is Leaf.NUMBER
-        and not column.key
-        and structure_of(column) == Scalar(NUMERIC)
-        and pa.types.is_string(arrow_type(column))
-    )
+    return doubles and kind is Leaf.NUMBER and not column.key and column.structure == _NUMERIC and pa.types.is_string(column.type)
 
 
 def _through_double(number: Number) -> Any:

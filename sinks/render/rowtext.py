@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from cdc.model.batch import EXACT, POSITION
 from cdc.model.pgtypes import canonical_text
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 ESCAPE: Final = "\\"
 SEPARATOR: Final = ":"
@@ -73,12 +73,12 @@ def column_text(batch: pa.RecordBatch, name: str, exact: Mapping[str, ExactValue
     return exact[name].put_into(text) if name in exact else text
 
 
-def row_text(batch: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-    """Every column of the batch as canonical text. Schema: ``sinks.contract.audit_schema(table)``."""
-    if not table.names:
+def row_text(batch: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
+    """Every column of the batch as canonical text. Schema: ``sinks.contract.audit_schema(schema)``."""
+    if not schema.names:
         return rows_of_nothing(len(batch))
     exact = exact_values(batch)
-    return pa.RecordBatch.from_arrays([column_text(batch, name, exact) for name in table.names], names=list(table.names))
+    return pa.RecordBatch.from_arrays([column_text(batch, name, exact) for name in schema.names], names=list(schema.names))
 
 
 def rows_of_nothing(count: int) -> pa.RecordBatch:
@@ -86,33 +86,33 @@ def rows_of_nothing(count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
 
 
-def keys(batch: pa.RecordBatch, table: Table) -> pa.Array:
+def keys(batch: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
     """Each row's identity as one text (utf8, never NULL or empty): equal exactly when the key's values are equal.
 
     The key's columns in table order, joined by ``:``; a backslash or colon inside a value has a backslash before it, NULL is
     ``\\N``, the empty key ``\\E``. A table without identity only knows inserts: there the position tells rows apart.
     """
     exact = exact_values(batch)
-    parts = [column_text(batch, column.name, exact) for column in table.key]
+    parts = [column_text(batch, column.name, exact) for column in schema.key]
     return join_key(parts, SEPARATOR if len(parts) > 1 else "") if parts else batch.column(POSITION).cast(pa.utf8())
 
 
-def row_keys(texts: pa.RecordBatch, batch: pa.RecordBatch, table: Table) -> pa.Array:
+def row_keys(texts: pa.RecordBatch, batch: pa.RecordBatch, schema: TopicSchema) -> pa.Array:
     """The same as ``keys``, where ``row_text`` has been asked already."""
-    parts = [texts.column(column.name) for column in table.key]
+    parts = [texts.column(column.name) for column in schema.key]
     return join_key(parts, SEPARATOR if len(parts) > 1 else "") if parts else batch.column(POSITION).cast(pa.utf8())
 
 
-def rows_with_keys(batches: Iterable[pa.RecordBatch], keys: pa.RecordBatch, table: Table) -> pa.RecordBatch:
+def rows_with_keys(batches: Iterable[pa.RecordBatch], keys: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
     """The rows of texts that have these keys (columns named as the key's)."""
     wanted = set(zip(*(column.to_pylist() for column in keys.columns), strict=True))
-    schema = pa.schema([pa.field(name, pa.utf8()) for name in table.names])
+    arrow_schema = pa.schema([pa.field(name, pa.utf8()) for name in schema.names])
     found = []
     for rows in batches:
         texts = zip(*(rows.column(name).to_pylist() for name in keys.schema.names), strict=True)
         found.append(rows.filter(pa.array([key in wanted for key in texts], pa.bool_())))
-    whole = pa.Table.from_batches(found, schema).combine_chunks()
-    return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema)
+    whole = pa.Table.from_batches(found, arrow_schema).combine_chunks()
+    return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], arrow_schema)
 
 
 def join_key(parts: list[pa.Array], separator: str) -> pa.Array:

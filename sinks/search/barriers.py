@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
-from cdc.model.batch import POSITION, table_of
+from cdc.model.batch import POSITION, topic_schema
 from cdc.model.position import START, Position
 from sinks.barrier import RowsBefore, Steps, TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, Outcome
@@ -36,9 +36,9 @@ class SearchBarriers:
 
     def carry_out(self, changes: pa.RecordBatch) -> Outcome:
         """``changes``: one barrier's record."""
-        topic = table_of(changes.schema).qualified
+        topic = topic_schema(changes.schema).topic
         held = self._tables.shape(topic)
-        barrier = barrier_of(changes, None if held is None else held.table)
+        barrier = barrier_of(changes, None if held is None else held.schema)
         assert barrier is not None
         if barrier.position <= max(self._tables.held.of(topic), held.position if held is not None and barrier.defines else START):
             return Outcome(0, stale=1)
@@ -50,24 +50,24 @@ class SearchBarriers:
         fresh = fence.replace_writers(self._cluster, {place.names: place.writer for place in which})
         for place in which:
             if fresh is None:
-                self._tables.prepare(place.table)
+                self._tables.prepare(place.schema)
             else:
                 place.write_through(fresh[place.names])
         return fresh is not None
 
     def _steps(self, barrier: TableBarrier, *, new: bool) -> tuple[TableBarrier, Steps[_Again]]:
         """How it is carried out, and what becomes of the rows that way. ``new``: there are no rows yet, as far as is known."""
-        tables, table = self._tables, barrier.table
+        tables, schema = self._tables, barrier.schema
         if not barrier.defines:
-            tables.place(table)
+            tables.place(schema)
             return barrier, self._in_place()
-        found = tables.find(table)
-        if found is not None and found.said and tables.indices.contradicted(found, table):
-            old = tables.adopt(found, table)
-            fresh = tables.building(old, table, barrier.position)
+        found = tables.find(schema)
+        if found is not None and found.said and tables.indices.contradicted(found, schema):
+            old = tables.adopt(found, schema)
+            fresh = tables.building(old, schema, barrier.position)
             fate = RowsBefore.GONE if new or barrier.rows is RowsBefore.GONE else RowsBefore.AGAIN
             return replace(barrier, rows=fate), _Another(self._cluster, tables, self._rows, old, fresh)
-        tables.prepare(table)
+        tables.prepare(schema)
         empty = found is None or not found.said
         return replace(barrier, rows=RowsBefore.KEPT) if empty else barrier, self._in_place()
 
@@ -85,22 +85,22 @@ class _Rewriting:
 
     def rows_before(self, barrier: TableBarrier) -> Iterator[_Again]:
         """Rows without a key go by the position of the change that brought them."""
-        log, table, upto = self.tables.followed.log, barrier.table, Position(barrier.position - 1)
-        rows = rows_under(log, table, upto, barrier.position)
-        if table.key:
+        log, schema, upto = self.tables.followed.log, barrier.schema, Position(barrier.position - 1)
+        rows = rows_under(log, schema, upto, barrier.position)
+        if schema.key:
             yield from ((batch, None) for batch in rows)
             return
-        for own, batch in zip(live_rows(log, table.qualified, upto), rows, strict=True):
+        for own, batch in zip(live_rows(log, schema.topic, upto), rows, strict=True):
             yield batch, own.column(POSITION).cast(pa.utf8())
 
     def write_into(self, writer: str, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         dead: tuple[DeadLetter, ...] = ()
         for batch, ids in rows:
-            body = bulk.actions(batch, barrier.table, self.tables.indices.style(barrier.table), ids)
+            body = bulk.actions(batch, barrier.schema, self.tables.indices.style(barrier.schema), ids)
             verdicts = self.rows.write_all(writer, body, np.arange(len(batch)))
             if verdicts.count(Fate.FENCED):
                 raise StoreError(f"store {self.cluster.store}: another process replaces the write alias", retryable=True)
-            dead += self.rows.bury(barrier.table, verdicts, batch.column(POSITION).to_numpy())
+            dead += self.rows.bury(barrier.schema, verdicts, batch.column(POSITION).to_numpy())
         return dead
 
 
@@ -111,14 +111,14 @@ class _InPlace(_Rewriting):
     barriers: SearchBarriers
 
     def write_again(self, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
-        place = self.tables.place(barrier.table)
+        place = self.tables.place(barrier.schema)
         self.tables.statements.begin_alone(place, barrier.position)
         dead = self.write_into(place.writer, barrier, rows)
         crashpoint("search.schema.rewritten")
         return dead
 
     def raise_floor(self, barrier: TableBarrier) -> None:
-        place = self.tables.place(barrier.table)
+        place = self.tables.place(barrier.schema)
         self.tables.statements.settle(place)
         self.tables.statements.say(place, barrier.position, floor=Position(max(place.floor, barrier.position)))
         crashpoint("search.truncate.floor_raised")
@@ -128,7 +128,7 @@ class _InPlace(_Rewriting):
 
     def set_shape(self, barrier: TableBarrier) -> None:
         if barrier.defines:
-            self.tables.statements.say(self.tables.place(barrier.table), barrier.position, shape=barrier.shape)
+            self.tables.statements.say(self.tables.place(barrier.schema), barrier.position, shape=barrier.shape)
 
 
 @dataclass(frozen=True, slots=True)

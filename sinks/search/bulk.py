@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import StoreError
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.render.jsonrows import Piece, Style, Texts, join, position_texts, string_texts
 from sinks.render.rowtext import keys
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s, bulk_fate
@@ -69,14 +69,14 @@ def together(parts: Sequence[Verdicts]) -> Verdicts:
     return Verdicts(np.concatenate([p.rows for p in (none, *parts)]), np.concatenate([p.fates for p in (none, *parts)]), reasons)
 
 
-def actions(batch: pa.RecordBatch, table: Table, style: Style, ids: pa.Array | None = None) -> Texts:
+def actions(batch: pa.RecordBatch, schema: TopicSchema, style: Style, ids: pa.Array | None = None) -> Texts:
     """Per row: the action's line and the document's. ``ids``: the documents' ids where they are not those of the rows' keys."""
-    ids = document_ids(keys(batch, table)) if ids is None else ids
+    ids = document_ids(keys(batch, schema)) if ids is None else ids
     head = [
         Piece(string_texts(ids), before=b'{"index":{"version_type":"external","_id":"', after=b'","version":'),
         Piece(position_texts(batch), after=b"}}\n"),
     ]
-    document = document_pieces(batch, table, style)
+    document = document_pieces(batch, schema, style)
     document[-1] = Piece(document[-1].texts, before=b"}\n")
     return join([*head, *document])
 

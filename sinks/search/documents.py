@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.render.choices import Choices
 from sinks.render.jsonrows import DELETED
 from sinks.render.jsontext import row_texts
@@ -31,40 +31,40 @@ class Documents:
         self._tables = tables
         self._choices = choices
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
-        found = self._tables.find(table)
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
+        found = self._tables.find(schema)
         if found is not None:
-            for hits in self._pages(found.index, table):
-                yield self._texts([hit["_source"] for hit in hits], table)
+            for hits in self._pages(found.index, schema):
+                yield self._texts([hit["_source"] for hit in hits], schema)
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
-        if not plain_key(table):
-            return rows_with_keys(self.scan(table), keys, table)
-        index = self._tables.find(table)
-        parts = [keys.column(column.name) for column in table.key]
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
+        if not plain_key(schema):
+            return rows_with_keys(self.scan(schema), keys, schema)
+        index = self._tables.find(schema)
+        parts = [keys.column(column.name) for column in schema.key]
         ids = document_ids(join_key(parts, ":" if len(parts) > 1 else "")).to_pylist()
         found: list[Any] = []
         for start in range(0, len(ids) if index is not None else 0, PAGE_ROWS):
             assert index is not None
             params = {"stored_fields": DELETED, "_source": "true"}
             wanted = {"ids": ids[start : start + PAGE_ROWS]}
-            docs = conditional.documents(self._cluster, f"reading {table.qualified}", f"/{index.index}/_mget", wanted, params)
+            docs = conditional.documents(self._cluster, f"reading {schema.topic}", f"/{index.index}/_mget", wanted, params)
             found += [doc["_source"] for doc in docs if doc.get("found") and DELETED not in doc.get("fields", {})]
-        return self._texts(found, table)
+        return self._texts(found, schema)
 
-    def _texts(self, sources: list[Any], table: Table) -> pa.RecordBatch:
-        style = self._choices.style(table)
-        return row_texts([fields.taken_out(source, table, style) for source in sources], table, style)
+    def _texts(self, sources: list[Any], schema: TopicSchema) -> pa.RecordBatch:
+        style = self._choices.style(schema)
+        return row_texts([fields.taken_out(source, schema, style) for source in sources], schema, style)
 
-    def _pages(self, index: str, table: Table) -> Iterator[list[Any]]:
+    def _pages(self, index: str, schema: TopicSchema) -> Iterator[list[Any]]:
         """The hits of every living document, as they are now, by pages."""
         body = {"size": PAGE_ROWS, "query": LIVING, "sort": ["_doc"]}
         params = {"scroll": SCROLL_KEEP_ALIVE, "allow_partial_search_results": "false"}
-        page = self._cluster.ask(f"reading {table.qualified}", "POST", f"/{index}/_search", body, params=params)
+        page = self._cluster.ask(f"reading {schema.topic}", "POST", f"/{index}/_search", body, params=params)
         try:
             while hits := page["hits"]["hits"]:
                 yield hits
                 following = {"scroll": SCROLL_KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
-                page = self._cluster.ask(f"reading {table.qualified}", "POST", "/_search/scroll", following)
+                page = self._cluster.ask(f"reading {schema.topic}", "POST", "/_search/scroll", following)
         finally:
             self._cluster.ask("closing a scan", "DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]})

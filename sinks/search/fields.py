@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.model.display import As
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.render.documentkernels import leaf_sizes
 from sinks.render.jsonkernels import ABSENT, VALUE
 from sinks.render.jsonrows import QUOTE, Member, Piece, Style, first_bytes, head_pieces, join, label_of, members, object_pieces
@@ -63,22 +63,22 @@ def field_of(kind: Kind) -> Field:
     return Field.BOOLEAN if kind is Leaf.BOOL else Field.ANY
 
 
-def style_of(table: Table, as_: Mapping[str, As]) -> Style:
+def style_of(schema: TopicSchema, as_: Mapping[str, As]) -> Style:
     """How the table's documents are written. Numbers pass a double: with ``_source.excludes`` OpenSearch writes the source again."""
-    names = field_names(table)
-    if UNINDEXED in table.names:
+    names = field_names(schema)
+    if UNINDEXED in schema.names:
         names[UNINDEXED] = "%5F" + UNINDEXED[1:]
     return Style(doubles=True, as_=as_, names=names)
 
 
-def document_pieces(batch: pa.RecordBatch, table: Table, style: Style) -> list[Piece]:
+def document_pieces(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> list[Piece]:
     """As ``sinks.render.jsonrows.document_pieces``, every value in its place."""
-    return object_pieces(_placed(batch, table, style), head_pieces(batch), rows=len(batch))
+    return object_pieces(_placed(batch, schema, style), head_pieces(batch), rows=len(batch))
 
 
-def _placed(batch: pa.RecordBatch, table: Table, style: Style) -> Iterator[Member]:
+def _placed(batch: pa.RecordBatch, schema: TopicSchema, style: Style) -> Iterator[Member]:
     beside: list[Member] = []
-    for member in members(batch, table, style):
+    for member in members(batch, schema, style):
         field = field_of(member.kind)
         if field is Field.ANY:
             yield member
@@ -124,11 +124,11 @@ def _wrapped(texts: Texts, which: Mask) -> Texts:
     return join([before, Piece(texts), Piece(nothing, before=b"}", states=states)])
 
 
-def taken_out(source: Mapping[str, Any], table: Table, style: Style) -> dict[str, Any]:
+def taken_out(source: Mapping[str, Any], schema: TopicSchema, style: Style) -> dict[str, Any]:
     """A document's ``_source`` with every value in its own place again, as ``sinks.render.jsontext.row_texts`` takes it."""
     document = dict(source)
     kept = document.pop(UNINDEXED, None)
-    for name in flat_json_names(table, style):
+    for name in flat_json_names(schema, style):
         value = document.get(name)
         if isinstance(value, dict) and value.keys() == {WRAPPED}:
             document[name] = value[WRAPPED]
@@ -138,10 +138,10 @@ def taken_out(source: Mapping[str, Any], table: Table, style: Style) -> dict[str
 
 
 @lru_cache(maxsize=1024)
-def flat_json_names(table: Table, style: Style) -> tuple[str, ...]:
+def flat_json_names(schema: TopicSchema, style: Style) -> tuple[str, ...]:
     """The fields in which JSON may be wrapped."""
     return tuple(
         style.names.get(column.name, column.name)
-        for column in table.columns
+        for column in schema.fields
         if field_of(kind_of(column, style.as_.get(column.name))) is Field.FLAT_JSON
     )

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
@@ -80,7 +80,7 @@ class Indices:
     """``log``: the id of the log that our indices are fed by."""
 
     cluster: Cluster
-    style: Callable[[Table], Style]
+    style: Callable[[TopicSchema], Style]
     log: str = ""
     _ids: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -159,18 +159,18 @@ class Indices:
 
     # -- making -------------------------------------------------------------------------------------------------------
 
-    def create(self, places: Places, table: Table, settings: Mapping[str, Any], *, aliased: bool = True) -> None:
+    def create(self, places: Places, schema: TopicSchema, settings: Mapping[str, Any], *, aliased: bool = True) -> None:
         """Makes the index, by default behind its alias. A second caller finds it there."""
         index = {
             "hidden": True,  # a pattern that matches it would find deleted rows; the alias does not
-            "mapping": {"total_fields": {"limit": mapping.fields_limit(table)}},
+            "mapping": {"total_fields": {"limit": mapping.fields_limit(schema)}},
             **settings,
         }
         aliases: dict[str, Any] = {fence.new_writer(places): {"is_hidden": True}}
         if aliased:
             aliases[places.alias] = _SEARCHED
-        wanted = mapping.mappings(table, self.style(table))
-        mappings = {**wanted, "_meta": self._meta(table), "properties": {**wanted["properties"], **MAPPING}}
+        wanted = mapping.mappings(schema, self.style(schema))
+        mappings = {**wanted, "_meta": self._meta(schema), "properties": {**wanted["properties"], **MAPPING}}
         answer = self.cluster.send(
             "PUT", f"/{places.index}", {"settings": {"index": index}, "mappings": mappings, "aliases": aliases}
         )
@@ -179,29 +179,29 @@ class Indices:
             hint = f"delete or rename the index {places.alias}, or set `index` in cdc.toml"
             raise self._refused(f"{places.alias} exists and is not ours", hint)
         if answer.status >= 400 and answer.error_type != "resource_already_exists_exception":
-            raise self.cluster.error(f"creating the index of {table.qualified}", answer)
+            raise self.cluster.error(f"creating the index of {schema.topic}", answer)
 
-    def contradicted(self, found: Found, table: Table) -> list[str]:
+    def contradicted(self, found: Found, schema: TopicSchema) -> list[str]:
         """The fields that would have to change their type."""
-        return mapping.contradicted(self._properties(table), found.held["mappings"].get("properties", {}))
+        return mapping.contradicted(self._properties(schema), found.held["mappings"].get("properties", {}))
 
-    def evolve(self, found: Found, table: Table) -> None:
+    def evolve(self, found: Found, schema: TopicSchema) -> None:
         """Adds the fields that the index lacks. Raises StoreError where a field would have to change its type."""
-        if wrong := self.contradicted(found, table):
+        if wrong := self.contradicted(found, schema):
             hint = f"a field's type never changes: DELETE /{found.index}, so that it is built again from the log"
-            raise self._refused(f"{table.qualified} has a new type for {wrong[0]}", hint)
-        added = mapping.missing(self._properties(table), found.held["mappings"].get("properties", {}))
+            raise self._refused(f"{schema.topic} has a new type for {wrong[0]}", hint)
+        added = mapping.missing(self._properties(schema), found.held["mappings"].get("properties", {}))
         if not added and owner_of(found.held) is not None:
             return
         limit = int(
             found.held["settings"]["index"].get("mapping", {}).get("total_fields", {}).get("limit", mapping.FIELDS_DEFAULT_MAX)
         )
-        if mapping.fields_limit(table) > limit:
-            raised = {"index.mapping.total_fields.limit": mapping.fields_limit(table)}
+        if mapping.fields_limit(schema) > limit:
+            raised = {"index.mapping.total_fields.limit": mapping.fields_limit(schema)}
             self.cluster.ask("allowing more fields", "PUT", f"/{found.index}/_settings", raised)
         # A change of the mapping that does not name its _meta removes that.
-        changed = {"_meta": self._meta(table), "properties": added}
-        self.cluster.ask(f"adding columns of {table.qualified}", "PUT", f"/{found.index}/_mapping", changed)
+        changed = {"_meta": self._meta(schema), "properties": added}
+        self.cluster.ask(f"adding columns of {schema.topic}", "PUT", f"/{found.index}/_mapping", changed)
 
     def point(self, live: Found, others: Iterable[Found]) -> None:
         """Gives the table's alias to the live index, as it should be, and takes the aliases from copies of it, whatever they are called."""
@@ -246,11 +246,11 @@ class Indices:
         for names in _paths(indices):
             self.cluster.ask("a refresh", "POST", f"{names}/_refresh", params={"ignore_unavailable": "true"})
 
-    def _properties(self, table: Table) -> dict[str, Any]:
-        return {**mapping.properties(table, self.style(table)), **MAPPING}
+    def _properties(self, schema: TopicSchema) -> dict[str, Any]:
+        return {**mapping.properties(schema, self.style(schema)), **MAPPING}
 
-    def _meta(self, table: Table) -> dict[str, Any]:
-        return Owner(self.cluster.store, self.log, table.qualified).meta()
+    def _meta(self, schema: TopicSchema) -> dict[str, Any]:
+        return Owner(self.cluster.store, self.log, schema.topic).meta()
 
     def _refused(self, what: str, hint: str) -> StoreError:
         return StoreError(f"store {self.cluster.store}: {what}", retryable=False, hint=hint)

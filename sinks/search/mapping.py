@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cdc.model.batch import POSITION
-from cdc.model.pgtypes import BPCHAR, DATE, FLOAT4, FLOAT8, INT2, INT4, INT8, NAME, NUMERIC, OID, TEXT, VARCHAR, XML
-from cdc.model.structure import ArrayOf, MultirangeOf, RangeOf, Scalar, Structure, structure_of
-from cdc.model.table import Column, Table
+from cdc.model.structure import ArrayOf, MultirangeOf, RangeOf, Scalar, ScalarType, Structure
+from cdc.model.topic import TopicField, TopicSchema
 from sinks.render.jsonrows import DELETED, Style
-from sinks.render.kinds import Leaf, kind_of
+from sinks.render.kinds import Leaf, kind_of, leaf_of
 from sinks.search.fields import UNINDEXED, Field, field_of
 
 KEYWORD_CHARACTERS_MAX: Final = 8191
@@ -24,7 +23,9 @@ TEXT_KEYWORD_CHARACTERS_MAX: Final = 1024
 FIELDS_DEFAULT_MAX: Final = 1000
 """``index.mapping.total_fields.limit`` as it is when nobody sets it."""
 
-_FULL_TEXT: Final = frozenset((TEXT, VARCHAR, BPCHAR, NAME, XML))
+_FULL_TEXT: Final = frozenset((ScalarType.TEXT, ScalarType.VARCHAR, ScalarType.BPCHAR, ScalarType.NAME, ScalarType.XML))
+_WHOLE: Final = frozenset((ScalarType.INT2, ScalarType.INT4, ScalarType.INT8, ScalarType.OID))
+_FRACTIONS: Final = frozenset((ScalarType.NUMERIC, ScalarType.FLOAT8, ScalarType.FLOAT4))
 _OWN_FIELDS: Final[Mapping[str, Any]] = {
     POSITION: {"type": "long"},
     DELETED: {"type": "boolean", "store": True},  # stored, as it is asked of single documents
@@ -33,22 +34,26 @@ _OWN_FIELDS: Final[Mapping[str, Any]] = {
 _KEYWORD: Final[Mapping[str, Any]] = {"type": "keyword", "ignore_above": KEYWORD_CHARACTERS_MAX}
 _DATE: Final[Mapping[str, Any]] = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
 _DOUBLE: Final[Mapping[str, Any]] = {"type": "double", "ignore_malformed": True}
+_FULL: Final[Mapping[str, Any]] = {
+    "type": "text",
+    "fields": {"keyword": {"type": "keyword", "ignore_above": TEXT_KEYWORD_CHARACTERS_MAX}},
+}
 
 
-def mappings(table: Table, style: Style) -> dict[str, Any]:
+def mappings(schema: TopicSchema, style: Style) -> dict[str, Any]:
     """The whole of a new index's ``mappings``."""
-    return {"dynamic": "strict", "_source": {"excludes": [POSITION, DELETED]}, "properties": properties(table, style)}
+    return {"dynamic": "strict", "_source": {"excludes": [POSITION, DELETED]}, "properties": properties(schema, style)}
 
 
-def properties(table: Table, style: Style) -> dict[str, Any]:
+def properties(schema: TopicSchema, style: Style) -> dict[str, Any]:
     """Field → its mapping, our own fields among them."""
-    fields = {style.names.get(column.name, column.name): _field(column, style) for column in table.columns}
+    fields = {style.names.get(column.name, column.name): _field(column, style) for column in schema.fields}
     return {**_OWN_FIELDS, **fields}
 
 
-def fields_limit(table: Table) -> int:
+def fields_limit(schema: TopicSchema) -> int:
     """Room for every column with its members, and as much again for columns to come."""
-    return max(FIELDS_DEFAULT_MAX, 10 * len(table.columns))
+    return max(FIELDS_DEFAULT_MAX, 10 * len(schema.fields))
 
 
 def missing(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,14 +72,19 @@ def _contradicts(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
     return bool(contradicted(wanted.get("properties", {}), held.get("properties", {})))
 
 
-def _field(column: Column, style: Style) -> dict[str, Any]:
+def _field(column: TopicField, style: Style) -> dict[str, Any]:
     as_ = style.as_.get(column.name)
     if as_ == "text":
         # Noted, for not every text is another field than what stands for it otherwise (an interval).
-        return {**(_scalar(column.type_oid) if column.type_oid in _FULL_TEXT else _KEYWORD), "meta": {"as": "text"}}
+        return {**(_FULL if _is_full_text(column) else _KEYWORD), "meta": {"as": "text"}}
     if field_of(kind_of(column, as_)) in (Field.FLAT, Field.FLAT_JSON):
         return {"type": "flat_object"}
-    return _typed(structure_of(column))
+    return _typed(column.structure)
+
+
+def _is_full_text(column: TopicField) -> bool:
+    """Not of a type that the database defines: shown as text, its values are words of their own, as an enum's labels."""
+    return not column.defined and isinstance(column.structure, Scalar) and column.structure.type in _FULL_TEXT
 
 
 def _typed(structure: Structure) -> dict[str, Any]:
@@ -84,8 +94,8 @@ def _typed(structure: Structure) -> dict[str, Any]:
         case RangeOf(bound) | MultirangeOf(bound):
             ends = {"lower": _bound(bound), "upper": _bound(bound)}
             return {"properties": {**ends, "bounds": {"type": "keyword"}, "empty": {"type": "boolean"}}}
-        case Scalar(oid):
-            return _scalar(oid)
+        case Scalar(kind):
+            return _scalar(kind)
     return {**_KEYWORD}
 
 
@@ -94,21 +104,20 @@ def _bound(structure: Structure) -> dict[str, Any]:
     return _typed(structure) if isinstance(structure, Scalar) else {"type": "object", "enabled": False}
 
 
-def _scalar(oid: int) -> dict[str, Any]:
-    kind = kind_of(Column("", oid))
-    if oid in (INT2, INT4, INT8, OID):
+def _scalar(kind: ScalarType) -> dict[str, Any]:
+    leaf = leaf_of(kind)
+    if kind in _WHOLE:
         return {"type": "long", "ignore_malformed": True}
-    if oid in (NUMERIC, FLOAT8, FLOAT4):
-        return {"type": "float", "ignore_malformed": True} if oid == FLOAT4 else {**_DOUBLE}
-    if kind is Leaf.BOOL:
+    if kind in _FRACTIONS:
+        return {"type": "float", "ignore_malformed": True} if kind is ScalarType.FLOAT4 else {**_DOUBLE}
+    if leaf is Leaf.BOOL:
         return {"type": "boolean"}
-    if oid == DATE or kind is Leaf.MOMENT:
+    if kind is ScalarType.DATE or leaf is Leaf.MOMENT:
         return {**_DATE}
-    if kind is Leaf.BYTES:
+    if leaf is Leaf.BYTES:
         return {"type": "binary"}
-    if kind is Leaf.POINT:
+    if leaf is Leaf.POINT:
         return {"properties": {"x": {**_DOUBLE}, "y": {**_DOUBLE}}}
-    if oid in _FULL_TEXT:
-        keyword = {"type": "keyword", "ignore_above": TEXT_KEYWORD_CHARACTERS_MAX}
-        return {"type": "text", "fields": {"keyword": keyword}}
+    if kind in _FULL_TEXT:
+        return {**_FULL}
     return {**_KEYWORD}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 ID_BYTES_MAX: Final = 512
 GENERATION: Final = "@"
@@ -74,7 +74,7 @@ def owner_of(held: Mapping[str, Any]) -> Owner | None:
         return None
 
 
-def places(template: str, table: Table) -> Places:
+def places(template: str, schema: TopicSchema) -> Places:
     """The table's first places. Raises ConfigError when the template holds anything but ``{schema}`` and ``{table}``.
 
     Under ``{schema}.{table}`` no two tables have the same; ``shared`` finds those that have under another template.
@@ -87,19 +87,19 @@ def places(template: str, table: Table) -> Places:
         raise ConfigError(
             f"index = {template!r} may hold {{schema}} and {{table}} only", hint='for example index = "{schema}.{table}"'
         )
-    wanted = template.format(schema=table.schema, table=table.name)
+    wanted = template.format(schema=schema.namespace, table=schema.name)
     # With a dot inside a name, "{schema}.{table}" could be read in two ways.
-    plain = "." not in table.schema and "." not in table.name
-    return Places(index_name(wanted, json.dumps([table.schema, table.name]), plain=plain))
+    plain = "." not in schema.namespace and "." not in schema.name
+    return Places(index_name(wanted, json.dumps([schema.namespace, schema.name]), plain=plain))
 
 
-def shared(template: str, tables: Iterable[Table]) -> tuple[Table, Table] | None:
-    """Two of the tables that would have the same places."""
-    found: dict[str, Table] = {}
-    for table in tables:
-        other = found.setdefault(places(template, table).alias, table)
-        if other.qualified != table.qualified:
-            return other, table
+def shared(template: str, schemas: Iterable[TopicSchema]) -> tuple[TopicSchema, TopicSchema] | None:
+    """Two of the topics that would have the same places."""
+    found: dict[str, TopicSchema] = {}
+    for schema in schemas:
+        other = found.setdefault(places(template, schema).alias, schema)
+        if other.topic != schema.topic:
+            return other, schema
     return None
 
 
@@ -120,10 +120,10 @@ def index_name(wanted: str, identity: str, *, plain: bool = True) -> str:
     return f"{safe[: INDEX_BYTES_MAX - 17]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
-def field_names(table: Table) -> dict[str, str]:
+def field_names(schema: TopicSchema) -> dict[str, str]:
     """Column → field, for the columns whose name a field cannot have (a dot would make an object)."""
     found = {}
-    for name in table.names:
+    for name in schema.names:
         field = re.sub(r"[%.*\x00-\x1f]", lambda match: f"%{ord(match.group()):02X}", name)
         if field in _METADATA_FIELDS:
             field = "%5F" + field[1:]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cdc.log.contract import Topic, selected
 from cdc.model.lineage import Mark, believed
 from cdc.model.position import ZERO_CUT
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.search import conditional
 from sinks.search.followedlog import Followed
 from sinks.search.indices import Found, Indices, by_alias
@@ -42,8 +42,8 @@ class Overview:
         """Those of the log that the store holds."""
         return selected(self._followed.log, self._patterns)
 
-    def names(self, table: Table) -> Places:
-        return places(self._template, table)
+    def names(self, schema: TopicSchema) -> Places:
+        return places(self._template, schema)
 
     def uses(self, topic: str, where: Where) -> None:
         """The topic's rows are in this index from now on."""
@@ -68,7 +68,7 @@ class Overview:
         said = {}
         self._live.clear()
         for topic in topics:
-            alias = self.names(topic.table).alias
+            alias = self.names(topic.schema).alias
             live = self._indices.live(alias, together.get(alias, ()), topic.name)
             if live is not None and live.said and live.whole is not None:
                 said[topic.name] = live.whole

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import DeadLetter
 from sinks.deadletters import check_share
 from sinks.render.jsonrows import Texts
@@ -52,7 +52,7 @@ class Rows:
             self._senders.shutdown()
             self._senders = None
 
-    def write(self, table: Table, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
+    def write(self, schema: TopicSchema, place: Place, body: Texts, positions: Positions) -> bulk.Verdicts:
         """A final verdict on every row. Rows that met a fence, or a state of the index that this process did not know, are sent again once it
         has been looked at, unless they are stale by now. Raises StoreError (retryable) when the cluster does not answer, or other processes
         replace the write alias all the time."""
@@ -66,15 +66,15 @@ class Rows:
             if len(rows) == 0:
                 return bulk.together(final)
             # Looked at before the place: rows that are covered may be of a definition that the place no longer takes.
-            covered = positions[rows] <= self._covered(table)
+            covered = positions[rows] <= self._covered(schema)
             final.append(bulk.all_of(rows[covered], Fate.STALE))
             rows = rows[~covered]
             if len(rows) == 0:
                 return bulk.together(final)
-            place = self._tables.prepare(table)
+            place = self._tables.prepare(schema)
         hint = f"another process replaces it all the time: see GET _alias/{place.names.writers}*"
         raise StoreError(
-            f"store {self._cluster.store}: the write alias of {table.qualified} keeps changing", retryable=True, hint=hint
+            f"store {self._cluster.store}: the write alias of {schema.topic} keeps changing", retryable=True, hint=hint
         )
 
     def write_all(self, writer: str, body: Texts, rows: bulk.Rows) -> bulk.Verdicts:
@@ -92,10 +92,10 @@ class Rows:
             raise failures[0]
         return bulk.together([future.result() for future in sent])
 
-    def bury(self, table: Table, verdicts: bulk.Verdicts, positions: Positions) -> tuple[DeadLetter, ...]:
+    def bury(self, schema: TopicSchema, verdicts: bulk.Verdicts, positions: Positions) -> tuple[DeadLetter, ...]:
         """Records the rows that the index can never hold."""
         dead = np.sort(verdicts.of(Fate.DEAD)).tolist()
-        letters = tuple(DeadLetter(table.qualified, Position(int(positions[row])), verdicts.reasons[row]) for row in dead)
+        letters = tuple(DeadLetter(schema.topic, Position(int(positions[row])), verdicts.reasons[row]) for row in dead)
         if letters:
             check_share(self._cluster.store, letters, len(positions), share_max=self._dead_share_max, rows_min=DEAD_ROWS_MIN)
             self._ledger.bury(letters)
@@ -134,9 +134,9 @@ class Rows:
             return judged
         return bulk.together([judged.without(Fate.AGAIN), self.write_all(place.writer, body, np.sort(again))])
 
-    def _covered(self, table: Table) -> int:
+    def _covered(self, schema: TopicSchema) -> int:
         """Rows up to this position are in the index already, or were truncated."""
-        found = self._tables.find(table)
+        found = self._tables.find(schema)
         if found is None or found.whole is None or not found.said:
             return 0
         standing = found.whole.standing

@@ -13,10 +13,10 @@ from pydantic import Field, SecretStr
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
 from cdc.log.contract import LogReader
-from cdc.model.batch import ALONE, OP, POSITION, table_of
+from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
 from sinks.render import jsonrows
@@ -136,17 +136,17 @@ class SearchSink:
         indices.delete(self._ledger.indices)
         self._tables.known.clear()
 
-    def prepare(self, table: Table) -> None:
+    def prepare(self, schema: TopicSchema) -> None:
         self._writes()
-        self._choices.check(table, self._tables.followed.log)
-        self._tables.prepare(table)
+        self._choices.check(schema, self._tables.followed.log)
+        self._tables.prepare(schema)
 
-    def foresee(self, tables: Sequence[Table]) -> None:
+    def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Raises ConfigError when two of these tables, which are to come, would have the same index, or when the configuration
         says something of a table or column that does not exist."""
-        self._choices.foresee(tables)
-        if (both := shared(self._options.index, tables)) is not None:
-            names = " and ".join(table.qualified for table in both)
+        self._choices.foresee(schemas)
+        if (both := shared(self._options.index, schemas)) is not None:
+            names = " and ".join(schema.topic for schema in both)
             raise ConfigError(
                 f"store {self.name}: index = {self._options.index!r} gives {names} the same index", hint=f"set {APART} in cdc.toml"
             )
@@ -159,25 +159,25 @@ class SearchSink:
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         self._writes()
-        table = table_of(changes.schema)
+        schema = topic_schema(changes.schema)
         if len(changes) == 0:
             return NOTHING
-        self._tables.failed.add(table.qualified)  # unless it gets to the end
-        outcome = self._taken(table, changes)
-        self._tables.failed.discard(table.qualified)
+        self._tables.failed.add(schema.topic)  # unless it gets to the end
+        outcome = self._taken(schema, changes)
+        self._tables.failed.discard(schema.topic)
         return outcome
 
-    def _taken(self, table: Table, changes: pa.RecordBatch) -> Outcome:
+    def _taken(self, schema: TopicSchema, changes: pa.RecordBatch) -> Outcome:
         if changes.column(OP)[0].as_py() in ALONE:
             return self._barriers.carry_out(changes)
-        place = self._tables.place(table)
+        place = self._tables.place(schema)
         positions = changes.column(POSITION).to_numpy()
-        first = int(np.searchsorted(positions, max(self._tables.held.of(table.qualified), place.floor), side="right"))
+        first = int(np.searchsorted(positions, max(self._tables.held.of(schema.topic), place.floor), side="right"))
         fresh, positions = changes.slice(first), positions[first:]
         if len(fresh) == 0:
             return Outcome(0, stale=first)
-        verdicts = self._rows.write(table, place, bulk.actions(fresh, table, self._choices.style(table)), positions)
-        dead = self._rows.bury(table, verdicts, positions)
+        verdicts = self._rows.write(schema, place, bulk.actions(fresh, schema, self._choices.style(schema)), positions)
+        dead = self._rows.bury(schema, verdicts, positions)
         return Outcome(verdicts.count(Fate.WRITTEN), verdicts.count(Fate.STALE) + first, dead)
 
     def commit(self, cut: Cut) -> None:
@@ -229,14 +229,14 @@ class SearchSink:
         indices = self._tables.indices
         indices.refresh(one.index for one in indices.all(standings=False) if indices.mine(one))
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:
-        return meant_rows(rows, table, self._choices.style(table))
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:
+        return meant_rows(rows, schema, self._choices.style(schema))
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
-        return self._documents.scan(table)
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
+        return self._documents.scan(schema)
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
-        return self._documents.fetch(table, keys)
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
+        return self._documents.fetch(schema, keys)
 
     def close(self) -> None:
         self._rows.close()

@@ -24,7 +24,7 @@ from typing import Any, Final
 from cdc.log.contract import LogReader
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import Shape
 from sinks.render.jsonrows import DELETED
 from sinks.search.conditional import Stand
@@ -66,10 +66,10 @@ class Standing:
         return START if self.shape is None else self.shape.position
 
     @classmethod
-    def first(cls, store: str, table: Table, lineage: Lineage) -> Standing:
+    def first(cls, store: str, schema: TopicSchema, lineage: Lineage) -> Standing:
         """An index without rows says this."""
         zero = Position(0)
-        return cls(store, table.qualified, "", lineage.mark(ZERO_CUT), ZERO_CUT, zero, zero, Shape(table, zero), zero)
+        return cls(store, schema.topic, "", lineage.mark(ZERO_CUT), ZERO_CUT, zero, zero, Shape(schema, zero), zero)
 
     def begun(self, lineage: Lineage, reach: int) -> Standing:
         """Before the first rows of a stretch, which go as far as ``reach``."""
@@ -117,7 +117,7 @@ def document(standing: Standing, nonce: str, shards: int, written_in: int | None
         "since": _numbers(standing.since),
         "reach": standing.reach,
         "floor": standing.floor,
-        "shape": None if shape is None else shape.table.to_json(),
+        "shape": None if shape is None else shape.schema.to_json(),
         "shape_position": 0 if shape is None else shape.position,
         "shape_since": standing.shape_since,
         "writing": standing.writing,
@@ -139,7 +139,7 @@ def copy_of(found: Mapping[str, Any]) -> IndexCopy | None:
         return None
     said = found["_source"].get(FIELD)
     try:
-        shape = None if said["shape"] is None else Shape(Table.from_json(said["shape"]), Position(said["shape_position"]))
+        shape = None if said["shape"] is None else Shape(TopicSchema.from_json(said["shape"]), Position(said["shape_position"]))
         standing = Standing(
             store=str(said["store"]),
             topic=str(said["table"]),

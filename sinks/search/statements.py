@@ -9,7 +9,7 @@ from typing import Any, Final
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
 from sinks.search.followedlog import Followed
@@ -24,7 +24,7 @@ DOING: Final = "writing what the index says of itself"
 class Place:
     """One table's index, as this process knows it. ``terms``: the primary terms in which a stretch of writing began; None: none has."""
 
-    table: Table
+    schema: TopicSchema
     names: Places
     documents: list[Guarded]
     """What the index says of itself: one document for each shard."""
@@ -105,7 +105,7 @@ class Statements:
         place, now = written.place, tuple(term_of(one) for one in written.place.documents)
         place.sent = None
         if place.terms is not None and place.terms != now:
-            self.known.pop(place.table.qualified, None)
+            self.known.pop(place.schema.topic, None)
             raise Conflict(self._cluster.store, place.names.index, "lost a primary shard, or is another copy")
         place.standing = written.standing
         if written.begins:

@@ -11,7 +11,7 @@ from cdc.log.contract import Topic
 from cdc.model.batch import ALONE, OP
 from cdc.model.lineage import believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import Shape
 from sinks.search.conditional import Conflict, Guarded
 from sinks.search.followedlog import Followed
@@ -84,35 +84,35 @@ class Tables:
 
     # -- places -------------------------------------------------------------------------------------------------------
 
-    def place(self, table: Table) -> Place:
+    def place(self, schema: TopicSchema) -> Place:
         """As known, else as ``prepare`` finds or makes it; raises what that does."""
-        return self.known.get(table.qualified) or self.prepare(table)
+        return self.known.get(schema.topic) or self.prepare(schema)
 
-    def find(self, table: Table) -> Found | None:
+    def find(self, schema: TopicSchema) -> Found | None:
         """The table's index, if there is one."""
-        alias = self.overview.names(table).alias
-        return self.indices.live(alias, self.indices.of(alias), table.qualified)
+        alias = self.overview.names(schema).alias
+        return self.indices.live(alias, self.indices.of(alias), schema.topic)
 
-    def prepare(self, table: Table) -> Place:
+    def prepare(self, schema: TopicSchema) -> Place:
         """Makes the index, or looks at it again and gives it the fields that it lacks. Raises StoreError (retryable) when somebody keeps deleting it."""
-        names, topic = self.overview.names(table), table.qualified
+        names, topic = self.overview.names(schema), schema.topic
         for _ in range(2):
             found = self.indices.of(names.alias)
             self.indices.refuse(names.alias, found, topic)
             live = self.indices.live(names.alias, found, topic)
             if live is not None and live.said:
-                place = self.adopt(live, table)
-                self.indices.evolve(live, table)
+                place = self.adopt(live, schema)
+                self.indices.evolve(live, schema)
                 self.indices.point(live, found)
                 return place
-            self._make(names, table, live)
+            self._make(names, schema, live)
         raise StoreError(f"store {self.indices.cluster.store}: the index of {topic} keeps being deleted", retryable=True)
 
-    def adopt(self, live: Found, table: Table) -> Place:
+    def adopt(self, live: Found, schema: TopicSchema) -> Place:
         """Goes on from what the index says. Raises StoreError (retryable) when it lacks what this process has taken for held."""
         assert live.whole is not None
         assert live.places is not None
-        topic, standing, known = table.qualified, live.whole.standing, self.known.get(table.qualified)
+        topic, standing, known = schema.topic, live.whole.standing, self.known.get(schema.topic)
         stands = [copy.stand for copy in live.copies if copy is not None]
         terms = None
         if known is not None and known.terms is not None:
@@ -126,13 +126,13 @@ class Tables:
             raise self._lost(topic)
         writer = self.indices.writer(live, live.places)
         documents = [Guarded(writer, live.index, i, stand) for i, stand in zip(live.ids, stands, strict=True)]
-        place = self.known[topic] = Place(table, live.places, documents, standing, terms)
+        place = self.known[topic] = Place(schema, live.places, documents, standing, terms)
         self.overview.uses(topic, where_of(live))
         self.held.reaches(topic, standing.mark.cut.position)
         return place
 
-    def _make(self, names: Places, table: Table, live: Found | None) -> None:
-        topic = table.qualified
+    def _make(self, names: Places, schema: TopicSchema, live: Found | None) -> None:
+        topic = schema.topic
         known = self.known.pop(topic, None)
         relied_on = topic in self._relied_on or self.followed.log.last_change(topic, self.held.applied.position) > 0
         if relied_on or (known is not None and known.terms is not None):
@@ -140,41 +140,41 @@ class Tables:
         if live is not None:
             # Half made, or a copy of which nobody can say what it holds.
             self.indices.delete([live.index])
-        self.indices.create(names, table, self._settings())
-        self._begin_to_exist(names, table, Standing.first(self.indices.cluster.store, table, self.followed.lineage()))
+        self.indices.create(names, schema, self._settings())
+        self._begin_to_exist(names, schema, Standing.first(self.indices.cluster.store, schema, self.followed.lineage()))
 
-    def _begin_to_exist(self, names: Places, table: Table, standing: Standing) -> Place | None:
+    def _begin_to_exist(self, names: Places, schema: TopicSchema, standing: Standing) -> Place | None:
         """Gives a new index its documents; None when somebody else has removed it already."""
         made = next((one for one in self.indices.of(names.alias) if one.index == names.index), None)
         if made is None:
             return None
         standing = replace(standing, born=made.born)
         documents = [Guarded(self.indices.writer(made, names), made.index, identity) for identity in made.ids]
-        place = Place(table, names, documents, standing)
+        place = Place(schema, names, documents, standing)
         try:
             self.statements.tell(self.statements.written(place, standing))
         except Conflict:
             return None  # another process has made it
         return place
 
-    def building(self, old: Place, table: Table, position: int) -> Place:
+    def building(self, old: Place, schema: TopicSchema, position: int) -> Place:
         """The next generation of the index, which takes rows and is not used before ``built``."""
         fresh = replace(old.names, generation=old.names.generation + 1)
         if any(one.index == fresh.index and one.said and fresh.alias in one.aliases for one in self.indices.of(fresh.alias)):
-            raise self._lost(table.qualified)  # a later writer has built it and uses it
+            raise self._lost(schema.topic)  # a later writer has built it and uses it
         self.indices.delete([fresh.index])  # what an attempt before this one has left
-        self.indices.create(fresh, table, self._settings(), aliased=False)
+        self.indices.create(fresh, schema, self._settings(), aliased=False)
         standing = replace(old.standing.begun(self.followed.lineage(), position), building=True)
-        place = self._begin_to_exist(fresh, table, standing)
+        place = self._begin_to_exist(fresh, schema, standing)
         if place is None:
-            raise self._lost(table.qualified)
+            raise self._lost(schema.topic)
         place.terms = tuple(term_of(one) for one in place.documents)
         return place
 
     def built(self, old: Place, fresh: Place) -> None:
         """The alias of the table's documents leads to ``fresh`` from now on, and ``old`` is gone."""
-        self.indices.swap(old.names, fresh.names, fresh.table.qualified)
-        topic, standing = fresh.table.qualified, fresh.standing
+        self.indices.swap(old.names, fresh.names, fresh.schema.topic)
+        topic, standing = fresh.schema.topic, fresh.standing
         self.known[topic] = fresh
         self.overview.uses(topic, Where(fresh.names.index, tuple(one.id for one in fresh.documents), standing.born))
 
@@ -183,7 +183,7 @@ class Tables:
     def join(self, cut: Cut) -> None:
         """Takes over the stretches that other processes have begun on this one's behalf, up to the cut."""
         for topic in self._not_begun(cut):
-            live = self.find(topic.table)
+            live = self.find(topic.schema)
             if live is not None and live.whole is not None and live.said and live.whole.standing.writing:
                 place = self._adopt_as_it_is(live, topic)
                 place.terms = tuple(copy.begun_in for copy in live.copies if copy is not None)
@@ -200,7 +200,7 @@ class Tables:
             if by_workers and not self._changed_as_a_whole(topic.name, cut):
                 continue
             place = self.known.get(topic.name)
-            if place is None and (live := self.find(topic.table)) is not None and live.said:
+            if place is None and (live := self.find(topic.schema)) is not None and live.said:
                 place = self._adopt_as_it_is(live, topic)
             if place is not None:
                 found.append(place)
@@ -224,7 +224,7 @@ class Tables:
     def _adopt_as_it_is(self, live: Found, topic: Topic) -> Place:
         """Under the definition that its documents have, which need not be the log's newest."""
         shape = live.whole and live.whole.standing.shape
-        return self.adopt(live, shape.table if shape else topic.table)
+        return self.adopt(live, shape.schema if shape else topic.schema)
 
     def _lost(self, topic: str) -> StoreError:
         self.known.pop(topic, None)

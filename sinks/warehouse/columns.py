@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model.batch import EXACT, POSITION
-from cdc.model.pgtypes import arrow_type, canonical_text
-from cdc.model.table import Column, Table
+from cdc.model.pgtypes import canonical_text
+from cdc.model.topic import TopicField, TopicSchema
 from sinks.reshape import origins
 
 FIELD_ID: Final = b"PARQUET:field_id"
@@ -81,9 +81,9 @@ class Evolution:
     replaced: frozenset[str] = frozenset()
 
 
-def iceberg_kind(column: Column) -> str:
+def iceberg_kind(column: TopicField) -> str:
     """Iceberg's type for a source column. Time of day is text: Iceberg knows it, Spark cannot read it."""
-    kind = arrow_type(column)
+    kind = column.type
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     return _KINDS.get(kind, "string")
@@ -117,12 +117,12 @@ _ARROW: Final[dict[str, pa.DataType]] = {
 
 
 @lru_cache(maxsize=1024)
-def labels(table: Table) -> Mapping[str, str]:
+def labels(schema: TopicSchema) -> Mapping[str, str]:
     """Source column → warehouse column. They differ only where two names are equal but for their case, which SQL engines mix up, and
     where Iceberg's readers know a column of that name already."""
     taken: set[str] = {POSITION, EXACT, *_ICEBERGS_OWN}
     found: dict[str, str] = {}
-    for name in table.names:
+    for name in schema.names:
         label, number = name, 1
         while label.lower() in taken:
             number += 1
@@ -132,12 +132,12 @@ def labels(table: Table) -> Mapping[str, str]:
     return found
 
 
-def first_schema(table: Table) -> str:
+def first_schema(schema: TopicSchema) -> str:
     """The Iceberg schema (JSON) of a new table."""
-    names = labels(table)
+    names = labels(schema)
     fields: list[dict[str, Any]] = [
         {"id": i, "name": names[column.name], "required": False, "type": iceberg_kind(column), "doc": column.type_name}
-        for i, column in enumerate(table.columns, 1)
+        for i, column in enumerate(schema.fields, 1)
     ]
     next_id = len(fields) + 1
     fields.append({"id": next_id, "name": POSITION, "required": False, "type": "long"})
@@ -165,7 +165,7 @@ def parse_schema(text: str) -> tuple[IcebergField, ...]:
     return tuple(found)
 
 
-def evolution(fields: Sequence[IcebergField], table: Table, previous: Table | None) -> Evolution:
+def evolution(fields: Sequence[IcebergField], schema: TopicSchema, previous: TopicSchema | None) -> Evolution:
     """The changes that make the rows of ``table`` fit. ``previous`` is the version that was written last.
 
     A renamed column stays the same column of the warehouse (the same id). A dropped column stays; when its name comes back, or a column's
@@ -175,9 +175,9 @@ def evolution(fields: Sequence[IcebergField], table: Table, previous: Table | No
     kept: list[tuple[IcebergField, str, str]] = []
     fresh: list[Add] = []
     replaced = set()
-    for column in table.columns:
-        label, kind = labels(table)[column.name], iceberg_kind(column)
-        field = by_name.get(label) if previous is None else _field_of(column, table, previous, by_name)
+    for column in schema.fields:
+        label, kind = labels(schema)[column.name], iceberg_kind(column)
+        field = by_name.get(label) if previous is None else _field_of(column, schema, previous, by_name)
         if field is not None and _fits(field.kind, kind):
             kept.append((field, label, kind))
             continue
@@ -189,8 +189,10 @@ def evolution(fields: Sequence[IcebergField], table: Table, previous: Table | No
     return Evolution((*changes, *fresh), frozenset(replaced))
 
 
-def _field_of(column: Column, table: Table, previous: Table, by_name: Mapping[str, IcebergField]) -> IcebergField | None:
-    came = origins(previous, table)[column.name]
+def _field_of(
+    column: TopicField, schema: TopicSchema, previous: TopicSchema, by_name: Mapping[str, IcebergField]
+) -> IcebergField | None:
+    came = origins(previous, schema)[column.name]
     return None if came is None else by_name.get(labels(previous)[came.name])
 
 
@@ -267,17 +269,17 @@ def _id(number: int) -> dict[bytes, bytes]:
     return {FIELD_ID: str(number).encode()}
 
 
-def to_rows(changes: pa.RecordBatch, table: Table, schema: pa.Schema) -> pa.RecordBatch:
-    """Changes (``cdc.model.batch.batch_schema(table)``) as rows of ``schema``; columns that the changes do not have are NULL."""
-    sources = {label: name for name, label in labels(table).items()} | {POSITION: POSITION, EXACT: EXACT}
+def to_rows(changes: pa.RecordBatch, schema: TopicSchema, wanted: pa.Schema) -> pa.RecordBatch:
+    """Changes (see ``cdc.model.batch``) as rows of ``wanted``; columns that the changes do not have are NULL."""
+    sources = {label: name for name, label in labels(schema).items()} | {POSITION: POSITION, EXACT: EXACT}
     arrays = []
-    for field in schema:
+    for field in wanted:
         name = sources.get(field.name)
         if name is None:
             arrays.append(pa.nulls(changes.num_rows, field.type))
         else:
             arrays.append(_converted(changes.column(name), field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -296,20 +298,20 @@ def _exact_map(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.array(values.to_pylist(), kind)
 
 
-def to_text(rows: pa.Table, table: Table) -> pa.Table:
-    """Warehouse rows (columns by their warehouse names, any missing ones NULL) as ``sinks.contract.audit_schema(table)``."""
+def to_text(rows: pa.Table, schema: TopicSchema) -> pa.Table:
+    """Warehouse rows (columns by their warehouse names, any missing ones NULL) as ``sinks.contract.audit_schema(schema)``."""
     exact = exact_texts(rows.column(EXACT).combine_chunks()) if EXACT in rows.column_names else {}
     arrays = []
-    for column in table.columns:
-        label = labels(table)[column.name]
+    for column in schema.fields:
+        label = labels(schema)[column.name]
         if label not in rows.column_names:
             arrays.append(pa.nulls(rows.num_rows, pa.utf8()))
             continue
         values = _joined(rows.column(label))
         if not pa.types.is_string(values.type):
-            values = canonical_text(values.cast(arrow_type(column)))
+            values = canonical_text(values.cast(column.type))
         arrays.append(with_exact(values, exact.get(column.name)))
-    return pa.table(arrays, schema=pa.schema([pa.field(name, pa.utf8()) for name in table.names]))
+    return pa.table(arrays, schema=pa.schema([pa.field(name, pa.utf8()) for name in schema.names]))
 
 
 def _joined(values: pa.ChunkedArray) -> pa.Array:
@@ -330,12 +332,14 @@ def exact_texts(exact: pa.Array | pa.ChunkedArray) -> dict[str, dict[int, str]]:
     return found
 
 
-def exact_names(fields: Sequence[IcebergField], held: Table, after: Sequence[IcebergField], table: Table) -> dict[str, str]:
+def exact_names(
+    fields: Sequence[IcebergField], held: TopicSchema, after: Sequence[IcebergField], schema: TopicSchema
+) -> dict[str, str]:
     """Maps each column's name in ``_cdc_exact`` under ``held`` to its name there under ``table``.
 
     One of the table's columns goes by its name in the source; a column that is not (or no longer) one of them, by its own in the warehouse.
     """
-    before, now = ({label: name for name, label in labels(one).items()} for one in (held, table))
+    before, now = ({label: name for name, label in labels(one).items()} for one in (held, schema))
     names = {field.id: field.name for field in after}
     return {
         before.get(field.name, field.name): now.get(names[field.id], names[field.id])
@@ -345,10 +349,10 @@ def exact_names(fields: Sequence[IcebergField], held: Table, after: Sequence[Ice
 
 
 def carried_exact(
-    exact: pa.ChunkedArray, before: pa.ChunkedArray, names: Mapping[str, str], table: Table
+    exact: pa.ChunkedArray, before: pa.ChunkedArray, names: Mapping[str, str], schema: TopicSchema
 ) -> pa.Array | pa.ChunkedArray:
     """The ``_cdc_exact`` of rewritten rows together with what theirs said ``before`` of columns that are none of ``table``'s."""
-    kept = {now: texts for name, texts in exact_texts(before).items() if (now := names.get(name, name)) not in table.names}
+    kept = {now: texts for name, texts in exact_texts(before).items() if (now := names.get(name, name)) not in schema.names}
     if not kept:
         return exact
     rows = [dict(entry or ()) for entry in exact.to_pylist()]

@@ -8,7 +8,7 @@ from cdc.errors import StoreError
 from cdc.log.contract import LogReader, selected
 from cdc.model.lineage import Lineage, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.place import unmarked
 from sinks.warehouse.tables import WarehouseTables
@@ -23,16 +23,16 @@ class Extent:
         self._store = store
         self._patterns = patterns
         self._log = log
-        self._seen: dict[str, Table] = {}
+        self._seen: dict[str, TopicSchema] = {}
 
     @property
     def another(self) -> bool:
         """Whether the log has other topics than when the tables were looked at last, or another definition of one."""
         return self._seen != self.selected()
 
-    def selected(self) -> dict[str, Table]:
+    def selected(self) -> dict[str, TopicSchema]:
         """The store's topics, each under its newest definition."""
-        return {topic.name: topic.table for topic in selected(self._log, self._patterns)}
+        return {topic.name: topic.schema for topic in selected(self._log, self._patterns)}
 
     def last_change(self, topic: str, upto: Cut) -> Position:
         return self._log.last_change(topic, upto.position)

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model.batch import EXACT
-from cdc.model.pgtypes import arrow_type
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.warehouse.columns import exact_texts, iceberg_kind
 
 Int64s = npt.NDArray[np.int64]
@@ -36,16 +35,16 @@ class KeyPlan:
     """A single text column that is never NULL and never in ``_cdc_exact``: compared as it is."""
 
 
-def key_plan(table: Table) -> KeyPlan | None:
+def key_plan(schema: TopicSchema) -> KeyPlan | None:
     """None for a table whose rows cannot be told apart: it is only ever appended to."""
-    if not table.key:
+    if not schema.key:
         return None
-    names = tuple(column.name for column in table.key)
-    if len(names) > 1 or table.identity == "f":
+    names = tuple(column.name for column in schema.key)
+    if len(names) > 1 or schema.identity == "row":
         return KeyPlan(names)
-    kind = arrow_type(table.key[0])
+    kind = schema.key[0].type
     return KeyPlan(
-        names, numeric=pa.types.is_integer(kind), plain=pa.types.is_string(kind) and iceberg_kind(table.key[0]) == "string"
+        names, numeric=pa.types.is_integer(kind), plain=pa.types.is_string(kind) and iceberg_kind(schema.key[0]) == "string"
     )
 
 

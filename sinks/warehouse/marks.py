@@ -1,6 +1,6 @@
 """Marks of the store's tables, as Iceberg's properties: of a table, and in the summary of each snapshot. Pure.
 
-A table carries its ``Signed`` and where its rows come from (``SOURCE_KEY``, ``TABLE_KEY``: the definition that was written last, as JSON);
+A table carries its ``Signed`` and where its rows come from (``SOURCE_KEY``, ``TABLE_KEY``: the schema that was written last, as JSON);
 the ledger's table carries the store's own mark.
 """
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 _SAFE: Final = re.compile(r"[a-z0-9][a-z0-9_]{0,120}")
 _HASHED: Final = re.compile(r"_[0-9a-f]{16}\Z")
@@ -14,10 +14,10 @@ LEDGERS: Final = "_headwater"
 STAGING: Final = "_staging"
 
 
-def place_of(table: Table, namespace: str | None) -> tuple[tuple[str, ...], str]:
+def place_of(schema: TopicSchema, namespace: str | None) -> tuple[tuple[str, ...], str]:
     """(namespace, table name) of the table: ``schema.table`` below the namespace."""
     above = () if namespace is None else (namespace,)
-    return (*above, safe(table.schema)), safe(table.name)
+    return (*above, safe(schema.namespace)), safe(schema.name)
 
 
 def safe(name: str) -> str:

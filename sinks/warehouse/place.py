@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState, StoreError
-from cdc.model.batch import EXACT, table_of
-from cdc.model.evolution import schema_change_of
+from cdc.model.batch import EXACT, topic_schema
+from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Mark
 from cdc.model.position import Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed
 from sinks.reshape import reshaped
 from sinks.warehouse import datafiles
@@ -120,10 +120,15 @@ class TablePlace:
         if self.iceberg.changed():
             self._refresh()
 
-    def known(self) -> Table | None:
+    def known(self) -> TopicSchema | None:
         """The schema version that was written last."""
         text = self.iceberg.properties.get(TABLE_KEY)
-        return None if text is None else Table.from_json(text)
+        try:
+            return None if text is None else TopicSchema.from_json(text)
+        except (KeyError, TypeError, ValueError):
+            hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild empties the store and builds it again"
+            what = f"{TABLE_KEY} of the warehouse's table {self.name} is damaged, or another version's"
+            raise StoreError(what, retryable=False, hint=hint) from None
 
     def write(self, batches: Sequence[pa.RecordBatch], signed: Signed) -> None:
         """Commits these changes (all of the table's behind its mark, up to the one given). One Iceberg commit, unless the key's columns
@@ -158,17 +163,17 @@ class TablePlace:
         """Whether it could be committed; if not, somebody changed the table in between and nothing of ours is left."""
         last = final(group, self.position)
         pending, replaced = self._evolved(group)
-        change = schema_change_of(group.batches[0])
+        change = topic_change_of(group.batches[0])
         again: dict[str, datafiles.WrittenData] = {}
         replace_all = group.floor >= 0
         if change is None:
             # Rows under a key of another type come without a word of what becomes of those that are there.
-            replace_all |= any(column.name in replaced for column in group.table.key)
+            replace_all |= any(column.name in replaced for column in group.schema.key)
         else:
             self._cache.clear()  # a key column's name may stand for another column now
             self._bounds.clear()
             if not replace_all:
-                again = self._written_again(change.table, replaced, pending)
+                again = self._written_again(change.schema, replaced, pending)
         self._fields, self._vector_files = pending.fields, ()
         written = self._write_rows(group, last)
         crashpoint("warehouse.files_written")
@@ -182,9 +187,7 @@ class TablePlace:
             self.iceberg.refresh()
             if self.iceberg.mark != signed.mark:
                 # Its files stay: the commit may yet turn up.
-                raise StoreError(
-                    f"the warehouse did not say whether {group.table.qualified} was committed", retryable=True
-                ) from error
+                raise StoreError(f"the warehouse did not say whether {group.schema.topic} was committed", retryable=True) from error
             self.mark = signed.mark
             self._fields = self.iceberg.fields
         return True
@@ -192,14 +195,14 @@ class TablePlace:
     def _evolved(self, group: UpsertGroup) -> tuple[Pending, frozenset[str]]:
         """A commit with the columns that these rows need, and the source's columns that start over in it."""
         pending, known, replaced = self.iceberg.begin(), self.known(), frozenset[str]()
-        for table in dict.fromkeys(table_of(batch.schema) for batch in group.batches):
-            found = evolution(pending.fields, table, known)
+        for schema in dict.fromkeys(topic_schema(batch.schema) for batch in group.batches):
+            found = evolution(pending.fields, schema, known)
             pending = self.iceberg.evolve(pending, found.changes)
             replaced |= found.replaced
-            known = table
+            known = schema
         return pending, replaced
 
-    def _written_again(self, table: Table, replaced: frozenset[str], pending: Pending) -> dict[str, datafiles.WrittenData]:
+    def _written_again(self, schema: TopicSchema, replaced: frozenset[str], pending: Pending) -> dict[str, datafiles.WrittenData]:
         """Files whose rows the change of columns alone would not show rightly → the same rows under the new definition.
 
         All of them where a column starts over (its values move over), else those in which ``_cdc_exact`` names a column by a name that is
@@ -208,28 +211,30 @@ class TablePlace:
         held = self.known()
         if held is None:
             return {}
-        names = exact_names(self.iceberg.fields, held, pending.fields, table)
+        names = exact_names(self.iceberg.fields, held, pending.fields, schema)
         moved = {name for name, now in names.items() if name != now}
         exact = next(field for field in self.iceberg.fields if field.name == EXACT)
         return {
-            path: self._file_again(live, held, table, pending.fields)
+            path: self._file_again(live, held, schema, pending.fields)
             for path, live in list(self.live().items())
             if replaced or (moved and moved & exact_texts(datafiles.read(path, [exact]).column(EXACT)).keys())
         }
 
-    def _file_again(self, live: Live, held: Table, table: Table, fields: Sequence[IcebergField]) -> datafiles.WrittenData:
-        gone, schema = self.gone(live), arrow_schema(fields)
+    def _file_again(
+        self, live: Live, held: TopicSchema, schema: TopicSchema, fields: Sequence[IcebergField]
+    ) -> datafiles.WrittenData:
+        gone, wanted = self.gone(live), arrow_schema(fields)
         texts = to_text(datafiles.without(datafiles.read(live.file.path, self.iceberg.fields), gone), held)
         kept = datafiles.without(datafiles.read(live.file.path, fields), gone)
         rows = pa.Table.from_batches(
-            [to_rows(reshaped(batch, held, table, 0), table, schema) for batch in texts.to_batches()], schema=schema
+            [to_rows(reshaped(batch, held, schema, 0), schema, wanted) for batch in texts.to_batches()], schema=wanted
         )
         # What is none of the table's columns, a dropped one and the position of each row, goes along as it is.
-        mine = set(labels(table).values())
-        columns = {field.name: (rows if field.name in mine else kept).column(field.name) for field in schema}
-        names = exact_names(self.iceberg.fields, held, fields, table)
-        columns[EXACT] = carried_exact(rows.column(EXACT), kept.column(EXACT), names, table)
-        return datafiles.write_table(self.folder, pa.table(columns, schema=schema))
+        mine = set(labels(schema).values())
+        columns = {field.name: (rows if field.name in mine else kept).column(field.name) for field in wanted}
+        names = exact_names(self.iceberg.fields, held, fields, schema)
+        columns[EXACT] = carried_exact(rows.column(EXACT), kept.column(EXACT), names, schema)
+        return datafiles.write_table(self.folder, pa.table(columns, schema=wanted))
 
     def _refresh(self) -> None:
         """Raises StoreError when the table does not carry the mark that it was found or left with."""
@@ -239,12 +244,12 @@ class TablePlace:
         self._fields = self.iceberg.fields
 
     def _write_rows(self, group: UpsertGroup, last: LastChanges) -> list[datafiles.WrittenData]:
-        schema = arrow_schema(self._fields)
+        wanted = arrow_schema(self._fields)
 
         def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
-            return to_rows(batch, table_of(batch.schema), schema)
+            return to_rows(batch, topic_schema(batch.schema), wanted)
 
-        return datafiles.write(self.folder, schema, group.batches, last.upserts, convert, self._options.file_bytes)
+        return datafiles.write(self.folder, wanted, group.batches, last.upserts, convert, self._options.file_bytes)
 
     def _commit(
         self,
@@ -259,13 +264,13 @@ class TablePlace:
         """``again``: file → what replaces it; such a commit has no rows of its own."""
         added = [self.iceberg.data_file(piece.path) for piece in written]
         rewritten = [self.iceberg.data_file(piece.path) for piece in again.values() if piece.rows]
-        properties = {TABLE_KEY: group.table.to_json()}
+        properties = {TABLE_KEY: group.schema.to_json()}
         if replace_all:
             self.iceberg.commit(pending, Changes(add=added, replace_all=True), signed, properties)
             self._live = {}
         else:
             self.live()  # what is added to it below has to be all of it, also where no row is looked for
-            hits = {} if last.touched is None or group.plan is None else self.find(group.plan, group.table, last.touched)
+            hits = {} if last.touched is None or group.plan is None else self.find(group.plan, group.schema, last.touched)
             emptied, vectors = self._vectors(hits)
             emptied += again
             dropped = [before for path in (*emptied, *vectors) if (before := self._live[path].vector) is not None]
@@ -380,34 +385,34 @@ class TablePlace:
         self._live[live.file.path] = Live(live.file, live.vector, gone)
         return gone
 
-    def find(self, plan: KeyPlan, table: Table, wanted: Int64s | pa.Array) -> dict[str, Int64s]:
+    def find(self, plan: KeyPlan, schema: TopicSchema, wanted: Int64s | pa.Array) -> dict[str, Int64s]:
         """Where these keys stand: data file → row positions, rising. Deleted rows are found too."""
         found: dict[str, Int64s] = {}
         for path in list(self.live()):
-            if self._may_hold(path, plan, table, wanted):
-                positions = self._file_keys(path, plan, table).find(wanted)
+            if self._may_hold(path, plan, schema, wanted):
+                positions = self._file_keys(path, plan, schema).find(wanted)
                 if len(positions):
                     found[path] = positions
         return found
 
-    def _may_hold(self, path: str, plan: KeyPlan, table: Table, wanted: Int64s | pa.Array) -> bool:
+    def _may_hold(self, path: str, plan: KeyPlan, schema: TopicSchema, wanted: Int64s | pa.Array) -> bool:
         """False when the file's own statistics rule all of these keys out."""
         if not plan.numeric or not len(wanted):
             return bool(len(wanted))
         if (path, plan) not in self._bounds:
-            self._bounds[path, plan] = datafiles.bounds(path, self._key_field(plan.names[0], table).id)
+            self._bounds[path, plan] = datafiles.bounds(path, self._key_field(plan.names[0], schema).id)
         limits = self._bounds[path, plan]
         return limits is None or bool(np.any((wanted >= limits[0]) & (wanted <= limits[1])))
 
-    def _key_field(self, name: str, table: Table) -> IcebergField:
-        label = labels(table)[name]
+    def _key_field(self, name: str, schema: TopicSchema) -> IcebergField:
+        label = labels(schema)[name]
         return next(field for field in self._fields if field.name == label)
 
-    def _file_keys(self, path: str, plan: KeyPlan, table: Table) -> FileKeys:
+    def _file_keys(self, path: str, plan: KeyPlan, schema: TopicSchema) -> FileKeys:
         cached = self._cache.get(path, plan)
         if cached is not None:
             return cached
-        fields = {name: self._key_field(name, table) for name in plan.names}
+        fields = {name: self._key_field(name, schema) for name in plan.names}
         exact = next(field for field in self._fields if field.name == EXACT)
         rows = datafiles.read(path, [*fields.values(), *(() if plan.numeric or plan.plain else (exact,))])
 
@@ -419,12 +424,12 @@ class TablePlace:
         self._cache.put(path, plan, keys)
         return keys
 
-    def rows(self, path: str, positions: Int64s, table: Table) -> pa.Table:
-        """These rows of a file, those deleted left out, as ``sinks.contract.audit_schema(table)``."""
-        names = {*labels(table).values(), EXACT}
+    def rows(self, path: str, positions: Int64s, schema: TopicSchema) -> pa.Table:
+        """These rows of a file, those deleted left out, as ``sinks.contract.audit_schema(schema)``."""
+        names = {*labels(schema).values(), EXACT}
         kept = np.setdiff1d(positions, self.gone(self.live()[path]))
         rows = datafiles.read(path, [field for field in self._fields if field.name in names])
-        return to_text(rows.take(pa.array(kept)), table)
+        return to_text(rows.take(pa.array(kept)), schema)
 
 
 def _marked(table: IcebergTable) -> Mark:

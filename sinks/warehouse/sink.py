@@ -16,10 +16,10 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.log.contract import LogReader
-from cdc.model.batch import POSITION, table_of
+from cdc.model.batch import POSITION, topic_schema
 from cdc.model.lineage import believed
 from cdc.model.position import ZERO_CUT, Cut, Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, Outcome, Shape, Traits, audit_schema
 from sinks.sparksession import spark_session
 from sinks.warehouse.catalog import Catalog
@@ -86,10 +86,10 @@ class Warehouse:
         extent, ledger, tables = self._opened()
         ledger.load()
         known = [*([ledger.table] if ledger.table is not None else []), *(place.iceberg for place in tables)]
-        changed = [table for table in known if table.changed()]
+        changed = [one for one in known if one.changed()]
         if changed or ledger.mark is None or extent.another:
-            for table in changed:
-                table.refresh()
+            for one in changed:
+                one.refresh()
             tables.load(extent.selected().values())
             extent.whole(ledger, tables)
         with _disk_errors("read"):
@@ -122,16 +122,16 @@ class Warehouse:
 
     # --- writing ---------------------------------------------------------------------------------------------------------------------
 
-    def prepare(self, table: Table) -> None:
+    def prepare(self, schema: TopicSchema) -> None:
         extent, _, tables = self._opened()
-        if table.qualified in tables.places:
+        if schema.topic in tables.places:
             return
-        found = tables.make(table, lambda: self._signed(ZERO_CUT))
+        found = tables.make(schema, lambda: self._signed(ZERO_CUT))
         if found.mark is not None:  # ``open`` has looked only at the tables of topics that the log had
-            believed(found.mark, extent.lineage(), f"the table of {table.qualified} in store {self.name}")
-        tables.add(table.qualified, found)
+            believed(found.mark, extent.lineage(), f"the table of {schema.topic} in store {self.name}")
+        tables.add(schema.topic, found)
 
-    def foresee(self, tables: Sequence[Table]) -> None:
+    def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         """Any table fits."""
 
     def projected(self) -> str | None:
@@ -142,24 +142,24 @@ class Warehouse:
         tables = self._opened()[2]
         place = tables.places.get(topic)
         if place is None:
-            schema, _, name = topic.partition(".")
-            place = tables.newest(Table(0, schema, name, ()))
+            namespace, _, name = topic.partition(".")
+            place = tables.newest(TopicSchema(namespace, name))
         known = None if place is None else place.known()
         return None if place is None or known is None else Shape(known, place.position)
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         if not changes.num_rows:
             return NOTHING
-        table = table_of(changes.schema)
-        self.prepare(table)
-        held = self.held(table.qualified)
+        schema = topic_schema(changes.schema)
+        self.prepare(schema)
+        held = self.held(schema.topic)
         fresh = changes
         positions = changes.column(POSITION).to_numpy()
         if positions[0] <= held:
             fresh = changes.slice(int(np.searchsorted(positions, held, side="right")))
         if fresh.num_rows:
             with _disk_errors("written"):
-                self._staging.add(table.qualified, fresh)
+                self._staging.add(schema.topic, fresh)
         return Outcome(fresh.num_rows, stale=changes.num_rows - fresh.num_rows)
 
     def commit(self, cut: Cut) -> None:
@@ -216,27 +216,29 @@ class Warehouse:
     def make_visible(self) -> None:
         """Nothing to do: a commit is visible to every reader that looks afterwards."""
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:  # noqa: ARG002
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:  # noqa: ARG002
         return rows
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:
         tables = self._opened()[2]
-        place = tables.newest(table)
+        place = tables.newest(schema)
         if place is not None and self._reader is not None:
-            namespace, name = tables.path(table)
-            yield from self._reader.rows(place, table, (*namespace, name), self._scratch.folder())
+            namespace, name = tables.path(schema)
+            yield from self._reader.rows(place, schema, (*namespace, name), self._scratch.folder())
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:
         tables = self._opened()[2]
-        place = tables.newest(table)
-        plan = key_plan(table)
-        found = [audit_schema(table).empty_table()]
+        place = tables.newest(schema)
+        plan = key_plan(schema)
+        found = [audit_schema(schema).empty_table()]
         if place is not None and plan is not None and keys.num_rows:
-            columns = typed(keys, table)
+            columns = typed(keys, schema)
             wanted = encode(plan, columns.__getitem__, keys.num_rows)
             with _disk_errors("read", tables.look_for_files):
-                found += [place.rows(path, positions, table) for path, positions in place.find(plan, table, wanted).items()]
-        return pa.concat_tables(found).combine_chunks().to_batches(max_chunksize=None)[0] if any(map(len, found)) else _empty(table)
+                found += [place.rows(path, positions, schema) for path, positions in place.find(plan, schema, wanted).items()]
+        return (
+            pa.concat_tables(found).combine_chunks().to_batches(max_chunksize=None)[0] if any(map(len, found)) else _empty(schema)
+        )
 
     def close(self) -> None:
         with suppress(OSError):
@@ -253,8 +255,8 @@ def make(name: str, options: Options) -> Warehouse:
     return Warehouse(name, options)
 
 
-def _empty(table: Table) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=audit_schema(table))
+def _empty(schema: TopicSchema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=audit_schema(schema))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 
 from cdc.errors import StoreError
 from cdc.model.batch import EXACT
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.warehouse.columns import labels, to_text
 from sinks.warehouse.disk import lacking
 from sinks.warehouse.failures import java_name
@@ -33,10 +33,10 @@ class SparkReader:
         # Spark remembers a catalog, and so the folder, by its name as long as the session lives.
         self._catalog = f"headwater_{safe(store)}_{hashlib.sha256(str(warehouse).encode()).hexdigest()[:16]}"
 
-    def rows(self, place: TablePlace, table: Table, path: Sequence[str], scratch: Path) -> Iterator[pa.RecordBatch]:
-        """Every live row as ``sinks.contract.audit_schema(table)``. ``path``: the table's namespace and name. ``scratch``: a folder for
+    def rows(self, place: TablePlace, schema: TopicSchema, path: Sequence[str], scratch: Path) -> Iterator[pa.RecordBatch]:
+        """Every live row as ``sinks.contract.audit_schema(schema)``. ``path``: the table's namespace and name. ``scratch``: a folder for
         what Spark has read."""
-        wanted = [field.name for field in place.iceberg.fields if field.name in {*labels(table).values(), EXACT}]
+        wanted = [field.name for field in place.iceberg.fields if field.name in {*labels(schema).values(), EXACT}]
         folder = scratch / f"scan-{uuid4().hex}"
         try:
             try:
@@ -46,7 +46,7 @@ class SparkReader:
             for file in sorted(folder.glob("*.parquet")):
                 for batch in pq.ParquetFile(file).iter_batches():
                     rows = pa.Table.from_batches([batch]).rename_columns(wanted)
-                    yield from to_text(rows, table).to_batches()
+                    yield from to_text(rows, schema).to_batches()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from cdc.errors import StoreError
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema
 from sinks.warehouse.disk import lacking
@@ -34,23 +34,23 @@ class WarehouseTables:
     def __iter__(self) -> Iterator[TablePlace]:
         return iter(self.places.values())
 
-    def load(self, tables: Iterable[Table]) -> None:
+    def load(self, schemas: Iterable[TopicSchema]) -> None:
         """Takes in those that are there. One that was known and is gone stays away."""
-        for table in tables:
-            if table.qualified not in self.places:
-                found = self._catalog.load(*self.path(table))
-                if found is not None and _owner(found) == (table.qualified, self._store):
-                    self.add(table.qualified, found)
+        for schema in schemas:
+            if schema.topic not in self.places:
+                found = self._catalog.load(*self.path(schema))
+                if found is not None and _owner(found) == (schema.topic, self._store):
+                    self.add(schema.topic, found)
 
-    def make(self, table: Table, signed: Callable[[], Signed]) -> IcebergTable:
+    def make(self, schema: TopicSchema, signed: Callable[[], Signed]) -> IcebergTable:
         """The table, which is made where there is none. Raises StoreError where another store's, or another table, is in the way."""
-        namespace, name = self.path(table)
+        namespace, name = self.path(schema)
         found = self._catalog.load(namespace, name)
         if found is None:
-            properties = {SOURCE_KEY: table.qualified, TABLE_KEY: table.to_json(), **signed().properties()}
-            found = self._catalog.create(namespace, name, first_schema(table), properties)
+            properties = {SOURCE_KEY: schema.topic, TABLE_KEY: schema.to_json(), **signed().properties()}
+            found = self._catalog.create(namespace, name, first_schema(schema), properties)
         source, store = _owner(found)
-        if (source, store) != (table.qualified, self._store):
+        if (source, store) != (schema.topic, self._store):
             raise StoreError(
                 f"the warehouse's table {'.'.join((*namespace, name))} belongs to store {store} and source table {source}",
                 retryable=False,
@@ -58,14 +58,14 @@ class WarehouseTables:
             )
         return found
 
-    def newest(self, table: Table) -> TablePlace | None:
+    def newest(self, schema: TopicSchema) -> TablePlace | None:
         """The table's place at its newest snapshot, to be read; None when the warehouse has no such table."""
-        found = self._catalog.load(*self.path(table))
+        found = self._catalog.load(*self.path(schema))
         return None if found is None else TablePlace(found, self._options, self._keys)
 
-    def path(self, table: Table) -> tuple[tuple[str, ...], str]:
+    def path(self, schema: TopicSchema) -> tuple[tuple[str, ...], str]:
         """The table's namespace and name."""
-        return place_of(table, self._options.namespace)
+        return place_of(schema, self._options.namespace)
 
     def look_for_files(self) -> None:
         """Raises StoreError when a table lacks a file that it needs: no reader can do without. Asks Iceberg for one table's files at most."""

@@ -8,17 +8,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model.batch import EXACT, EXACT_TYPE
-from cdc.model.pgtypes import arrow_type
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 
-def typed(keys: pa.RecordBatch, table: Table) -> Mapping[str, pa.Array]:
+def typed(keys: pa.RecordBatch, schema: TopicSchema) -> Mapping[str, pa.Array]:
     """The key's columns typed as in a batch of changes, and ``_cdc_exact`` for what their types cannot hold."""
     exact: list[list[tuple[str, str]]] = [[] for _ in range(keys.num_rows)]
     columns: dict[str, pa.Array] = {}
-    for column in table.key:
+    for column in schema.key:
         texts = keys.column(column.name)
-        kind = pa.utf8() if pa.types.is_time64(arrow_type(column)) else arrow_type(column)
+        kind = pa.utf8() if pa.types.is_time64(column.type) else column.type
         try:
             columns[column.name] = _parsed(texts, kind)
         except (pa.ArrowInvalid, ValueError):

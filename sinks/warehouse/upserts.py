@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc.model.batch import OP, POSITION, Op, first_position, last_position, table_of
-from cdc.model.evolution import differences, schema_change_of
-from cdc.model.table import Table
+from cdc.model.batch import OP, POSITION, Op, first_position, last_position, topic_schema
+from cdc.model.evolution import differences, topic_change_of
+from cdc.model.topic import TopicSchema
 from sinks.barrier import RowsBefore, barrier_of
-from sinks.reshape import same_table
+from sinks.reshape import same_origin
 from sinks.warehouse.keys import Int64s, KeyPlan, Mask, concatenate, encode, first_of_each_position, key_plan, last_of_each, select
 
 
@@ -20,7 +20,7 @@ from sinks.warehouse.keys import Int64s, KeyPlan, Mask, concatenate, encode, fir
 class UpsertGroup:
     """Changes that one commit takes: one way of telling rows apart, and no moment at which the whole table goes but before all."""
 
-    table: Table
+    schema: TopicSchema
     """The newest schema version."""
     plan: KeyPlan | None
     batches: tuple[pa.RecordBatch, ...]
@@ -30,40 +30,40 @@ class UpsertGroup:
     """The last position."""
 
 
-def groups(batches: Sequence[pa.RecordBatch], known: Table | None, held: int) -> list[UpsertGroup]:
+def groups(batches: Sequence[pa.RecordBatch], known: TopicSchema | None, held: int) -> list[UpsertGroup]:
     """The staged batches of one table in position order, cut where the key's columns change or a column is renamed, and around a SCHEMA
     record, which is a group of its own; without those that it holds already.
 
-    known: the version that the table's rows were written under. Another OID or epoch is another table, whose rows replace it.
+    known: the schema that the table's rows were written under. Another origin is another table, whose rows replace it.
     held: the table holds everything up to this position.
     """
     found: list[UpsertGroup] = []
     run: list[pa.RecordBatch] = []
     floor = -1
     for batch in sorted((batch for batch in batches if batch.num_rows and last_position(batch) > held), key=first_position):
-        table = table_of(batch.schema)
-        change = schema_change_of(batch)
-        if run and (change is not None or schema_change_of(run[-1]) is not None or _apart(table_of(run[-1].schema), table)):
+        schema = topic_schema(batch.schema)
+        change = topic_change_of(batch)
+        if run and (change is not None or topic_change_of(run[-1]) is not None or _apart(topic_schema(run[-1].schema), schema)):
             found.append(_group(run, floor))
             run, floor = [], -1
-        if known is not None and not same_table(known, table):
+        if known is not None and not same_origin(known, schema):
             floor = max(floor, first_position(batch) - 1, held)
         barrier = barrier_of(batch, known)
         if barrier is not None and barrier.rows is RowsBefore.GONE:
             floor = max(floor, barrier.position)
         run.append(batch)
-        known = table
+        known = schema
     return [*found, _group(run, floor)] if run else found
 
 
-def _apart(one: Table, other: Table) -> bool:
+def _apart(one: TopicSchema, other: TopicSchema) -> bool:
     """Whether rows of the two cannot go into one commit: their keys or their columns' names would be mistaken for each other's."""
     return key_plan(one) != key_plan(other) or any(found.renamed for found in differences(one, other))
 
 
 def _group(run: Sequence[pa.RecordBatch], floor: int) -> UpsertGroup:
-    table = table_of(run[-1].schema)
-    return UpsertGroup(table, key_plan(table), tuple(run), floor, max(map(last_position, run)))
+    schema = topic_schema(run[-1].schema)
+    return UpsertGroup(schema, key_plan(schema), tuple(run), floor, max(map(last_position, run)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, Lsn, Position, parse_lsn
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import DeadLetter, Sink, audit_schema
 from sinks.memory import STORES, MemorySink, Options
 from tests.cases.case import EXTENSIONS, Case, Record, Rig
@@ -310,7 +311,7 @@ def kept(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> tuple[list[
             prepared.discard(table)
         elif table not in prepared:
             prepared.add(table)
-            sink.prepare(table)
+            sink.prepare(TopicSchema.of(table))
         tables[table.qualified] = table
         dead += sink.apply(batch).dead
     if found:
@@ -320,7 +321,7 @@ def kept(sink: Sink, case: Case, found: Sequence[pa.RecordBatch]) -> tuple[list[
     for topic, table in tables.items():
         name = case.table_of(topic)
         assert name is not None
-        rows = [tuple(row.values()) for batch in sink.scan(table) for row in batch.to_pylist()]
+        rows = [tuple(row.values()) for batch in sink.scan(TopicSchema.of(table)) for row in batch.to_pylist()]
         content[name] = sorted(rows, key=repr)
     return dead, content
 
@@ -333,6 +334,6 @@ def meant(sink: Sink, case: Case, found: Sequence[pa.RecordBatch], source: Conte
         name = case.table_of(topic)
         assert name is not None
         rows = [dict(zip(table.names, row, strict=True)) for row in source.get(name, ())]
-        held = sink.as_held(pa.RecordBatch.from_pylist(rows, schema=audit_schema(table)), table)
+        held = sink.as_held(pa.RecordBatch.from_pylist(rows, schema=audit_schema(TopicSchema.of(table))), TopicSchema.of(table))
         content[name] = sorted((tuple(row.values()) for row in held.to_pylist()), key=repr)
     return content

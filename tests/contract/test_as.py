@@ -10,6 +10,7 @@ import pytest
 from cdc.errors import ConfigError
 from cdc.model.pgtypes import INT4, JSONB, NUMERIC, TEXT, TIMESTAMPTZ
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks import options_model
 from sinks.contract import Outcome
 from tests.contract.labs import Lab
@@ -49,7 +50,7 @@ def chosen(lab: Lab, columns: dict[str, str], table: str = "public.products") ->
 
 def test_columns_are_shown_as_is_asked_for(lab: Lab) -> None:
     sink = lab.opened(**chosen(lab, CHOSEN))
-    sink.prepare(TABLE)
+    sink.prepare(TopicSchema.of(TABLE))
     assert feed(lab, sink, upserts(TABLE, 1, ROWS)) == Outcome(len(ROWS))
     sink.commit(cut(len(ROWS)))
     expect(lab, sink, TABLE, ROWS)
@@ -74,15 +75,15 @@ def test_columns_are_shown_as_is_asked_for(lab: Lab) -> None:
 def test_what_cannot_be_is_refused_when_the_table_is_prepared(lab: Lab, columns: dict[str, str], said: str) -> None:
     sink = lab.opened(**chosen(lab, columns))
     with pytest.raises(ConfigError, match=said) as refused:
-        sink.prepare(TABLE)
+        sink.prepare(TopicSchema.of(TABLE))
     assert 'tables."public.products".as' in str(refused.value)
     assert refused.value.hint is not None
 
 
 def test_a_pattern_of_tables_and_one_that_other_tables_need_not_know(lab: Lab) -> None:
     sink = lab.opened(**chosen(lab, {"payload": "text"}, "public.prod*"))
-    sink.prepare(dataclasses.replace(TABLE, name="others", columns=TABLE.columns[:1]))
-    sink.prepare(TABLE)
+    sink.prepare(TopicSchema.of(dataclasses.replace(TABLE, name="others", columns=TABLE.columns[:1])))
+    sink.prepare(TopicSchema.of(TABLE))
     assert meant(sink, TABLE, ROWS[:1])[0]["payload"] == ROWS[0]["payload"]
 
 
@@ -95,18 +96,18 @@ def test_stores_that_hold_the_databases_types_know_no_as(given: dict[str, str]) 
 def test_a_table_that_does_not_exist_is_named_beforehand(lab: Lab) -> None:
     sink = lab.opened(**chosen(lab, {"payload": "text"}, "public.prodcts"))
     with pytest.raises(ConfigError, match=r"public\.prodcts"):
-        sink.foresee([TABLE])
+        sink.foresee([TopicSchema.of(TABLE)])
 
 
 def test_another_choice_writes_a_caches_values_again(lab: Lab) -> None:
     if lab.kind != "redis":
         pytest.skip("of a cache")
     sink = lab.opened()
-    sink.prepare(TABLE)
+    sink.prepare(TopicSchema.of(TABLE))
     feed(lab, sink, upserts(TABLE, 1, ROWS))
     sink.commit(cut(len(ROWS)))
     assert held(sink, TABLE)[0]["payload"] == '{"a":1.1}'
     again = lab.opened(**chosen(lab, CHOSEN))
-    again.prepare(TABLE)
+    again.prepare(TopicSchema.of(TABLE))
     expect(lab, again, TABLE, ROWS)
     assert held(again, TABLE)[0]["payload"] == '{"a": 1.10}'

@@ -12,6 +12,7 @@ import pytest
 
 from cdc.model.pgtypes import INTERVAL, JSON, JSONB, NUMERIC, OID, POINT, TEXT
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import Outcome, Sink, audit_schema
 from tests.contract.labs import Lab
 from tests.contract.rows import Row, upserts
@@ -95,7 +96,7 @@ def test_every_store_takes_every_value_and_gives_back_what_it_means(lab: Lab) ->
         differ = [name for name, value in row.items() if found[key][name] != value]
         assert not differ, (key, [(name, row[name], found[key][name]) for name in differ])
     keys = pa.RecordBatch.from_arrays([pa.array([row["id"] for row in given], pa.utf8())], ["id"])
-    assert sorted(sink.fetch(DOCUMENTS, keys).to_pylist(), key=lambda row: str(row["id"])) == sorted(
+    assert sorted(sink.fetch(TopicSchema.of(DOCUMENTS), keys).to_pylist(), key=lambda row: str(row["id"])) == sorted(
         wanted.values(), key=lambda row: str(row["id"])
     )
 
@@ -112,7 +113,7 @@ def test_drift_of_every_kind_shows(lab: Lab) -> None:
 
 
 def meaning(sink: Sink, column: Column, values: tuple[str, ...]) -> list[str | None]:
-    given = [{**dict.fromkeys(audit_schema(DOCUMENTS).names), "id": "x", column.name: value} for value in values]
+    given = [{**dict.fromkeys(audit_schema(TopicSchema.of(DOCUMENTS)).names), "id": "x", column.name: value} for value in values]
     found: list[str | None] = [row[column.name] for row in meant(sink, DOCUMENTS, given)]
     return found
 

@@ -12,10 +12,11 @@ from contextlib import suppress
 import pytest
 
 from cdc.errors import Stopped, StopState, StoreError
-from cdc.model.batch import Op, last_position, table_of
+from cdc.model.batch import Op, last_position, topic_schema
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Outcome, Sink
 from tests.contract.labs import Lab
 from tests.contract.rows import ORDERS, PAIRS, Row, batch, order, schema, upserts
@@ -62,7 +63,7 @@ def step(lab: Lab, sink: Sink, *batches: object) -> None:
 
 
 def apply(sink: Sink, changes: object) -> Outcome:
-    sink.prepare(table_of(changes.schema))  # type: ignore[attr-defined]
+    sink.prepare(topic_schema(changes.schema))  # type: ignore[attr-defined]
     return sink.apply(changes)  # type: ignore[arg-type]
 
 
@@ -442,7 +443,7 @@ def test_whoever_only_reads_makes_nothing(lab: Lab) -> None:
     reading.make_visible()
     assert held(reading, ORDERS) == []
     with pytest.raises(StoreError):
-        reading.prepare(ORDERS)
+        reading.prepare(TopicSchema.of(ORDERS))
     assert lab.units.there() == []
 
 

@@ -13,6 +13,7 @@ from cdc.model.batch import Op
 from cdc.model.pgtypes import INT4, INTERVAL, JSON, NUMERIC, TEXT, TIMETZ
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import Outcome, Sink, audit_schema
 from tests.contract.labs import Lab
 from tests.contract.lossy_proxy import LossyProxy
@@ -24,8 +25,8 @@ def held(sink: Sink, table: Table) -> list[Row]:
     """What the store says it holds, sorted by key."""
     sink.make_visible()
     found: list[Row] = []
-    for part in sink.scan(table):
-        assert part.schema.names == audit_schema(table).names
+    for part in sink.scan(TopicSchema.of(table)):
+        assert part.schema.names == audit_schema(TopicSchema.of(table)).names
         found += part.to_pylist()
     return sorted(found, key=lambda row: [str(row[column.name]) for column in table.key])
 
@@ -39,14 +40,16 @@ def expect(lab: Lab, sink: Sink, table: Table, rows: list[Row]) -> None:
 
 def meant(sink: Sink, table: Table, rows: list[Row]) -> list[Row]:
     """The source's rows as the store has them."""
-    found: list[Row] = sink.as_held(pa.RecordBatch.from_pylist(rows, audit_schema(table)), table).to_pylist()
+    found: list[Row] = sink.as_held(
+        pa.RecordBatch.from_pylist(rows, audit_schema(TopicSchema.of(table))), TopicSchema.of(table)
+    ).to_pylist()
     return found
 
 
 def ready(lab: Lab, *tables: Table) -> Sink:
     sink = lab.opened()
     for table in tables or (ORDERS,):
-        sink.prepare(table)
+        sink.prepare(TopicSchema.of(table))
     return sink
 
 
@@ -243,8 +246,8 @@ def test_a_column_is_added(lab: Lab) -> None:
     wider = dataclasses.replace(
         ORDERS, columns=(*ORDERS.columns, Column("rank", INT4, -1, "int4"), Column("extra", TEXT, -1, "text"))
     )
-    sink.prepare(wider)
-    sink.prepare(wider)
+    sink.prepare(TopicSchema.of(wider))
+    sink.prepare(TopicSchema.of(wider))
     feed(lab, sink, upserts(wider, 3, [order(2, rank="-7", extra="x"), order(3, rank=None, extra="")]))
     feed(lab, sink, upserts(ORDERS, 5, [order(4)]))  # a replay of older changes comes under its own, older version
     commit(lab, sink, cut(5))
@@ -443,8 +446,8 @@ def assert_fetched(lab: Lab, sink: Sink, table: Table, present: list[Row], absen
     names = [column.name for column in table.key]
     wanted = [*present, *absent]
     arrays = [pa.array([row[name] for row in wanted], pa.utf8()) for name in names]
-    found = sink.fetch(table, pa.RecordBatch.from_arrays(arrays, names=names))
-    assert found.schema.names == audit_schema(table).names
+    found = sink.fetch(TopicSchema.of(table), pa.RecordBatch.from_arrays(arrays, names=names))
+    assert found.schema.names == audit_schema(TopicSchema.of(table)).names
     if lab.readable:
         order_of = [[row[name] for name in names] for row in present]
         rows = sorted(found.to_pylist(), key=lambda row: order_of.index([row[name] for name in names]))
@@ -480,7 +483,7 @@ def test_an_answer_is_lost_after_the_write(lab: Lab) -> None:
     proxy = LossyProxy(lab.server.port)
     scheme = {"redis": "redis", "opensearch": "http"}[lab.kind]
     sink = lab.opened(url=f"{scheme}://127.0.0.1:{proxy.port}")
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     first = upserts(ORDERS, 1, [order(1), order(2)])
     second = batch(ORDERS, [(Op.DELETE, 3, order(1)), (Op.UPDATE, 4, order(2, "paid"))])
     for changes in (first, second):
@@ -522,7 +525,7 @@ def test_the_store_goes_down_and_comes_back(lab: Lab) -> None:
     finally:
         lab.server.start()
     assert lab.open(sink) == cut(1)
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     feed(lab, sink, upserts(ORDERS, 2, [order(2)]))
     commit(lab, sink, cut(2))
     expect(lab, sink, ORDERS, [order(1), order(2)])

@@ -19,6 +19,7 @@ from cdc.embedded.valkey import Valkey
 from cdc.model.batch import last_position
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.source.catalog import load_published
 from cdc.source.rows import SourceRows, snapshot
 from sinks.console import ConsoleSink
@@ -97,15 +98,17 @@ class Stores:
         lab = self._labs[name]
         # The two caches have the same keys, so each has a database of its own.
         sink = lab.opened(url=_hashes(lab.server)) if name == "redis-hash" else lab.opened()
-        sink.prepare(table)
+        sink.prepare(TopicSchema.of(table))
         changes = upserts(table, lab.log.head.position + 1, rows)
         lab.log.put(changes)
         outcome = sink.apply(changes)
         assert outcome.written == len(rows), outcome
         sink.commit(cut(last_position(changes)))
         sink.make_visible()
-        same = sink.as_held(pa.RecordBatch.from_pylist(list(rows), pa.schema([(n, pa.utf8()) for n in table.names])), table)
-        held = sorted((row for part in sink.scan(table) for row in part.to_pylist()), key=str)
+        same = sink.as_held(
+            pa.RecordBatch.from_pylist(list(rows), pa.schema([(n, pa.utf8()) for n in table.names])), TopicSchema.of(table)
+        )
+        held = sorted((row for part in sink.scan(TopicSchema.of(table)) for row in part.to_pylist()), key=str)
         assert held == sorted(same.to_pylist(), key=str), f"the audit of {name} is equal"
         return sink
 
@@ -150,7 +153,7 @@ class Stores:
         out = io.BytesIO()
         sink = ConsoleSink("console", ConsoleOptions(kind="console"), out)
         sink.open(EMPTY)
-        sink.prepare(table)
+        sink.prepare(TopicSchema.of(table))
         sink.apply(upserts(table, 1, rows))
         return out.getvalue().decode()
 

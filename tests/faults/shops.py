@@ -19,6 +19,7 @@ from cdc.follow.follower import Follower
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import Settings
 from cdc.state import rebuilds, status, stops
 from sinks import make_sink
@@ -225,7 +226,7 @@ class Shop:
                 sink.erase()
                 sink.open(log.reader(), 1_000)
                 for changes in log.batches:
-                    sink.prepare(ORDERS)
+                    sink.prepare(TopicSchema.of(ORDERS))
                     sink.apply(changes)
                 sink.commit(log.head)
             time.sleep(self.raw.look_s / 2)

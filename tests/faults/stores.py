@@ -61,7 +61,7 @@ def held_by(sink: Sink, folder: Path) -> Tables:
         sink.make_visible()
         found: Tables = {}
         for topic in reader.topics():
-            rows = [row for batch in sink.scan(topic.table) for row in batch.to_pylist()]
+            rows = [row for batch in sink.scan(topic.schema) for row in batch.to_pylist()]
             if rows:
                 found[topic.name] = sorted((tuple(sorted(row.items())) for row in rows), key=repr)
         return found

@@ -15,6 +15,7 @@ from cdc.model.evolution import differences, schema_change_of
 from cdc.model.pgtypes import PINNED_SETTINGS, canonical_text
 from cdc.model.position import Position
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 
 Row = tuple[tuple[str, str | None], ...]
 """(column, text), sorted by column."""
@@ -90,7 +91,7 @@ class LogFold:
 def _evolved(before: Table, after: Table, rows: Mapping[Any, dict[str, str | None]]) -> dict[Any, dict[str, str | None]]:
     """The rows under the new definition; an added column is NULL until the log says otherwise."""
     kept = {column.name: column.name for column in after.columns if column.name in before.names}
-    for difference in differences(before, after):
+    for difference in differences(TopicSchema.of(before), TopicSchema.of(after)):
         if difference.old is None and difference.new is not None:
             kept.pop(difference.new.name, None)
         elif difference.new is not None and difference.old is not None:

@@ -24,6 +24,7 @@ from cdc.errors import ConfigError, Stopped, StopState, StoreError, WaitTimeout
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.privacy.policies import MASKED, Keys, Protection
 from cdc.source.catalog import load_published
 from cdc.source.connection import connect
@@ -113,7 +114,7 @@ class Writer:
                 values.cast(field.type) if field.name != "c" else pa.array([one.get("c") for one in rows]).cast(pa.utf8())
             )
         columns["c"] = pa.array([None if one.get("c") is None else str(one["c"]).ljust(5) for one in rows], pa.utf8())
-        self._sink.prepare(self._table)
+        self._sink.prepare(TopicSchema.of(self._table))
         self._sink.apply(pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema))
         self._sink.commit(Cut(Position(self._position), Lsn(self._position)))
 
@@ -181,7 +182,7 @@ def test_every_kind_of_drift_names_key_and_column(source: psycopg.Connection, si
 
 
 def test_an_empty_store_lacks_every_row_and_lists_a_few(source: psycopg.Connection, sink: Sink, table: Table) -> None:
-    sink.prepare(table)
+    sink.prepare(TopicSchema.of(table))
     [result] = compare(source, sink, table).tables
     assert (result.tally.missing, result.scanned.store_rows, len(result.differences)) == (ROWS, 0, LISTED_KEYS)
 
@@ -202,13 +203,13 @@ class Held:
 
     def make_visible(self) -> None: ...
 
-    def as_held(self, rows: pa.RecordBatch, table: Table) -> pa.RecordBatch:  # noqa: ARG002
+    def as_held(self, rows: pa.RecordBatch, schema: TopicSchema) -> pa.RecordBatch:  # noqa: ARG002
         return rows
 
-    def scan(self, table: Table) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+    def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         yield self.batch
 
-    def fetch(self, table: Table, keys: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
+    def fetch(self, schema: TopicSchema, keys: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
         wanted = {tuple(key.values()) for key in keys.to_pylist()}
         kept = [tuple(one[name] for name in keys.schema.names) in wanted for one in self.batch.to_pylist()]
         return self.batch.filter(pa.array(kept, pa.bool_()))
@@ -350,7 +351,7 @@ def test_one_table_that_cannot_be_read_does_not_end_the_others(
 
 def test_a_store_that_fails_ends_the_audit_at_once(source: psycopg.Connection, table: Table) -> None:
     class Failing(Held):
-        def scan(self, table: Table) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        def scan(self, schema: TopicSchema) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
             raise ConnectionError("down")
 
     with pytest.raises(ConnectionError):

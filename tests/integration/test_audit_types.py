@@ -15,6 +15,7 @@ from cdc.model.batch import Op
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.source.catalog import load_published
 from tests.conftest import Database
 from tests.contract.labs import LABS, Lab
@@ -96,7 +97,7 @@ def test_every_kind_of_value_is_equal_and_every_kind_of_drift_is_found(
     table, rows = table_of(source, "everything", [(name, kind) for name, kind, _ in COLUMNS], given)
     rows.sort(key=lambda row: int(str(row["id"])))
     sink = lab.opened()
-    sink.prepare(table)
+    sink.prepare(TopicSchema.of(table))
     first = upserts(table, 1, rows)
     lab.log.put(first)
     sink.apply(first)
@@ -150,7 +151,7 @@ def test_keys_of_any_structure_are_found_again(source: psycopg.Connection[Any], 
     table = next(found for found in load_published(source, "keyed"))
     rows.sort(key=lambda row: str(row["n"]))
     sink = lab.opened()
-    sink.prepare(table)
+    sink.prepare(TopicSchema.of(table))
     stray = {**rows[0], "period": "[100,200)"}
     missing, drifted, *kept = rows
     held = upserts(table, 1, [stray, {**drifted, "v": "w"}, *kept])

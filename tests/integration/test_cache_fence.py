@@ -23,6 +23,7 @@ from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.topic import TopicSchema
 from sinks import options_model
 from sinks.cache import Options
 from sinks.cache.resp import Limits
@@ -107,7 +108,7 @@ CALLS = [
     Call("rename", lambda site, sink: site.feed(sink, schema(RENAMED, 11))),
     Call("add", lambda site, sink: site.feed(sink, schema(dataclasses.replace(NUMBERED, identity="f"), 11))),
     Call("aside", lambda site, sink: site.feed(sink, upserts(KEYLESS, 11, [{"a": "x"}]))),
-    Call("prepare", lambda _, sink: sink.prepare(PAIRS), moves=False),
+    Call("prepare", lambda _, sink: sink.prepare(TopicSchema.of(PAIRS)), moves=False),
     Call("commit", lambda site, sink: site.commit(sink, cut(11)), moves=False),
 ]
 KEYLESS = dataclasses.replace(PAIRS, name="keyless", columns=tuple(dataclasses.replace(c, key=False) for c in PAIRS.columns))
@@ -115,8 +116,8 @@ KEYLESS = dataclasses.replace(PAIRS, name="keyless", columns=tuple(dataclasses.r
 
 def begun(site: Site) -> CacheSink:
     sink = site.opened()
-    sink.prepare(NUMBERED)
-    sink.prepare(KEYLESS)
+    sink.prepare(TopicSchema.of(NUMBERED))
+    sink.prepare(TopicSchema.of(KEYLESS))
     site.feed(sink, upserts(NUMBERED, 1, [order(i) for i in range(10)]))
     site.commit(sink, cut(10))
     return sink
@@ -287,7 +288,7 @@ def test_whoever_slept_between_looking_and_writing_changes_nothing(call: Call, s
         if name in ("cache.write.sent", "cache.change.looked") and not later:
             later.append({})
             awake = site.opened()
-            awake.prepare(NUMBERED)
+            awake.prepare(TopicSchema.of(NUMBERED))
             site.feed(awake, upserts(NUMBERED, 50, [order(i, "later") for i in range(5, 15)]))
             site.commit(awake, cut(60))
             later[0] = site.everything()
@@ -350,7 +351,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_refused_write_holds_back_those_behind_it(site: Site, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """The server is out of memory for one transaction, and has some again when the next one comes."""
     sink = site.opened(value=value)
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     sent = 0
 
     def squeeze(name: str) -> None:
@@ -387,7 +388,7 @@ def test_a_stream_that_breaks_off_anywhere_is_finished_by_the_next_attempt(
     for broken in range(1, 11):
         site.client.flushdb()
         sink = site.opened(value=value)
-        sink.prepare(ORDERS)
+        sink.prepare(TopicSchema.of(ORDERS))
         sent = 0
 
         def cut_off(name: str, broken: int = broken) -> None:
@@ -405,14 +406,14 @@ def test_a_stream_that_breaks_off_anywhere_is_finished_by_the_next_attempt(
             assert sink.held("public.orders") <= 10 * broken
         site.feed(sink, changes)
         site.commit(sink, cut(100))
-        held = sorted(row["status"] or "" for part in sink.scan(ORDERS) for row in part.to_pylist())
+        held = sorted(row["status"] or "" for part in sink.scan(TopicSchema.of(ORDERS)) for row in part.to_pylist())
         assert held == sorted(str(i) for i in range(30, 100))
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_key_of_another_type_is_replaced_and_no_row_behind_it_is_lost(site: Site) -> None:
     sink = site.opened(value="hash")
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     site.feed(sink, upserts(ORDERS, 1, [order(i) for i in range(40)]))
     for key, other in ((3, "list"), (25, "string")):
         site.client.delete(f"public.orders:{key}")
@@ -427,7 +428,7 @@ def test_a_key_of_another_type_is_replaced_and_no_row_behind_it_is_lost(site: Si
 
 def test_a_field_that_a_row_no_longer_has_is_gone_from_its_hash(site: Site) -> None:
     sink = site.opened(value="hash")
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     site.feed(sink, upserts(ORDERS, 1, [order(1, "new", note="a")]))
     site.feed(sink, upserts(ORDERS, 2, [order(1, None, note=None), order(2)]))
     assert set(site.rows()["public.orders:1"]) == set(ORDERS.names) - {"status", "note"}
@@ -441,7 +442,7 @@ def test_a_row_keeps_nothing_of_what_stood_under_its_key(site: Site, ops: list[O
     site.client.hset("public.orders:1", mapping={"dropped": "a field that the audit does not look for", "status": "former"})
     site.client.expire("public.orders:1", 3600)
     sink = site.opened(value="hash")
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     site.feed(sink, batch(ORDERS, [(op, position, order(1, "new")) for position, op in enumerate(ops, 1)]))
     assert set(site.rows()["public.orders:1"]) == set(ORDERS.names)
     assert site.client.ttl("public.orders:1") == -1
@@ -449,7 +450,7 @@ def test_a_row_keeps_nothing_of_what_stood_under_its_key(site: Site, ops: list[O
 
 def test_a_row_that_cannot_be_held_is_counted_and_leaves_nothing_older_behind(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = site.opened()
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     site.feed(sink, upserts(ORDERS, 1, [order(1), order(2)]))
     monkeypatch.setattr("sinks.cache.writing.VALUE_BYTES_MAX", 500)
     outcome = site.feed(sink, upserts(ORDERS, 3, [order(1, note="x" * 500), order(2, "paid")]))
@@ -459,7 +460,7 @@ def test_a_row_that_cannot_be_held_is_counted_and_leaves_nothing_older_behind(si
     site.commit(sink, cut(4))
     everything = dataclasses.replace(PAIRS, columns=tuple(dataclasses.replace(c, key=True) for c in PAIRS.columns), identity="f")
     hashes = site.opened(value="hash", tables=("public.pairs",))
-    hashes.prepare(everything)
+    hashes.prepare(TopicSchema.of(everything))
     outcome = site.feed(hashes, upserts(everything, 5, [{"a": None, "b": None, "v": None}, {"a": None, "b": None, "v": ""}]))
     assert [letter.position for letter in outcome.dead] == [5]
     assert site.rows()["public.pairs:\\N:\\N:"] == {"v": ""}
@@ -472,7 +473,7 @@ def test_whoever_only_reads_makes_no_ledger_and_cannot_write(site: Site) -> None
     reading = site.sink()
     assert reading.open(site.log.reader()) == ZERO_CUT
     assert site.everything() == {}
-    for attempt in (lambda: reading.prepare(ORDERS), lambda: reading.apply(upserts(ORDERS, 1, [order(1)]))):
+    for attempt in (lambda: reading.prepare(TopicSchema.of(ORDERS)), lambda: reading.apply(upserts(ORDERS, 1, [order(1)]))):
         with pytest.raises(StoreError):
             attempt()
     assert site.everything() == {}
@@ -488,7 +489,7 @@ def test_an_earlier_epoch_does_not_get_in(site: Site) -> None:
 
 def test_a_table_that_is_selected_again_has_missed_nothing(site: Site) -> None:
     sink = begun(site)
-    sink.prepare(PAIRS)
+    sink.prepare(TopicSchema.of(PAIRS))
     pair = {"a": "x", "b": "y", "v": "1"}
     site.feed(sink, upserts(PAIRS, 11, [pair]))
     site.commit(sink, cut(11))

@@ -19,7 +19,7 @@ from cdc.errors import StoreError
 from cdc.follow import follower as followers
 from cdc.follow.follower import Follower
 from cdc.log.memory import MemoryLog
-from cdc.model.batch import Op, table_of
+from cdc.model.batch import Op, topic_schema
 from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.position import Lsn, Position
@@ -247,10 +247,10 @@ class World:
         folded.open(reader, 1)
         for topic in reader.topics():
             for changes in reader.read(topic.name, Position(0), head.position):
-                folded.prepare(table_of(changes.schema))
+                folded.prepare(topic_schema(changes.schema))
                 folded.apply(changes)
-            expected = [reading.as_held(part, topic.table) for part in folded.scan(topic.table)]
-            assert _rows(reading.scan(topic.table)) == _rows(expected), f"{topic.name} after {self.met}"
+            expected = [reading.as_held(part, topic.schema) for part in folded.scan(topic.schema)]
+            assert _rows(reading.scan(topic.schema)) == _rows(expected), f"{topic.name} after {self.met}"
 
     def finish(self) -> None:
         self.calm = True

@@ -15,6 +15,7 @@ from cdc.model.batch import Op
 from cdc.model.evolution import Kind
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.cache.resp import Limits
 from sinks.cache.sink import CacheSink
 from sinks.contract import Outcome
@@ -59,7 +60,7 @@ def filled(site: Site, **options: Any) -> CacheSink:
     """Rows 0 to 7 of the orders, two of them deleted again, and two pairs."""
     sink = site.opened(**options)
     for table in (NUMBERED, PAIRS):
-        sink.prepare(table)
+        sink.prepare(TopicSchema.of(table))
     site.feed(sink, upserts(NUMBERED, 1, [order(i) for i in range(8)]))
     site.feed(sink, batch(NUMBERED, [(Op.DELETE, 9, order(2)), (Op.DELETE, 10, order(5)), (Op.UPDATE, 11, order(1, "paid"))]))
     site.feed(sink, upserts(PAIRS, 12, [{"a": "x", "b": "y", "v": "1"}, {"a": "x:y", "b": "", "v": None}]))
@@ -72,7 +73,7 @@ def ours(site: Site) -> dict[str, Any]:
 
 
 def read(sink: CacheSink, table: Table) -> list[Row]:
-    return sorted((row for part in sink.scan(table) for row in part.to_pylist()), key=str)
+    return sorted((row for part in sink.scan(TopicSchema.of(table)) for row in part.to_pylist()), key=str)
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, attempt: Callable[[], object], at: int) -> bool:
@@ -201,7 +202,7 @@ def test_a_reshape_that_was_interrupted_is_finished_before_anything_else(site: S
             assert found == sorted(expected, key=str)
             shape = again.shape("public.orders")
             assert shape is not None
-            assert (shape.table, shape.position) == (swapped, 14)
+            assert (shape.schema, shape.position) == (TopicSchema.of(swapped), 14)
             site.feed(again, batch(swapped, [(Op.TRUNCATE, 15, {})]))
             assert [key for key in ours(site) if "orders" in key] == []
             if not died:
@@ -232,7 +233,7 @@ def test_a_table_that_is_made_again_with_another_key_leaves_nothing_of_the_first
         NUMBERED, oid=99, columns=tuple(dataclasses.replace(c, key=c.name == "status") for c in NUMBERED.columns)
     )
     site.feed(sink, schema(again, 15, Kind.CREATED, empties=True))
-    sink.prepare(again)
+    sink.prepare(TopicSchema.of(again))
     site.feed(sink, upserts(again, 16, [order(1, "a"), order(2, "b")]))
     assert [key for key in ours(site) if "orders" in key] == ["public.orders:a", "public.orders:b"]
     site.feed(sink, batch(again, [(Op.TRUNCATE, 18, {})]))
@@ -291,7 +292,7 @@ def test_a_store_that_is_being_erased_is_not_written_by_whoever_opens_it(site: S
             opened.append(site.sink())
             site.log = LooseLog()
             opened[0].open(site.log.reader(), 1000)
-            opened[0].prepare(NUMBERED)
+            opened[0].prepare(TopicSchema.of(NUMBERED))
             site.feed(opened[0], upserts(NUMBERED, 1, [order(i) for i in range(8)]))
 
     monkeypatch.setattr("sinks.cache.transactions.crashpoint", come)
@@ -307,7 +308,7 @@ def test_two_stores_on_one_server_keep_to_themselves(site: Site) -> None:
     other = CacheSink("other", site.sink(key="s:{table}:{key}")._options.model_copy(update={"key": "s:{table}:again:{key}"}))
     with closing(other):
         other.open(site.log.reader(), 5)
-        other.prepare(NUMBERED)
+        other.prepare(TopicSchema.of(NUMBERED))
         other.apply(upserts(NUMBERED, 1, [order(i) for i in range(8)]))
         assert len([key for key in ours(site) if key.startswith("s:orders:again:")]) == 8
         assert len(read(first, NUMBERED)) == 6, "the other's keys are not shown as rows"
@@ -333,7 +334,7 @@ def test_another_database_of_the_server_is_another_place(site: Site) -> None:
 
 def test_braces_in_a_template_or_a_value_mean_nothing_to_one_server(site: Site) -> None:
     sink = site.opened(key="{{{schema}}}:{table}:{key}")
-    sink.prepare(PAIRS)
+    sink.prepare(TopicSchema.of(PAIRS))
     site.feed(sink, upserts(PAIRS, 1, [{"a": "{x}", "b": "}", "v": "1"}]))
     assert list(ours(site)) == ["{public}:pairs:{x}:}"]
     assert read(sink, PAIRS) == [{"a": "{x}", "b": "}", "v": "1"}]
@@ -366,7 +367,7 @@ def test_a_ledger_that_somebody_deleted_alone_is_filled_again_over_what_is_there
 def test_a_row_s_key_of_another_type_is_taken_over(site: Site) -> None:
     """The name is the row's, by configuration."""
     sink = site.opened()
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     site.client.lpush("public.orders:5", "theirs")
     site.feed(sink, upserts(ORDERS, 1, [order(5)]))
     assert read(sink, ORDERS)[0]["id"] == "5"

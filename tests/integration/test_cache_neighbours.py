@@ -12,6 +12,7 @@ import redis
 from cdc.errors import StoreError
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.sink import CacheSink, Options
 from tests.contract.rows import NUMBERED, PAIRS, order, upserts
@@ -45,7 +46,7 @@ class Server:
         (log or self.log).reach(end)
         for sink in sinks:
             if prepare:
-                sink.prepare(NUMBERED)
+                sink.prepare(TopicSchema.of(NUMBERED))
             sink.apply(changes)
             sink.commit(end)
         return end
@@ -77,7 +78,7 @@ def test_a_store_writes_under_no_key_that_is_another_stores(server: Server, prep
     with pytest.raises(
         StoreError, match=r"store again: the keys of public\.pairs are those of public\.orders in store cache"
     ) as refused:
-        second.prepare(PAIRS) if prepare else second.apply(pairs)
+        second.prepare(TopicSchema.of(PAIRS)) if prepare else second.apply(pairs)
     assert refused.value.retryable
     assert (
         refused.value.hint
@@ -85,7 +86,7 @@ def test_a_store_writes_under_no_key_that_is_another_stores(server: Server, prep
     )
     assert {key: server.client.get(key) for key in server.client.keys("x:*")} == before
     # The way out that the hint names.
-    server.opened("again", PAIRS, key="y:{key}").prepare(PAIRS)
+    server.opened("again", PAIRS, key="y:{key}").prepare(TopicSchema.of(PAIRS))
 
 
 @pytest.mark.parametrize(("other", "same_log"), [({"value": "hash"}, True), ({}, False)])
@@ -93,7 +94,7 @@ def test_a_table_stands_there_in_one_form_and_from_one_log(server: Server, other
     server.fill(server.opened("cache", NUMBERED))
     second = server.opened("again", NUMBERED, log=server.log if same_log else LooseLog(), **other)
     with pytest.raises(StoreError, match=r"the keys of public\.orders are those of public\.orders in store cache"):
-        second.prepare(NUMBERED)
+        second.prepare(TopicSchema.of(NUMBERED))
 
 
 def test_a_template_is_not_changed_to_another_stores(server: Server) -> None:
@@ -121,7 +122,7 @@ def test_a_store_that_is_behind_brings_no_older_values_under_the_keys_of_another
     """Both hold the same table in the same form: one that is paused, or still being filled, would take the other's rows back in time."""
     first = server.opened("cache", NUMBERED)
     older, newer = (upserts(NUMBERED, at, [{**order(1), "status": status}]) for at, status in ((1, "old"), (2, "new")))
-    first.prepare(NUMBERED)
+    first.prepare(TopicSchema.of(NUMBERED))
     for changes, end in ((older, cut(1)), (newer, cut(2))):
         server.log.put(changes)
         server.log.reach(end)
@@ -138,17 +139,17 @@ def test_a_store_that_is_behind_brings_no_older_values_under_the_keys_of_another
 def test_of_two_stores_that_begin_at_once_one_sees_the_other(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A section was copied before the first start, or both were flushed: each looks before the other has said what it writes."""
     first, second = server.opened("cache", NUMBERED), server.opened("again", NUMBERED)
-    prepare, begun = CacheBarriers.prepare, list[Table]()
+    prepare, begun = CacheBarriers.prepare, list[TopicSchema]()
 
-    def behind_the_other(barriers: CacheBarriers, table: Table) -> None:
+    def behind_the_other(barriers: CacheBarriers, schema: TopicSchema) -> None:
         if not begun:
-            begun.append(table)
-            second.prepare(table)
-        prepare(barriers, table)
+            begun.append(schema)
+            second.prepare(schema)
+        prepare(barriers, schema)
 
     monkeypatch.setattr(CacheBarriers, "prepare", behind_the_other)
     with pytest.raises(StoreError, match=r"the keys of public\.orders are those of public\.orders in store again"):
-        first.prepare(NUMBERED)
+        first.prepare(TopicSchema.of(NUMBERED))
 
 
 def test_two_stores_that_have_come_to_share_their_keys_both_wait(server: Server) -> None:
@@ -178,11 +179,11 @@ def test_a_table_that_moves_to_another_store_is_not_that_stores_loss(server: Ser
 def test_what_a_table_has_left_behind_is_not_mixed_with_another_tables_rows(server: Server) -> None:
     """Its rows stay where they are when it is taken out of the configuration; under them nobody would tell whose a key is."""
     server.fill(server.opened("cache", NUMBERED, key="x:{key}"))
-    server.opened("cache", PAIRS, key="x:{key}").prepare(PAIRS)
+    server.opened("cache", PAIRS, key="x:{key}").prepare(TopicSchema.of(PAIRS))
     assert "could be the same" in server.client.hget("cdc:{cache}:ledger", "aside:public.pairs")
     again = server.opened("again", PAIRS, key="x:{key}")
     with pytest.raises(StoreError, match=r"the keys of public\.pairs are those of public\.orders in store cache"):
-        again.prepare(PAIRS)
+        again.prepare(TopicSchema.of(PAIRS))
 
 
 def test_a_template_that_changes_takes_no_other_stores_rows_along(server: Server) -> None:
@@ -211,7 +212,7 @@ def test_a_store_that_may_touch_no_keys_but_its_own_works_as_before(server: Serv
     try:
         server.fill(server.opened("cache", NUMBERED))
         narrow = server.opened("again", NUMBERED, value="hash", username="narrow", password="secret")
-        narrow.prepare(NUMBERED)
+        narrow.prepare(TopicSchema.of(NUMBERED))
         narrow.erase()
     finally:
         server.client.execute_command("acl", "deluser", "narrow")

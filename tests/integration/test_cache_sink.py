@@ -21,6 +21,7 @@ from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import ZERO_CUT, Cut, Lsn
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import SecretFile
 from cdc.state import stops
 from sinks.cache import ledger, reading
@@ -46,7 +47,7 @@ class Opened:
         self.made.append(sink)
         self.open(sink)
         if prepare:
-            sink.prepare(ORDERS)
+            sink.prepare(TopicSchema.of(ORDERS))
         return sink
 
     def open(self, sink: CacheSink) -> Cut:
@@ -125,7 +126,7 @@ def test_a_key_that_the_server_gives_twice_is_one_row(opened: Opened, monkeypatc
         return cursor, [*found, *found]
 
     monkeypatch.setattr(reading, "_page", twice)
-    found = [row["id"] for rows in sink.scan(ORDERS) for row in rows.to_pylist()]
+    found = [row["id"] for rows in sink.scan(TopicSchema.of(ORDERS)) for row in rows.to_pylist()]
     assert sorted(found, key=int) == [str(key) for key in range(700)]
 
 
@@ -225,7 +226,7 @@ def test_a_full_server_is_waited_for(valkey: Any, opened: Opened) -> None:
     assert CANARY not in failure.value.line()
     outcome = opened.feed(sink, upserts(ORDERS, 1, rows))
     assert outcome.written + outcome.stale == 5000
-    assert sum(len(part) for part in sink.scan(ORDERS)) == 5000
+    assert sum(len(part) for part in sink.scan(TopicSchema.of(ORDERS))) == 5000
 
 
 def test_an_emptied_server_says_so(valkey: Any, opened: Opened) -> None:
@@ -242,7 +243,7 @@ def test_a_table_whose_keys_cannot_be_told_apart_or_named_does_not_stop_the_othe
 ) -> None:
     """It may have been created by anybody, at any time. What it has is counted, and named once."""
     sink = opened(key=template)
-    sink.prepare(PAIRS)
+    sink.prepare(TopicSchema.of(PAIRS))
     assert opened.feed(sink, upserts(ORDERS, 1, [order(1)])) == Outcome(1)
     outcome = opened.feed(sink, upserts(PAIRS, 2, [{"a": "x", "b": "y", "v": CANARY}] * 3))
     assert (outcome.written, [letter.position for letter in outcome.dead]) == (0, [2, 3, 4])
@@ -250,8 +251,8 @@ def test_a_table_whose_keys_cannot_be_told_apart_or_named_does_not_stop_the_othe
     opened.commit(sink, cut(5))
     again = opened(key=template)
     assert (again.applied(), again.held("public.pairs")) == (cut(5), 5)
-    assert list(again.scan(PAIRS)) == [] or not any(map(len, again.scan(PAIRS)))
-    again.prepare(PAIRS)
+    assert list(again.scan(TopicSchema.of(PAIRS))) == [] or not any(map(len, again.scan(TopicSchema.of(PAIRS))))
+    again.prepare(TopicSchema.of(PAIRS))
     assert len(opened.feed(again, upserts(PAIRS, 6, [{"a": "z", "b": "", "v": CANARY}])).dead) == 1
     with valkey.client(decode_responses=True) as client:
         assert client.hget("cdc:{cache}:dead", "public.pairs#rows") == "4"
@@ -265,14 +266,14 @@ def test_a_table_whose_keys_cannot_be_told_apart_or_named_does_not_stop_the_othe
 def test_a_table_that_was_set_aside_is_there_once_its_keys_can_be_named(valkey: Any, opened: Opened) -> None:
     """All of it: what was set aside comes from the log."""
     sink = opened(key="row:{key}")
-    sink.prepare(PAIRS)
+    sink.prepare(TopicSchema.of(PAIRS))
     opened.feed(sink, upserts(ORDERS, 1, [order(1)]))
     opened.feed(sink, upserts(PAIRS, 2, [{"a": "x", "b": "y", "v": "1"}, {"a": "x", "b": "z", "v": "2"}]))
     opened.feed(sink, batch(PAIRS, [(Op.DELETE, 4, {"a": "x", "b": "z"})]))
     opened.feed(sink, schema(dataclasses.replace(ORDERS), 5, Kind.DROPPED, empties=True))
     opened.commit(sink, cut(5))
     again = opened(key="row:{key}", prepare=False)
-    again.prepare(PAIRS)
+    again.prepare(TopicSchema.of(PAIRS))
     with valkey.client(decode_responses=True) as client:
         assert sorted(client.keys()) == ["cdc:stores", "cdc:{cache}:dead", "cdc:{cache}:ledger", "row:x:y"]
     assert opened.feed(again, upserts(PAIRS, 6, [{"a": "n", "b": "", "v": "3"}])) == Outcome(1)
@@ -281,18 +282,18 @@ def test_a_table_that_was_set_aside_is_there_once_its_keys_can_be_named(valkey: 
 @pytest.mark.parametrize("key", ["row:{key}", "{table}:{nope}"])
 def test_keys_that_cannot_be_are_foreseen(opened: Opened, key: str) -> None:
     for right in ([], [ORDERS], [ORDERS, PAIRS]):
-        opened().foresee(right)
+        opened().foresee([TopicSchema.of(table) for table in right])
     wrong = CacheSink("other", Options.model_validate({"kind": "redis", "url": opened.url, "key": key}))
     opened.made.append(wrong)
     wrong.open(opened.log.reader())
     with pytest.raises(ConfigError, match=r"could be the same|nope is not part of the key"):
-        wrong.foresee([ORDERS, PAIRS])
+        wrong.foresee([TopicSchema.of(ORDERS), TopicSchema.of(PAIRS)])
 
 
 def test_keys_that_could_be_those_of_a_table_that_is_there_are_foreseen(opened: Opened) -> None:
     sink = opened(key="row:{key}")
     with pytest.raises(ConfigError, match="could be the same"):
-        sink.foresee([PAIRS])
+        sink.foresee([TopicSchema.of(PAIRS)])
 
 
 def test_a_kill_loses_nothing_that_was_committed(valkey_server: Valkey, opened: Opened) -> None:
@@ -309,7 +310,7 @@ def test_a_kill_loses_nothing_that_was_committed(valkey_server: Valkey, opened: 
     applied = opened.open(sink).position
     assert applied in (0, 2000)
     if applied:
-        assert sum(len(part) for part in sink.scan(ORDERS)) == 2000
+        assert sum(len(part) for part in sink.scan(TopicSchema.of(ORDERS))) == 2000
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced(valkey: Any, opened: Opened) -> None:
@@ -381,7 +382,7 @@ def test_a_rotated_password_counts_without_a_restart(valkey: Any, opened: Opened
         sink = CacheSink("cache", Options.model_validate({"kind": "redis", **given}))
         try:
             opened.open(sink)
-            sink.prepare(ORDERS)
+            sink.prepare(TopicSchema.of(ORDERS))
             assert opened.feed(sink, upserts(ORDERS, 1, [order(1)])) == Outcome(1)
             rotate("two")
             assert refused().retryable, "the file may follow in a moment"

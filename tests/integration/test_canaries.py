@@ -29,6 +29,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
+from cdc.model.topic import TopicSchema
 from cdc.settings.file import load
 from cdc.source.connection import connect
 from cdc.source.rows import SourceRows, snapshot
@@ -348,7 +349,7 @@ def _sink(options: dict[str, Any]) -> Any:
 
 
 def _write(sink: Any, *rows: Any) -> Any:
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     outcome = sink.apply(batch(ORDERS, [(Op.INSERT, number + 1, row) for number, row in enumerate(rows)]))
     sink.commit(Cut(Position(len(rows)), Lsn(1)))
     return outcome
@@ -398,7 +399,7 @@ def a_cache_that_is_full(scene: Scene) -> None:
 def a_key_template_without_its_column(scene: Scene) -> None:
     sink = _sink({"kind": "redis", "url": scene.fixture("valkey").url, "key": "orders:{nothing}"})
     sink.open(EMPTY, 1)
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     outcome = sink.apply(batch(ORDERS, [(Op.INSERT, 1, order(1, note=ROW))]))
     assert outcome.dead, "the table's rows are set aside"
     scene.said.append(repr(outcome))

@@ -18,6 +18,7 @@ from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.position import Lsn
+from cdc.model.topic import TopicSchema
 from cdc.plan.plan import JOINS, Plan, plan_catalog, plan_ddl
 from cdc.settings.models import Contract, Settings
 from cdc.source.connection import connect
@@ -315,7 +316,7 @@ def test_a_changed_configuration(shop: Settings, valkey: Cache) -> None:
     sink.open(open_reader(shop.log.dir), 1)
     with connect(shop.source.dsn.get_secret_value()) as connection:
         tables = {facts.name: facts.table() for facts in read_facts(connection, "cdc", published=True)}
-    sink.prepare(tables["items"])
+    sink.prepare(TopicSchema.of(tables["items"]))
     from tests.contract.test_sinks import cut
 
     sink.commit(cut(2))

@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from cdc.model.pgtypes import PINNED_SETTINGS
+from cdc.model.topic import TopicField
 from cdc.source.catalog import load_published
 from sinks.render.kinds import Kind, kind_of
 from sinks.render.literals import literal
@@ -43,7 +44,7 @@ def kind(connection: psycopg.Connection[Any], name: str) -> Kind:
     connection.execute(sql.SQL("create table k (id int primary key, v {}); create publication k for table k").format(sql.SQL(name)))
     [table] = load_published(connection, "k")
     connection.execute("drop publication k; drop table k")
-    return kind_of(table.columns[1])
+    return kind_of(TopicField.of(table.columns[1]))
 
 
 def printed(connection: psycopg.Connection[Any], name: str, given: str) -> str:

@@ -25,6 +25,7 @@ from cdc.model.batch import Op, first_position
 from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed
 from sinks.search.sink import Options, SearchSink
 from sinks.search.tables import Tables
@@ -178,7 +179,7 @@ class Feed:
                     assert there.get(key) in right, (topic, key, reported)
 
     def found(self, table: Table) -> list[Row]:
-        return sorted((row for part in self.sink.scan(table) for row in part.to_pylist()), key=str)
+        return sorted((row for part in self.sink.scan(TopicSchema.of(table)) for row in part.to_pylist()), key=str)
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -253,9 +254,9 @@ def test_a_sink_that_reads_creates_nothing(feed: Feed, opensearch: OpenSearch) -
     assert reading.open(feed.log.reader()) == ZERO_CUT
     assert reading.applied() == ZERO_CUT
     assert reading.shape("public.orders") is None
-    assert list(reading.scan(ORDERS)) == []
+    assert list(reading.scan(TopicSchema.of(ORDERS))) == []
     with pytest.raises(StoreError, match="not open for writing"):
-        reading.prepare(ORDERS)
+        reading.prepare(TopicSchema.of(ORDERS))
     assert opensearch.request("GET", "/_cat/indices?format=json&expand_wildcards=all") == []
 
 
@@ -342,7 +343,7 @@ def test_an_index_deleted_before_it_takes_a_column_is_looked_for_again(
     feed.follow()
     vanishing = Vanishing(monkeypatch, opensearch, "public.orders@1", "PUT", "/public.orders@1/_mapping")
     with pytest.raises(StoreError, match="index_not_found_exception") as failure:
-        feed.sink.prepare(WIDER)
+        feed.sink.prepare(TopicSchema.of(WIDER))
     assert vanishing.times == 1
     assert failure.value.retryable
     feed.open_again()
@@ -358,7 +359,7 @@ def test_an_index_deleted_while_it_is_read_is_not_taken_for_an_empty_one(
     vanishing = Vanishing(monkeypatch, opensearch, "public.orders@1", "POST", path)
     keys = pa.RecordBatch.from_pydict({"id": pa.array(["1", "2"])})
     with pytest.raises(StoreError, match="index_not_found_exception") as failure:
-        list(feed.sink.scan(ORDERS)) if path.endswith("_search") else feed.sink.fetch(ORDERS, keys)
+        list(feed.sink.scan(TopicSchema.of(ORDERS))) if path.endswith("_search") else feed.sink.fetch(TopicSchema.of(ORDERS), keys)
     assert vanishing.times == 1
     assert failure.value.retryable
 
@@ -664,7 +665,7 @@ def test_a_late_writer_does_not_take_away_the_index_that_another_has_built(feed:
     assert built
     assert feed.reported() == now.applied() == feed.log.head
     now.make_visible()
-    assert [row["more"] for part in now.scan(WIDER) for row in part.to_pylist()] == ["1"]
+    assert [row["more"] for part in now.scan(TopicSchema.of(WIDER)) for row in part.to_pylist()] == ["1"]
 
 
 def test_an_index_that_was_built_and_not_put_in_place_is_built_again(feed: Feed) -> None:
@@ -679,7 +680,7 @@ def test_an_index_that_was_built_and_not_put_in_place_is_built_again(feed: Feed)
     feed.follow()
     assert feed.reported() == feed.log.head
     feed.sink.make_visible()
-    assert [row["more"] for part in feed.sink.scan(WIDER) for row in part.to_pylist()] == ["1"]
+    assert [row["more"] for part in feed.sink.scan(TopicSchema.of(WIDER)) for row in part.to_pylist()] == ["1"]
 
 
 def test_a_history_that_the_log_left_is_not_believed(feed: Feed) -> None:

@@ -15,6 +15,7 @@ from cdc.model.batch import Op
 from cdc.model.pgtypes import INT4, INT8
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import Outcome
 from sinks.search import bulk
 from sinks.search.sink import Options, SearchSink
@@ -64,7 +65,7 @@ def opened(opensearch: OpenSearch, clock: Clock) -> Iterator[Any]:
         made.append(sink)
         sink.log = log
         sink.open(log.reader(), 1)
-        sink.prepare(ORDERS)
+        sink.prepare(TopicSchema.of(ORDERS))
         return sink
 
     yield make
@@ -188,7 +189,7 @@ def test_a_column_with_a_new_type_is_refused_by_name(opened: Any) -> None:
     sink = opened()
     columns = tuple(Column("status", INT8) if column.name == "status" else column for column in ORDERS.columns)
     with pytest.raises(StoreError, match="new type for status"):
-        sink.prepare(dataclasses.replace(ORDERS, columns=columns))
+        sink.prepare(TopicSchema.of(dataclasses.replace(ORDERS, columns=columns)))
 
 
 def test_nothing_is_created_by_writing(opensearch: OpenSearch, opened: Any) -> None:
@@ -213,17 +214,17 @@ def test_no_table_shares_documents_with_another_whatever_it_is_called(opensearch
     odd = dataclasses.replace(ORDERS, oid=1, name="Orders")
     forged = dataclasses.replace(ORDERS, oid=2, name=alias_of(opensearch, sink, odd).removeprefix("public."))
     for table in (odd, forged):
-        sink.prepare(table)
+        sink.prepare(TopicSchema.of(table))
         assert sink.apply(upserts(table, 10 + table.oid, [order(1, table.name)])) == Outcome(1)
     assert sink.apply(batch(forged, [(Op.TRUNCATE, 20, {})])) == Outcome(1)
     sink.make_visible()
-    held = [[row for part in sink.scan(table) for row in part.to_pylist()] for table in (odd, forged)]
+    held = [[row for part in sink.scan(TopicSchema.of(table)) for row in part.to_pylist()] for table in (odd, forged)]
     assert held == [[order(1, "Orders")], []]
 
 
 def alias_of(server: OpenSearch, sink: SearchSink, table: Table) -> str:
     before = set(server.request("GET", "/_alias?expand_wildcards=all"))
-    sink.prepare(table)
+    sink.prepare(TopicSchema.of(table))
     (index,) = set(server.request("GET", "/_alias?expand_wildcards=all")) - before
     return str(index).partition("@")[0]
 
@@ -235,16 +236,16 @@ def test_an_index_that_two_tables_would_share_is_refused_by_name(opened: Any, te
     mine = ORDERS
     if template == "{schema}_{table}":
         mine, other = dataclasses.replace(ORDERS, name="orders_x"), dataclasses.replace(other, name="x")
-    sink.foresee([ORDERS])
+    sink.foresee([TopicSchema.of(ORDERS)])
     with pytest.raises(
         ConfigError, match=f"{mine.qualified} and {other.qualified}|{other.qualified} and {mine.qualified}"
     ) as foreseen:
-        sink.foresee([mine, other])
+        sink.foresee([TopicSchema.of(mine), TopicSchema.of(other)])
     assert "{schema}.{table}" in str(foreseen.value.hint)
-    sink.prepare(mine)
+    sink.prepare(TopicSchema.of(mine))
     assert sink.apply(upserts(mine, 1, [order(1)])) == Outcome(1)
     with pytest.raises(StoreError, match=f"holds {mine.qualified}, not {other.qualified}") as refused:
-        sink.prepare(other)
+        sink.prepare(TopicSchema.of(other))
     assert not refused.value.retryable
     assert "{schema}.{table}" in str(refused.value.hint)
 
@@ -302,7 +303,7 @@ def test_why_the_cluster_makes_no_index_is_shown(
     sink = opened()
     settings(setting, value)
     with pytest.raises(StoreError, match=shown) as failure:
-        sink.prepare(PAIRS)
+        sink.prepare(TopicSchema.of(PAIRS))
     assert failure.value.retryable, "an operator ends it at the cluster"
     assert helps in str(failure.value.hint)
 
@@ -335,7 +336,7 @@ def test_a_large_batch_goes_out_in_several_requests(opened: Any) -> None:
     assert sink.apply(upserts(ORDERS, 1, rows)) == Outcome(1000)
     assert sink.apply(upserts(ORDERS, 1, rows)) == Outcome(0, stale=1000)
     sink.make_visible()
-    assert pa.Table.from_batches(sink.scan(ORDERS)).num_rows == 1000
+    assert pa.Table.from_batches(sink.scan(TopicSchema.of(ORDERS))).num_rows == 1000
 
 
 def test_what_users_find_after_columns_went_and_were_renamed(opensearch: OpenSearch, opened: Any) -> None:
@@ -348,7 +349,7 @@ def test_what_users_find_after_columns_went_and_were_renamed(opensearch: OpenSea
     sink.apply(schema(new, 4000))
     sink.commit(cut(4000))
     sink.make_visible()
-    assert sum(batch.num_rows for batch in sink.scan(new)) == 3000
+    assert sum(batch.num_rows for batch in sink.scan(TopicSchema.of(new))) == 3000
     found = opensearch.request("POST", "/public.orders/_search", {"size": 1, "query": {"match": {"state": "new"}}})["hits"]["hits"]
     assert set(found[0]["_source"]) == set(new.names)
     assert count(opensearch, "public.orders") == 3000
@@ -358,7 +359,7 @@ def test_a_field_that_changes_its_type_takes_a_new_index_behind_the_same_alias(o
     zombie, sink = opened(), opened()
     sink.apply(schema(NUMBERED, 1))
     sink.apply(upserts(NUMBERED, 2, [order(1), order(2)]))
-    zombie.prepare(NUMBERED)
+    zombie.prepare(TopicSchema.of(NUMBERED))
     names = {"customer_id": "note", "note": "customer_id"}
     new = dataclasses.replace(
         NUMBERED, columns=tuple(dataclasses.replace(c, name=names.get(c.name, c.name)) for c in NUMBERED.columns)

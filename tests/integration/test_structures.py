@@ -5,13 +5,26 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from cdc.model.structure import ArrayOf, Composite, Hstore, MultirangeOf, RangeOf, Scalar, Structure, structure_of
+from cdc.model.structure import (
+    ArrayOf,
+    Composite,
+    Hstore,
+    MultirangeOf,
+    RangeOf,
+    Scalar,
+    ScalarType,
+    Structure,
+    of_oid,
+    structure_of,
+)
 from cdc.model.table import Column
 from cdc.source.catalog import load_published
 from snapshots.catalog import load_tables, look
 from tests.conftest import Database
 
-INT, TEXT, NUMERIC, FLOAT, JSONB = Scalar(23), Scalar(25), Scalar(1700), Scalar(701), Scalar(3802)
+INT, TEXT, NUMERIC, FLOAT, JSONB = map(
+    Scalar, (ScalarType.INT4, ScalarType.TEXT, ScalarType.NUMERIC, ScalarType.FLOAT8, ScalarType.JSONB)
+)
 PAIR = Composite((("a", INT), ('b "c", d', TEXT), ("n", NUMERIC)))
 
 SETUP = """
@@ -45,7 +58,7 @@ WANTED: dict[str, Structure] = {
     "c_prices": ArrayOf(NUMERIC),
     "c_dpair": PAIR,
     "c_row": Composite((("x", INT), ("y", TEXT))),
-    "c_boxes": ArrayOf(Scalar(603), ";"),
+    "c_boxes": ArrayOf(Scalar(ScalarType.OTHER, 603), ";"),
     "c_jsons": ArrayOf(JSONB),
 }
 
@@ -82,8 +95,8 @@ def test_every_array_and_range_type_of_the_server_is_known(connection: psycopg.C
     for kind, many, bound in connection.execute(
         "select rngtypid::int8, rngmultitypid::int8, rngsubtype::int8 from pg_range where rngtypid < 10000"
     ):
-        assert structure_of(Column("", kind)) == RangeOf(Scalar(bound))
-        assert structure_of(Column("", many)) == MultirangeOf(Scalar(bound))
+        assert structure_of(Column("", kind)) == RangeOf(of_oid(bound))
+        assert structure_of(Column("", many)) == MultirangeOf(of_oid(bound))
 
 
 def test_hstore_goes_by_its_name(postgres: Database) -> None:

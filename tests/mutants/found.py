@@ -129,7 +129,7 @@ FOUND = (
     ),
     Mutant(
         "an index template mixes the documents of two tables", "sinks/search/naming.py",
-        "        if other.qualified != table.qualified:\n", "        if False:\n", ("-k", "one_index", "tests/unit/sinks/test_search_names.py"),
+        "        if other.topic != schema.topic:\n", "        if False:\n", ("-k", "one_index", "tests/unit/sinks/test_search_names.py"),
     ),
     Mutant(
         "a created table stops the warehouse by its name", "sinks/warehouse/names.py",

@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns go by their names", "cdc/model/evolution.py",
-        "numbered = (old.oid, old.epoch) == (new.oid, new.epoch) and", "numbered = False and", ("tests/unit/test_evolution.py",),
+        "numbered = old.origin == new.origin and", "numbered = False and", ("tests/unit/test_evolution.py",),
     ),
     Mutant("the fence admits every snapshot", "snapshots/fence.py", "return bool(snapshot.sees(self.before).all())", "return True", (FENCE,)),
     Mutant(
@@ -147,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "another table's rows stay", "sinks/barrier.py",
-        "return change.empties or (held is not None and not same_table(held, change.table))", "return change.empties", ("tests/unit/sinks/test_barrier.py",),
+        "return change.empties or (held is not None and not same_origin(held, change.schema))", "return change.empties", ("tests/unit/sinks/test_barrier.py",),
     ),
     Mutant("an equal position wins", "sinks/memory.py", "if key in self.rows and self.rows[key][0] >= position:", "if key in self.rows and self.rows[key][0] > position:", TWIN),
     Mutant("what a commit covers is written again", "sinks/memory.py", "if position <= self.mark.cut.position or position <= self.floor:", "if position <= self.floor:", TWIN),

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cdc.model.evolution import SchemaChange, differences
+from cdc.model.evolution import TopicChange, differences
 from cdc.model.position import Cut, Position
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import SchemaPolicy
 from sinks.contract import Shape
 from sinks.memory import Store, TableUnit
-from sinks.reshape import same_table
+from sinks.reshape import same_origin
 from tests.sim.tables import Key, Row, first_name, key_of
 from tests.sim.violation import Violation
 
@@ -80,12 +81,12 @@ class StoreCheck:
         logged = entry.row if entry.rows is None or row is None else entry.rows.get(self._key(unit, row))
         if logged is None or unit.shape is None or self.terms[name].policy != "ignore":
             return logged
-        held, came = unit.shape.table, entry.table
-        assert came is not None
-        if not same_table(held, came):
+        assert entry.table is not None
+        held, came = unit.shape.schema, TopicSchema.of(entry.table)
+        if not same_origin(held, came):
             return logged  # it came late, before what says that another table has the name now
         # Where nobody could tell which column had become which, a renamed one is another one to a store that keeps its shape.
-        numbered = all(column.attnum for column in (*held.columns, *came.columns))
+        numbered = all(field.origin for field in held.fields) and all(field.origin for field in came.fields)
         shown = {first_name(name) for name in held.names if numbered or name in came.names}
         return {column: value for column, value in logged.items() if column in shown}
 
@@ -101,19 +102,19 @@ class StoreCheck:
     def _key(self, unit: TableUnit | None, row: Row) -> Key:
         assert unit is not None
         assert unit.shape is not None
-        return key_of(unit.shape.table, row)
+        return key_of(unit.shape.schema, row)
 
-    def reshapes(self, name: str, held: Shape | None, change: SchemaChange, position: int) -> None:
+    def reshapes(self, name: str, held: Shape | None, change: TopicChange, position: int) -> None:
         """A store is given a change of its table's definition. ``held``: the definition that its rows stand under."""
-        topic = change.table.qualified
+        topic = change.schema.topic
         held = max(
             (one for one in (held, self._given.get((name, topic))) if one is not None), key=lambda one: one.position, default=None
         )
-        if held is None or position <= held.position or not same_table(held.table, change.table):
+        if held is None or position <= held.position or not same_origin(held.schema, change.schema):
             return
-        if not self.terms[name].lets_through(topic, position) and not change.empties and differences(held.table, change.table):
+        if not self.terms[name].lets_through(topic, position) and not change.empties and differences(held.schema, change.schema):
             raise Violation("m", f"{name}: {topic} changes at position {position}, which nobody has let through")
-        self._given[name, topic] = Shape(change.table, Position(position))
+        self._given[name, topic] = Shape(change.schema, Position(position))
 
     def claims(self, name: str, store: Store, at: int) -> None:
         """Somebody takes the store to hold everything up to ``at``. A table may be further: the others were set back."""

@@ -20,8 +20,9 @@ from cdc.errors import Stopped, StopState, StoreError
 from cdc.log.contract import LogReader
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import ALONE, OP, first_position
-from cdc.model.evolution import SchemaChange, schema_change_of
+from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import Cut, Lsn, Position
+from cdc.model.topic import TopicSchema
 from sinks.contract import EpochPassed, Outcome, Shape
 from sinks.memory import STORES, Call, MemoryAnswer, MemorySink, Options, Store, TableUnit, Unit
 from tests.contract.rows import ORDERS, order, upserts
@@ -156,7 +157,7 @@ class FlakySink:
 
     def apply(self, changes: pa.RecordBatch) -> Outcome:
         site, chance, moods = self._site, self._site.chance, self._site.moods
-        if (change := schema_change_of(changes)) is not None:
+        if (change := topic_change_of(changes)) is not None:
             site.given(change, first_position(changes))
         site.befall()
         site.accident("refused", "apply")
@@ -201,7 +202,7 @@ class Site:
         """Called after each write (with the cut after each commit)."""
         self.claimed: Callable[[Position], None] = lambda _: None
         """Called with what a follower takes the store to hold, when it has just asked."""
-        self.reshapes: Callable[[Shape | None, SchemaChange, int], None] = lambda *_: None
+        self.reshapes: Callable[[Shape | None, TopicChange, int], None] = lambda *_: None
         """Called before a table's definition changes in the store."""
         self.terms = Terms(options.schema_policy)
         self.struck: Callable[[], None] = lambda: None
@@ -327,7 +328,7 @@ class Site:
         thief.erase()
         thief.open(log.reader(), self.epoch + self.chance.randrange(3))
         for changes in log.batches:
-            thief.prepare(ORDERS)
+            thief.prepare(TopicSchema.of(ORDERS))
             thief.apply(changes)
         if self.chance.random() < 0.8:
             thief.commit(log.head)
@@ -362,9 +363,9 @@ class Site:
 
     # -- its followers ------------------------------------------------------------------------------------------------------
 
-    def given(self, change: SchemaChange, position: int) -> None:
+    def given(self, change: TopicChange, position: int) -> None:
         """A follower says that a table has another definition now. After a strike it may not know yet which one the store's rows have."""
-        unit = self.store.tables.get(change.table.qualified)
+        unit = self.store.tables.get(change.schema.topic)
         if unit is not None and self.strikes == self._strikes_known:
             self.reshapes(unit.shape, change, position)
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from cdc.model import pgtypes
 from cdc.model.table import Column, Identity, Table
+from cdc.model.topic import TopicSchema
 
 Row = dict[str, str | None]
 """Column → canonical text; a column that is not there is NULL."""
@@ -95,18 +96,18 @@ def make_table(chance: Random, oid: int, name: str, *, late: bool = False) -> Ta
 
 
 @lru_cache(maxsize=1024)
-def keyless(table: Table) -> bool:
+def keyless(table: Table | TopicSchema) -> bool:
     """Replica identity FULL and no primary key: the whole row identifies itself."""
-    return table.identity == "f" and all(column.key for column in table.columns)
+    return table.identity in ("f", "row") and len(table.key) == len(table.names)
 
 
 @lru_cache(maxsize=1024)
-def identity_of(table: Table) -> tuple[str, ...]:
+def identity_of(table: Table | TopicSchema) -> tuple[str, ...]:
     """The columns that tell its rows apart."""
     return ("tag",) if keyless(table) else tuple(column.name for column in table.key)
 
 
-def key_of(table: Table, row: Row) -> Key:
+def key_of(table: Table | TopicSchema, row: Row) -> Key:
     """Without a key the tag stands for the row: no two rows ever have the same."""
     return tuple([row.get(name) or "" for name in identity_of(table)])
 

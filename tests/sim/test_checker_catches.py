@@ -32,6 +32,7 @@ from cdc.model.evolution import Kind, SchemaChange, differences
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks import barrier, memory, reshape
 from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
 from snapshots import reading
@@ -458,8 +459,8 @@ def erasing_spares_the_tables(patch: Patch) -> None:
 def renamed_columns_go_by_their_names(patch: Patch) -> None:
     """… as if no column had a number: what stood under the former name is gone."""
 
-    def unnumbered(table: Table) -> Table:
-        return replace(table, columns=tuple(replace(column, attnum=0) for column in table.columns))
+    def unnumbered(schema: TopicSchema) -> TopicSchema:
+        return replace(schema, fields=tuple(replace(field, origin=0) for field in schema.fields))
 
     patch.setattr(reshape, "differences", lambda old, new: differences(unnumbered(old), unnumbered(new)))
     _sharpen(patch, work={"alters": 0.15})

@@ -14,6 +14,7 @@ import pytest
 from cdc.errors import StopState
 from cdc.follow.follower import Follower
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from cdc.state import rebuilds, status, stops
 from sinks import make_sink, options_model
@@ -67,7 +68,7 @@ class Stores:
             assert sink.open(reader).position == reader.head().position
             [table] = [topic.table for topic in reader.topics() if topic.name == "public.t"]
             sink.make_visible()
-            return {row["id"]: row["v"] for part in sink.scan(table) for row in part.to_pylist()}
+            return {row["id"]: row["v"] for part in sink.scan(TopicSchema.of(table)) for row in part.to_pylist()}
         finally:
             sink.close()
             reader.close()

@@ -26,6 +26,7 @@ from cdc.model.batch import Op
 from cdc.model.pgtypes import INT4, INT8, NUMERIC, TEXT
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.memory import MemorySink
 from sinks.memory import Options as TwinOptions
 from sinks.sparksession import use_session
@@ -103,12 +104,12 @@ def test_a_table_with_columns_named_like_icebergs_own_is_read_back(shop: Shop) -
     table = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, *(Column(name, INT4) for name in own)))
     row = order(1, **dict.fromkeys(own, "7"))
     sink = shop.sink()
-    sink.prepare(table)
+    sink.prepare(TopicSchema.of(table))
     sink.apply(upserts(table, 1, [row, order(2, **dict.fromkeys(own, "8"))]))
     sink.commit(cut(2))
     sink.apply(batch(table, [(Op.DELETE, 3, order(2))]))
     sink.commit(cut(3))
-    assert [found for part in sink.scan(table) for found in part.to_pylist()] == [row]
+    assert [found for part in sink.scan(TopicSchema.of(table)) for found in part.to_pylist()] == [row]
     assert shop.sql("select count(_pos__2) from orders")[0][0] == 1
 
 
@@ -147,10 +148,12 @@ def test_random_changes_with_restarts_replays_and_compaction(shop: Shop, tmp_pat
         if step % 8 == 7:
             sink.commit(cut(position))
             for table in (ORDERS, PAIRS):
-                sink.prepare(table)
+                sink.prepare(TopicSchema.of(table))
                 assert held(sink, table) == held(twin, table)
-                keys = twin.fetch(table, _keys(table, held(twin, table)[:5]))
-                assert _sorted(sink.fetch(table, _keys(table, held(twin, table)[:5])), table) == _sorted(keys, table)
+                keys = twin.fetch(TopicSchema.of(table), _keys(table, held(twin, table)[:5]))
+                assert _sorted(sink.fetch(TopicSchema.of(table), _keys(table, held(twin, table)[:5])), table) == _sorted(
+                    keys, table
+                )
 
 
 def _keys(table: Table, rows: list[dict[str, Any]]) -> Any:
@@ -214,7 +217,7 @@ def test_a_crash_between_the_table_and_the_ledger_is_replayed_without_a_trace(sh
     again = shop.sink()
     assert again.applied() == ZERO_CUT
     for one in changes:
-        again.prepare(catalogs_table(one))
+        again.prepare(TopicSchema.of(catalogs_table(one)))
         assert again.apply(one).stale == one.num_rows
     again.commit(cut(4))
     assert len(held(again, keyless)) == 2
@@ -664,15 +667,15 @@ def test_the_key_moves_to_another_column_in_one_range(shop: Shop) -> None:
 
 
 def test_two_stores_do_not_share_a_table(shop: Shop) -> None:
-    shop.sink().prepare(ORDERS)
+    shop.sink().prepare(TopicSchema.of(ORDERS))
     other = make("other", Options(kind="iceberg", path=shop.folder))
     other.open(EMPTY, 1)
     with pytest.raises(StoreError) as refused:
-        other.prepare(ORDERS)
+        other.prepare(TopicSchema.of(ORDERS))
     assert not refused.value.retryable
     elsewhere = make("elsewhere", Options(kind="iceberg", path=shop.folder, namespace="second"))
     elsewhere.open(EMPTY, 1)
-    elsewhere.prepare(ORDERS)
+    elsewhere.prepare(TopicSchema.of(ORDERS))
 
 
 PAIR: Row = {"a": "1", "b": "2", "v": "3"}
@@ -693,7 +696,7 @@ def brought(shop: Shop, sink: Warehouse) -> None:
     """As a follower does: everything that the store lacks by its own word."""
     for table in (ORDERS, PAIRS):
         for changes in shop.log.reader().read(table.qualified, sink.held(table.qualified), shop.log.head.position):
-            sink.prepare(table)
+            sink.prepare(TopicSchema.of(table))
             sink.apply(changes)
     sink.commit(shop.log.head)
 
@@ -896,7 +899,7 @@ def test_a_table_that_is_lost_while_it_is_looked_for_is_not_there(
         original(self, *given)
 
     monkeypatch.setattr(catalogs.IcebergTable, "__init__", lost_before)
-    assert list(sink.scan(ORDERS)) == []
+    assert list(sink.scan(TopicSchema.of(ORDERS))) == []
 
 
 def test_a_file_of_a_tables_metadata_that_stays_away_is_named(shop: Shop) -> None:
@@ -1097,12 +1100,12 @@ def test_a_file_that_was_deleted_by_hand_is_named(shop: Shop, kind: str) -> None
             victim, content = path, path.read_bytes()
     victim.unlink()
     attempts = [
-        lambda: list(reader.scan(ORDERS)),
+        lambda: list(reader.scan(TopicSchema.of(ORDERS))),
         lambda: reader.applied(),
         lambda: sink.applied(),
         # Where a row stands in a data file a sink may remember, so its commit need not read that file; which rows are gone it reads again.
         lambda: _commit_one_more(sink) if kind == "puffin" else sink.applied(),
-        lambda: reader.fetch(ORDERS, _keys(ORDERS, [order(n) for n in (1, 9, 11)])),  # type: ignore[list-item]
+        lambda: reader.fetch(TopicSchema.of(ORDERS), _keys(ORDERS, [order(n) for n in (1, 9, 11)])),  # type: ignore[list-item]
     ]
     for attempt in attempts:
         with pytest.raises(StoreError, match=victim.name) as refused:

@@ -22,6 +22,7 @@ from cdc.errors import StoreError
 from cdc.model.batch import Op
 from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.warehouse import Warehouse
 from tests.contract.rows import ORDERS, batch, order, upserts
 from tests.integration.spark.test_warehouse import Shop
@@ -108,7 +109,7 @@ class Life:
                 again.apply(changes)
             again.commit(cut(self.position))
         keys = pa.RecordBatch.from_pylist([{"v": v, "w": w} for v, w in sorted(self.seen)])
-        assert sorted((row["v"], row["w"]) for row in again.fetch(TWINS, keys).to_pylist()) == sorted(self.rows)
+        assert sorted((row["v"], row["w"]) for row in again.fetch(TopicSchema.of(TWINS), keys).to_pylist()) == sorted(self.rows)
         again.close()
 
 
@@ -116,8 +117,8 @@ class Life:
 def life(spark: Any, tmp_path: Path) -> Life:
     life = Life(spark, tmp_path / "warehouse")
     sink = life.sink()
-    sink.prepare(TWINS)
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(TWINS))
+    sink.prepare(TopicSchema.of(ORDERS))
     for _ in range(2):
         life.step()()
     return life
@@ -186,5 +187,5 @@ def test_a_jvm_that_ends_while_it_reads_is_named(life: Life) -> None:
     with closing(life.sink()) as sink, pytest.MonkeyPatch.context() as patch:
         patch.setattr(DataFrameWriter, "parquet", lambda *_: patch.setattr(JavaMember, "__call__", ended) or ended())
         with pytest.raises(StoreError, match=r"Spark's JVM ended while it read the warehouse's table public\.twins") as failure:
-            list(sink.scan(TWINS))
+            list(sink.scan(TopicSchema.of(TWINS)))
     assert "--table" in str(failure.value.hint)

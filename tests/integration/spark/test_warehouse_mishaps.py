@@ -19,6 +19,7 @@ from cdc.errors import StoreError
 from cdc.model.batch import Op
 from cdc.model.position import Cut
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.warehouse import Warehouse
 from sinks.warehouse.names import LEDGERS
 from tests.contract.rows import ORDERS, PAIRS, Row, batch, order
@@ -110,7 +111,7 @@ class Course:
         sink, head = self.sink, self.shop.log.head
         for table in TABLES:
             for changes in self.shop.log.reader().read(table.qualified, sink.held(table.qualified), head.position):
-                sink.prepare(table)
+                sink.prepare(TopicSchema.of(table))
                 sink.apply(changes)
                 self.mishap()
         for upkeep in sink._tables.upkeep.values():
@@ -128,7 +129,7 @@ class Course:
         reading = self.shop.sink(reads=True)
         for table in TABLES:
             names = [column.name for column in table.key]
-            parts = reading.scan(table) if exactly else [reading.fetch(table, keys_of(table))]
+            parts = reading.scan(TopicSchema.of(table)) if exactly else [reading.fetch(TopicSchema.of(table), keys_of(table))]
             found = [row for part in parts for row in part.to_pylist()]
             there = {tuple(row[name] for name in names): row for row in found}
             assert len(there) == len(found), f"{table.qualified}: a key twice"

@@ -14,6 +14,7 @@ from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import Sink
 from sinks.memory import MemorySink, Options
 from tests.contract.rows import ORDERS, PAIRS, Row, batch, order
@@ -81,7 +82,7 @@ def expected(folder: Path, upto: Position | None = None) -> MemorySink:
 
 def held(sink: Sink, table: Table) -> list[dict[str, Any]]:
     sink.make_visible()
-    rows = [row for part in sink.scan(table) for row in part.to_pylist()]
+    rows = [row for part in sink.scan(TopicSchema.of(table)) for row in part.to_pylist()]
     return sorted(rows, key=lambda row: [str(row[column.name]) for column in table.key])
 
 

@@ -11,10 +11,11 @@ import pytest
 from cdc.audit.engine import Side, key_indices, suspects
 from cdc.kernels.digests import digests
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.contract import audit_schema
 
 TABLE = Table(1, "public", "t", (Column("id", 20, key=True), Column("a", 25), Column("b", 1700)))
-SCHEMA = audit_schema(TABLE)
+SCHEMA = audit_schema(TopicSchema.of(TABLE))
 Row = tuple[str | None, ...]
 
 

@@ -13,6 +13,7 @@ from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT8, TEXT
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, Outcome, Shape
 from tests.contract.rows import NUMBERED, batch, order, schema
@@ -42,15 +43,15 @@ OTHER = replace(NUMBERED, oid=NUMBERED.oid + 1)
     ],
 )
 def test_what_becomes_of_the_rows_before(held: Table | None, changes: pa.RecordBatch, rows: RowsBefore, defines: bool) -> None:
-    found = barrier_of(changes, held)
+    found = barrier_of(changes, None if held is None else TopicSchema.of(held))
     assert found is not None
     assert (found.rows, found.defines, found.position) == (rows, defines, 7)
 
 
 def test_rows_are_no_barrier() -> None:
     rows = batch(NUMBERED, [(Op.INSERT, 1, order(1)), (Op.DELETE, 2, order(1))])
-    assert barrier_of(rows, NUMBERED) is None
-    assert barrier_of(rows.slice(0, 0), NUMBERED) is None
+    assert barrier_of(rows, TopicSchema.of(NUMBERED)) is None
+    assert barrier_of(rows.slice(0, 0), TopicSchema.of(NUMBERED)) is None
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Shelf:
         for row in rows:
             self.rows[row] = barrier.position
         self._step("written")
-        return (DeadLetter(barrier.table.qualified, barrier.position, "odd"),)
+        return (DeadLetter(barrier.schema.topic, barrier.position, "odd"),)
 
     def raise_floor(self, barrier: TableBarrier) -> None:
         self._step("floor")
@@ -94,7 +95,7 @@ class Shelf:
 @pytest.mark.parametrize("rows", RowsBefore)
 @pytest.mark.parametrize("fails_at", range(6))
 def test_a_failure_at_any_step_loses_nothing_and_doing_it_again_comes_to_the_same(rows: RowsBefore, fails_at: int) -> None:
-    barrier = TableBarrier(NUMBERED, Position(9), rows, True)
+    barrier = TableBarrier(TopicSchema.of(NUMBERED), Position(9), rows, True)
     whole, torn = Shelf(), Shelf(fails_at=fails_at)
     outcome = carry_out(barrier, whole)
     if fails_at < len(whole.done):
@@ -105,7 +106,7 @@ def test_a_failure_at_any_step_loses_nothing_and_doing_it_again_comes_to_the_sam
     torn.shape = None  # as the store says that it has not come so far
     assert carry_out(barrier, torn) == outcome
     assert (torn.rows, torn.floor, torn.shape) == (whole.rows, whole.floor, whole.shape)
-    assert whole.shape == Shape(NUMBERED, Position(9))
+    assert whole.shape == Shape(TopicSchema.of(NUMBERED), Position(9))
     assert whole.floor == (0 if rows is RowsBefore.KEPT else 9)
     assert whole.rows == {RowsBefore.KEPT: Shelf().rows, RowsBefore.AGAIN: {"a": 9, "b": 9}, RowsBefore.GONE: {}}[rows]
     assert outcome == Outcome(1, 0, outcome.dead)
@@ -114,5 +115,5 @@ def test_a_failure_at_any_step_loses_nothing_and_doing_it_again_comes_to_the_sam
 
 def test_a_truncate_leaves_the_shape_as_it_is() -> None:
     shelf = Shelf()
-    assert carry_out(TableBarrier(NUMBERED, Position(9), RowsBefore.GONE, False), shelf) == Outcome(1)
+    assert carry_out(TableBarrier(TopicSchema.of(NUMBERED), Position(9), RowsBefore.GONE, False), shelf) == Outcome(1)
     assert (shelf.rows, shelf.shape) == ({}, None)

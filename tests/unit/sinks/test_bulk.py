@@ -12,13 +12,14 @@ import pytest
 
 from cdc.errors import StoreError
 from cdc.model.batch import Op
+from cdc.model.topic import TopicSchema
 from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s
 from sinks.search.bulk import actions, payload, send, split
 from sinks.search.fields import style_of
 from sinks.search.wire import Answer
 from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
 
-BODY = actions(upserts(ORDERS, 1, [order(i) for i in range(8)]), ORDERS, style_of(ORDERS, {}))
+BODY = actions(upserts(ORDERS, 1, [order(i) for i in range(8)]), TopicSchema.of(ORDERS), style_of(TopicSchema.of(ORDERS), {}))
 ROWS = np.arange(8)
 CANARY = "canary-value"
 
@@ -57,7 +58,12 @@ def sent(*answers: Answer) -> tuple[Any, Scripted, list[float]]:
 
 def test_a_body_is_an_action_and_a_document_per_row() -> None:
     changes = [(Op.INSERT, 5, {"a": 'q"', "b": "x:y", "v": None}), (Op.DELETE, 6, {"a": "k" * 600, "b": "b"})]
-    found = [json.loads(line) for line in actions(batch(PAIRS, changes), PAIRS, style_of(PAIRS, {})).data.tobytes().splitlines()]
+    found = [
+        json.loads(line)
+        for line in actions(batch(PAIRS, changes), TopicSchema.of(PAIRS), style_of(TopicSchema.of(PAIRS), {}))
+        .data.tobytes()
+        .splitlines()
+    ]
     assert found[0] == {"index": {"version_type": "external", "_id": 'q":x\\:y', "version": 5}}
     assert found[1] == {"_cdc_position": 5, "a": 'q"', "b": "x:y", "v": None}
     assert found[2]["index"]["_id"].startswith("\\#")

@@ -15,6 +15,7 @@ import pytest
 from cdc.model.batch import EXACT, LSN, OP, POSITION, TS, Op, batch_schema
 from cdc.model.pgtypes import FLOAT8, INT8, NUMERIC, TEXT
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks.render import jsonkernels as kernels
 from sinks.render.jsonrows import documents, lines
 from sinks.render.jsontext import meant_rows, parse, row_texts
@@ -69,25 +70,33 @@ def random_batch(seed: int, rows: int) -> pa.RecordBatch:
 def test_every_value_is_valid_json_and_comes_back_as_its_text(seed: int, start: int) -> None:
     whole = random_batch(seed, 400)
     given = whole.slice(start, 300)  # a slice's buffers begin elsewhere
-    found = documents(given, TYPES).to_array().to_pylist()
+    found = documents(given, TopicSchema.of(TYPES)).to_array().to_pylist()
     assert [json.loads(document)[POSITION] for document in found] == given.column(POSITION).to_pylist()
-    assert row_texts([parse(one) for one in found], TYPES).to_pydict() == meant_rows(row_text(given, TYPES), TYPES).to_pydict()
+    assert (
+        row_texts([parse(one) for one in found], TopicSchema.of(TYPES)).to_pydict()
+        == meant_rows(row_text(given, TopicSchema.of(TYPES)), TopicSchema.of(TYPES)).to_pydict()
+    )
 
 
 def test_a_document_reads_as_documented() -> None:
     changes = [(Op.INSERT, 7, order(1, 'a"b\n', note=None)), (Op.DELETE, 8, order(2)), (Op.UPDATE, 9, order(3, amount="NaN"))]
-    assert lines(batch(ORDERS, changes), ORDERS).decode().splitlines() == [
+    assert lines(batch(ORDERS, changes), TopicSchema.of(ORDERS)).decode().splitlines() == [
         '{"_cdc_position":7,"id":1,"customer_id":7,"status":"a\\"b\\n","amount":1.10,"note":null,"created_at":"2013-01-01T10:00:00Z"}',
         '{"_cdc_position":8,"_cdc_deleted":true,"id":2}',
         '{"_cdc_position":9,"id":3,"customer_id":7,"status":"new","amount":"NaN","note":"","created_at":"2013-01-01T10:00:00Z"}',
     ]
-    assert lines(batch(ORDERS, [(Op.TRUNCATE, 3, {})]), ORDERS) == b'{"_cdc_position":3,"_cdc_truncated":"public.orders"}\n'
+    assert (
+        lines(batch(ORDERS, [(Op.TRUNCATE, 3, {})]), TopicSchema.of(ORDERS))
+        == b'{"_cdc_position":3,"_cdc_truncated":"public.orders"}\n'
+    )
 
 
 def test_every_character_is_escaped_as_json_wants() -> None:
     texts = [chr(code) for code in range(1, 0x300)] + ["\u2028", "\uffff", "\U0001f600"]
     for document, text in zip(
-        documents(upserts(ORDERS, 1, [order(1, t) for t in texts]), ORDERS).to_array().to_pylist(), texts, strict=True
+        documents(upserts(ORDERS, 1, [order(1, t) for t in texts]), TopicSchema.of(ORDERS)).to_array().to_pylist(),
+        texts,
+        strict=True,
     ):
         assert json.loads(document)["status"] == text
 
@@ -111,7 +120,7 @@ def test_an_exact_value_stands_beside_nulls_and_deletes() -> None:
         (Op.DELETE, 2, {"id": "NaN"}),
         (Op.INSERT, 3, {"id": "1.50", "f": None, "n": "NaN"}),
     ]
-    assert documents(batch(table, changes), table).to_array().to_pylist() == [
+    assert documents(batch(table, changes), TopicSchema.of(table)).to_array().to_pylist() == [
         b'{"_cdc_position":1,"id":"NaN","f":"NaN","n":null}',
         b'{"_cdc_position":2,"_cdc_deleted":true,"id":"NaN"}',
         b'{"_cdc_position":3,"id":1.50,"f":null,"n":"NaN"}',
@@ -119,7 +128,7 @@ def test_an_exact_value_stands_beside_nulls_and_deletes() -> None:
 
 
 def test_an_empty_batch_is_no_document() -> None:
-    assert len(documents(upserts(ORDERS, 1, []), ORDERS)) == 0
+    assert len(documents(upserts(ORDERS, 1, []), TopicSchema.of(ORDERS))) == 0
 
 
 def test_keys_are_injective(seed: int) -> None:
@@ -129,11 +138,11 @@ def test_keys_are_injective(seed: int) -> None:
     for width in (1, 2, 3):
         table = Table(1, "s", "t", columns[:width])
         rows = {tuple(rng.choice(parts) for _ in range(width)) for _ in range(600)}
-        found = keys(upserts(table, 1, [dict(zip("abc", row, strict=False)) for row in rows]), table).to_pylist()
+        found = keys(upserts(table, 1, [dict(zip("abc", row, strict=False)) for row in rows]), TopicSchema.of(table)).to_pylist()
         assert len(set(found)) == len(rows)
         assert all(found)
 
 
 def test_the_key_of_a_table_without_identity_is_the_position() -> None:
     table = dataclasses.replace(ORDERS, columns=(Column("id", INT8),))
-    assert keys(upserts(table, 41, [{"id": "1"}, {"id": "1"}]), table).to_pylist() == ["41", "42"]
+    assert keys(upserts(table, 41, [{"id": "1"}, {"id": "1"}]), TopicSchema.of(table)).to_pylist() == ["41", "42"]

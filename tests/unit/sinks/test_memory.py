@@ -12,6 +12,7 @@ import pytest
 from cdc.errors import StoreError
 from cdc.model.batch import Op
 from cdc.model.position import ZERO_CUT
+from cdc.model.topic import TopicSchema
 from sinks.memory import STORES, Call, MemoryAnswer, MemorySink, Options
 from tests.contract.rows import ORDERS, PAIRS, batch, order, schema, upserts
 from tests.logs import LooseLog, cut
@@ -94,7 +95,7 @@ def test_a_request_that_arrives_again_at_any_time_changes_nothing(name: str, mod
             assert outcome.written == 0
             assert answer in ({MemoryAnswer.ALREADY, MemoryAnswer.LOST} if sink.traits.sequenced else {MemoryAnswer.DONE})
         sink.commit(cut(log.head.position))
-    assert [row["status"] for part in sink.scan(ORDERS) for row in part.to_pylist()] == ["again"]
+    assert [row["status"] for part in sink.scan(TopicSchema.of(ORDERS)) for row in part.to_pylist()] == ["again"]
 
 
 def test_a_call_behind_a_gap_or_of_an_earlier_writer_is_refused(name: str) -> None:
@@ -107,7 +108,7 @@ def test_a_call_behind_a_gap_or_of_an_earlier_writer_is_refused(name: str) -> No
     sink.erase()
     assert store.take(first)[0] is MemoryAnswer.LOST
     sink.open(log.reader(), 1)
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     assert store.take(second)[0] is MemoryAnswer.GAP
     assert [store.take(call)[0] for call in (first, first, second, first)] == [
         MemoryAnswer.DONE,
@@ -142,7 +143,7 @@ def test_a_late_change_of_definition_does_not_reach_an_older_copy(name: str) -> 
     log = LooseLog()
     sink = Recording(name, Options(kind="memory"))
     sink.open(log.reader(), 1)
-    sink.prepare(ORDERS)
+    sink.prepare(TopicSchema.of(ORDERS))
     store = STORES[name]
     older = store.copy()
     feed(sink, log, upserts(ORDERS, 1, [order(1)]), schema(replace(ORDERS, columns=ORDERS.columns[:-1]), 2))

@@ -23,7 +23,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.settings.file import SettingsError, load
@@ -63,9 +63,9 @@ class Shelf(MemorySink):
         super().__init__(name, options)
         self._fits = options.fits
 
-    def foresee(self, tables: Sequence[Table]) -> None:
+    def foresee(self, schemas: Sequence[TopicSchema]) -> None:
         if not self._fits:
-            raise ConfigError(f"{tables[0].qualified} does not fit on a shelf")
+            raise ConfigError(f"{schemas[0].topic} does not fit on a shelf")
 
     def make_visible(self) -> None:
         self.refreshed.append(self.name)

@@ -11,11 +11,12 @@ import pytest
 
 from cdc.errors import PositionGone
 from cdc.log.memory import MemoryLog, MemoryReader
-from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, table_of
-from cdc.model.evolution import Kind, schema_change_of
+from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, table_of, topic_schema
+from cdc.model.evolution import Kind, topic_change_of
 from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from sinks import past
 from sinks.barrier import emptied
 from sinks.past import all_keys, live_rows, rows_under
@@ -50,9 +51,9 @@ def logged(*batches: pa.RecordBatch) -> MemoryReader:
 def rows(found: Iterable[pa.RecordBatch]) -> list[tuple[int, str, Row]]:
     """(position, definition, row as text) of each."""
     return [
-        (position, table_of(one.schema).to_json(), row)
+        (position, topic_schema(one.schema).to_json(), row)
         for one in found
-        for position, row in zip(one.column(POSITION).to_pylist(), row_text(one, table_of(one.schema)).to_pylist(), strict=True)
+        for position, row in zip(one.column(POSITION).to_pylist(), row_text(one, topic_schema(one.schema)).to_pylist(), strict=True)
     ]
 
 
@@ -133,7 +134,7 @@ def test_a_rewrite_gives_every_live_row_under_the_new_definition() -> None:
         NUMBERED, columns=tuple(dataclasses.replace(c, name="state") if c.name == "status" else c for c in NUMBERED.columns)
     )
     log = logged(upserts(NUMBERED, 1, [order(1, "new"), order(2)]), batch(NUMBERED, [(Op.DELETE, 3, order(2))]), schema(renamed, 4))
-    (made,) = rows_under(log, renamed, Position(3), Position(4))
+    (made,) = rows_under(log, TopicSchema.of(renamed), Position(3), Position(4))
     assert [(at, row["id"], row["state"]) for at, _, row in rows([made])] == [(4, "1", "new")]
 
 
@@ -141,7 +142,7 @@ def test_a_column_of_a_dropped_one_s_name_inherits_nothing() -> None:
     """Without numbers of columns only the definitions between tell the two apart."""
     without = dataclasses.replace(ORDERS, columns=tuple(c for c in ORDERS.columns if c.name != "note"))
     log = logged(upserts(ORDERS, 1, [order(1, note="old")]), schema(without, 2), schema(ORDERS, 3))
-    (made,) = rows_under(log, ORDERS, Position(2), Position(3))
+    (made,) = rows_under(log, TopicSchema.of(ORDERS), Position(2), Position(3))
     assert [row["note"] for _, _, row in rows([made])] == [None]
 
 
@@ -165,11 +166,11 @@ def test_a_log_that_lost_the_beginning_does_not_have_smaller_tables() -> None:
 
 def folded(batches: Sequence[pa.RecordBatch], upto: int) -> dict[int, tuple[str, Row]]:
     """position → (definition, row as logged) of what is live, the plain way."""
-    held: Table | None = None
+    held: TopicSchema | None = None
     found: dict[str, tuple[int, pa.RecordBatch]] = {}
     as_of: dict[str, pa.RecordBatch] = {}
     for one in (one for many in batches for one in _alone(many)):
-        at, table, change = first_position(one), table_of(one.schema), schema_change_of(one)
+        at, table, change = first_position(one), topic_schema(one.schema), topic_change_of(one)
         if at > upto:
             break
         if one.column(OP)[0].as_py() == Op.TRUNCATE or (change is not None and emptied(held, change)):
@@ -189,7 +190,10 @@ def folded(batches: Sequence[pa.RecordBatch], upto: int) -> dict[int, tuple[str,
             else:
                 found[key], as_of[key] = (at, one), one
         held = table
-    return {at: (table_of(one.schema).to_json(), row_text(one, table_of(one.schema)).to_pylist()[0]) for at, one in found.values()}
+    return {
+        at: (topic_schema(one.schema).to_json(), row_text(one, topic_schema(one.schema)).to_pylist()[0])
+        for at, one in found.values()
+    }
 
 
 def _alone(many: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -274,8 +278,8 @@ def test_the_past_is_what_a_dict_makes_of_it(seed: int, round: int) -> None:
         after = chance.randrange(upto + 1)
         last: dict[tuple[tuple[str, ...], str], int] = {}
         for one in (one for many in history.batches for one in _alone(many)):
-            table, at = table_of(one.schema), first_position(one)
-            alone = one.column(OP)[0].as_py() == Op.TRUNCATE or schema_change_of(one) is not None
+            table, at = topic_schema(one.schema), first_position(one)
+            alone = one.column(OP)[0].as_py() == Op.TRUNCATE or topic_change_of(one) is not None
             if table.name == "people" and after < at <= upto and not alone:
                 last[(tuple(column.name for column in table.key), keys(one, table)[0].as_py())] = at
         for memory_bytes in (TINY, 1 << 20):

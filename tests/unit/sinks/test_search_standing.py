@@ -12,6 +12,7 @@ from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
 from cdc.model.lineage import Mark
 from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.topic import TopicSchema
 from sinks.contract import Shape
 from sinks.search.standing import IndexCopy, Standing, copy_of, document, holding, whole_of
 from tests.contract.rows import ORDERS, PAIRS, batch, order
@@ -25,7 +26,7 @@ def cut(position: int) -> Cut:
 
 
 def standing(position: int, **more: Any) -> Standing:
-    said = replace(Standing.first("search", ORDERS, LINEAGE), born="7").ended(LINEAGE, cut(position))
+    said = replace(Standing.first("search", TopicSchema.of(ORDERS), LINEAGE), born="7").ended(LINEAGE, cut(position))
     return replace(said, since=cut(max(position - 5, 0)), **more)
 
 
@@ -37,7 +38,7 @@ def copied(said: Standing, *, shards: int = 1, written_in: int | None = None, te
 
 
 def test_a_document_comes_back_as_it_was_written() -> None:
-    said = standing(9, floor=Position(4), shape=Shape(ORDERS, Position(3)), writing=True)
+    said = standing(9, floor=Position(4), shape=Shape(TopicSchema.of(ORDERS), Position(3)), writing=True)
     copy = copied(said, shards=2, written_in=5, term=5)
     assert copy.standing == said
     assert (copy.shards, copy.written_in, copy.stand.seq_no, copy.stand.term) == (2, 5, 3, 5)
@@ -67,18 +68,18 @@ def test_a_stretch_counts_only_where_one_primary_saw_all_of_it() -> None:
 
 
 def test_a_shape_that_stands_for_rows_which_may_be_gone_takes_the_index_with_it() -> None:
-    said = standing(9, shape=Shape(ORDERS, Position(8)), shape_since=Position(2))
+    said = standing(9, shape=Shape(TopicSchema.of(ORDERS), Position(8)), shape_since=Position(2))
     assert whole_of([copied(said, written_in=1, term=2)], "7") is None
     assert whole_of([copied(said, written_in=1, term=1)], "7") is not None
 
 
 def test_shards_together_hold_what_the_least_of_them_holds() -> None:
-    one = standing(9, shape=Shape(ORDERS, Position(8)), floor=Position(2))
-    two = standing(6, shape=Shape(PAIRS, Position(3)), floor=Position(5))
+    one = standing(9, shape=Shape(TopicSchema.of(ORDERS), Position(8)), floor=Position(2))
+    two = standing(6, shape=Shape(TopicSchema.of(PAIRS), Position(3)), floor=Position(5))
     whole = whole_of([copied(one, shards=2), copied(two, shards=2)], "7")
     assert whole is not None
     assert whole.standing.mark.cut == cut(6)
-    assert whole.standing.shape == Shape(PAIRS, Position(3))
+    assert whole.standing.shape == Shape(TopicSchema.of(PAIRS), Position(3))
     assert (whole.standing.floor, whole.standing.reach) == (5, 9)
     assert {mark.cut.position for mark in whole.claims} == {6, 9}
 

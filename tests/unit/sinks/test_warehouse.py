@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cdc.model.batch import Op
 from cdc.model.pgtypes import FLOAT4, INT4, INT8, NUMERIC, TEXT, TIMESTAMP
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicField, TopicSchema
 from sinks.warehouse.catalog import DataFile
 from sinks.warehouse.columns import Add, Evolution, Rename, Widen, evolution, first_schema, iceberg_kind, labels, parse_schema
 from sinks.warehouse.keys import FileKeys, encode, key_plan, last_of_each
@@ -66,7 +67,7 @@ def test_a_puffin_file_says_where_its_vectors_lie() -> None:
 
 
 def test_keys_that_only_look_alike_stay_apart() -> None:
-    plan = key_plan(PAIRS)
+    plan = key_plan(TopicSchema.of(PAIRS))
     assert plan is not None
     rows = [("a", "b:c"), ("a:b", "c"), ("1", "2:"), ("12", ":"), ("", "n"), ("n", "")]
     changes = upserts(PAIRS, 1, [{"a": a, "b": b, "v": "x"} for a, b in rows])
@@ -75,14 +76,14 @@ def test_keys_that_only_look_alike_stay_apart() -> None:
 
 def test_a_value_kept_as_exact_text_is_part_of_the_key() -> None:
     table = Table(1, "s", "t", (Column("at", TIMESTAMP, -1, "timestamp", key=True), Column("n", INT4, -1, "int4", key=True)))
-    plan = key_plan(table)
+    plan = key_plan(TopicSchema.of(table))
     assert plan is not None
     rows = [{"at": at, "n": "1"} for at in ("infinity", "-infinity", "2020-01-01 00:00:00")]
     changes = upserts(table, 1, rows)
     texts = pa.RecordBatch.from_pylist(rows, schema=pa.schema([("at", pa.utf8()), ("n", pa.utf8())]))
     keys = encode(plan, changes.column, 3).to_pylist()
     assert len(set(keys)) == 3
-    assert encode(plan, typed(texts, table).__getitem__, 3).to_pylist() == keys
+    assert encode(plan, typed(texts, TopicSchema.of(table)).__getitem__, 3).to_pylist() == keys
 
 
 def test_widened_keys_are_still_equal() -> None:
@@ -90,7 +91,7 @@ def test_widened_keys_are_still_equal() -> None:
         keys = []
         for oid in (narrow, wide):
             table = Table(1, "s", "t", (Column("k", oid, -1, "", key=True), Column("l", TEXT, -1, "text", key=True)))
-            plan = key_plan(table)
+            plan = key_plan(TopicSchema.of(table))
             assert plan is not None
             keys.append(encode(plan, upserts(table, 1, [{"k": value, "l": "x"}]).column, 1).to_pylist())
         assert keys[0] == keys[1]
@@ -122,26 +123,28 @@ def test_a_truncate_drops_what_lies_before_it_whatever_the_order() -> None:
     (group,) = groups(changes, None, 0)
     assert (group.floor, group.last) == (4, 5)
     assert final(group, 0).written.tolist() == [5]  # type: ignore[union-attr]
-    assert groups(changes, ORDERS, 5) == []
+    assert groups(changes, TopicSchema.of(ORDERS), 5) == []
 
 
 def test_another_table_of_the_same_name_replaces_all_rows() -> None:
     anew = dataclasses.replace(ORDERS, oid=7)
-    (group,) = groups([upserts(anew, 4, [order(1)])], ORDERS, 3)
+    (group,) = groups([upserts(anew, 4, [order(1)])], TopicSchema.of(ORDERS), 3)
     assert group.floor == 3
-    (same,) = groups([upserts(ORDERS, 4, [order(1)])], ORDERS, 3)
+    (same,) = groups([upserts(ORDERS, 4, [order(1)])], TopicSchema.of(ORDERS), 3)
     assert same.floor == -1
 
 
 def test_columns_evolve() -> None:
-    fields = parse_schema(first_schema(ORDERS))
-    assert evolution(fields, ORDERS, ORDERS) == Evolution(())
+    fields = parse_schema(first_schema(TopicSchema.of(ORDERS)))
+    assert evolution(fields, TopicSchema.of(ORDERS), TopicSchema.of(ORDERS)) == Evolution(())
     narrower = dataclasses.replace(ORDERS.columns[0], type_oid=INT4)
-    assert evolution(fields, dataclasses.replace(ORDERS, columns=(narrower, *ORDERS.columns[1:])), ORDERS) == Evolution(())
+    assert evolution(
+        fields, TopicSchema.of(dataclasses.replace(ORDERS, columns=(narrower, *ORDERS.columns[1:]))), TopicSchema.of(ORDERS)
+    ) == Evolution(())
     wider = dataclasses.replace(ORDERS.columns[3], typmod=numeric(20, 2))
     changed = dataclasses.replace(ORDERS.columns[1], type_oid=TEXT)
     table = dataclasses.replace(ORDERS, columns=(ORDERS.columns[0], changed, wider, Column("more", TEXT, -1, "text")))
-    assert evolution(fields, table, ORDERS) == Evolution(
+    assert evolution(fields, TopicSchema.of(table), TopicSchema.of(ORDERS)) == Evolution(
         (
             Rename("customer_id", "customer_id__2"),
             Widen("amount", "decimal(20, 2)"),
@@ -151,31 +154,35 @@ def test_columns_evolve() -> None:
         frozenset({"customer_id"}),
     )
     without = dataclasses.replace(ORDERS, columns=ORDERS.columns[:-1])
-    assert evolution(fields, ORDERS, without) == Evolution(
+    assert evolution(fields, TopicSchema.of(ORDERS), TopicSchema.of(without)) == Evolution(
         (Rename("created_at", "created_at__6"), Add("created_at", "timestamptz", "timestamptz"))
     )
 
 
 def test_columns_are_renamed_by_number() -> None:
-    fields = parse_schema(first_schema(NUMBERED))
+    fields = parse_schema(first_schema(TopicSchema.of(NUMBERED)))
 
     def called(names: dict[str, str]) -> Table:
         kept = [dataclasses.replace(c, name=names.get(c.name, c.name)) for c in NUMBERED.columns]
         return dataclasses.replace(NUMBERED, columns=tuple(kept))
 
-    assert evolution(fields, called({"id": "order_id"}), NUMBERED) == Evolution((Rename("id", "order_id"),))
-    assert evolution(fields, called({"note": "status", "status": "note"}), NUMBERED) == Evolution(
+    assert evolution(fields, TopicSchema.of(called({"id": "order_id"})), TopicSchema.of(NUMBERED)) == Evolution(
+        (Rename("id", "order_id"),)
+    )
+    assert evolution(fields, TopicSchema.of(called({"note": "status", "status": "note"})), TopicSchema.of(NUMBERED)) == Evolution(
         (Rename("status", "status__3"), Rename("note", "note__5"), Rename("status__3", "note"), Rename("note__5", "status"))
     )
-    assert evolution(fields, called({"note": "status", "status": "state"}), NUMBERED) == Evolution(
+    assert evolution(fields, TopicSchema.of(called({"note": "status", "status": "state"})), TopicSchema.of(NUMBERED)) == Evolution(
         (Rename("status", "status__3"), Rename("status__3", "state"), Rename("note", "status"))
     )
-    assert evolution(fields, called({"note": "NOTE"}), NUMBERED) == Evolution((Rename("note", "NOTE"),))
+    assert evolution(fields, TopicSchema.of(called({"note": "NOTE"})), TopicSchema.of(NUMBERED)) == Evolution(
+        (Rename("note", "NOTE"),)
+    )
 
 
 def test_names_that_engines_mix_up_are_told_apart() -> None:
     table = Table(1, "s", "t", (Column("Id", INT4), Column("id", INT4), Column("ID", INT4)))
-    assert list(labels(table).values()) == ["Id", "id__2", "ID__3"]
+    assert list(labels(TopicSchema.of(table)).values()) == ["Id", "id__2", "ID__3"]
     assert (
         len({safe(name) for name in ("a.b", "a_b", "A_B", "../../x", ".", "..", "e\u0301", "\u00e9", "x" * 300, "_headwater")})
         == 10
@@ -194,13 +201,13 @@ def test_a_name_that_looks_like_one_of_ours_is_not_taken_for_it() -> None:
 def test_columns_named_like_the_formats_own_get_other_labels() -> None:
     own = ["_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number", "_FILE"]
     table = Table(1, "s", "t", tuple(Column(name, INT4) for name in own))
-    assert not {label.lower() for label in labels(table).values()} & set(own)
-    assert len(set(labels(table).values())) == len(own)
+    assert not {label.lower() for label in labels(TopicSchema.of(table)).values()} & set(own)
+    assert len(set(labels(TopicSchema.of(table)).values())) == len(own)
 
 
 def test_a_numeric_without_bounds_is_text() -> None:
-    assert iceberg_kind(Column("n", NUMERIC)) == "string"
-    assert iceberg_kind(Column("n", NUMERIC, numeric(12, 2))) == "decimal(12, 2)"
+    assert iceberg_kind(TopicField.of(Column("n", NUMERIC))) == "string"
+    assert iceberg_kind(TopicField.of(Column("n", NUMERIC, numeric(12, 2)))) == "decimal(12, 2)"
 
 
 def _live(*sizes: int) -> dict[str, Live]:

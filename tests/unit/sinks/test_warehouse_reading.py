@@ -10,6 +10,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from cdc.errors import StoreError
+from cdc.model.topic import TopicSchema
 from sinks.warehouse.sparkreader import SparkReader
 from tests.contract.rows import ORDERS
 
@@ -29,7 +30,7 @@ def refusal(folder: Path, *, missing: str | None = None, clock: Any = lambda: 0)
         name="public.orders", iceberg=SimpleNamespace(fields=()), look_again=lambda: None, missing=lambda: missing
     )
     with pytest.raises(StoreError) as refused:
-        list(SparkReader(spark, "lake", folder).rows(place, ORDERS, ("public", "orders"), folder))
+        list(SparkReader(spark, "lake", folder).rows(place, TopicSchema.of(ORDERS), ("public", "orders"), folder))
     assert "canary" not in refused.value.line()
     return refused.value
 

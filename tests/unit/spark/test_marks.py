@@ -20,6 +20,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
 from cdc.model.position import Lsn
+from cdc.model.topic import TopicSchema
 from cdc.state import rebuilds, status, stops
 from cdc.state.lease import FOLDER, Lease
 from sinks.memory import STORES, MemorySink, Options, Store
@@ -97,7 +98,7 @@ class Pipe:
 
 
 def _rows(sink: MemorySink, table: Any) -> list[str]:
-    return sorted(str(row) for part in sink.scan(table) for row in part.to_pylist())
+    return sorted(str(row) for part in sink.scan(TopicSchema.of(table)) for row in part.to_pylist())
 
 
 @pytest.fixture(params=MODES, ids=str)

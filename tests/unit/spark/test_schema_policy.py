@@ -21,6 +21,7 @@ from cdc.model.evolution import Kind
 from cdc.model.pgtypes import INT8, TEXT
 from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
+from cdc.model.topic import TopicSchema
 from cdc.settings.models import Contract
 from cdc.state import stops
 from sinks.memory import STORES, Options
@@ -211,7 +212,7 @@ def test_what_a_topic_loses_anyway_is_skipped_but_not_before_a_definition(
     assert [b.column(0).to_pylist() for b in found.batches(reader)] == [[position] for position in brought]
     assert found.emptied_at == 6
     assert seen.barriers
-    assert list(found.tables) == [NEW]
-    assert found.first == OLD
+    assert list(found.schemas) == [TopicSchema.of(NEW)]
+    assert found.first == TopicSchema.of(OLD)
     reader.close()
     writer.close()
