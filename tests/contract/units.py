@@ -199,9 +199,12 @@ class WarehouseUnits:
             if (copy / name).exists():
                 shutil.copytree(copy / name, back)
             self.lose(name)
-            if back.exists():
+            while back.exists():
                 (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
-                back.rename(self._folder / name)
+                try:
+                    back.rename(self._folder / name)
+                except OSError:  # somebody has written there again
+                    self.lose(name)
 
     def close(self) -> None:
         shutil.rmtree(self._copies, ignore_errors=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -75,7 +76,8 @@ class Daemon:
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
             for child in psutil.Process(self._process.pid).children(recursive=True):
-                child.kill()
+                with suppress(psutil.NoSuchProcess):  # it went with the one before
+                    child.kill()
             kill_group(self._process)
 
     def cdc(self, *arguments: str) -> subprocess.CompletedProcess[str]:
