@@ -15,6 +15,7 @@ import psycopg
 
 from cdc.commands.invocation import Invocation, open_log, unopened_sink
 from cdc.commands.transport import check_transport
+from cdc.embedded.cache import cache_folder
 from cdc.errors import ConfigError, HeadwaterError, SourceError
 from cdc.model.selection import matches
 from cdc.model.table import Table
@@ -174,6 +175,10 @@ def _java() -> Finding:
         told = subprocess.run([java, "-version"], capture_output=True, encoding="utf-8", timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return Finding("fail", "java", f"{java} does not run", "set HEADWATER_JAVA_HOME to a Java 17 or 21")
+    try:
+        cache_folder()
+    except HeadwaterError as error:
+        return Finding("fail", "java", f"Spark's files have no place: {error}", error.hint)
     return Finding("ok", "java", told.splitlines()[0] if told else str(java))
 
 

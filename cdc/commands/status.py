@@ -34,24 +34,30 @@ def status(
     """Lag per follower, slot and WAL budget, log size, stop states with their way out."""
     from cdc.report.collector import gather
     from cdc.report.probe import SourceProbe
+    from cdc.report.standing import StandingLog
 
     settings = invocation(context).settings()
-    reader = open_log(settings)
+    log = StandingLog(open_log(settings), settings.log.dir)
     probe = SourceProbe(settings.source.dsn, settings.source.slot)
     out = console()
+
+    def look() -> Report:
+        with log.looked_at() as reader:
+            return gather(settings, reader, probe)
+
     try:
         if not watch:
-            report = gather(settings, reader, probe)
+            report = look()
             print_json(report.to_json()) if as_json else out.print(_shown(report, None if not out.is_terminal else out.width))
             return
         if as_json or not out.is_terminal:
             while True:
-                report = gather(settings, reader, probe)
+                report = look()
                 print_json(report.to_json()) if as_json else out.print(_shown(report, None))
                 time.sleep(_WATCH_S)
         with Live(console=out, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_shown(gather(settings, reader, probe), out.width), refresh=True)
+                live.update(_shown(look(), out.width), refresh=True)
                 time.sleep(_WATCH_S)
     finally:
         probe.close()

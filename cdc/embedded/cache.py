@@ -8,19 +8,33 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+from cdc.embedded import EmbeddedError
 from cdc.folders import own_code
 from cdc.state import jsonfile
+
+_HINT: Final = "set HEADWATER_CACHE to a folder that this account can write to"
 
 
 def cache_folder() -> Path:
     """$HEADWATER_CACHE, else headwater in $XDG_CACHE_HOME or ~/.cache; created when missing. What lies there is run, so ConfigError when
-    anybody but us and root may write there."""
+    anybody but us and root may write there, and EmbeddedError when it cannot be made."""
     chosen = os.environ.get("HEADWATER_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "headwater"
     base = base.absolute()
-    own_code(base, "HEADWATER_CACHE" if chosen else "the cache")
+    try:
+        own_code(base, "HEADWATER_CACHE" if chosen else "the cache")
+    except OSError as error:
+        raise EmbeddedError(f"the cache: cannot make {base}: {error.strerror}", hint=_HINT) from None
     return base
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise EmbeddedError("this account has no home folder for the cache", hint=_HINT) from None
 
 
 @contextmanager

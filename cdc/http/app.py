@@ -46,6 +46,7 @@ from cdc.model.position import Lsn, format_lsn
 from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import Report
+from cdc.report.standing import StandingLog
 from cdc.settings.models import Settings
 
 DEFAULT_WAIT_S: Final = 60.0
@@ -78,7 +79,7 @@ def make_app(
     access = access_of(settings.http)
     reader = open_reader(settings.log.dir)
     probe = SourceProbe(settings.source.dsn, settings.source.slot)
-    feed = Feed(take or (lambda: gather(now(), reader, probe)), settings.run_dir)
+    feed = Feed(take or _looking(StandingLog(reader, settings.log.dir), now, probe), settings.run_dir)
     wait_for = wait or (lambda *asked: wait_while_asked(now(), reader, *asked))
 
     @asynccontextmanager
@@ -134,6 +135,14 @@ def make_app(
     app = Starlette(routes=routes, middleware=[Middleware(Guard, access=access)], lifespan=lifespan)
     app.state.feed = feed
     return app
+
+
+def _looking(log: StandingLog, settings: Callable[[], Settings], probe: SourceProbe) -> Take:
+    def look() -> Report:
+        with log.looked_at() as reader:
+            return gather(settings(), reader, probe)
+
+    return look
 
 
 def unready(latest: Report | Failure) -> list[str]:

@@ -11,6 +11,9 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming import StreamingQuery
 
+from cdc.diskspace import described
+from cdc.errors import HeadwaterError
+
 _PLAIN: Final = ("java.io.", "java.nio.", "java.lang.OutOfMemoryError", "org.apache.hadoop.fs.")
 """Kinds of Java's errors whose texts tell of files, streams and memory."""
 _OURS: Final = "cdc.errors."
@@ -18,7 +21,11 @@ _DEPTH_MAX: Final = 20
 
 
 def place_of(error: Exception) -> str:
-    """The place of an error in Python, or of one that Python got from Spark."""
+    """The place of an error in Python, or of one that Python got from Spark; of our own errors what they say."""
+    if isinstance(error, HeadwaterError):
+        return error.line()
+    if isinstance(error, OSError) and error.filename is not None:
+        return described(error)
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if java is not None and (said := _of_java(java)) is not None:
         return said

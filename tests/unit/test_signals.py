@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -71,14 +73,26 @@ with stop_on_signals() as stop:
     sys.exit(0 if stop.wait(20) else 1)
 """
 
+PATIENT = """
+import os, sys
+from cdc.daemon.signals import stop_on_signals
+
+with stop_on_signals() as stop:
+    os.write(1, b"ready")
+    stop.wait()
+"""
+
 RESTORED = """
 import signal
 from cdc.daemon.signals import stop_on_signals
 
-before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)
+def current():
+    return *map(signal.getsignal, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)), signal.set_wakeup_fd(-1)
+
+before = current()
 with stop_on_signals():
     assert signal.getsignal(signal.SIGTERM) != before[0]
-assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)) == before
+assert current() == before
 """
 
 
@@ -132,6 +146,36 @@ def test_a_second_ctrl_c_ends_the_process_at_once() -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_sighup_ends_no_service() -> None:
+    """Daemons take it for "read your configuration again", which ours does by itself; and systemd would not start it again."""
+    process = subprocess.Popen([sys.executable, "-c", PATIENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.read(5) == b"ready"
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_terminal_that_is_closed_ends_what_was_started_in_it() -> None:
+    ours, terminal = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", PATIENT], stdout=terminal, stderr=terminal)
+    try:
+        assert os.read(ours, 5) == b"ready"
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(ours)
 
 
 def test_what_was_there_before_is_there_again() -> None:
