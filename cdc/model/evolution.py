@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import pyarrow as pa
 
-from cdc.model.batch import EXACT_TYPE, META_FIELDS, OP, Op, batch_schema, table_of
+from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema, table_of
 from cdc.model.table import Column, Table
 
 
@@ -62,9 +63,12 @@ def schema_record(change: SchemaChange, position: int, commit_lsn: int, commit_t
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+_SCHEMA: Final = int(Op.SCHEMA)
+
+
 def schema_change_of(batch: pa.RecordBatch) -> SchemaChange | None:
     """Reads the batch as a schema change when it is a SCHEMA record (readers hand one out alone), else None."""
-    if len(batch) != 1 or batch.column(OP)[0].as_py() != Op.SCHEMA:
+    if len(batch) != 1 or batch.column(1)[0].as_py() != _SCHEMA:
         return None
     facts = dict(batch.column(4)[0].as_py() or ())
     return SchemaChange(table_of(batch.schema), Kind(facts["kind"]), "empties" in facts, facts.get("now"))

@@ -90,7 +90,6 @@ class EmbeddedLogWriter:
             self.close()
             raise
         self._published = head_of(recovered)
-        self._head = recovered.timeline.head
         self._topics = OpenTopics([self._resumed(index) for index in recovered.timeline.topics.values()])
         self._staged = Staged(Density(self._published.position))
         if seal:
@@ -100,7 +99,7 @@ class EmbeddedLogWriter:
 
     @property
     def head(self) -> Cut:
-        return self._head
+        return self._published.cut
 
     @property
     def next_position(self) -> Position:
@@ -339,7 +338,6 @@ class EmbeddedLogWriter:
             self._disk.write(self._head_fd, [head.encode()], 0)
             crashpoint("log.head.written")
         self._published = head
-        self._head = Cut(Position(head.position), Lsn(head.commit_lsn), head.commit_ts_us)
 
     def _close_full(self, staged: Staged) -> None:
         """Hands full segments to sealing, and keeps the number of open files bounded."""
