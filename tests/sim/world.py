@@ -131,9 +131,9 @@ class World:
         return left or list(self.checker.differences(self._followers.stores, head))
 
     def _step(self) -> None:
-        random, weights = self._random, self._weights
-        self._course.steps += 1
-        self._course.clock.now += random() * 0.4
+        random, weights, course = self._random, self._weights, self._course
+        course.steps += 1
+        course.clock.now += random() * 0.4
         self._actions[bisect(weights, random() * weights[-1])]()
 
     def _choose_among(self, *, working: bool) -> None:
