@@ -148,7 +148,7 @@ class Agenda:
 
     def _wanted(self) -> set[int]:
         """The tables of which something has to be read."""
-        wanted = {*self._progress.unfinished(), *self._feed.held_tables(), *self._feed.to_read_again()}
+        wanted = {*self._progress.unfinished(), *self._feed.unsettled()}
         return wanted.difference(self._refused()) if wanted else wanted
 
     def _offer(self, session: _Session) -> Steps[bool]:
@@ -158,7 +158,7 @@ class Agenda:
         locked = self._locks.waiting
         session.board.resume(locked)
         later = locked | self._unreadable.waiting
-        due = [oid for oid in sorted(wanted - later) if not session.board.reads(oid) and session.turns.due(oid)]
+        due = [oid for oid in sorted(wanted - later - session.board.read()) if session.turns.due(oid)]
         if due:
             yield from self._offer_loads(session, due)
         return (yield from session.asked.offer(session.board, wanted | later)) or bool(wanted)

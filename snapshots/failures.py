@@ -77,12 +77,15 @@ class Unreadable:
 
     def keep(self, wanted: Collection[int]) -> None:
         """Forgets all but these."""
-        with self._lock:
-            self._found = {oid: found for oid, found in self._found.items() if oid in wanted}
+        if self._found:
+            with self._lock:
+                self._found = {oid: found for oid, found in self._found.items() if oid in wanted}
 
     @property
     def waiting(self) -> set[int]:
         """Tables that are not tried yet again."""
+        if not self._found:
+            return set()
         now = self._clock()
         with self._lock:
             return {oid for oid, found in self._found.items() if now < found.again}

@@ -304,10 +304,6 @@ class SnapshotFeed:
         with self._lock:
             return table_oid in self._holds
 
-    def held_tables(self) -> list[int]:
-        with self._lock:
-            return list(self._holds)
-
     def held_keys(self, table_oid: int, limit: int) -> pa.RecordBatch | None:
         """At most so many held rows of the table, for their keys."""
         with self._lock:
@@ -323,6 +319,11 @@ class SnapshotFeed:
             self._again.discard(table_oid)
             self._progress.forget(table_oid)
             self._changed.notify_all()
+
+    def unsettled(self) -> set[int]:
+        """Tables (OIDs) of which rows are held, or which are to be read again."""
+        with self._lock:
+            return {*self._holds, *self._again}
 
     def to_read_again(self) -> set[int]:
         """Tables (OIDs) whose snapshot has to begin from the beginning, because rows were held and had to be let go."""

@@ -216,7 +216,7 @@ class Window:
             unseen = ~self.snapshot.sees(transactions.xid_of(batch.column(POSITION).to_numpy()))
             if not unseen.any():
                 continue
-            self._emptied |= bool((batch.column(OP).to_numpy()[unseen] == Op.TRUNCATE).any())
+            self._emptied |= bool((batch.column(OP).to_numpy()[unseen] == int(Op.TRUNCATE)).any())
             parts.append(keys_of(batch.filter(pa.array(unseen)), self.table))
         self._changes.clear()
         self._hidden = join_keys(parts) if parts else None

@@ -94,6 +94,11 @@ class Board:
         with self._lock:
             return any(job.source.table.oid == oid for job in self._jobs)
 
+    def read(self) -> set[int]:
+        """The tables (OIDs) that workers read."""
+        with self._lock:
+            return {job.source.table.oid for job in self._jobs}
+
     def resume(self, locked: Collection[int]) -> None:
         """The jobs go on whose tables are not among these (OIDs)."""
         with self._lock:

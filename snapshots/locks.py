@@ -74,6 +74,8 @@ class Locks:
     @property
     def waiting(self) -> set[int]:
         """Tables (OIDs) that are not tried yet again."""
+        if not self._waiting:
+            return set()  # nearly always, and it is asked twenty times a second
         now = self._clock()
         with self._lock:
             return {oid for oid, one in self._waiting.items() if now < one.tried + one.pause_s}

@@ -248,12 +248,12 @@ class SnapshotProgress:
                 self._write()
 
     def _begin(self, source: SourceTable, files: str) -> Record:
-        oid = source.table.oid
-        record = self._records.get(oid, Record(source.name, source.shape, files))
-        if not record.finished and (record.shape, record.files) != (source.shape, files):
+        oid, shape = source.table.oid, source.shape
+        record = self._records.get(oid, Record(source.name, shape, files))
+        if not record.finished and (record.shape, record.files) != (shape, files):
             record = self._anew(oid, record)
         total = record.done if record.finished else max(source.rows_estimate, record.done)
-        self._records[oid] = replace(record, table=source.name, shape=source.shape, files=files, total=total)
+        self._records[oid] = replace(record, table=source.name, shape=shape, files=files, total=total)
         return self._records[oid]
 
     def _due(self) -> bool:

@@ -38,6 +38,8 @@ class Authenticity:
 
     def mark(self, block: Bytes, index: Index) -> None:
         """Gives those that are not ours the kind ``letters.PASSED``."""
+        if letters.MESSAGE not in index.kind.tobytes():
+            return  # nearly always
         for at in (index.kind == letters.MESSAGE).nonzero()[0].tolist():
             if not self._is_ours(block, int(index.body[at]), int(index.end[at])):
                 index.kind[at] = letters.PASSED
@@ -56,6 +58,8 @@ class Authenticity:
 
 def watermarks(block: Bytes, index: Index, begin: int, end: int) -> list[int]:
     """Which of the messages [begin, end), once they are marked, are watermarks."""
+    if letters.MESSAGE not in index.kind[begin:end].tobytes():
+        return []
     messages = begin + (index.kind[begin:end] == letters.MESSAGE).nonzero()[0]
     heads = [(at, int(index.body[at]) + _PREFIX_AT) for at in messages.tolist()]
     return [at for at, prefix in heads if np.array_equal(block[prefix : prefix + len(_MARK)], np.frombuffer(_MARK, np.uint8))]

@@ -111,7 +111,7 @@ class RowBatches:
 
         The definitions are those that are in force. some: the first row that is filled in may be larger.
         """
-        if not (index.kind[begin:end] == letters.UPDATE).any():
+        if letters.UPDATE not in index.kind[begin:end].tobytes():
             return end, 0
         at = self._of_rows(index, begin, end)
         if not (index.kind[at] == letters.UPDATE).any():

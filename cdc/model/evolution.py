@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import pyarrow as pa
 
-from cdc.model.batch import EXACT_TYPE, META_FIELDS, OP, Op, batch_schema, table_of, topic_batch_schema, topic_schema
+from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema, table_of, topic_batch_schema, topic_schema
 from cdc.model.table import Table
 from cdc.model.topic import TopicField, TopicSchema
 
@@ -77,6 +78,9 @@ def schema_record(change: SchemaChange | TopicChange, position: int, commit_lsn:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+_SCHEMA: Final = int(Op.SCHEMA)
+
+
 def schema_change_of(batch: pa.RecordBatch) -> SchemaChange | None:
     """Reads the batch as a schema change when it is a SCHEMA record (readers hand one out alone), else None."""
     facts = _facts(batch)
@@ -90,7 +94,7 @@ def topic_change_of(batch: pa.RecordBatch) -> TopicChange | None:
 
 
 def _facts(batch: pa.RecordBatch) -> tuple[Kind, bool, str | None] | None:
-    if len(batch) != 1 or batch.column(OP)[0].as_py() != Op.SCHEMA:
+    if len(batch) != 1 or batch.column(1)[0].as_py() != _SCHEMA:
         return None
     facts = dict(batch.column(4)[0].as_py() or ())
     return Kind(facts["kind"]), "empties" in facts, facts.get("now")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
@@ -96,6 +97,8 @@ def canonical_text(values: pa.Array) -> pa.Array:
             return values.cast(pa.utf8())
         return pa.array([None if v is None else str(v) for v in values.to_pylist()], pa.utf8())
     if pa.types.is_boolean(kind):
+        if len(values) <= FEW_ROWS:
+            return pa.array([None if v is None else "ft"[v] for v in values.to_pylist()], pa.utf8())
         # Not made when this module is loaded: Arrow's first value loads pandas, for which a verb like `cdc wait` would wait.
         return pc.if_else(values, pa.scalar("t", pa.utf8()), pa.scalar("f", pa.utf8()))
     if pa.types.is_float32(kind):
@@ -107,9 +110,10 @@ def canonical_text(values: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(kind):
         # Held in UTC, so that the same number without its zone is the same time; a cast would ask the zone for each value.
         naive = values.view(pa.timestamp("us")) if kind.unit == "us" else values.cast(pa.timestamp("us"))
-        text = _few_times(naive) if len(naive) <= FEW_ROWS else None
-        if text is None:
-            text = _trim_fraction(pc.strftime(naive, format="%Y-%m-%d %H:%M:%S"))
+        few = _few_times(naive, "+00" if kind.tz else "") if len(naive) <= FEW_ROWS else None
+        if few is not None:
+            return few
+        text = _trim_fraction(pc.strftime(naive, format="%Y-%m-%d %H:%M:%S"))
         return pc.binary_join_element_wise(text, "+00", "") if kind.tz else text
     if pa.types.is_time64(kind):
         return _trim_fraction(values.cast(pa.utf8()))
@@ -119,14 +123,18 @@ def canonical_text(values: pa.Array) -> pa.Array:
     return values.cast(pa.utf8())
 
 
-def _few_times(values: pa.Array) -> pa.Array | None:
+def _few_times(values: pa.Array, zone: str) -> pa.Array | None:
     """None when a year among them is one that Python's own type does not reach."""
     try:
         times = values.to_pylist()
     except OverflowError:
         return None
-    texts = [None if time is None else time.isoformat(" ") for time in times]
-    return pa.array([text.rstrip("0") if text and "." in text else text for text in texts], pa.utf8())
+    return pa.array([None if time is None else _time_text(time) + zone for time in times], pa.utf8())
+
+
+def _time_text(time: datetime) -> str:
+    text = time.isoformat(" ")
+    return text.rstrip("0") if time.microsecond else text
 
 
 def _trim_fraction(text: pa.Array) -> pa.Array:

@@ -46,8 +46,8 @@ def write(path: Path, content: Mapping[str, Any], *, aside: Path | None = None) 
     """
     aside = aside or path.with_suffix(".aside")
     try:
-        with open(create(aside), "w", encoding="utf-8") as file:
-            file.write(encode(content))
+        with open(create(aside), "wb") as file:
+            file.write(encode(content).encode())
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

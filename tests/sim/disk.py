@@ -26,13 +26,17 @@ BLOCK: Final = 512
 class _File:
     """An inode: what of it is durable."""
 
-    __slots__ = ("clean", "durable", "folder")
+    __slots__ = ("changes", "clean", "durable", "folder", "whole_at")
 
     def __init__(self, *, folder: bool = False) -> None:
         self.durable = b""
         self.clean: set[int] = set()
         """Blocks that a failed sync has marked as clean."""
         self.folder = folder
+        self.changes = 0
+        """How often it was written, cut or synced."""
+        self.whole_at = (-1, 0)
+        """(changes, length): a power loss at that moment would have left so many bytes as they were."""
 
 
 class ModelDisk(Disk):
@@ -76,14 +80,16 @@ class ModelDisk(Disk):
             self._written(fd, offset, os.pwrite(fd, data[: self._chance.choice(ends)], offset))
             raise
         super().write(fd, parts, offset)
-        self._written(fd, offset, sum(len(part) for part in parts))
+        self._written(fd, offset, sum(map(len, parts)))
 
     def truncate(self, fd: int, length: int) -> None:
         self.meet("truncate")
         super().truncate(fd, length)
+        self._open[fd].changes += 1
 
     def sync(self, fd: int) -> None:
         file = self._open[fd]
+        file.changes += 1
         now = os.pread(fd, os.fstat(fd).st_size, 0)
         try:
             self.meet("sync")
@@ -125,16 +131,22 @@ class ModelDisk(Disk):
 
     def lacks(self, path: Path, length: int) -> bool:
         """Whether the worst power loss now would take anything of the file's first ``length`` bytes. A file that has been removed lacks nothing."""
-        if str(path) not in self._names:
+        file = self._names.get(str(path))
+        if file is None:
             return False
         durable = self.durable(path)
         if durable is None:
             return True
+        if durable is file.durable and file.whole_at == (file.changes, length):
+            return False  # nothing has happened to it since it was last compared
         fd = os.open(path, os.O_RDONLY)
         try:
-            return durable[:length] != os.pread(fd, length, 0)
+            lacks = durable[:length] != os.pread(fd, length, 0)
         finally:
             os.close(fd)
+        if not lacks and durable is file.durable:
+            file.whole_at = (file.changes, length)
+        return lacks
 
     def lose_power(self, loss: Loss) -> None:
         """Leaves on the real files what a reboot finds: of what was not synced nothing, or some."""
@@ -166,13 +178,16 @@ class ModelDisk(Disk):
                 file.durable = self._content(file, contents.get(file, file.durable), loss)
                 path.write_bytes(file.durable)
             file.clean.clear()
+            file.changes += 1
             kept[name] = file
         self._names, self._durable_names, self._open = kept, dict(kept), {}
 
     # --- inside -----------------------------------------------------------------------------------------------------------------
 
     def _written(self, fd: int, offset: int, length: int) -> None:
-        clean = self._open[fd].clean
+        file = self._open[fd]
+        file.changes += 1
+        clean = file.clean
         if clean and length:
             clean.difference_update(range(offset // BLOCK, (offset + length - 1) // BLOCK + 1))
 

@@ -128,12 +128,14 @@ class Reader:
 class _Thread:
     """One of the product's threads: its steps, what they ask, and the transaction that they are in."""
 
-    __slots__ = ("_answer", "_request", "_server", "_steps", "blocks", "locked", "over", "visible")
+    __slots__ = ("_answer", "_asked", "_handler", "_request", "_server", "_steps", "blocks", "locked", "over", "visible")
 
     def __init__(self, given: Steps[None], server: _Server) -> None:
         self._steps = given
         self._server = server
         self._request: Any = None
+        self._asked: type = object
+        self._handler: _Handler = _nothing
         self._answer: object = None
         self.over = False
         self.locked: int | None = None
@@ -155,16 +157,17 @@ class _Thread:
         try:
             while True:
                 if self._answer is _LATER:
-                    self._answer = server.answer(self, self._request)
+                    self._answer = self._handler(self, self._request)
                     if self._answer is _LATER:
                         return moved
                     moved = True
-                    if type(self._request) in _SLOW and chance.random() >= QUICK:
+                    if self._asked in _SLOW and chance.random() >= QUICK:
                         return True
                 answer, steps = self._answer, self._steps
                 self._request = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
                 self._answer = _LATER
-                asked = type(self._request)
+                asked = self._asked = type(self._request)
+                self._handler = server.answers[asked]
                 if asked in _RESTS or (asked in _SLOW and chance.random() >= QUICK):
                     return True
         except StopIteration:
@@ -182,6 +185,13 @@ class _Thread:
         self.unlock()
 
 
+_Handler = Callable[[_Thread, Any], object]
+"""Gives the answer to a request of a thread, or ``_LATER``."""
+
+
+def _nothing(*_: object) -> None: ...
+
+
 class _Server:
     """Answers every kind of request, out of the model of Postgres."""
 
@@ -193,7 +203,7 @@ class _Server:
         self._settings = settings
         self._board = board
         self._told = told
-        self._answers: Mapping[type, Callable[[_Thread, Any], object]] = {
+        self.answers: Mapping[type, _Handler] = {
             queries.Begin: self._begin,
             queries.End: lambda thread, _: thread.unlock(),
             queries.CurrentSnapshot: lambda *_: source.snapshot(),
@@ -218,9 +228,6 @@ class _Server:
             steps.Start: self._start,
             steps.Typed: lambda _, request: [block.content() for block in request.rows],
         }
-
-    def answer(self, thread: _Thread, request: Any) -> object:
-        return self._answers[type(request)](thread, request)
 
     def _begin(self, thread: _Thread, request: queries.Begin) -> object:
         oid = request.source.table.oid

@@ -91,9 +91,7 @@ class StoreCheck:
         return {column: value for column, value in logged.items() if column in shown}
 
     def _wanted(self, name: str, topic: str, entry: Entry, newest: int) -> int:
-        """The position at which the store is to have this row: where it was written, or written again."""
-        if self.terms[name].policy != "ignore":
-            return entry.at
+        """The position at which a store that keeps its shape is to have this row: where it was written, or written again for an operator."""
         written_again = (
             entry.position < newest <= self.terms[name].approved.get(topic, 0) and self._checker.entries[newest - 1].rows
         )
@@ -132,10 +130,10 @@ class StoreCheck:
                 entry = self._checker.entries[kept - 1]
                 key = entry.key if entry.rows is None or row is None else self._key(unit, row)
                 (gone if row is None else held)[key] = kept
-            floor = 0 if unit is None else unit.floor
+            floor, keeps_shape = 0 if unit is None else unit.floor, self.terms[name].policy == "ignore"
             for key, entry in fold.items():
                 newest = max(held.get(key, 0), gone.get(key, 0), floor if floor > upto else 0)
-                wanted = self._wanted(name, topic, entry, newest)
+                wanted = self._wanted(name, topic, entry, newest) if keeps_shape else entry.at
                 if newest < wanted or (newest > wanted and newest <= upto):
                     raise Violation("fj", f"{name} at {at}: {topic} {list(key)} is of position {newest}, not {wanted}")
             for key, kept in held.items():

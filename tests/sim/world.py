@@ -115,24 +115,29 @@ class World:
         return SETTLING_STEPS + STEPS_A_CHUNK * chunks
 
     def _left(self) -> list[str]:
-        """What is not equal yet."""
+        """What is not equal yet. Rows are compared when nothing else is left, for that takes long."""
         at_rest = not (self.source.sessions or self.source.waiting or self.source.prepared)
         if not at_rest or self.process.capture is None or not self.process.capture.connected:
             return ["not at rest"]
         self.process.look()
         self.checker.complete = self.process.completed()
-        left = list(self.checker.differences(self._followers.stores, self.process.capture.writer.head))
+        left, head = [], self.process.capture.writer.head
         if not self.process.capture.reader.finished:
             left.append("the reader is not idle")
         commits = self.source.commits
         if commits and self.source.slot.confirmed < commits[-1].end_lsn:
             left.append("the last commit is not confirmed")
-        return left
+        left += [
+            f"{name} is at {store.applied.position} of {head.position}"
+            for name, store in self._followers.stores
+            if store.applied != head
+        ]
+        return left or list(self.checker.differences(self._followers.stores, head))
 
     def _step(self) -> None:
-        random, weights = self._random, self._weights
-        self._course.steps += 1
-        self._course.clock.now += random() * 0.4
+        random, weights, course = self._random, self._weights, self._course
+        course.steps += 1
+        course.clock.now += random() * 0.4
         self._actions[bisect(weights, random() * weights[-1])]()
 
     def _choose_among(self, *, working: bool) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, TypeAlias
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import HeadwaterError
+from cdc.model.position import Cut, Lsn, Position
 
 VERSION: Final = 2
 
@@ -131,8 +133,7 @@ MAX_SEGMENT_BYTES: Final = 2**32 - 1
 """Offsets within a segment are 32 bits in frames and timeline."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogFrame:
+class LogFrame(NamedTuple):
     """One frame's header. The body (``length`` bytes, a multiple of 8) follows it; ``end`` is where the next frame begins."""
 
     kind: FrameKind
@@ -399,7 +400,7 @@ HEAD_BYTES: Final = _HEAD.size
 MAX_EPOCH: Final = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Head:
     """The writer's statement of what is durable: the only thing that readers believe."""
 
@@ -410,6 +411,11 @@ class Head:
     commit_ts_us: int
     timeline_bytes: int
     timeline_crc: int
+
+    @cached_property
+    def cut(self) -> Cut:
+        """Asked for in every round of ingest."""
+        return Cut(Position(self.position), Lsn(self.commit_lsn), self.commit_ts_us)
 
     def encode(self) -> bytes:
         raw = _HEAD.pack(

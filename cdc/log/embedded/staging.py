@@ -21,7 +21,7 @@ Positions = npt.NDArray[np.int64]
 def positions_of(batch: pa.RecordBatch) -> Positions:
     """The batch's positions, without a copy. Raises ValueError when it is not a batch of changes, or they do not rise."""
     schema = batch.schema
-    if not schema.metadata or TABLE_METADATA not in schema.metadata or schema.names[0] != POSITION:
+    if TABLE_METADATA not in (schema.metadata or ()) or schema.field(0).name != POSITION:
         raise ValueError("not a batch of changes: see cdc.model.batch")
     positions: Positions = batch.column(0).to_numpy()
     if len(positions) > 1 and not (positions[1:] > positions[:-1]).all():

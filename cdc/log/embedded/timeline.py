@@ -6,9 +6,8 @@ Columns are numpy arrays that grow by doubling, so a reader follows a live log b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +71,7 @@ class GrowingArray:
         return self._room[: self.size]
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentRun:
+class SegmentRun(NamedTuple):
     """Bytes [start, end) of one segment: parts that lie one behind the other. ``seed`` and ``chain`` as in ``GroupPart``."""
 
     segment: int

@@ -99,8 +99,7 @@ class EmbeddedLogWriter:
 
     @property
     def head(self) -> Cut:
-        published = self._published
-        return Cut(Position(published.position), Lsn(published.commit_lsn), published.commit_ts_us)
+        return self._published.cut
 
     @property
     def next_position(self) -> Position:
