@@ -15,22 +15,22 @@ import structlog
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import SourceError
-from snapshots.asked import Asked, ReadingOptions
 from snapshots.catalog import Look, SourceTable
 from snapshots.failures import Unreadable
 from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board
-from snapshots.joining import Joining, barrier
+from snapshots.latecomers import Joining, barrier
 from snapshots.loads import Loads
 from snapshots.locks import Locks
 from snapshots.progress import SnapshotProgress
 from snapshots.queries import Looks, Published, Reload
-from snapshots.reading import Reader
+from snapshots.requestjobs import Asked, ReadingOptions
 from snapshots.requests import Requests
 from snapshots.slotwatch import SlotWatch
 from snapshots.steps import AwaitBoard, Steps
 from snapshots.throttle import Throttle
 from snapshots.turns import Turns
+from snapshots.worker import Reader
 
 _LOOK_S: Final = 0.05
 

@@ -30,10 +30,10 @@ from snapshots.feed import PREFIX, SnapshotFeed, Watermarks
 from snapshots.jobs import Board
 from snapshots.plan import MissingKeys
 from snapshots.progress import SnapshotProgress
-from snapshots.reading import Reader
 from snapshots.requests import Requests
 from snapshots.session import Unreachable, open_session
 from snapshots.steps import Request, RowsRead, drive
+from snapshots.worker import Reader
 
 MEMORY_BYTES: Final = 64 * 2**20
 """So much of each size is kept for the next blocks while a worker reads: about what its parts on their way hold."""

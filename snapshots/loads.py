@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import psycopg
 
-from snapshots.asked import ReadingOptions
 from snapshots.catalog import Look, SourceTable
 from snapshots.failures import Unreadable
 from snapshots.feed import Chunk, SnapshotFeed, State, Watermarks
@@ -15,6 +14,7 @@ from snapshots.flight import SAFE
 from snapshots.jobs import Job, Task, page_tasks
 from snapshots.plan import Pages, range_pages
 from snapshots.progress import SnapshotProgress
+from snapshots.requestjobs import ReadingOptions
 from snapshots.steps import Await, Emit, Steps
 from snapshots.turns import Turns
 

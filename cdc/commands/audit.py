@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, line, print_json
+from cdc.commands.output import console, line, print_json
 from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, line, print_json
+from cdc.commands.output import console, line, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import say
+from cdc.commands.output import say
 from cdc.errors import ConfigError
 from cdc.settings.interpolation import holds_secret, interpolate
 from cdc.terminal import counted

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, moment, print_json, say, size, table_of
+from cdc.commands.output import console, moment, print_json, say, size, table_of
 from cdc.model.position import format_lsn
 
 app = typer.Typer(name="log", help="Look into the log.", rich_markup_mode=None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, line, print_json
+from cdc.commands.output import console, line, print_json
 from cdc.terminal import counted
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import say
+from cdc.commands.output import say
 from cdc.errors import ConfigError, StopState
 from cdc.model.position import Lsn, parse_lsn
 from cdc.settings.models import Settings

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.commands.invocation import invocation
-from cdc.commands.printing import console, print_json, say
+from cdc.commands.output import console, print_json, say
 from cdc.errors import ConfigError, HeadwaterError, WaitTimeout
 from cdc.settings.models import Settings
 from cdc.state import status, stops
@@ -43,7 +43,7 @@ def snapshot(
     Rows that are stale in the log are corrected. A row that the source has no more is removed with --replace (the whole table) and with
     --keys (a key that no row has becomes a delete), not with --where. The request is durable: capture takes it up as soon as it runs.
     """
-    from snapshots.asking import WrongKey, check_request
+    from snapshots.requestcheck import WrongKey, check_request
     from snapshots.requests import Request, Requests
     from snapshots.session import Unreachable, open_session
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc.commands.invocation import invocation, open_log
-from cdc.commands.printing import budget_lasts, console, line, moment, print_json, seconds, size, table_of
+from cdc.commands.output import budget_lasts, console, line, moment, print_json, seconds, size, table_of
 from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ def status(
 ) -> None:
     """Lag per follower, slot and WAL budget, log size, stop states with their way out."""
     from cdc.report.collector import gather
+    from cdc.report.currentlog import CurrentLog
     from cdc.report.probe import SourceProbe
-    from cdc.report.standing import StandingLog
 
     settings = invocation(context).settings()
-    log = StandingLog(open_log(settings), settings.log.dir)
+    log = CurrentLog(open_log(settings), settings.log.dir)
     probe = SourceProbe(settings.source.dsn, settings.source.slot)
     out = console()
 

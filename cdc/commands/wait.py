@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cdc.commands.invocation import invocation, open_log, store_options
-from cdc.commands.printing import print_json, say, seconds
+from cdc.commands.output import print_json, say, seconds
 from cdc.model.position import format_lsn
 
 

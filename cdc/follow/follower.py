@@ -17,8 +17,8 @@ from typing import Final
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StoreError
+from cdc.follow.access import Opening, Ports
 from cdc.follow.apply import Slices
-from cdc.follow.opening import Opening, Ports
 from cdc.follow.ranges import ChangeWaits, Opened, Ranges
 from cdc.follow.reporter import Reporter
 from cdc.follow.rules import Rules

@@ -44,9 +44,9 @@ from cdc.http.waits import wait_while_asked
 from cdc.log.home import open_reader
 from cdc.model.position import Lsn, format_lsn
 from cdc.report.collector import gather
+from cdc.report.currentlog import CurrentLog
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import Report
-from cdc.report.standing import StandingLog
 from cdc.settings.models import Settings
 
 DEFAULT_WAIT_S: Final = 60.0
@@ -79,7 +79,7 @@ def make_app(
     access = access_of(settings.http)
     reader = open_reader(settings.log.dir)
     probe = SourceProbe(settings.source.dsn, settings.source.slot)
-    feed = Feed(take or _looking(StandingLog(reader, settings.log.dir), now, probe), settings.run_dir)
+    feed = Feed(take or _looking(CurrentLog(reader, settings.log.dir), now, probe), settings.run_dir)
     wait_for = wait or (lambda *asked: wait_while_asked(now(), reader, *asked))
 
     @asynccontextmanager
@@ -137,7 +137,7 @@ def make_app(
     return app
 
 
-def _looking(log: StandingLog, settings: Callable[[], Settings], probe: SourceProbe) -> Take:
+def _looking(log: CurrentLog, settings: Callable[[], Settings], probe: SourceProbe) -> Take:
     def look() -> Report:
         with log.looked_at() as reader:
             return gather(settings(), reader, probe)

@@ -13,7 +13,7 @@ encrypt    AES-SIV (RFC 5297) of the canonical text with ``schema.table.column``
 The policy of a column, with the key's id, stands in the logged table's ``Column.protected``. Both keys are derived from one secret
 (HMAC-SHA-256 of a label). Where a policy's column is renamed, or its table, capture stops rather than logs it under a name without policy; and where
 a policy is taken out of the configuration, until ``keep`` says that the column may be shown. A column that comes later and that nobody has decided on
-(``cdc.privacy.undecided``) is kept out of the log as if its policy were ``drop``.
+(``cdc.privacy.newcolumns``) is kept out of the log as if its policy were ``drop``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cdc.model.pgtypes import TEXT, canonical_text
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.privacy.decisions import Decisions, load_decisions, save_decisions
-from cdc.privacy.undecided import UndecidedColumns
+from cdc.privacy.newcolumns import UndecidedColumns
 from cdc.settings.models import ColumnPolicy as Policy
 from cdc.settings.models import Settings
 

@@ -23,11 +23,11 @@ from sinks.barrier import RowsBefore, TableBarrier, barrier_of, carry_out
 from sinks.cache import ledger, neighbours, sweep
 from sinks.cache.keytemplate import TableKeys
 from sinks.cache.ledger import Base, Projection
+from sinks.cache.rowwriter import Letters, Rowwriter
 from sinks.cache.server import Server
 from sinks.cache.standing import CacheStanding
 from sinks.cache.transactions import RedisTransactions
 from sinks.cache.values import form_of
-from sinks.cache.writing import Letters, Rowwriter
 from sinks.contract import Outcome, Shape
 
 

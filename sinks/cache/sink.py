@@ -22,17 +22,17 @@ from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from sinks.cache import erasing, ledger, neighbours, reading, resp
+from sinks.cache import erasure, ledger, neighbours, resp, rowreader
 from sinks.cache.barriers import CacheBarriers
 from sinks.cache.fence import FenceAnswer, Writer, answer
 from sinks.cache.ledger import CacheLedger, Projection
 from sinks.cache.options import Options
+from sinks.cache.rowwriter import Rowwriter
 from sinks.cache.seenkeys import SeenKeys
 from sinks.cache.server import Server
 from sinks.cache.standing import CacheStanding, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of, shown
-from sinks.cache.writing import Rowwriter
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
@@ -116,7 +116,7 @@ class CacheSink:
         return [self._transactions.set(ledger.cut_fields(cut))] if decided is FenceAnswer.DONE else None
 
     def erase(self) -> None:
-        erasing.erase(self.name, self._server, self._transactions)
+        erasure.erase(self.name, self._server, self._transactions)
         self._known = CacheStanding(self.name, self._projection)
 
     def _take_over(self, epoch: int) -> None:
@@ -287,7 +287,7 @@ class CacheSink:
         except ConfigError:
             return  # its rows are set aside
         seen = SeenKeys()
-        for found in reading.scanned(self._server, keys.prefix):
+        for found in rowreader.scanned(self._server, keys.prefix):
             if names := seen.fresh(found):
                 yield self._rows(names, schema)
 
@@ -298,15 +298,15 @@ class CacheSink:
             names = self._known.keys(schema).texts_of_keys(keys).to_array().to_pylist()
         except ConfigError:
             names = []
-        pieces = [self._rows(names[at : at + reading.READ_KEYS], schema) for at in range(0, len(names), reading.READ_KEYS)]
-        return reading.together(pieces, schema)
+        pieces = [self._rows(names[at : at + rowreader.READ_KEYS], schema) for at in range(0, len(names), rowreader.READ_KEYS)]
+        return rowreader.together(pieces, schema)
 
     def _rows(self, names: Sequence[bytes], schema: TopicSchema) -> pa.RecordBatch:
         """Rows and the ledger at one moment, so that nothing is taken for missing that was lost since the store was opened."""
-        seen, found = reading.read(self._server, self.name, schema.topic, names, self._form)
+        seen, found = rowreader.read(self._server, self.name, schema.topic, names, self._form)
         if self._known.shapes and (seen[0] is None or seen[0].decode() != self._lineage().log):
             raise lost(self.name)
-        return reading.rows_of(names, found, self._known.keys(schema), self._form)[1]
+        return rowreader.rows_of(names, found, self._known.keys(schema), self._form)[1]
 
     def close(self) -> None:
         self._writing.close()

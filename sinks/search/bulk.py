@@ -25,7 +25,7 @@ from sinks.retry import ATTEMPTS_MAX, Fate, backoff_s, bulk_fate
 from sinks.search import conditional
 from sinks.search.conditional import Change
 from sinks.search.fields import document_pieces
-from sinks.search.naming import document_ids
+from sinks.search.names import document_ids
 from sinks.search.wire import Answer, Cluster
 
 Rows = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from sinks.render.meaning import plain_key
 from sinks.render.rowtext import join_key, rows_with_keys
 from sinks.search import conditional, fields
 from sinks.search.indices import LIVING
-from sinks.search.naming import document_ids
+from sinks.search.names import document_ids
 from sinks.search.tables import Tables
 from sinks.search.wire import Cluster
 

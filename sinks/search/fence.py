@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from cdc.model.batch import POSITION
 from sinks.render.jsonrows import DELETED
-from sinks.search.naming import Places
+from sinks.search.names import Places
 from sinks.search.wire import Cluster
 
 PURGE_TIMEOUT_S: Final = 3600.0

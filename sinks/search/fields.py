@@ -25,7 +25,7 @@ from sinks.render.jsonkernels import ABSENT, VALUE
 from sinks.render.jsonrows import QUOTE, Member, Piece, Style, first_bytes, head_pieces, join, label_of, members, object_pieces
 from sinks.render.kinds import JSON_KINDS, Kind, Leaf, List, Object, Pairs, Span, kind_of
 from sinks.render.texts import Texts, readonly
-from sinks.search.naming import field_names
+from sinks.search.names import field_names
 
 UNINDEXED: Final = "_unindexed"
 """The object in which values stand that are kept and not searched."""

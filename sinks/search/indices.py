@@ -16,7 +16,7 @@ from cdc.model.topic import TopicSchema
 from sinks.render.jsonrows import DELETED, Style
 from sinks.search import fence, mapping
 from sinks.search.conditional import read
-from sinks.search.naming import GENERATION, Owner, Places, named, owner_of
+from sinks.search.names import GENERATION, Owner, Places, named, owner_of
 from sinks.search.standing import FIELD, MAPPING, IndexCopy, Whole, copy_of, standing_id, whole_of
 from sinks.search.wire import Cluster
 

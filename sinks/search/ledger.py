@@ -18,7 +18,7 @@ from cdc.model.position import Cut, Lsn, Position
 from sinks.contract import DeadLetter
 from sinks.deadletters import letter_id, letter_json
 from sinks.search.conditional import Change, Guarded, Stand, settle, word
-from sinks.search.naming import Owner, index_name
+from sinks.search.names import Owner, index_name
 from sinks.search.wire import Cluster
 
 _ID: Final = "applied"

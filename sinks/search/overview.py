@@ -12,7 +12,7 @@ from cdc.model.topic import TopicSchema
 from sinks.search import conditional
 from sinks.search.followedlog import Followed
 from sinks.search.indices import Found, Indices, by_alias
-from sinks.search.naming import Places, places
+from sinks.search.names import Places, places
 from sinks.search.standing import Holding, Standing, copy_of, holding, whole_of
 from sinks.search.statements import DOING
 

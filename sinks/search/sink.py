@@ -31,7 +31,7 @@ from sinks.search.followedlog import Followed
 from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.looks import StoreLooks
-from sinks.search.naming import shared
+from sinks.search.names import shared
 from sinks.search.overview import Overview
 from sinks.search.purge import Purging
 from sinks.search.rows import Rows

@@ -13,7 +13,7 @@ from cdc.model.topic import TopicSchema
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
 from sinks.search.followedlog import Followed
-from sinks.search.naming import Places
+from sinks.search.names import Places
 from sinks.search.standing import Standing, document, nonce_of
 from sinks.search.wire import Cluster
 

@@ -16,7 +16,7 @@ from sinks.contract import Shape
 from sinks.search.conditional import Conflict, Guarded
 from sinks.search.followedlog import Followed
 from sinks.search.indices import Found, Indices
-from sinks.search.naming import Places
+from sinks.search.names import Places
 from sinks.search.overview import Overview, Where, where_of
 from sinks.search.standing import Holding, Standing
 from sinks.search.statements import Place, Statements, term_of

@@ -23,7 +23,7 @@ from cdc.model.topic import TopicSchema
 from sinks.contract import NOTHING, Outcome, Shape, Traits, audit_schema
 from sinks.sparksession import spark_session
 from sinks.warehouse.catalog import Catalog
-from sinks.warehouse.erasing import erase
+from sinks.warehouse.erasure import erase
 from sinks.warehouse.extent import Extent
 from sinks.warehouse.keys import encode, key_plan
 from sinks.warehouse.ledger import WarehouseLedger
@@ -31,8 +31,8 @@ from sinks.warehouse.marks import Signed
 from sinks.warehouse.names import STAGING, safe
 from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache
+from sinks.warehouse.scratch import Scratch, Staging
 from sinks.warehouse.sparkreader import SparkReader
-from sinks.warehouse.staging import Scratch, Staging
 from sinks.warehouse.tables import WarehouseTables
 from sinks.warehouse.typedtext import typed
 

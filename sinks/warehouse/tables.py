@@ -14,7 +14,7 @@ from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.names import place_of
 from sinks.warehouse.options import Options
 from sinks.warehouse.place import KeyCache, TablePlace
-from sinks.warehouse.staging import Scratch
+from sinks.warehouse.scratch import Scratch
 from sinks.warehouse.upkeep import Upkeep
 
 

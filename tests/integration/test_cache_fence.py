@@ -343,7 +343,7 @@ def test_another_database_in_its_place_between_looking_and_writing_is_noticed(
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.cache.writing.LIMITS", Limits(10, 1 << 20))
+    monkeypatch.setattr("sinks.cache.rowwriter.LIMITS", Limits(10, 1 << 20))
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -452,7 +452,7 @@ def test_a_row_that_cannot_be_held_is_counted_and_leaves_nothing_older_behind(si
     sink = site.opened()
     sink.prepare(TopicSchema.of(ORDERS))
     site.feed(sink, upserts(ORDERS, 1, [order(1), order(2)]))
-    monkeypatch.setattr("sinks.cache.writing.VALUE_BYTES_MAX", 500)
+    monkeypatch.setattr("sinks.cache.rowwriter.VALUE_BYTES_MAX", 500)
     outcome = site.feed(sink, upserts(ORDERS, 3, [order(1, note="x" * 500), order(2, "paid")]))
     assert (outcome.written, [letter.position for letter in outcome.dead]) == (1, [3])
     assert list(site.rows()) == ["public.orders:2"], "an older value under the key would be taken for the row"

@@ -44,7 +44,7 @@ PEOPLE = Table(
 )
 TOWNS = Table(78, "public", "towns", (Column("a", TEXT, -1, "", key=True, attnum=1), Column("b", TEXT, -1, "", key=True, attnum=2), Column("v", TEXT, attnum=3)))  # fmt: skip
 
-MODULES = ("sinks.cache.sink", "sinks.cache.transactions", "sinks.cache.writing", "sinks.cache.barriers", "cdc.follow.follower", "cdc.follow.apply")  # fmt: skip
+MODULES = ("sinks.cache.sink", "sinks.cache.transactions", "sinks.cache.rowwriter", "sinks.cache.barriers", "cdc.follow.follower", "cdc.follow.apply")  # fmt: skip
 
 
 class Died(BaseException):
@@ -282,8 +282,8 @@ def test_a_random_history(valkey: Any, tmp_path: Path, seed: int, round: int, va
     monkeypatch.setattr(followers, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(followers, "LONGEST_RETRY_S", 0.01)
     monkeypatch.setattr(followers, "_LOOK_AT_THE_STORE_S", 0.0)
-    monkeypatch.setattr("sinks.cache.writing.LIMITS", Limits(7, 1 << 20))
-    monkeypatch.setattr("sinks.cache.writing.SLICE_ROWS", 16)
+    monkeypatch.setattr("sinks.cache.rowwriter.LIMITS", Limits(7, 1 << 20))
+    monkeypatch.setattr("sinks.cache.rowwriter.SLICE_ROWS", 16)
     world = World(valkey.url, tmp_path, random.Random(seed + round), value)
     for module in MODULES:
         monkeypatch.setattr(f"{module}.crashpoint", world.at)

@@ -32,7 +32,7 @@ OTHERS = {
     "o:settings": "x",
 }
 """Other programs' keys, below the prefixes of the store's tables."""
-MODULES = ("sinks.cache.transactions", "sinks.cache.writing", "sinks.cache.barriers")
+MODULES = ("sinks.cache.transactions", "sinks.cache.rowwriter", "sinks.cache.barriers")
 
 
 class Died(BaseException):
@@ -41,7 +41,7 @@ class Died(BaseException):
 
 @pytest.fixture
 def site(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr("sinks.cache.writing.LIMITS", Limits(3, 1 << 20))
+    monkeypatch.setattr("sinks.cache.rowwriter.LIMITS", Limits(3, 1 << 20))
     with closing(Site(valkey.url)) as one:
         begin_again(one)
         yield one

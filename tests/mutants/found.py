@@ -9,7 +9,7 @@ from tests.mutants.seeded import Mutant
 ROLES: Final = "deploy/roles.sql"
 TEST_ROLES: Final = "tests/integration/source/test_roles.py"
 MESSAGES: Final = "tests/unit/capture/test_definitions.py"
-UNDECIDED: Final = "tests/unit/test_undecided.py"
+UNDECIDED: Final = "tests/unit/test_newcolumns.py"
 KEYS: Final = "tests/unit/sinks/test_keytemplate.py"
 PEERS: Final = "tests/integration/test_http_peers.py"
 FOLDERS: Final = "tests/unit/test_folders.py"
@@ -124,11 +124,11 @@ FOUND = (
         "digest_size=16", "digest_size=4", ("tests/unit/log/test_names.py",),
     ),
     Mutant(
-        "a table overwrites another's documents by its name", "sinks/search/naming.py",
+        "a table overwrites another's documents by its name", "sinks/search/names.py",
         " and not _HASHED.search(safe):", ":", ("tests/unit/sinks/test_search_names.py",),
     ),
     Mutant(
-        "an index template mixes the documents of two tables", "sinks/search/naming.py",
+        "an index template mixes the documents of two tables", "sinks/search/names.py",
         "        if other.topic != schema.topic:\n", "        if False:\n", ("-k", "one_index", "tests/unit/sinks/test_search_names.py"),
     ),
     Mutant(
@@ -158,7 +158,7 @@ FOUND = (
         "{POSITION, EXACT, *_ICEBERGS_OWN}", "{POSITION, EXACT}", ("-k", "formats_own", "tests/unit/sinks/test_warehouse.py"),
     ),
     Mutant(
-        "a table's name ends cdc log ls", "cdc/commands/printing.py",
+        "a table's name ends cdc log ls", "cdc/commands/output.py",
         "table.add_row(*map(line, row))", "table.add_row(*map(Text.from_markup, row))", ("-k", "name", "tests/unit/commands/test_printing.py"),
     ),
     Mutant(
@@ -175,15 +175,15 @@ FOUND = (
     ),
     # Column policies
     Mutant(
-        "a detached partition shows what its parent kept back", "cdc/privacy/undecided.py",
+        "a detached partition shows what its parent kept back", "cdc/privacy/newcolumns.py",
         "if parent is not None and not self._shows(parent, column.name):", "if False:", (UNDECIDED,),
     ),
     Mutant(
-        "a copy of a protected table shows what is protected", "cdc/privacy/undecided.py",
+        "a copy of a protected table shows what is protected", "cdc/privacy/newcolumns.py",
         "self._namesakes.get(column.name.casefold()) if self._begun else None", "None", (UNDECIDED,),
     ),
     Mutant(
-        "a protected table that is made again shows a renamed column", "cdc/privacy/undecided.py",
+        "a protected table that is made again shows a renamed column", "cdc/privacy/newcolumns.py",
         "if past is not None and (named or past.protects):", "if False:", ("-k", "made_again", UNDECIDED),
     ),
     # What stops, and what is said

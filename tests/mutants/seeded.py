@@ -24,7 +24,7 @@ VALUES = "tests/unit/capture/test_values.py"
 CRASH = "tests/unit/log/test_crash.py::test_power_loss_at_every_operation[lost-0]"
 WRITER = "tests/unit/log/test_writer.py"
 FENCE = "tests/unit/snapshots/test_fence.py"
-READING = "tests/unit/snapshots/test_reading.py"
+READING = "tests/unit/snapshots/test_worker.py"
 TWIN = ("-k", "memory", "tests/contract/test_sinks.py")
 RECOVER = "tests/unit/log/test_recover.py"
 
@@ -72,11 +72,11 @@ MUTANTS = (
         "                job.refused.append(task)\n", "", (READING,),
     ),
     Mutant(
-        "a table that is not what its job was made of is read all the same", "snapshots/reading.py",
+        "a table that is not what its job was made of is read all the same", "snapshots/worker.py",
         "if (seen.facts, seen.files) != (job.look.facts, job.look.files):", "if False:", (READING,),
     ),
     Mutant(
-        "a part's watermark is emitted before the part is ready", "snapshots/reading.py",
+        "a part's watermark is emitted before the part is ready", "snapshots/worker.py",
         "    feed.ready(chunk, batches)\n    crashpoint(\"snapshot.chunk.ready\")\n    yield Emit(chunk.content)\n",
         "    yield Emit(chunk.content)\n    feed.ready(chunk, batches)\n", (READING,),
     ),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
+from cdc.follow.access import Ports
 from cdc.follow.follower import Follower, Rest, Step
-from cdc.follow.opening import Ports
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.state import rebuilds, stops
 from cdc.state.approvals import approved

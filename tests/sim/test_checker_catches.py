@@ -35,13 +35,13 @@ from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from sinks import barrier, memory, reshape
 from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
-from snapshots import reading
+from snapshots import worker
 from snapshots.agenda import Agenda
 from snapshots.feed import Chunk, SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
 from snapshots.jobs import Board
-from snapshots.joining import Joining
+from snapshots.latecomers import Joining
 from snapshots.steps import Emit, RowsRead, Steps, Typed
 from tests.sim import world
 from tests.sim.checker import Violation
@@ -249,7 +249,7 @@ def watermarks_are_emitted_too_early(patch: Patch) -> None:
         yield Emit(chunk.content)
         feed.ready(chunk, batches)
 
-    patch.setattr(reading, "hand_over", hand_over)
+    patch.setattr(worker, "hand_over", hand_over)
 
 
 def windows_begin_with_their_snapshot(patch: Patch) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.names import LogPlaces
-from cdc.log.embedded.staging import OpenTopic
+from cdc.log.embedded.tail import OpenTopic
 
 OPEN_FILES: Final = 2048
 """The most that stay open between commits, where the process may have four times as many files open."""

@@ -40,8 +40,8 @@ from cdc.log.embedded.openfiles import OpenFiles
 from cdc.log.embedded.recover import head_of, recover
 from cdc.log.embedded.sealer import Sealer
 from cdc.log.embedded.segment import SegmentPlace
-from cdc.log.embedded.staging import Density, OpenPart, OpenTopic, OpenTopics, Positions, Staged, Tip, positions_of, run_of
 from cdc.log.embedded.syncpool import SyncPool
+from cdc.log.embedded.tail import Density, OpenPart, OpenTopic, OpenTopics, Positions, Staged, Tip, positions_of, run_of
 from cdc.log.embedded.timeline import TopicIndex
 from cdc.model.batch import table_of
 from cdc.model.position import Cut, Lsn, Position

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cdc.errors import ConfigError
-from snapshots.asking import WrongKey, check_request
+from snapshots.requestcheck import WrongKey, check_request
 from snapshots.requests import Request, RequestOutcome, Requests
 from snapshots.session import open_session
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, running, settle

@@ -21,9 +21,9 @@ import redis
 
 from cdc.crashpoint import armed
 from cdc.errors import HeadwaterError, StoreError
+from cdc.follow import access, ranges, stride
 from cdc.follow import apply as applying
 from cdc.follow import follower as followers
-from cdc.follow import opening, ranges, stride
 from cdc.follow.rules import Rules
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import OP, Op
@@ -240,9 +240,9 @@ class Moody(memory.MemorySink):
 
 @pytest.fixture
 def moody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    real = opening.make_sink
+    real = access.make_sink
     monkeypatch.setattr(
-        opening, "make_sink", lambda name, options: Moody(name, options) if name.startswith("moody") else real(name, options)
+        access, "make_sink", lambda name, options: Moody(name, options) if name.startswith("moody") else real(name, options)
     )
     yield
     Moody.refusal = None

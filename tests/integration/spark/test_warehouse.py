@@ -32,7 +32,7 @@ from sinks.memory import Options as TwinOptions
 from sinks.sparksession import use_session
 from sinks.warehouse import Options, Warehouse, make, versions
 from sinks.warehouse import catalog as catalogs
-from sinks.warehouse.erasing import tables_in
+from sinks.warehouse.erasure import tables_in
 from sinks.warehouse.failures import CommitUnknown
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.names import LEDGERS, STAGING

@@ -119,7 +119,7 @@ def test_files_of_somebody_who_has_only_stopped_stay_until_he_is_gone(shop: Shop
 LOCKED = """
 import sys
 from pathlib import Path
-from sinks.warehouse.staging import Scratch
+from sinks.warehouse.scratch import Scratch
 scratch = Scratch(Path(sys.argv[1]))
 scratch.folder()
 print(scratch.owner, flush=True)

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from cdc.commands.printing import console, seconds, size, table_of
+from cdc.commands.output import console, seconds, size, table_of
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cdc.commands.snapshot import _wait, read_keys
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.settings.models import Settings
 from cdc.state import stops
-from snapshots.asking import WrongKey
+from snapshots.requestcheck import WrongKey
 from snapshots.requests import Request, Requests
 
 
@@ -59,7 +59,7 @@ def test_a_wrong_key_is_named_by_its_line(tmp_path: Path, monkeypatch: pytest.Mo
         raise WrongKey(1, "the value for column id is not of type integer")
 
     monkeypatch.setattr("snapshots.session.open_session", lambda _: BytesIO())
-    monkeypatch.setattr("snapshots.asking.check_request", refuse)
+    monkeypatch.setattr("snapshots.requestcheck.check_request", refuse)
     config, file = tmp_path / "cdc.toml", tmp_path / "keys"
     config.write_text('[source]\ndsn = "host=/nowhere"\n')
     file.write_text("1\n\ncanary\n3\n")

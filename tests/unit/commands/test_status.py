@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from cdc.commands.printing import budget_lasts
+from cdc.commands.output import budget_lasts
 from cdc.commands.status import _shown, lines
 from cdc.report.shape import Report, SourceReport
 from tests.unit.http import reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from cdc.model.batch import POSITION
-from sinks.cache.writing import FIRST_ROWS, GROWTH, SLICE_BYTES, SLICE_ROWS, _slices
+from sinks.cache.rowwriter import FIRST_ROWS, GROWTH, SLICE_BYTES, SLICE_ROWS, _slices
 from tests.contract.rows import ORDERS, order, upserts
 
 

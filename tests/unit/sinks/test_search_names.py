@@ -10,7 +10,7 @@ from cdc.model.table import Column
 from cdc.model.topic import TopicSchema
 from sinks.search.fields import style_of
 from sinks.search.mapping import contradicted, missing, properties
-from sinks.search.naming import field_names, places, shared
+from sinks.search.names import field_names, places, shared
 from tests.contract.rows import ORDERS, TYPES
 
 

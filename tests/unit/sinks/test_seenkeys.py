@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sinks.cache import reading
+from sinks.cache import rowreader
 from sinks.cache.seenkeys import SeenKeys
 from sinks.cache.server import Server
 
@@ -27,7 +27,7 @@ class Pages(Server):
 def test_looking_through_a_server_keeps_nothing_of_what_was_seen() -> None:
     tracemalloc.start()
     try:
-        count = sum(len(keys) for keys in reading.scanned(Pages(250), "order:"))
+        count = sum(len(keys) for keys in rowreader.scanned(Pages(250), "order:"))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

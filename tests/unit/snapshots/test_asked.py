@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from snapshots.agenda import Agenda
-from snapshots.asked import Asked
 from snapshots.catalog import Look, SourceTable
 from snapshots.copy import Abandoned
 from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board
 from snapshots.progress import SnapshotProgress
 from snapshots.queries import CurrentSnapshot, Looks, NextXid, Published
+from snapshots.requestjobs import Asked
 from snapshots.requests import Request, RequestOutcome, Requests
 from snapshots.steps import AwaitBoard, drive
 from tests.unit.snapshots.rows import T

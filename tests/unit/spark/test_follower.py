@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import StopState, StoreError
+from cdc.follow import access
 from cdc.follow import follower as followers
-from cdc.follow import opening
 from cdc.follow.apply import Slices
 from cdc.follow.follower import Follower
 from cdc.log.embedded.names import LogPlaces
@@ -195,7 +195,7 @@ def test_a_store_that_can_be_read_and_takes_nothing_is_waited_for_all_the_time(
     writer = log.writer()
     writer.append(batch(ORDERS, [(Op.INSERT, 1, order(1, "new"))]))
     head = writer.commit(Lsn(1), 1)
-    monkeypatch.setattr(opening, "make_sink", _Full)
+    monkeypatch.setattr(access, "make_sink", _Full)
     monkeypatch.setattr(followers, "FIRST_RETRY_S", 0.001)
     told: list[tuple[str, str | None]] = []
     write = status.write
@@ -245,7 +245,7 @@ def test_commits_that_follow_each_other_closely_are_told_together_and_the_last_o
         log.reader(),
         tmp_path,
         threading.Event(),
-        ports=opening.Ports(clock=clock),
+        ports=access.Ports(clock=clock),
     )
     written: list[int] = []
     real = status.write

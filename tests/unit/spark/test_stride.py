@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import StoreError
-from cdc.follow import opening
+from cdc.follow import access
 from cdc.follow.follower import Follower
 from cdc.follow.stride import GOAL_S, GROWTH, LEAST_ROWS, START_ROWS, Rate, Stride
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -142,7 +142,7 @@ def test_a_follower_commits_a_backlog_in_steps_of_seconds_and_stops_between_two(
             if len(commits) == 6:
                 stop.set()
 
-    monkeypatch.setattr(opening, "make_sink", lambda name, options: Slow(name, options))
+    monkeypatch.setattr(access, "make_sink", lambda name, options: Slow(name, options))
     writer = EmbeddedLogWriter(tmp_path / "log")
     for number in range(300):
         writer.append(batch(ORDERS, [(Op.INSERT, number * 100 + i, order(number * 100 + i, "new")) for i in range(1, 101)]))
@@ -157,7 +157,7 @@ def test_a_follower_commits_a_backlog_in_steps_of_seconds_and_stops_between_two(
             reader,
             tmp_path,
             stop,
-            ports=opening.Ports(clock=clock),
+            ports=access.Ports(clock=clock),
         )
         follower.follow_to(end)
         follower.close()
@@ -175,7 +175,7 @@ def test_a_store_that_fails_in_the_middle_goes_on_from_its_last_commit(tmp_path:
                 raise StoreError("it is down", retryable=True)
             super().commit(cut)
 
-    monkeypatch.setattr(opening, "make_sink", lambda name, options: Weak(name, options))
+    monkeypatch.setattr(access, "make_sink", lambda name, options: Weak(name, options))
     writer = EmbeddedLogWriter(tmp_path / "log")
     for number in range(60):
         writer.append(batch(ORDERS, [(Op.INSERT, number * 100 + i, order(number * 100 + i, "new")) for i in range(1, 101)]))

@@ -12,13 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sinks.warehouse.staging import Scratch, Staging
+from sinks.warehouse.scratch import Scratch, Staging
 
 BATCH = pa.RecordBatch.from_pydict({"n": list(range(100))})
 OTHER = """
 import sys
 from pathlib import Path
-from sinks.warehouse.staging import Scratch
+from sinks.warehouse.scratch import Scratch
 (Scratch(Path(sys.argv[1])).folder() / "left").write_text("something")
 print("ready", flush=True)
 sys.stdin.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc.errors import HeadwaterError
-from cdc.log.embedded.staging import OpenTopics
+from cdc.log.embedded.tail import OpenTopics
 
 
 def test_a_topic_that_is_taken_back_leaves_its_number_and_its_folder() -> None:
@@ -21,7 +21,7 @@ def test_a_topic_that_is_taken_back_leaves_its_number_and_its_folder() -> None:
 
 
 def test_two_topics_never_share_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.log.embedded.staging.folder_of", str.casefold)
+    monkeypatch.setattr("cdc.log.embedded.tail.folder_of", str.casefold)
     topics = OpenTopics([])
     topics.begin("public.a")
     with pytest.raises(HeadwaterError, match=r"its folder in the log is that of public\.a"):

@@ -11,7 +11,7 @@ from cdc.log.contract import LogReader
 from cdc.log.home import head_file
 
 
-class StandingLog:
+class CurrentLog:
     """Has the reader open the log again where it would go on with files that are no longer the log's. One thread only."""
 
     def __init__(self, reader: LogReader, folder: Path) -> None:

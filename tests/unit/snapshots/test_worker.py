@@ -19,10 +19,10 @@ from snapshots.locks import Locks
 from snapshots.plan import PageRange, Pages
 from snapshots.progress import SnapshotProgress
 from snapshots.queries import Begin, End
-from snapshots.reading import LOCKED_S, PART_BYTES, Reader
 from snapshots.session import Unreachable
 from snapshots.steps import Request, RowsRead, Steps, drive
 from snapshots.throttle import Throttle
+from snapshots.worker import LOCKED_S, PART_BYTES, Reader
 from tests.unit.snapshots.rows import T, batch, group
 
 SOURCE = SourceTable(T, ("a", "b"), False, None, 40, 8192 * 4, 4)

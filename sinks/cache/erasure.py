@@ -1,7 +1,7 @@
 """Everything that a store name ever put on a server, taken away: whoever wrote it, and nothing else.
 
 This is the one place where keys are found by looking at the server: they may be another log's, which nobody here can ask. A key below one of
-the store's prefixes goes when it is a row by its own content (``sinks.cache.reading``).
+the store's prefixes goes when it is a row by its own content (``sinks.cache.rowreader``).
 
 First the ledger is made nobody's, so that every writer is refused; last it goes itself. Interrupted, it is done again from the beginning.
 """
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
-from sinks.cache import ledger, neighbours, reading
+from sinks.cache import ledger, neighbours, rowreader
 from sinks.cache.keytemplate import TableKeys, bind
 from sinks.cache.ledger import CacheLedger
 from sinks.cache.server import Server
@@ -48,9 +48,9 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
         for held in before:
             for keys, form in _ways(held):
                 neighbours.tell_lost(server, store, keys)
-                for names in reading.scanned(server, keys.prefix):
-                    _, found = reading.read(server, store, keys.schema.topic, names, form)
-                    mine, _ = reading.rows_of(names, found, keys, form)
+                for names in rowreader.scanned(server, keys.prefix):
+                    _, found = rowreader.read(server, store, keys.schema.topic, names, form)
+                    mine, _ = rowreader.rows_of(names, found, keys, form)
                     if mine:
                         only_while_nobody_s(command("DEL", *mine))
                         crashpoint("erasing.keys")

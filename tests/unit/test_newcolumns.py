@@ -1,4 +1,4 @@
-"""Which columns wait for somebody's decision (``cdc.privacy.undecided``), and that decisions outlive a restart."""
+"""Which columns wait for somebody's decision (``cdc.privacy.newcolumns``), and that decisions outlive a restart."""
 
 from __future__ import annotations
 
