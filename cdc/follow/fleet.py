@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from cdc.errors import StopState
 from cdc.follow.follower import Follower
 from cdc.follow.storelog import StoreLog
 from cdc.log.contract import LogReader
@@ -63,6 +64,8 @@ class Fleet:
     _wanted: Mapping[str, StoreOptions] = field(default_factory=dict)
     _left_out: dict[str, StoreOptions] = field(default_factory=dict)
     """Wanted, and in a stop state since before they were begun here."""
+    _renewing: bool = False
+    """Every store is closed first, and opened again with what then stands in the log's folder."""
 
     @property
     def followers(self) -> Iterator[Follower]:
@@ -117,6 +120,10 @@ class Fleet:
             elif one.follower.stopped and self._stop_of(store) is None:
                 _log(store).info("was resumed: it is opened again")
                 one.leave()
+                # The reader, which all of them share, has the damaged file open.
+                self._renewing |= one.follower.status.stop == StopState.LOG_CORRUPT
+        if self._renewing and not self._renewed():
+            return
         self._begin_missing()
 
     def report(self) -> None:
@@ -135,6 +142,15 @@ class Fleet:
             self._end(store, one)
         for _, one in ended:
             one.runner.check()
+
+    def _renewed(self) -> bool:
+        """Has the reader let go of the log's files once no store reads any more."""
+        for one in self._stores.values():
+            one.leave()
+        self._renewing = bool(self._stores)
+        if not self._renewing:
+            self.reader.close()  # it opens what stands there now
+        return not self._renewing
 
     def _begin_missing(self) -> None:
         for store in [store for store in self._left_out if store not in self._wanted]:

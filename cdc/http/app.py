@@ -8,7 +8,8 @@
 ``/v1/status``      ``cdc.report.shape.Report.to_json()``; 503 ``{"error", "hint"}`` when the log cannot be read
 ``/v1/wait``        ``?store=NAME&lsn=16/B374D848&timeout=60``: 200 ``{"reached": true, "store", "lsn", "position", "seconds"}``; 504
                     ``{"reached": false, "error", "hint"}`` after the timeout (seconds, at most 300); 409 when a part that is waited
-                    for is in a stop state; 400 for bad input; 404 for an unknown store; without ``lsn`` everything committed by now
+                    for is in a stop state; 503 when nobody can tell, or the daemon ends; 400 for bad input; 404 for an unknown store; without
+                    ``lsn`` everything committed by now
 ``/v1/events``      server-sent: ``history`` once, then ``status`` (as ``/v1/status``) or ``failure`` every second
 ==================  ===================================================================================================================
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from threading import Event
@@ -36,11 +37,11 @@ from starlette.routing import BaseRoute, Route
 
 from cdc.client import wait as waiting
 from cdc.client.wait import Waited
-from cdc.errors import ConfigError, SourceError, Stopped, StoreError, WaitTimeout
+from cdc.errors import ConfigError, HeadwaterError, Stopped, WaitTimeout
 from cdc.http.events import EventStream, Failure, Feed
 from cdc.http.guard import Guard, access_of
 from cdc.http.metrics import ReportCollector
-from cdc.http.waits import wait_while_asked
+from cdc.http.waits import Waits, wait_while_asked
 from cdc.log.home import open_reader
 from cdc.model.position import Lsn, format_lsn
 from cdc.report.collector import gather
@@ -133,7 +134,7 @@ def make_app(
         Route("/v1/events", events),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(Guard, access=access)], lifespan=lifespan)
-    app.state.feed = feed
+    app.state.feed, app.state.waits = feed, Waits()
     return app
 
 
@@ -167,19 +168,21 @@ async def _wait(request: Request, settings: Settings, wait: Wait) -> Response:
     limiter: anyio.CapacityLimiter = request.app.state.waiters
     if limiter.available_tokens < 1:
         return JSONResponse({"reached": False, "error": "too many are waiting already"}, 503, {"Retry-After": "5"})
-    gone = Event()
-    watching = asyncio.create_task(_watch(request, gone))
-    try:
-        waited = await anyio.to_thread.run_sync(wait, store, lsn, timeout_s, gone, abandon_on_cancel=True, limiter=limiter)
-    except WaitTimeout as error:
-        return _refused(error, 504)
-    except Stopped as error:
-        return _refused(error, 409)
-    except (SourceError, StoreError) as error:
-        return _refused(error, 503)
-    finally:
-        gone.set()
-        watching.cancel()
+    waits: Waits = request.app.state.waits
+    with waits.one() as gone:
+        watching = asyncio.create_task(_watch(request, gone))
+        try:
+            waited = await anyio.to_thread.run_sync(wait, store, lsn, timeout_s, gone, abandon_on_cancel=True, limiter=limiter)
+        except WaitTimeout as error:
+            if waits.ended:
+                return _refused(HeadwaterError("this daemon is ending"), 503, {"Retry-After": "5"})
+            return _refused(error, 504)
+        except Stopped as error:
+            return _refused(error, 409)
+        except HeadwaterError as error:
+            return _refused(error, 503)
+        finally:
+            watching.cancel()
     return JSONResponse(
         {
             "reached": True,
@@ -209,8 +212,8 @@ def _timeout_s(text: str | None) -> float:
     return timeout_s
 
 
-def _refused(error: ConfigError | WaitTimeout | Stopped | SourceError | StoreError, status: int) -> Response:
-    return JSONResponse({"reached": False, "error": str(error), "hint": error.hint}, status)
+def _refused(error: HeadwaterError, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"reached": False, "error": str(error), "hint": error.hint}, status, headers)
 
 
 def _static(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:

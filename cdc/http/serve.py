@@ -85,6 +85,7 @@ def serving(settings: Settings, app: Starlette | None = None, *, current: Callab
         yield f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
     finally:
         app.state.feed.end()
+        app.state.waits.end()
         server.leave()
         thread.join(DRAIN_S + 1)
         listener.close()

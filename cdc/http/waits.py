@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
 from typing import Final
@@ -16,6 +18,33 @@ from cdc.settings.models import Settings
 
 LOOK_S: Final = 0.5
 """How long a wait may go on without a look at whether anybody is still there."""
+
+
+class Waits:
+    """All that are under way. ``end`` may be called from any thread, all else lives on the event loop's."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._under_way: set[Event] = set()
+
+    @contextmanager
+    def one(self) -> Iterator[Event]:
+        """One more: it has to end when the event is set."""
+        gone = Event()
+        self._under_way.add(gone)
+        if self.ended:
+            gone.set()
+        try:
+            yield gone
+        finally:
+            gone.set()
+            self._under_way.discard(gone)
+
+    def end(self) -> None:
+        """The server is to end."""
+        self.ended = True
+        for gone in list(self._under_way):
+            gone.set()
 
 
 def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn | None, timeout_s: float, gone: Event) -> Waited:

@@ -7,9 +7,11 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import structlog
 from starlette.testclient import TestClient
@@ -17,10 +19,11 @@ from starlette.testclient import TestClient
 from cdc.client import wait as waiting
 from cdc.client.wait import Waited
 from cdc.commands.logs import configure_logs
-from cdc.errors import LogCorrupt, SourceError, Stopped, StopState, WaitTimeout
+from cdc.errors import HeadwaterError, LogCorrupt, SourceError, Stopped, StopState, WaitTimeout
 from cdc.http import app as port
 from cdc.http import events
 from cdc.http.events import PERIOD_S, Feed
+from cdc.http.serve import serving
 from cdc.http.waits import LOOK_S, wait_while_asked
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn, Position
@@ -266,6 +269,7 @@ def test_bad_input(client: Callable[..., TestClient], query: str, status: int) -
         (WaitTimeout("cache does not show 0/1", hint="cdc status"), 504),
         (Stopped(StopState.SLOT_LOST, "gone"), 409),
         (SourceError("the source does not answer"), 503),
+        (HeadwaterError("run/stops/x.json is not a record of a stop state", hint="remove it"), 503),
     ],
 )
 def test_what_ends_a_wait(client: Callable[..., TestClient], error: Exception, status: int) -> None:
@@ -314,6 +318,26 @@ def test_a_token_opens_the_facts(client: Callable[..., TestClient]) -> None:
         refused = asked.get("/v1/status")
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert asked.get("/v1/status", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
+def test_a_wait_ends_with_the_daemon(tmp_path: Path) -> None:
+    """At once, and with an answer: what else keeps it from ending is nothing that a program should wait for."""
+    begun = threading.Event()
+
+    def wait(store: str, lsn: Lsn | None, timeout_s: float, gone: threading.Event) -> Waited:
+        begun.set()
+        assert gone.wait(60)
+        raise WaitTimeout(f"{store} does not show {lsn} after {timeout_s} s")
+
+    chosen = settings(tmp_path, listen="127.0.0.1:0")
+    with ThreadPoolExecutor(1) as asking:
+        with serving(chosen, port.make_app(chosen, take=reports.healthy, wait=wait)) as url:
+            answer = asking.submit(httpx.get, f"{url}/v1/wait?store=cache", timeout=60)
+            assert begun.wait(60)
+        told = answer.result()
+    assert told.status_code == 503
+    assert told.json() == {"reached": False, "error": "this daemon is ending", "hint": None}
+    assert told.headers["retry-after"] == "5"
 
 
 def test_a_wait_whose_client_has_gone_ends_at_its_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

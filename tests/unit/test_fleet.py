@@ -1,0 +1,111 @@
+"""The stores of one process, as their threads and their common reader see them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cdc.errors import ConfigError, LogCorrupt
+from cdc.follow.fleet import Fleet
+from cdc.follow.follower import Follower
+from cdc.log.contract import LogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.log.home import open_reader
+from cdc.model.position import Lsn, Position
+from cdc.state import stops
+from sinks import options_model
+from tests.unit.log.changes import USERS, changes
+from tests.unit.log.disks import QuickDisk
+
+STORES = {name: options_model("console").model_validate({"kind": "console"}) for name in ("one", "two")}
+
+
+class Thread:
+    """A store's, which ends when a test says so."""
+
+    made: list[Thread]
+
+    def __init__(self, follower: Follower, halt: threading.Event) -> None:
+        self.store = follower.store
+        self.halt = halt
+        self.ended = False
+        Thread.made.append(self)
+
+    def start(self) -> None: ...
+
+    def join(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[LogReader]:
+    with closing(EmbeddedLogWriter(tmp_path / "log", seal=False, disk=QuickDisk())) as writer:
+        writer.append(changes(USERS, range(1, 100), width=1))
+        writer.commit(Lsn(99), 0)
+    with closing(open_reader(tmp_path / "log")) as made:
+        yield made
+
+
+def rows(reader: LogReader) -> int:
+    return sum(len(batch) for batch in reader.read("public.users", Position(0), reader.head().position))
+
+
+def put(path: Path, content: bytes) -> None:
+    aside = path.with_suffix(".aside")
+    aside.write_bytes(content)
+    aside.replace(path)
+
+
+def test_a_file_of_the_log_that_was_put_back_is_read_after_resume(tmp_path: Path, reader: LogReader) -> None:
+    """No store may read while the reader lets go of the files that it holds open: the others pause for a moment."""
+    [segment] = (tmp_path / "log").glob("topics/*/*.seg")
+    whole = segment.read_bytes()
+    put(segment, whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:])
+    Thread.made = []
+    fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
+    fleet.begin(STORES)
+    try:
+        one, two = Thread.made
+        with pytest.raises(LogCorrupt) as damage:
+            rows(reader)
+        next(follower for follower in fleet.followers if follower.store == "one").fail(damage.value)
+        fleet.adapt(STORES)
+        assert not one.halt.is_set()
+        put(segment, whole)
+        stops.clear(tmp_path, "LOG_CORRUPT:follow-one")
+        fleet.adapt(STORES)
+        assert one.halt.is_set()
+        assert two.halt.is_set()
+        one.ended = True
+        fleet.adapt(STORES)
+        assert Thread.made == [one, two], "the other may still read"
+        two.ended = True
+        fleet.adapt(STORES)
+        assert [thread.store for thread in Thread.made] == ["one", "two", "one", "two"]
+        assert rows(reader) == 99
+    finally:
+        fleet.close()
+
+
+def test_a_store_that_is_resumed_from_anything_else_is_opened_alone(tmp_path: Path, reader: LogReader) -> None:
+    Thread.made = []
+    fleet = Fleet(tmp_path / "log", tmp_path, reader, {}, Thread)
+    fleet.begin(STORES)
+    try:
+        one, two = Thread.made
+        next(follower for follower in fleet.followers if follower.store == "one").fail(
+            ConfigError("the key names a column that is gone")
+        )
+        stops.clear(tmp_path, "STORE_REFUSES")
+        fleet.adapt(STORES)
+        one.ended = True
+        fleet.adapt(STORES)
+        assert [thread.store for thread in Thread.made] == ["one", "two", "one"]
+        assert not two.halt.is_set()
+    finally:
+        fleet.close()
