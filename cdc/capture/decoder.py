@@ -59,14 +59,18 @@ class Decoder:
         spools: Spools | None = None,
         prepared: PreparedFiles | None = None,
         awaits: Callable[[bytes], bool] = lambda _: True,
+        head_lsn: int = 0,
     ) -> None:
-        """``awaits``: whether a watermark with this content is on its way; another is somebody else's."""
+        """``awaits``: whether a watermark with this content is on its way; another is somebody else's. ``head_lsn``: how far the log has come:
+        transactions up to there that are not in it have changed nothing."""
         self.schema = definitions
         """The definitions that the log has of each table."""
         in_force = InForce(definitions)
         authenticity = Authenticity(definitions.ours, awaits)
         self._deferred = Deferred(spools, prepared, in_force)
-        self._made = Groups(definitions, in_force, RowBatches(in_force.relations, memory, hold, durable_lsn), authenticity)
+        self._made = Groups(
+            definitions, in_force, RowBatches(in_force.relations, memory, hold, durable_lsn), authenticity, head_lsn
+        )
         self._open: Open | None = None
         self._heard = 0
         """How much of the next block was in the last one and has been looked at."""

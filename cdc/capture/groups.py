@@ -25,13 +25,16 @@ from cdc.pgvalues.values import Bytes
 
 
 class Groups:
-    """Makes groups for one connection. ``schema``: what the log says of each table."""
+    """Makes groups for one connection. ``schema``: what the log says of each table. ``head_lsn``: as for the decoder."""
 
-    def __init__(self, schema: Definitions, in_force: InForce, rows: RowBatches, authenticity: Authenticity) -> None:
+    def __init__(
+        self, schema: Definitions, in_force: InForce, rows: RowBatches, authenticity: Authenticity, head_lsn: int = 0
+    ) -> None:
         self._schema = schema
         self._in_force = in_force
         self._rows = rows
         self._authenticity = authenticity
+        self._head_lsn = head_lsn
         self._watermark: Watermark | None = None
         """Seen in a group that was not complete."""
 
@@ -152,11 +155,19 @@ class Groups:
                     if message.prefix == WATERMARK_PREFIX and message.transactional:
                         watermark = Watermark(message.content, message.lsn)
                     elif message.prefix == DDL_PREFIX and message.transactional and wanted:
-                        self._on_facts(group, message.content, at, doubtful=doubtful)
+                        # The log has come past it without a change. What is known by now, such as from the catalog at the start, would
+                        # make one of it, in a place that has none; the next look at the catalog tells of it where it belongs.
+                        passed = self._passed(index, int(index.transaction[at]))
+                        self._on_facts(group, message.content, at, doubtful=doubtful or passed)
                 case _:  # O: where a forwarded transaction came from; nothing of ours depends on it
                     pass
         group.full(end)
         return watermark
+
+    def _passed(self, index: Index, transaction: int) -> bool:
+        """As for ``RowBatches.wanted``, the commit's beginning tells where its end has not come."""
+        end, begin = int(index.end_lsn[transaction]), int(index.commit_lsn[transaction])
+        return end <= self._head_lsn if end else begin < self._head_lsn
 
     def _on_facts(self, group: Grouping, content: bytes, at: int, *, doubtful: bool) -> None:
         if doubtful:

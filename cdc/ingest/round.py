@@ -52,7 +52,9 @@ def begun(intake: Intake, brought: Round) -> Iterator[Ingest]:
     durable_lsn = head.commit_lsn if continuity.done else max(last.commit_lsn, continuity.start_lsn)
     with closing(Spools(intake.folder)) as spools:
         feed = intake.feed
-        decoder = Decoder(brought.definitions, intake.memory, _hold(feed), durable_lsn, spools, prepared, feed.expects)
+        decoder = Decoder(
+            brought.definitions, intake.memory, _hold(feed), durable_lsn, spools, prepared, feed.expects, head.commit_lsn
+        )
         yield Ingest(intake, brought.wire, decoder, continuity)
 
 

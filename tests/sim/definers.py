@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from tests.sim.catalog import altered, triggered
 from tests.sim.course import Course
 from tests.sim.source import PUBLICATION, Session, Source
-from tests.sim.tables import keyless, make_table
+from tests.sim.tables import keyless, make_table, retyped
 
 MOST_TABLES: Final = 5
 
@@ -32,7 +33,10 @@ class Definers:
         if roll < ddl.publishes:
             return self._publish(session)
         roll -= ddl.publishes
-        return roll < ddl.drops and self._drop(session)
+        if roll < ddl.drops:
+            return self._drop(session)
+        roll -= ddl.drops
+        return roll < ddl.retypes and self._retype(session)
 
     def alter(self, session: Session, oid: int) -> None:
         """Not of a table without a key: only the catalog, which tells too late, tells that the new column is part of what identifies a row."""
@@ -51,6 +55,29 @@ class Definers:
         change = source.alter(session, after)
         if self._course.ways.triggers:
             change.content = triggered(source.facts(oid, session))
+
+    def _retype(self, session: Session) -> bool:
+        """Not of a table without a key, as above; a tag stays what it is."""
+        source, chance = self._source, self._course.chance
+        oids = [oid for oid in source.oids(session) if source.can_exclude(session, oid) and not keyless(source.table(session, oid))]
+        if not oids or session.defines:
+            return False
+        table = source.table(session, chance.choice(oids))
+        # Of another type, a key lets the whole table be read again, whatever else was missed of it.
+        keys = chance.random() < 0.15
+        columns = [column for column in table.columns if column.name != "tag" and (keys or not column.key)]
+        column = chance.choice(columns) if columns else None
+        found = None if column is None else retyped(chance, column)
+        if found is None or column is None:
+            return False
+        new, rewrites = found
+        after = tuple(new if one is column else one for one in table.columns)
+        self._course.counts["types changed" if rewrites else "types changed without a rewrite"] += 1
+        change = source.alter(session, replace(table, columns=after), rewrites=rewrites)
+        self._course.say(f"{session.xid} gives {table.name}.{column.name} type {new.type_oid} {new.typmod}")
+        if self._course.ways.triggers:
+            change.content = triggered(source.facts(table.oid, session))
+        return True
 
     def _create(self, session: Session) -> bool:
         source, chance = self._source, self._course.chance

@@ -121,6 +121,8 @@ class Ddl:
     publishes: float
     """Of tables that are not in the publication yet."""
     drops: float
+    retypes: float
+    """Statements that give columns other types."""
     all_tables: bool
     """The publication is FOR ALL TABLES; else tables are added, by clients or by capture."""
     looks: float
@@ -135,12 +137,14 @@ def deal_ddl(chance: Random) -> Ddl:
     """``chance``: of its own, so that runs without such statements are what they would be without this."""
     creates = chance.choice((0.04, 0.1)) if chance.random() < 0.55 else 0.0
     drops = chance.choice((0.03, 0.08)) if chance.random() < 0.5 else 0.0
+    retypes = chance.choice((0.04, 0.1)) if chance.random() < 0.4 else 0.0
     return Ddl(
         creates=creates,
         publishes=chance.choice((0.0, 0.05, 0.15)),
         drops=drops,
+        retypes=retypes,
         all_tables=chance.random() < 0.5,
-        looks=chance.choice((0.15, 0.6, 2.0)) if creates or drops else 0.0,
+        looks=chance.choice((0.15, 0.6, 2.0)) if creates or drops or retypes else 0.0,
     )
 
 

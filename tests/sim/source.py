@@ -171,11 +171,13 @@ class Source:
         unpublished = self._unpublished(session, oids)
         self._add(session, Change(self._record(), self._xid_of(session), "T", tables=tables, unpublished=unpublished))
 
-    def alter(self, session: Session, table: Table) -> Change:
+    def alter(self, session: Session, table: Table, *, rewrites: bool = False) -> Change:
         """The table's definition becomes another, for this session at once, for others when it is visible."""
         before = self.listing(session, table.oid)
         session.altered[table.oid] = before.altered(table, self._xid_of(session))
-        return self._about(session, "A", before.table, table)
+        change = self._about(session, "A", before.table, table)
+        change.rewrites = rewrites
+        return change
 
     def create(self, session: Session, table: Table) -> Change:
         session.altered[table.oid] = listed(table, self._way() if self._all_tables else 0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import Final
 
@@ -29,12 +30,15 @@ _NASTY: Final[dict[int, tuple[str, ...]]] = {
     pgtypes.NUMERIC: ("0.00", "NaN", "-99999999.99", "1.10"),
     pgtypes.TIMESTAMPTZ: ("infinity", "-infinity", "0044-03-15 00:00:00+00 BC", "2024-02-29 12:00:00.000001+00"),
     pgtypes.DATE: ("infinity", "4714-11-24 BC", "5874897-12-31", "2000-02-29"),
+    pgtypes.VARCHAR: ("", "NULL", "a\tb", "é😀"),
     pgtypes.BYTEA: ("\\x", "\\x00ff"),
     pgtypes.JSONB: ("null", '{"a": [1, 2.50]}', '"\\\\N"'),
 }
 
+NUMBER: Final = (10 << 16 | 2) + 4
+"""The modifier of numeric(10, 2)."""
 _EXTRA: Final = (
-    Column("num", pgtypes.NUMERIC, (10 << 16 | 2) + 4),
+    Column("num", pgtypes.NUMERIC, NUMBER),
     Column("at", pgtypes.TIMESTAMPTZ),
     Column("day", pgtypes.DATE),
     Column("fl", pgtypes.FLOAT8),
@@ -65,6 +69,56 @@ def renamed(before: Table, after: Table) -> dict[str, str] | None:
     now = {column.attnum: column.name for column in after.columns}
     names = {column.name: now[column.attnum] for column in before.columns if column.attnum in now}
     return None if names == {name: name for name in before.names} else names
+
+
+@lru_cache(maxsize=1024)
+def conversions(before: Table, after: Table) -> Mapping[str, Callable[[str], str]]:
+    """What becomes of values where a column has another type: by the name after, for those that are written in another way then."""
+    was = {column.attnum or first_name(column.name): column for column in before.columns}
+    found: dict[str, Callable[[str], str]] = {}
+    for column in after.columns:
+        old = was.get(column.attnum) or was.get(first_name(column.name))
+        if old is None or (old.type_oid, old.typmod) == (column.type_oid, column.typmod):
+            continue
+        if old.type_oid == pgtypes.BOOL:
+            found[column.name] = {"t": "true", "f": "false"}.__getitem__
+        elif column.type_oid == pgtypes.NUMERIC and (bounds := pgtypes.numeric_precision_scale(column.typmod)) is not None:
+            found[column.name] = partial(_scaled, scale=bounds[1])
+    return found
+
+
+def _scaled(number: str, scale: int) -> str:
+    """With so many digits behind the point, of which it has no more."""
+    if number == "NaN":
+        return number
+    whole, _, fraction = number.partition(".")
+    return f"{whole}.{fraction.ljust(scale, '0')}"
+
+
+def retyped(chance: Random, column: Column) -> tuple[Column, bool] | None:
+    """The column with another type, which holds all of its values; and whether Postgres writes the table's rows again for it."""
+    kind = column.type_oid
+    if kind == pgtypes.INT4:
+        to, typmod = chance.choice(((pgtypes.INT8, -1), (pgtypes.TEXT, -1), (pgtypes.NUMERIC, (14 << 16 | 2) + 4)))
+        return replace(column, type_oid=to, typmod=typmod), True
+    if kind == pgtypes.INT8:
+        return replace(column, type_oid=pgtypes.NUMERIC), True
+    if kind == pgtypes.BOOL:
+        return replace(column, type_oid=pgtypes.TEXT), True
+    if kind == pgtypes.TEXT:
+        typmod = chance.choice((-1, 4 + 5_000))
+        return replace(column, type_oid=pgtypes.VARCHAR, typmod=typmod), typmod >= 0
+    if kind == pgtypes.VARCHAR:
+        return replace(column, type_oid=pgtypes.TEXT, typmod=-1), False
+    bounds = pgtypes.numeric_precision_scale(column.typmod) if kind == pgtypes.NUMERIC else None
+    if bounds is None:
+        return None
+    precision, scale = bounds[0] + 4, bounds[1] + chance.choice((0, 2))
+    if precision > 30:
+        return None
+    if bounds[1] == 2 and chance.random() < 0.2:
+        return replace(column, typmod=-1), False
+    return replace(column, typmod=(precision << 16 | scale) + 4), scale != bounds[1]
 
 
 def make_tables(chance: Random) -> list[Table]:
@@ -119,7 +173,7 @@ def new_key(chance: Random, table: Table, keys: int) -> Row:
         return row
     for column in table.key:
         number = chance.randrange(keys)
-        if column.type_oid == pgtypes.INT8:
+        if column.type_oid in (pgtypes.INT8, pgtypes.NUMERIC):
             row[column.name] = str(number - 1)
         else:
             row[column.name] = ("a", "a ", "A:b", "", "\\")[number % 5] if len(table.key) > 1 else f"k{number}"
@@ -132,8 +186,10 @@ def new_value(chance: Random, column: Column, tag: str, wide: float) -> str | No
         return tag
     if chance.random() < 0.1:
         return None
-    if column.type_oid == pgtypes.TEXT and chance.random() < wide:
+    if column.type_oid in (pgtypes.TEXT, pgtypes.VARCHAR) and chance.random() < wide:
         return f"{tag}:" + chance.choice("xyé") * (WIDE_CHARACTERS + chance.randrange(200))
+    if column.type_oid == pgtypes.NUMERIC and column.typmod != NUMBER:
+        return _number(chance, column)
     if chance.random() < 0.25:
         return chance.choice(_NASTY[column.type_oid])
     number = chance.randrange(1, 10_000)
@@ -152,10 +208,21 @@ def new_value(chance: Random, column: Column, tag: str, wide: float) -> str | No
             return f"\\x{number:04x}"
         case pgtypes.JSONB:
             return f'{{"n": {number}}}'
-        case pgtypes.TEXT:
+        case pgtypes.TEXT | pgtypes.VARCHAR:
             return f"{tag} {number}"
         case _:
             return str(number)
+
+
+def _number(chance: Random, column: Column) -> str:
+    """Of a column that has been numeric(10, 2): most would not have been one of its values."""
+    if chance.random() < 0.2:
+        return "NaN"
+    bounds = pgtypes.numeric_precision_scale(column.typmod)
+    if bounds is None:
+        return chance.choice(("0", "1.10", "1e30", f"{chance.randrange(10**20)}.000")).replace("1e30", "1" + "0" * 30)
+    digits = chance.randrange(10 ** (bounds[0] - bounds[1]))
+    return _scaled(f"{'-' if chance.random() < 0.3 and digits else ''}{digits}.{chance.randrange(100):02d}", bounds[1])
 
 
 def is_toasted(value: str | None) -> bool:

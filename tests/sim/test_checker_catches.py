@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc.capture import definitions, tuples
 from cdc.capture import rows as row_kernels
-from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.preparedfiles import PreparedFiles
@@ -554,6 +554,33 @@ def dropped_tables_are_waited_for(patch: Patch) -> None:
     _sharpen(patch, ddl={"drops": 0.08, "looks": 2.0}, work={"rows_before": 25})
 
 
+def rows_of_rewritten_tables_are_not_read_again(patch: Patch) -> None:
+    patch.setattr(definitions, "hidden", lambda *_: None)
+    _sharpen(patch, ddl={"retypes": 0.2, "looks": 2.0}, work={"rows_before": 10})
+
+
+def another_type_leaves_a_store_as_it_is(patch: Patch) -> None:
+    """… as if only names counted."""
+
+    def rewrites(old: Table, new: Table) -> bool:
+        return any(change.new is None or change.renamed for change in differences(old, new) if change.old is not None)
+
+    patch.setattr(barrier, "rewrites", rewrites)
+    _sharpen(patch, ddl={"retypes": 0.2, "looks": 2.0}, work={"rows_before": 10})
+
+
+def parts_enter_under_the_type_that_they_were_read_with(patch: Patch) -> None:
+    patch.setattr(SnapshotFeed, "_refuse_open", _nothing)
+    original = Window.add
+
+    def add(self: Window, batch: pa.RecordBatch, table: Table, *rest: Any) -> None:
+        original(self, batch, table, *rest)
+        self.mixed = False
+
+    patch.setattr(Window, "add", add)
+    _sharpen(patch, ddl={"retypes": 0.2, "looks": 0.6}, work={"rows_before": 25})
+
+
 def _sharpen(
     patch: Patch,
     *,
@@ -629,6 +656,9 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (a_name_stays_with_the_table_that_had_it, "cefij", 1),
     (parts_of_dropped_tables_come_still, "f", 4128),
     (dropped_tables_are_waited_for, "i", 0),
+    (rows_of_rewritten_tables_are_not_read_again, "fi", 0),
+    (another_type_leaves_a_store_as_it_is, "cfij", 0),
+    (parts_enter_under_the_type_that_they_were_read_with, "cdfi", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 

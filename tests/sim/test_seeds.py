@@ -14,7 +14,7 @@ HURT_SHARE = 0.3
 """In at least so many runs of each part a store loses rows, is set back, or is taken over, while there is traffic."""
 DDL_SHARE = 0.2
 """In at least so many runs of each part …"""
-DDL = ("runs in which a table was created", "runs in which a table was dropped")
+DDL = ("runs in which a table was created", "runs in which a table was dropped", "runs in which a type was changed")
 """… this is so."""
 
 

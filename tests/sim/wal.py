@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cdc.model.table import Table
-from tests.sim.tables import Key, Row, key_of, renamed
+from tests.sim.tables import Key, Row, conversions, key_of, renamed
 
 Rows = dict[Key, Row]
 
@@ -30,6 +30,8 @@ class Change:
     """Columns whose TOASTed value an update did not touch."""
     tables: tuple[Table, ...] = ()
     content: bytes = b""
+    rewrites: bool = False
+    """An ALTER TABLE that writes every row again."""
     unpublished: frozenset[int] = frozenset()
     """Tables (OIDs) among those of a row or a TRUNCATE that are not in the publication: nothing of these is sent."""
 
@@ -49,7 +51,17 @@ class Change:
     @property
     def refiled(self) -> tuple[int, ...]:
         """Tables (OIDs) that get new files by it."""
+        if self.kind == "A":
+            return (self.tables[0].oid,) if self.rewrites else ()
         return tuple(table.oid for table in self.tables) if self.kind == "T" else ()
+
+    @property
+    def retypes(self) -> bool:
+        """An ALTER TABLE that gives a column another type."""
+        if self.kind != "A":
+            return False
+        was = {column.attnum: (column.type_oid, column.typmod) for column in self.tables[0].columns}
+        return any(was.get(c.attnum, (c.type_oid, c.typmod)) != (c.type_oid, c.typmod) for c in self.tables[1].columns)
 
     @property
     def moves(self) -> bool:
@@ -117,9 +129,11 @@ class State(dict[int, Rows]):
                 self[table.oid] = {}
         elif change.kind == "A":
             before, after = change.tables
-            names = renamed(before, after)
+            names, others = renamed(before, after), conversions(before, after)
             if names is not None:
                 self[after.oid] = {key: _under(row, names) for key, row in self.get(after.oid, {}).items()}
+            if others:
+                self[after.oid] = {key: converted(row, others) for key, row in self.get(after.oid, {}).items()}
         elif change.kind == "C":
             self[change.tables[0].oid] = {}
         elif change.kind == "X":
@@ -133,6 +147,10 @@ class State(dict[int, Rows]):
 
     def copied(self) -> State:
         return State({oid: dict(rows) for oid, rows in self.items()})
+
+
+def converted(row: Row, others: Mapping[str, Callable[[str], str]]) -> Row:
+    return {name: others[name](value) if name in others and value is not None else value for name, value in row.items()}
 
 
 def _under(row: Row, names: Mapping[str, str]) -> Row:

@@ -102,9 +102,10 @@ class World:
         self.process.look()
         self.checker.reread(self._log)
         self._course.counts["runs in which a store was hurt"] += self._followers.hurt
-        kinds = {change.kind for commit in self.source.commits for change in commit.changes}
+        changes = [change for commit in self.source.commits for change in commit.changes]
         for kind, what in ("C", "created"), ("X", "dropped"):
-            self._course.counts[f"runs in which a table was {what}"] += kind in kinds
+            self._course.counts[f"runs in which a table was {what}"] += any(change.kind == kind for change in changes)
+        self._course.counts["runs in which a type was changed"] += any(change.retypes for change in changes)
         self._course.counts["steps"] += self._course.steps
         self._course.counts["transactions"] += len(self.source.commits)
         self._course.counts["changes"] += len(self.checker.entries)

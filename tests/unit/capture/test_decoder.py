@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,15 +14,16 @@ import pytest
 
 from cdc.capture import decoder as decoding
 from cdc.capture import tuples
+from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.decoder import Decoder
-from cdc.capture.definitions import Definitions
+from cdc.capture.definitions import Definitions, Outside
 from cdc.capture.preparedfiles import PreparedFiles
 from cdc.capture.spool import Spools
 from cdc.errors import ColumnReserved, ProtocolError
 from cdc.model import pgtypes
 from cdc.model.batch import Op, table_of
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of
-from cdc.model.facts import FactColumn, Facts
+from cdc.model.facts import FactColumn, Facts, LeafTable, Publishing
 from cdc.model.group import Group
 from cdc.model.table import Column, Table
 from cdc.pgvalues.values import Bytes, Flags
@@ -500,3 +502,26 @@ def test_a_torn_message_says_how_much_it_lacks() -> None:
         begins = [0, *ends[:2]]
         begin, end = next((begin, end) for begin, end in zip(begins, ends, strict=True) if at <= end)
         assert lacks == (0 if at in ends or at - begin < 5 else end - at), at
+
+
+def test_what_messages_say_of_definitions_before_the_logs_head_changes_nothing_there() -> None:
+    """The log has come past them without a change, so there is none: what is known by now, such as from the catalog at a start, may make one of them."""
+    columns = tuple(FactColumn(n, c.name, c.type_oid, c.typmod, "", "", False, "1") for n, c in enumerate(ORDERS.columns, 1))
+    known = Facts(ORDERS.oid, ORDERS.schema, ORDERS.name, False, "d", columns, (1,), {ORDERS.oid: LeafTable(ORDERS.oid, True)})
+    wider = replace(known, columns=(*columns, FactColumn(3, "more", pgtypes.TEXT, -1, "", "", False, "2")))
+    noted: list[int] = []
+    definitions = Definitions(
+        lambda _: None,
+        known=[known.table()],
+        facts={ORDERS.oid: replace(known, publishing=Publishing(True))},
+        passwords=["sesame"],
+        outside=Outside(note=noted.append),
+    )
+    decoder = Decoder(definitions, Forgetful(), lambda *_: None, 0x100, head_lsn=0x300)
+    told = wire.message(DDL_PREFIX, json.dumps({"password": "sesame", "tables": [wider.to_json()]}).encode())
+    found: list[list[SchemaChange | None]] = []
+    for begin, end in (0x200, 0x300), (0x300, 0x400):
+        block = wire.block(wire.begin(7, begin), told, wire.commit(begin, end))
+        found += [[schema_change_of(batch) for batch in group.batches] for group in decoder.groups(block, 0, len(block), lambda: 5)]
+    assert found == [[], [SchemaChange(wider.table(), Kind.ALTERED)]]
+    assert noted == [ORDERS.oid], "the next look at the catalog tells of it"
