@@ -121,15 +121,17 @@ class Difference:
 
 
 def differences(old: TopicSchema, new: TopicSchema) -> tuple[Difference, ...]:
-    """The fate of each field, in the old schema's order, then the added ones. Fields go by their origin where both versions know it and are
-    versions of one topic's rows (of the same origin), else by name."""
-    numbered = old.origin == new.origin and all(field.origin for field in (*old.fields, *new.fields))
-
-    def identity(field: TopicField) -> int | str:
-        return field.origin if numbered else field.name
-
-    after = {identity(field): field for field in new.fields}
-    before = {identity(field): field for field in old.fields}
-    changed = [Difference(field, after.get(which)) for which, field in before.items() if after.get(which) != field]
-    added = [Difference(None, field) for which, field in after.items() if which not in before]
+    """The fate of each field, in the old schema's order, then the added ones. A field goes by its origin where both versions know it and are
+    versions of one topic's rows (of the same origin), else by name: a field of an origin that is not known yet changes nothing for the others."""
+    numbered = old.origin == new.origin
+    after = {field.origin: field for field in new.fields if field.origin} if numbered else {}
+    came = {field.name: after.get(field.origin) for field in old.fields}
+    taken = {field.name for field in came.values() if field is not None}
+    left = {field.name: field for field in new.fields if field.name not in taken}
+    for field in old.fields:
+        namesake = left.get(field.name)
+        if came[field.name] is None and namesake is not None and not (numbered and field.origin and namesake.origin):
+            came[field.name] = left.pop(field.name)
+    changed = [Difference(field, came[field.name]) for field in old.fields if came[field.name] != field]
+    added = [Difference(None, field) for field in left.values()]
     return (*changed, *added)

@@ -86,8 +86,8 @@ class StoreCheck:
         if not same_origin(held, came):
             return logged  # it came late, before what says that another table has the name now
         # Where nobody could tell which column had become which, a renamed one is another one to a store that keeps its shape.
-        numbered = all(field.origin for field in held.fields) and all(field.origin for field in came.fields)
-        shown = {first_name(name) for name in held.names if numbered or name in came.names}
+        gone = {change.old.name for change in differences(held, came) if change.old is not None and change.new is None}
+        shown = {first_name(name) for name in held.names if name not in gone}
         return {column: value for column, value in logged.items() if column in shown}
 
     def _wanted(self, name: str, topic: str, entry: Entry, newest: int) -> int:

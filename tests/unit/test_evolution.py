@@ -54,6 +54,20 @@ def test_without_numbers_columns_go_by_name() -> None:
     ]
 
 
+def test_a_column_whose_number_is_not_known_yet_changes_nothing_for_the_others() -> None:
+    renamed = Table(7, "public", "t", (Column("key", 20, key=True, attnum=1), A, Column("b", 25), Column("c", 25)))
+    assert between(OLD, renamed) == (
+        _fate(ID, renamed.columns[0]),
+        _fate(B, renamed.columns[2]),
+        _fate(None, renamed.columns[3]),
+    )
+
+
+def test_a_name_that_a_numbered_column_has_taken_is_nobody_elses() -> None:
+    moved = Table(7, "public", "t", (ID, Column("b", 25), Column("a", 25, attnum=3)))
+    assert between(OLD, moved) == (_fate(A, None), _fate(B, moved.columns[2]), _fate(None, moved.columns[1]))
+
+
 def test_a_table_of_another_oid_goes_by_name() -> None:
     other = Table(8, "public", "t", (ID, Column("a", 23, attnum=3), Column("b", 25, attnum=2)))
     assert [difference.retyped for difference in between(OLD, other)] == [True, False]
