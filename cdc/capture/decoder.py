@@ -71,6 +71,7 @@ class Decoder:
         self._made = Groups(
             definitions, in_force, RowBatches(in_force.relations, memory, hold, durable_lsn), authenticity, head_lsn
         )
+        self._head_lsn = head_lsn
         self._open: Open | None = None
         self._heard = 0
         """How much of the next block was in the last one and has been looked at."""
@@ -140,7 +141,7 @@ class Decoder:
         begin = 0
         turns = SPOOLING[index.kind[:whole]].nonzero()[0].tolist() if found.spooling else []
         for turn in (*turns, whole):
-            for end in (*cuts(block, index, begin, turn), turn):
+            for end in (*cuts(block, index, begin, turn, self._head_lsn), turn):
                 if end > begin:
                     yield from self._made.take(block, index, begin, end, next_position, complete=True)
                     self._open = None

@@ -192,13 +192,18 @@ class Groups:
         return changes
 
 
-def cuts(block: Bytes, index: Index, begin: int, end: int) -> list[int]:
-    """A group ends behind each transaction that carries one of our watermarks."""
+def cuts(block: Bytes, index: Index, begin: int, end: int, head_lsn: int = 0) -> list[int]:
+    """A group ends behind each transaction that carries one of our watermarks; and where the log has come to (``head_lsn``), as a definition
+    takes its place in the log with the first transaction of the group that has rows under it."""
     marks = watermarks(block, index, begin, end)
-    if not marks:
+    passes = begin < end and int(index.commit_lsn[index.transaction[begin]]) < head_lsn
+    if not marks and not passes:
         return []
     commits = begin + (index.kind[begin:end] == letters.COMMIT).nonzero()[0]
-    return sorted({int(commits[commit]) + 1 for commit in np.searchsorted(commits, marks) if commit < len(commits)})
+    found = {int(commits[commit]) + 1 for commit in np.searchsorted(commits, marks) if commit < len(commits)}
+    if passes:
+        found.update((commits[index.end_lsn[index.transaction[commits]] <= head_lsn][-1:] + 1).tolist())
+    return sorted(found)
 
 
 def passed(commit: Commit, position: int) -> Group:
