@@ -26,7 +26,7 @@ from cdc.capture.control import parse_control
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.deferral import Deferred, Replay
 from cdc.capture.definitions import Definitions
-from cdc.capture.groups import Groups, cuts, passed
+from cdc.capture.groups import Groups, passed
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import SPAN, SPOOLING, Commit, Index, Inside, Open, Scan, body_of, scan
 from cdc.capture.preparedfiles import PreparedFiles
@@ -71,7 +71,6 @@ class Decoder:
         self._made = Groups(
             definitions, in_force, RowBatches(in_force.relations, memory, hold, durable_lsn), authenticity, head_lsn
         )
-        self._head_lsn = head_lsn
         self._open: Open | None = None
         self._heard = 0
         """How much of the next block was in the last one and has been looked at."""
@@ -141,7 +140,7 @@ class Decoder:
         begin = 0
         turns = SPOOLING[index.kind[:whole]].nonzero()[0].tolist() if found.spooling else []
         for turn in (*turns, whole):
-            for end in (*cuts(block, index, begin, turn, self._head_lsn), turn):
+            for end in (*self._made.cuts(block, index, begin, turn), turn):
                 if end > begin:
                     yield from self._made.take(block, index, begin, end, next_position, complete=True)
                     self._open = None
