@@ -26,7 +26,7 @@ from cdc.capture.control import parse_control
 from cdc.capture.ddlmessages import DDL_PREFIX
 from cdc.capture.deferral import Deferred, Replay
 from cdc.capture.definitions import Definitions
-from cdc.capture.groups import Groups, cuts, passed
+from cdc.capture.groups import Groups, passed
 from cdc.capture.inforce import InForce
 from cdc.capture.messages import SPAN, SPOOLING, Commit, Index, Inside, Open, Scan, body_of, scan
 from cdc.capture.preparedfiles import PreparedFiles
@@ -140,7 +140,7 @@ class Decoder:
         begin = 0
         turns = SPOOLING[index.kind[:whole]].nonzero()[0].tolist() if found.spooling else []
         for turn in (*turns, whole):
-            for end in (*cuts(block, index, begin, turn), turn):
+            for end in (*self._made.cuts(block, index, begin, turn), turn):
                 if end > begin:
                     yield from self._made.take(block, index, begin, end, next_position, complete=True)
                     self._open = None

@@ -207,7 +207,8 @@ class Definitions:
         if told is None:
             return
         for oid in {*told.dropped, *(facts.oid for facts in told.tables)}:
-            self._outside.note(oid)
+            if oid in self._facts or oid in self._topics.tables:  # another is new to the look, which publishes it where it has to
+                self._outside.note(oid)
         self._outside.look()
 
     def _read(self, content: bytes) -> DdlMessage | None:

@@ -42,6 +42,19 @@ class Groups:
         """See ``Authenticity.mark``: to be called with a block's index before its groups are taken."""
         self._authenticity.mark(block, index)
 
+    def cuts(self, block: Bytes, index: Index, begin: int, end: int) -> list[int]:
+        """Returns where groups end: behind each transaction that carries one of our watermarks; and where the log has come to, for a group's first
+        transaction may bring a definition although the rows under it come with a later one."""
+        marks = watermarks(block, index, begin, end)
+        passes = begin < end and int(index.commit_lsn[index.transaction[begin]]) < self._head_lsn
+        if not marks and not passes:
+            return []
+        commits = begin + (index.kind[begin:end] == letters.COMMIT).nonzero()[0]
+        found = {int(commits[commit]) + 1 for commit in np.searchsorted(commits, marks) if commit < len(commits)}
+        if passes:
+            found.update((commits[index.end_lsn[index.transaction[commits]] <= self._head_lsn][-1:] + 1).tolist())
+        return sorted(found)
+
     def replay(self, replay: Replay, next_position: Callable[[], int]) -> Iterator[Group]:
         """A transaction that waited and has committed. Only the last group is complete, and says where the commit ends.
 
@@ -190,15 +203,6 @@ class Groups:
                     self._in_force.relations.put(table)
                     changes += self._schema.enter(table)
         return changes
-
-
-def cuts(block: Bytes, index: Index, begin: int, end: int) -> list[int]:
-    """A group ends behind each transaction that carries one of our watermarks."""
-    marks = watermarks(block, index, begin, end)
-    if not marks:
-        return []
-    commits = begin + (index.kind[begin:end] == letters.COMMIT).nonzero()[0]
-    return sorted({int(commits[commit]) + 1 for commit in np.searchsorted(commits, marks) if commit < len(commits)})
 
 
 def passed(commit: Commit, position: int) -> Group:

@@ -136,8 +136,8 @@ class Ddl:
 def deal_ddl(chance: Random) -> Ddl:
     """``chance``: of its own, so that runs without such statements are what they would be without this."""
     creates = chance.choice((0.04, 0.1)) if chance.random() < 0.55 else 0.0
-    drops = chance.choice((0.03, 0.08)) if chance.random() < 0.5 else 0.0
-    retypes = chance.choice((0.04, 0.1)) if chance.random() < 0.4 else 0.0
+    drops = chance.choice((0.04, 0.1)) if chance.random() < 0.55 else 0.0
+    retypes = chance.choice((0.04, 0.1)) if chance.random() < 0.7 else 0.0
     return Ddl(
         creates=creates,
         publishes=chance.choice((0.0, 0.05, 0.15)),

@@ -525,3 +525,25 @@ def test_what_messages_say_of_definitions_before_the_logs_head_changes_nothing_t
         found += [[schema_change_of(batch) for batch in group.batches] for group in decoder.groups(block, 0, len(block), lambda: 5)]
     assert found == [[], [SchemaChange(wider.table(), Kind.ALTERED)]]
     assert noted == [ORDERS.oid], "the next look at the catalog tells of it"
+
+
+def test_a_definition_whose_first_row_comes_behind_the_logs_head_is_told_there() -> None:
+    """Otherwise the log's own end, sent again, would seem to have a change that the log does not."""
+    wider = replace(ORDERS, columns=(*ORDERS.columns, Column("more", pgtypes.TEXT)))
+    decoder = Decoder(Definitions(lambda _: None, known=[ORDERS]), Forgetful(), lambda *_: None, 0x100, head_lsn=0x300)
+    described = wire.begin(7, 0x200) + wire.relation(wider) + wire.commit(0x200, 0x300)
+    block = wire.block(described, wire.begin(8, 0x300), wire.insert(wider.oid, ["1", "new", "x"]), wire.commit(0x300, 0x400))
+    groups = list(decoder.groups(block, 0, len(block), lambda: 5))
+    assert [(group.transactions.end_lsn.tolist(), len(group.batches)) for group in groups] == [([0x300], 0), ([0x400], 2)]
+
+
+def test_a_message_about_a_table_that_nobody_knows_asks_for_a_look_only() -> None:
+    """Who notes it would keep the look from publishing it."""
+    noted: list[int] = []
+    looks: list[None] = []
+    outside = Outside(note=noted.append, look=lambda: looks.append(None))
+    definitions = Definitions(lambda _: None, passwords=["sesame"], outside=outside)
+    columns = tuple(FactColumn(n, c.name, c.type_oid, c.typmod, "", "", False, "1") for n, c in enumerate(ORDERS.columns, 1))
+    created = Facts(ORDERS.oid, ORDERS.schema, ORDERS.name, False, "d", columns, (1,), {ORDERS.oid: LeafTable(ORDERS.oid, True)})
+    definitions.doubt(json.dumps({"password": "sesame", "tables": [created.to_json()], "dropped": [ITEMS.oid]}).encode())
+    assert (noted, len(looks)) == ([], 1)
