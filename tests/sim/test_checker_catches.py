@@ -478,7 +478,7 @@ def renamed_tables_leave_their_rows_behind(patch: Patch) -> None:
 
 
 def renamed_tables_are_not_read_again(patch: Patch) -> None:
-    patch.setattr(Rereads, "read", _nothing)
+    patch.setattr(Rereads, "read", lambda *_, **__: None)
     _sharpen(patch, work={"alters": 0.15, "rows_before": 10})
 
 
@@ -544,7 +544,7 @@ def parts_of_dropped_tables_come_still(patch: Patch) -> None:
     patch.setattr(Definitions, "enter", enter)
     _sharpen(
         patch,
-        ddl={"creates": 0.08, "drops": 0.1, "looks": 0.15},
+        ddl={"creates": 0.08, "drops": 0.1, "looks": 0.15, "publishes": 0.05, "all_tables": False},
         work={"rows_before": 25, "transactions": 40, "reading": 6.0, "alters": 0.05},
     )
 
@@ -608,7 +608,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (no_barrier_after_a_restart, "f", 28),
     (truncates_do_not_empty_a_window, "f", 84),
     (held_rows_outlive_newer_ones, "fi", 151),
-    (held_rows_are_forgotten, "fi", 4),
+    (held_rows_are_forgotten, "fi", 38),
     (keep_what_a_broken_stream_staged, "bdgh", 3),
     (go_on_after_a_failed_sync, "acdhk", 3),
     (no_truncates, "ad", 0),
@@ -623,7 +623,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (tasks_of_locked_tables_are_lost, "fi", 13),
     (watermarks_are_emitted_too_early, "i", 5),
     (windows_begin_with_their_snapshot, "f", 56),
-    (rolled_back_savepoints_of_streamed_transactions_stay, "bd", 137),
+    (rolled_back_savepoints_of_streamed_transactions_stay, "bd", 246),
     (transactions_end_in_the_order_of_their_first_blocks, "abd", 6),
     (rows_without_a_key_pass_the_fence, "f", 13),
     (prepared_transactions_go_when_they_end, "ai", 220),
@@ -639,28 +639,34 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (marks_of_the_former_history_are_refused, "k", 10),
     (new_rows_stand_under_the_former_history, "ik", 5),
     (versioned_stores_hold_all_that_they_reach, "fij", 78),
-    (no_writer_is_too_old, "l", 284),
-    (opening_fences_the_ledger_only, "l", 57),
+    (no_writer_is_too_old, "l", 69),
+    (opening_fences_the_ledger_only, "l", 88),
     (gaps_are_taken, "fij", 23),
-    (an_older_copy_takes_a_new_shape, "cfij", 38),
+    (an_older_copy_takes_a_new_shape, "cfij", 182),
     (erasing_spares_the_tables, "ik", 20),
     (renamed_columns_go_by_their_names, "cf", 1),
     (nothing_is_written_again_after_a_drop, "cfj", 1),
     (renamed_tables_leave_their_rows_behind, "cfij", 7),
-    (renamed_tables_are_not_read_again, "fi", 107),
+    (renamed_tables_are_not_read_again, "fi", 14),
     (changes_are_let_through_unasked, "m", 0),
     (stores_that_keep_their_shape_take_every_column, "c", 86),
     (late_tables_are_not_read, "fi", 0),
-    (late_tables_are_read_at_once, "fi", 77),
+    (late_tables_are_read_at_once, "fi", 28),
     (dropped_tables_stay, "fi", 1),
     (a_name_stays_with_the_table_that_had_it, "cefij", 1),
     (parts_of_dropped_tables_come_still, "f", 4128),
     (dropped_tables_are_waited_for, "i", 0),
-    (rows_of_rewritten_tables_are_not_read_again, "fi", 0),
-    (another_type_leaves_a_store_as_it_is, "cfij", 0),
-    (parts_enter_under_the_type_that_they_were_read_with, "cdfi", 0),
+    (rows_of_rewritten_tables_are_not_read_again, "fi", 14),
+    (another_type_leaves_a_store_as_it_is, "cfij", 1),
+    (parts_enter_under_the_type_that_they_were_read_with, "cdfi", 41),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
+
+
+def without_ddl(patch: Patch) -> None:
+    """Most bugs need no table that comes or goes: the rest of what a seed decides is then as it always was."""
+    original = world.deal_ddl
+    patch.setattr(world, "deal_ddl", lambda chance: replace(original(chance), creates=0.0, drops=0.0, retypes=0.0, looks=0.0))
 
 
 def first_failure(seeds: Iterable[int]) -> tuple[int, BaseException] | None:
@@ -674,6 +680,7 @@ def first_failure(seeds: Iterable[int]) -> tuple[int, BaseException] | None:
 
 @pytest.mark.parametrize(("bug", "rules", "likely"), BUGS, ids=[bug.__name__ for bug, *_ in BUGS])
 def test_the_bug_is_caught(bug: Callable[[Patch], None], rules: str, likely: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_ddl(monkeypatch)
     bug(monkeypatch)
     found = first_failure((likely, *range(SEEDS)))
     assert found is not None, f"{bug.__name__} went unnoticed in {SEEDS} seeds"
