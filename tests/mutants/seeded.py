@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns go by their names", "cdc/model/evolution.py",
-        "numbered = old.origin == new.origin and", "numbered = False and", ("tests/unit/test_evolution.py",),
+        "numbered = old.origin == new.origin\n", "numbered = False\n", ("tests/unit/test_evolution.py",),
     ),
     Mutant("the fence admits every snapshot", "snapshots/fence.py", "return bool(snapshot.sees(self.before).all())", "return True", (FENCE,)),
     Mutant(
