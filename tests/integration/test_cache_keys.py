@@ -385,3 +385,12 @@ def test_a_store_of_an_earlier_version_goes_on_and_is_erased_whole(site: Site, v
     assert {table: read(again, table) for table in held} == held
     site.sink(value=value).erase()
     assert ours(site) == {}
+
+
+def test_what_can_be_read_of_a_damaged_ledger_is_erased(site: Site) -> None:
+    for field, text, left in (("at:public.orders", "x", 0), ("position", "x", 0), ("shape:public.pairs", "7 {}", 2)):
+        begin_again(site)
+        filled(site)
+        site.client.hset(LEDGER, field, text)
+        site.sink().erase()
+        assert len(ours(site)) == left, field
