@@ -134,8 +134,10 @@ class TopicSchema:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TopicSchema:
-        """Raises KeyError, TypeError or ValueError for what ``to_json`` never gave."""
+        """What ``to_json`` gave, or that of the topic's table. Raises KeyError, TypeError or ValueError for anything else."""
         raw = json.loads(text)
+        if "columns" in raw:  # an earlier version's store, which goes on with it and, if it is erased, has to find its rows by it
+            return cls.of(Table.from_json(text))
         return _one(cls(**{**raw, "fields": tuple(TopicField.from_raw(one) for one in raw["fields"])}))
 
 

@@ -8,6 +8,7 @@ First the ledger is made nobody's, so that every writer is refused; last it goes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError
 from sinks.cache import ledger, neighbours, rowreader
 from sinks.cache.keytemplate import TableKeys, bind
-from sinks.cache.ledger import CacheLedger
+from sinks.cache.ledger import Projection
 from sinks.cache.server import Server
 from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of
@@ -25,15 +26,11 @@ from sinks.cache.wire import command
 def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
     """Raises StoreError when the server is down, or somebody else begins to write there."""
     key, letters = ledger.key_of(store), ledger.letters_of(store)
-    before: list[CacheLedger] = []
+    ways: list[tuple[TableKeys, Form]] = []
 
     def ours(fields: ledger.Fields) -> Commands | None:
-        before.clear()
-        if not fields:
-            return None
-        with suppress(ValueError, KeyError, TypeError):  # a damaged one says no more what the store's keys look like
-            before.append(CacheLedger.decode(fields))
-        return [command("HSET", key, "log", "")]
+        ways[:] = _ways(fields)
+        return [command("HSET", key, "log", "")] if fields else None
 
     def only_while_nobody_s(*commands: bytes) -> None:
         def decide(found: Answers) -> Commands:
@@ -45,26 +42,28 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
 
     if transactions.change_whole(ours):
         crashpoint("erasing.ledger_nobodys")
-        for held in before:
-            for keys, form in _ways(held):
-                neighbours.tell_lost(server, store, keys)
-                for names in rowreader.scanned(server, keys.prefix):
-                    _, found = rowreader.read(server, store, keys.schema.topic, names, form)
-                    mine, _ = rowreader.rows_of(names, found, keys, form)
-                    if mine:
-                        only_while_nobody_s(command("DEL", *mine))
-                        crashpoint("erasing.keys")
-                neighbours.tell_lost(server, store, keys)
+        for keys, form in ways:
+            neighbours.tell_lost(server, store, keys)
+            for names in rowreader.scanned(server, keys.prefix):
+                _, found = rowreader.read(server, store, keys.schema.topic, names, form)
+                mine, _ = rowreader.rows_of(names, found, keys, form)
+                if mine:
+                    only_while_nobody_s(command("DEL", *mine))
+                    crashpoint("erasing.keys")
+            neighbours.tell_lost(server, store, keys)
         neighbours.leave(server, store)
         only_while_nobody_s(command("DEL", key, letters))
 
 
-def _ways(held: CacheLedger) -> Iterator[tuple[TableKeys, Form]]:
-    """Every way in which a row of the store may stand there."""
-    for projection in dict.fromkeys((held.projection, *held.former)):
-        for shapes in (held.shapes, held.coming):
-            for shape in shapes.values():
-                try:
-                    yield bind(projection.key, shape.schema), form_of(projection)
-                except ConfigError:
-                    continue
+def _ways(fields: ledger.Fields) -> Iterator[tuple[TableKeys, Form]]:
+    """Every way in which a row of the store may stand there. A damaged field says nothing; the others still do."""
+    projections: list[Projection] = []
+    with suppress(ValueError, KeyError, TypeError):
+        projections.append(Projection.decode(fields["projection"]))
+    with suppress(ValueError, KeyError, TypeError):
+        projections += map(Projection.decode, json.loads(fields.get("former", "[]")))
+    for name, text in fields.items():
+        if name.startswith(("shape:", "coming:")):
+            for projection in dict.fromkeys(projections):
+                with suppress(ValueError, KeyError, TypeError, ConfigError):
+                    yield bind(projection.key, ledger.decode_shape(text).schema), form_of(projection)

@@ -371,3 +371,26 @@ def test_a_row_s_key_of_another_type_is_taken_over(site: Site) -> None:
     site.client.lpush("public.orders:5", "theirs")
     site.feed(sink, upserts(ORDERS, 1, [order(5)]))
     assert read(sink, ORDERS)[0]["id"] == "5"
+
+
+@pytest.mark.parametrize("value", ["json", "hash"])
+def test_a_store_of_an_earlier_version_goes_on_and_is_erased_whole(site: Site, value: str) -> None:
+    """Its ledger holds the source's tables in place of the topics' schemas."""
+    sink = filled(site, value=value)
+    held = {table: read(sink, table) for table in (NUMBERED, PAIRS)}
+    for table in held:
+        site.client.hset(LEDGER, f"shape:{table.qualified}", f"0 {table.to_json()}")
+    again = site.opened(value=value)
+    assert again.applied() == cut(13)
+    assert {table: read(again, table) for table in held} == held
+    site.sink(value=value).erase()
+    assert ours(site) == {}
+
+
+def test_what_can_be_read_of_a_damaged_ledger_is_erased(site: Site) -> None:
+    for field, text, left in (("at:public.orders", "x", 0), ("position", "x", 0), ("shape:public.pairs", "7 {}", 2)):
+        begin_again(site)
+        filled(site)
+        site.client.hset(LEDGER, field, text)
+        site.sink().erase()
+        assert len(ours(site)) == left, field

@@ -61,6 +61,11 @@ def test_what_a_store_keeps_is_read_back_as_the_same(table: Table) -> None:
     assert TopicSchema.from_json(schema.to_json()).fields == schema.fields
 
 
+@pytest.mark.parametrize("table", [ORDERS, PAIRS, TYPES, FIELDS], ids=lambda table: table.name)
+def test_what_a_store_of_an_earlier_version_keeps_is_read_as_the_same(table: Table) -> None:
+    assert TopicSchema.from_json(table.to_json()) is TopicSchema.of(table)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
