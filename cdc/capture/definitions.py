@@ -125,6 +125,10 @@ class Definitions:
         """Whether ``take_displaced`` has something to look at."""
         return bool(self._topics.displaced)
 
+    def logs(self, oid: int) -> bool:
+        """Whether the log has the table by now."""
+        return oid in self._topics.tables
+
     def standing(self, table: Table) -> Table:
         """The table of a RELATION message in a transaction that the log has already, as it was when the log's last one ended.
 

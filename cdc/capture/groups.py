@@ -141,7 +141,10 @@ class Groups:
                     table = self._in_force.relations.parse_relation(body)
                     if not wanted:
                         table = self._schema.standing(table)
-                        self._in_force.untold.pop(table.oid, None)  # what a replay brought back
+                        if self._schema.logs(table.oid):
+                            self._in_force.untold.pop(table.oid, None)  # what a replay brought back
+                        else:
+                            self._in_force.untold[table.oid] = table  # its rows may come without being described again
                     changes = []
                     if wanted and _rows_follow(block, index, at + 1, end, table.oid):
                         self._in_force.untold.pop(table.oid, None)

@@ -537,6 +537,21 @@ def test_a_definition_whose_first_row_comes_behind_the_logs_head_is_told_there()
     assert [(group.transactions.end_lsn.tolist(), len(group.batches)) for group in groups] == [([0x300], 0), ([0x400], 2)]
 
 
+def test_a_table_described_before_the_logs_head_that_has_rows_only_behind_it_is_known_from_there() -> None:
+    """The server describes a table once in a connection. If nobody knew it from there, its end would leave no trace: its rows would stay."""
+    noted: list[int] = []
+    definitions = Definitions(lambda _: None, passwords=["sesame"], outside=Outside(note=noted.append))
+    decoder = Decoder(definitions, Forgetful(), lambda *_: None, 0x300, head_lsn=0x300)
+    dropped = wire.message(DDL_PREFIX, json.dumps({"password": "sesame", "dropped": [ORDERS.oid]}).encode())
+    block = wire.block(
+        wire.begin(7, 0x200) + wire.relation(ORDERS) + wire.insert(ORDERS.oid, ["1", "old"]) + wire.commit(0x200, 0x300),
+        wire.begin(8, 0x300) + wire.insert(ORDERS.oid, ["2", "new"]) + dropped + wire.commit(0x300, 0x400),
+    )
+    batches = [batch for group in decoder.groups(block, 0, len(block), lambda: 5) for batch in group.batches]
+    assert [schema_change_of(batch) for batch in batches] == [None, SchemaChange(ORDERS, Kind.DROPPED, empties=True)]
+    assert noted == [ORDERS.oid]
+
+
 def test_a_message_about_a_table_that_nobody_knows_asks_for_a_look_only() -> None:
     """Who notes it would keep the look from publishing it."""
     noted: list[int] = []
