@@ -141,7 +141,7 @@ class Checker:
     _state: State = field(default_factory=State)
     _fold: dict[int, dict[Key, Entry]] = field(default_factory=dict)
     _rewritten: dict[int, int] = field(default_factory=dict)
-    """Position of each table's last REWRITTEN record."""
+    """Position of each table's last REWRITTEN record, or of the cut in which a column took another type: nothing before it is remembered."""
     _segments: dict[tuple[str, int], Path] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
     """Tables that were dropped, as of the newest cut."""
@@ -235,6 +235,9 @@ class Checker:
             ends_at = commit.end_lsn
             for change in commit.changes:
                 self._happen(change)
+                if _retypes(change):
+                    # What is remembered of a column is of one type, and where in the cut it was changed is not known here.
+                    self._rewritten[change.tables[1].oid] = cut.position
             self._commits += 1
         reads = 0
         for entry in entries:
@@ -477,6 +480,16 @@ def written_again(before: Table, after: Table) -> dict[str, str] | None:
 
 def _type(column: Column) -> tuple[pa.DataType, Structure]:
     return arrow_type(column), structure_of(column)
+
+
+def _retypes(change: Change) -> bool:
+    """Whether it changes the type of a column that stays."""
+    if change.kind != "A":
+        return False
+    before, after = (
+        {first_name(column.name): (column.type_oid, column.typmod) for column in table.columns} for table in change.tables
+    )
+    return any(after.get(name, kind) != kind for name, kind in before.items())
 
 
 def _expected(commit: Commit) -> list[Expected]:
