@@ -134,7 +134,7 @@ class TopicSchema:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TopicSchema:
-        """What ``to_json`` gave, or that of the topic's table. Raises KeyError, TypeError or ValueError for anything else."""
+        """Reads what ``to_json`` gave, or that of the topic's table. Raises KeyError, TypeError or ValueError for anything else."""
         raw = json.loads(text)
         if "columns" in raw:  # an earlier version's store, which goes on with it and, if it is erased, has to find its rows by it
             return cls.of(Table.from_json(text))

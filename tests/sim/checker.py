@@ -6,8 +6,7 @@
 (c)   a position means one change for ever, over crashes and re-reads
 (d)   the log has the commits in their order, each commit's rows in order, once
 (e)   per key, a store never goes back to an older row, nor to an older cut
-(f)   a store at cut N is the fold of the log up to N; that fold is the source's state at that commit (while a table's
-      snapshot is under way: a part of it)
+(f)   a store at cut N is the fold of the log up to N; that fold is the source's state then, or a part of it while a snapshot is under way
 (g)   cuts are atomic: no commit is spread over two, and stores that commit as a whole show whole cuts only
 (h)   only what is on the disk is confirmed
 (i)   after the faults have stopped, everything becomes equal within a bounded number of steps
@@ -42,7 +41,7 @@ from sinks.memory import Store
 from tests.sim.disk import ModelDisk
 from tests.sim.source import Source
 from tests.sim.storecheck import StoreCheck, slim
-from tests.sim.tables import Key, Row, conversions, first_name, identity_of, key_of
+from tests.sim.tables import Key, Row, conversions, first_name, identity_of, key_of, retypes
 from tests.sim.texts import texts
 from tests.sim.violation import Violation as Violation
 from tests.sim.wal import Change, Commit, State, converted
@@ -235,8 +234,7 @@ class Checker:
             ends_at = commit.end_lsn
             for change in commit.changes:
                 self._happen(change)
-                if _retypes(change):
-                    # What is remembered of a column is of one type, and where in the cut it was changed is not known here.
+                if change.kind == "A" and retypes(*change.tables):
                     self._rewritten[change.tables[1].oid] = cut.position
             self._commits += 1
         reads = 0
@@ -266,11 +264,11 @@ class Checker:
 
     def _happen(self, change: Change) -> None:
         """What the source has committed. The rows of a table that was dropped stay until the log says that they are gone."""
+        if change.kind != "X":
+            self._state.apply(change)
         if change.kind == "X":
             self._gone.add(change.tables[0].oid)
-            return
-        self._state.apply(change)
-        if change.kind == "C":
+        elif change.kind == "C":
             self._fold[change.tables[0].oid], self.waiting[change.tables[0].oid] = {}, set()
         elif change.kind == "A":
             self._defined[change.tables[1].oid] = change.tables[1]
@@ -480,16 +478,6 @@ def written_again(before: Table, after: Table) -> dict[str, str] | None:
 
 def _type(column: Column) -> tuple[pa.DataType, Structure]:
     return arrow_type(column), structure_of(column)
-
-
-def _retypes(change: Change) -> bool:
-    """Whether it changes the type of a column that stays."""
-    if change.kind != "A":
-        return False
-    before, after = (
-        {first_name(column.name): (column.type_oid, column.typmod) for column in table.columns} for table in change.tables
-    )
-    return any(after.get(name, kind) != kind for name, kind in before.items())
 
 
 def _expected(commit: Commit) -> list[Expected]:

@@ -232,3 +232,11 @@ def is_toasted(value: str | None) -> bool:
 def page_of(row: Row) -> int:
     """Every version of a row stands on some page, wherever there was room."""
     return int((row["tag"] or "v0")[1:]) * 7919 % 101 % PAGES
+
+
+def retypes(before: Table, after: Table) -> bool:
+    """Whether a column that stays has taken another type."""
+    kinds = {first_name(column.name): (column.type_oid, column.typmod) for column in after.columns}
+    return any(
+        kinds.get(first_name(column.name), kind) != kind for column in before.columns if (kind := (column.type_oid, column.typmod))
+    )
