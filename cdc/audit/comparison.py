@@ -48,6 +48,11 @@ class Target:
     expected_rows: int = 0
     captured: bool = True
 
+    @property
+    def schema(self) -> TopicSchema:
+        """The table's, as stores know it."""
+        return TopicSchema.of(self.table)
+
 
 @dataclass(slots=True)
 class TableInWork:
@@ -100,7 +105,7 @@ def compare(
     progress: Report,
 ) -> TableInWork:
     """Scans both sides whole: the source in a thread of its own, the store here (a Spark session wants its own thread)."""
-    table, schema = target.table, TopicSchema.of(target.table)
+    table, schema = target.table, target.schema
     started = time.monotonic()
     if target.captured:
         _refuse_former_shape(sink, schema)

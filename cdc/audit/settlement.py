@@ -18,7 +18,6 @@ from cdc.audit.findings import Progress, Report, RowDifference
 from cdc.audit.suspects import Differing, KeyLook, joined, look
 from cdc.model.position import Cut, Lsn
 from cdc.model.table import Table
-from cdc.model.topic import TopicSchema
 from cdc.source.rows import snapshot
 from sinks.contract import Sink
 from sinks.render.meaning import plain_key
@@ -71,7 +70,7 @@ class _Seen:
 
 
 def _source_look(database: SourceSide, sink: Sink, audited: TableInWork, seed: int) -> _Seen:
-    table, schema = audited.target.table, TopicSchema.of(audited.target.table)
+    table, schema = audited.target.table, audited.target.schema
     rows, held = database.rows(table), partial(sink.as_held, schema=schema)
 
     def fetch(keys: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -83,7 +82,7 @@ def _source_look(database: SourceSide, sink: Sink, audited: TableInWork, seed: i
 def _store_look(sink: Sink, audited: TableInWork, seed: int) -> _Seen:
     if not audited.target.captured:
         return _look(audited, lambda keys: [], seed)  # noqa: ARG005
-    return _look(audited, lambda keys: [sink.fetch(TopicSchema.of(audited.target.table), keys)], seed)
+    return _look(audited, lambda keys: [sink.fetch(audited.target.schema, keys)], seed)
 
 
 def _look(audited: TableInWork, fetch: Callable[[pa.RecordBatch], list[pa.RecordBatch]], seed: int) -> _Seen:

@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Final
 
@@ -67,27 +67,30 @@ def audit(
         database = SourceSide(connection, settings.source.publication, protection_of(settings, reader))
         for name in settings.stores if store is None else (store,):
             tables = partial(targets, settings, reader, database, name, table)
-
-            def attempt(sink: Sink, tables: Callable[[], Sequence[Target]] = tables) -> StoreAudit:
-                return audit_store(database, sink, tables, _caught_up(settings, reader, sink, timeout_s), progress)
-
-            audits.append(_patiently(partial(_opened, settings, name, reader), attempt))
+            audits.append(_audited(settings, reader, name, database, tables, progress, timeout_s))
     return audits
 
 
-def _patiently(opened: Callable[[], AbstractContextManager[Sink]], attempt: Callable[[Sink], StoreAudit]) -> StoreAudit:
+def _audited(
+    settings: Settings,
+    reader: LogReader,
+    name: str,
+    database: SourceSide,
+    tables: Callable[[], Sequence[Target]],
+    progress: Report,
+    timeout_s: float,
+) -> StoreAudit:
     """Begins again with the store opened once more, while it says "later", as an index does whose shard is not there yet."""
-    chance = random.Random()
-    for number in range(ATTEMPTS_MAX - 1):
-        with opened() as sink:
+    chance, failed = random.Random(), 0
+    while True:
+        with _opened(settings, name, reader) as sink:
             try:
-                return attempt(sink)
+                return audit_store(database, sink, tables, _caught_up(settings, reader, sink, timeout_s), progress)
             except StoreError as error:
-                if not error.retryable:
+                failed += 1
+                if not error.retryable or failed == ATTEMPTS_MAX:
                     raise
-        time.sleep(backoff_s(number, chance))
-    with opened() as sink:
-        return attempt(sink)
+        time.sleep(backoff_s(failed - 1, chance))
 
 
 def _refuse_unbegun(settings: Settings, reader: LogReader) -> None:

@@ -173,17 +173,12 @@ class Groups:
                     elif message.prefix == DDL_PREFIX and message.transactional and wanted:
                         # The log has come past it without a change. What is known by now, such as from the catalog at the start, would
                         # make one of it, in a place that has none; the next look at the catalog tells of it where it belongs.
-                        passed = self._passed(index, int(index.transaction[at]))
+                        passed = index.ends_by(int(index.transaction[at]), self._head_lsn)
                         self._on_facts(group, message.content, at, doubtful=doubtful or passed)
                 case _:  # O: where a forwarded transaction came from; nothing of ours depends on it
                     pass
         group.full(end)
         return watermark
-
-    def _passed(self, index: Index, transaction: int) -> bool:
-        """As for ``RowBatches.wanted``, the commit's beginning tells where its end has not come."""
-        end, begin = int(index.end_lsn[transaction]), int(index.commit_lsn[transaction])
-        return end <= self._head_lsn if end else begin < self._head_lsn
 
     def _on_facts(self, group: Grouping, content: bytes, at: int, *, doubtful: bool) -> None:
         if doubtful:

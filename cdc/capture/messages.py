@@ -195,6 +195,12 @@ class Index(NamedTuple):
     end_lsn: Offsets
     """End LSN of the commit; 0 for a transaction whose COMMIT is not in the block."""
 
+    def ends_by(self, transaction: int, lsn: int) -> bool:
+        """Whether the transaction ends at or before ``lsn``, which is the end of one. Where the commit's end is not there yet, its beginning tells
+        (known from BEGIN on): it lies at or behind the end of another."""
+        end, begin = int(self.end_lsn[transaction]), int(self.commit_lsn[transaction])
+        return end <= lsn if end else begin < lsn
+
 
 class Scan(NamedTuple):
     """The contents of one block: its messages, what the server says beside them, and where the block leaves the stream."""

@@ -67,9 +67,8 @@ class RowBatches:
         self._buffers = Reused(COLUMNS_BYTES)
 
     def wanted(self, index: Index, transaction: int) -> bool:
-        """Where the commit's end is not there yet, its beginning tells (known from BEGIN on): at or behind the durable end of another."""
-        end, begin = int(index.end_lsn[transaction]), int(index.commit_lsn[transaction])
-        return end > self._durable_lsn if end else begin >= self._durable_lsn
+        """Whether the log lacks the transaction."""
+        return not index.ends_by(transaction, self._durable_lsn)
 
     def forget(self, oid: int) -> None:
         """Every row of the table is gone, or no longer what it was."""

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Literal, Self
-from zlib import crc32
+
+from cdc.model.jsonvalue import JsonValue
 
 Identity = Literal["d", "n", "f", "i"]
 """pg_class.relreplident: default, nothing, full, index."""
@@ -31,8 +32,8 @@ class Column:
     """The structure of a type that is not the server's own (``cdc.model.structure``); empty where its values are plain text to us."""
 
 
-@dataclass(frozen=True)
-class Table:
+@dataclass(frozen=True, eq=False)
+class Table(JsonValue):
     """One source table at one schema version. Equal tables have equal Arrow schemas.
 
     ``oid`` and ``epoch`` identify it (a dropped and re-created table has a new OID); names are labels.
@@ -69,21 +70,6 @@ class Table:
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
-
-    def __eq__(self, other: object) -> bool:
-        # Asked for as often, mostly of a table that is the same without being this object: one text is compared, not every column.
-        return self is other or (isinstance(other, Table) and self._json == other._json)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def to_json(self) -> str:
-        return self._json
-
-    @cached_property
-    def _hash(self) -> int:
-        # Asked for several times with every batch. Not Python's hash of a text: what is pickled hashes alike elsewhere.
-        return crc32(self._json.encode())
 
     @cached_property
     def _json(self) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, Self
-from zlib import crc32
 
 import pyarrow as pa
 
+from cdc.model.jsonvalue import JsonValue
 from cdc.model.pgtypes import arrow_type
 from cdc.model.structure import FIRST_OWN_TYPE, Structure, decoded, encoded, structure_of
 from cdc.model.table import Column, Table
@@ -77,8 +77,8 @@ class TopicField:
 _PLAIN: Final = ("name", "key", "origin", "type_name", "source_type", "defined", "protected")
 
 
-@dataclass(frozen=True)
-class TopicSchema:
+@dataclass(frozen=True, eq=False)
+class TopicSchema(JsonValue):
     """One version of a topic's schema. Fields stand in their source's order."""
 
     namespace: str
@@ -111,21 +111,6 @@ class TopicSchema:
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(one.name for one in self.fields)
-
-    def __eq__(self, other: object) -> bool:
-        # As ``Table``: asked for with every batch, mostly of the same object.
-        return self is other or (isinstance(other, TopicSchema) and self._json == other._json)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def to_json(self) -> str:
-        """For stores, which keep the schema that their rows stand under."""
-        return self._json
-
-    @cached_property
-    def _hash(self) -> int:
-        return crc32(self._json.encode())
 
     @cached_property
     def _json(self) -> str:

@@ -1,1 +1,1 @@
-"""Every fact about the parts as one value (``shape.py``), where the facts come from (``collector.py``, ``probe.py``, ``standing.py``), and what is wrong (``problems.py``)."""
+"""Every fact about the parts as one value (``shape.py``), where the facts come from (``collector.py``, ``probe.py``, ``currentlog.py``), and what is wrong (``problems.py``)."""
