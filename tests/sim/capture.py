@@ -123,6 +123,7 @@ class Capture:
         if new:
             facts |= new
             save_facts(self._folder, facts)
+        self._source.told |= facts.keys()
         course = self._course
         self.watch = Watch(self._source, course.chance, {*facts, *holders.values()}, course.met)
         return self.watch

@@ -89,6 +89,8 @@ class Source:
         """The highest number that a column of the table ever had: none has it again."""
         self.prepared: dict[str, Session] = {}
         """By GID."""
+        self.told: set[int] = set()
+        """Tables that a process has once seen in the catalog."""
         self._locks: Locks = {}
         self._next_xid = first_xid
         self._latest_completed = first_xid - 1
