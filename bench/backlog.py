@@ -48,9 +48,10 @@ from bench.result import Figure, Result, faster
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
-from cdc.log.embedded.format import RECORD_BYTES, decode_head, decode_timeline_header
+from cdc.log.embedded.format import decode_head
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.records import RECORD_BYTES, decode_timeline_header
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.home import open_reader
 from cdc.model.batch import OP, Op, table_of, topic_schema

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -14,15 +14,17 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.errors import LogCorrupt
+from cdc.errors import LogCorrupt, PositionGone
 from cdc.log.contract import Slice, Topic
-from cdc.log.embedded.format import RECORD_BYTES, Damaged, Head, decode_timeline_header
+from cdc.log.embedded.format import Damaged, Head
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.histories import lineage_of
 from cdc.log.embedded.names import LogPlaces
+from cdc.log.embedded.records import RECORD_BYTES, decode_timeline_header
 from cdc.log.embedded.sealedsegment import SealedSegment
 from cdc.log.embedded.segment import Segment, SegmentPlace
-from cdc.log.embedded.timeline import SegmentRun, Timeline, TopicIndex
+from cdc.log.embedded.timeline import Timeline
+from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.views import alone, clip, joined
 from cdc.model.batch import table_of
 from cdc.model.lineage import Lineage
@@ -53,7 +55,7 @@ class EmbeddedLogReader:
         self._timeline_fd = -1
         self._timeline: Timeline | None = None
         self._seen: Head | None = None
-        self._open: OrderedDict[tuple[int, int], Segment | SealedSegment] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int, int], Segment | SealedSegment] = OrderedDict()
         self._topics: dict[int, Topic] = {}
         self._watches: list[Watch] = []
         """One for each thread that has waited at the same time as others, while nobody uses it: who has none would have to look again and again."""
@@ -108,6 +110,10 @@ class EmbeddedLogReader:
         timeline = self._refreshed()
         return timeline.at_lsn(lsn) if timeline else None
 
+    def marks(self, upto: Position | None = None) -> Mapping[str, bytes]:
+        timeline = self._refreshed()
+        return {} if timeline is None else timeline.marks(upto)
+
     def last_commit(self) -> Cut:
         timeline = self._refreshed()
         return timeline.last_commit() if timeline else ZERO_CUT
@@ -130,6 +136,7 @@ class EmbeddedLogReader:
         index = self._index(topic, upto)
         if index is None:
             return
+        _check_kept(index, after)
         for batch in joined(self._batches(index, after, upto), upto_rows=JOINED_ROWS):
             yield from alone(batch)
 
@@ -138,6 +145,7 @@ class EmbeddedLogReader:
         for topic in topics:
             index = self._index(topic, upto)
             if index is not None:
+                _check_kept(index, after)
                 found += _slices(index, after, upto, target_bytes)
         return found
 
@@ -234,66 +242,101 @@ class EmbeddedLogReader:
             return None
         return timeline.topics[timeline.numbers[topic]]
 
-    def _batches(self, index: TopicIndex, after: int, upto: int) -> Iterator[pa.RecordBatch]:
-        for first, low, high in index.within_segments(*index.between(after, upto)):
-            source = self._segment(index, first)
-            if isinstance(source, SealedSegment):
-                yield from source.batches(after, upto)
-                continue
-            whole = index.inside(low, high, after, upto)
-            for run in index.runs(low, high, RUN_BYTES):
-                for batch in source.batches(run):
-                    clipped = batch if whole else clip(batch, after, upto)
-                    if clipped.num_rows:
-                        yield clipped
+    def _batches(self, index: TopicIndex | None, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        while index is not None:
+            try:
+                for first, low, high in index.within_segments(*index.between(after, upto)):
+                    source = self._segment(index, first, int(index.parts["generation"][low]))
+                    yield from self._of_segment(index, source, low, high, after, upto)
+                    after = max(after, int(index.parts["last"][high - 1]))
+                return
+            except _Superseded:
+                # Other files hold the rest of it by now.
+                index = self._index(index.name, upto)
+                if index is not None:
+                    _check_kept(index, after)
 
-    def _segment(self, index: TopicIndex, first: int) -> Segment | SealedSegment:
-        key = (index.number, first)
+    def _of_segment(
+        self, index: TopicIndex, source: Segment | SealedSegment, low: int, high: int, after: int, upto: int
+    ) -> Iterator[pa.RecordBatch]:
+        if isinstance(source, SealedSegment):
+            yield from source.batches(after, upto)
+            return
+        whole = index.inside(low, high, after, upto)
+        for run in index.runs(low, high, RUN_BYTES):
+            for batch in source.batches(run):
+                clipped = batch if whole else clip(batch, after, upto)
+                if clipped.num_rows:
+                    yield clipped
+
+    def _segment(self, index: TopicIndex, first: int, generation: int) -> Segment | SealedSegment:
+        key = (index.number, first, generation)
         with self._lock:
-            found = self._open.pop(key, None) or self._opened(index, first)
+            found = self._open.pop(key, None) or self._opened(index, first, generation)
             self._open[key] = found
             while len(self._open) > OPEN_SEGMENTS:
                 self._open.popitem(last=False)
             return found
 
-    def _opened(self, index: TopicIndex, first: int) -> Segment | SealedSegment:
-        """A segment is either there, or its Parquet files are: they appear before it goes."""
+    def _opened(self, index: TopicIndex, first: int, generation: int) -> Segment | SealedSegment:
+        """A segment is either there, or its Parquet files are: they appear before it goes. Raises _Superseded once others have taken their place."""
         timeline = self._timeline
         assert timeline is not None
         place = SegmentPlace(timeline.log_id, index.number, index.name, first)
         path = self._places.segment(index.name, first)
-        try:
-            return Segment(path, place)
-        except FileNotFoundError:
-            pass
-        # The sealed files hold all of the segment, so also what was committed to it since this reader last looked.
-        self._refreshed()
-        run = next(run for run in index.segments() if run.segment == first)
-        # The power loss that set the head back spares what was sealed since: the files may hold more of the segment than the head knows of.
-        for known in chain((run,), self._runs_written(index.name, first)):
+        if not generation:
             with suppress(FileNotFoundError):
-                return SealedSegment(path.parent, known, place)
-        raise LogCorrupt(f"{path}: missing, and no sealed files hold its positions {first} to {run.last}")
+                return Segment(path, place)
+        # The sealed files hold all of the segment, so also what was committed to it since this reader last looked.
+        timeline = self._refreshed()
+        assert timeline is not None
+        newest = timeline.topics[index.number]
+        known = [run for run in newest.segments() if (run.segment, run.generation) == (first, generation)]
+        # The power loss that set the head back spares what was sealed since: the files may hold more of the segment than the head knows of.
+        for run in chain(known, self._runs_written(index.name, first, generation)):
+            with suppress(FileNotFoundError):
+                return SealedSegment(path.parent, run, place)
+        if not known:
+            raise _Superseded
+        raise LogCorrupt(f"{path}: missing, and no sealed files hold its positions {first} to {known[0].last}")
 
-    def _runs_written(self, topic: str, first: int) -> Iterator[SegmentRun]:
+    def _runs_written(self, topic: str, first: int, generation: int) -> Iterator[SegmentRun]:
         """All that was ever committed to the segment, whatever the head says."""
         timeline = self._written()
         if timeline is not None and topic in timeline.numbers:
-            yield from (run for run in timeline.topics[timeline.numbers[topic]].segments() if run.segment == first)
+            runs = timeline.topics[timeline.numbers[topic]].segments()
+            yield from (run for run in runs if (run.segment, run.generation) == (first, generation))
 
     def _topic(self, index: TopicIndex) -> Topic:
         """Made again only when something has been added to it: all topics are asked for whenever a follower looks at its store."""
         known, last = self._topics.get(index.number), index.last
-        if known is None or known.last != last:
-            known = Topic(index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last))
+        if known is None or (known.last, known.rows, known.clean_from) != (last, index.rows, index.retired.clean_from):
+            known = Topic(
+                index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last),
+                index.producer, Position(index.retired.clean_from),
+            )  # fmt: skip
             self._topics[index.number] = known
         return known
 
     def _table(self, index: TopicIndex) -> Table:
         size = len(index.parts)
         run = index.run(size - 1, size)
-        source = self._segment(index, run.segment)
+        source = self._segment(index, run.segment, run.generation)
         return table_of(source.newest_schema(run) if isinstance(source, Segment) else source.newest_schema)
+
+
+class _Superseded(Exception):
+    """What a reader looked for has been replaced or retired since it last asked where changes lie."""
+
+
+def _check_kept(index: TopicIndex, after: int) -> None:
+    """Raises PositionGone."""
+    kept_from, floor = index.retired.kept_from, index.retired.floor
+    if after + 1 < kept_from or 0 < after < floor - 1:
+        raise PositionGone(
+            f"the log no longer keeps all of {index.name} from position {after} on: "
+            f"changes before {kept_from} are gone, and DELETEs before {floor} may be",
+        )
 
 
 def _read_range(fd: int, start: int, end: int) -> bytes:

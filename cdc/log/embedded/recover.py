@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
@@ -14,27 +15,21 @@ from typing import assert_never
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.embedded.disk import Disk
-from cdc.log.embedded.format import (
-    HEAD_BYTES,
-    MAX_EPOCH,
-    RECORD_BYTES,
-    Damaged,
-    Head,
-    RecordKind,
-    crc32c,
-    decode_head,
-    decode_timeline_header,
-    encode_timeline_header,
-)
-from cdc.log.embedded.names import ASIDE, LogPlaces, first_of, folder_of, sealed_of, segment_name
+from cdc.log.embedded.format import HEAD_BYTES, MAX_EPOCH, Damaged, Head, crc32c, decode_head
+from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, first_of, folder_of, sealed_of, segment_name
+from cdc.log.embedded.records import RECORD_BYTES, RecordKind, decode_timeline_header, encode_timeline_header
 from cdc.log.embedded.sealedsegment import covering
 from cdc.log.embedded.segment import Segment, SegmentPlace
-from cdc.log.embedded.timeline import SegmentRun, Timeline, TopicIndex
+from cdc.log.embedded.timeline import Timeline
+from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.verdicts import (
+    SealedEvidence,
+    SealedVerdict,
     SegmentEvidence,
     SegmentVerdict,
     TimelineEvidence,
     TimelineVerdict,
+    judge_sealed,
     judge_segment,
     judge_timeline,
 )
@@ -208,14 +203,14 @@ def _judge_topics(
         index = folders.get(name)
         folder = places.topics / name
         files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        runs = index.segments() if index else []
-        unseal = _judge_files(folder, files, runs, timeline.head.position, repairs)
+        held = _HeldPositions(index)
+        unseal = _judge_files(folder, files, held, timeline.head.position, repairs)
         if index is None:
             continue
         before: SegmentRun | None = None
-        for run in runs:
-            if segment_name(run.segment) in files:
-                newest = run is runs[-1]
+        for run in held.runs:
+            if not run.generation and segment_name(run.segment) in files:
+                newest = run is held.runs[-1]
                 segment = Segment(
                     folder / segment_name(run.segment), SegmentPlace(timeline.log_id, index.number, index.name, run.segment)
                 )
@@ -230,25 +225,58 @@ def _judge_topics(
     return unsealed
 
 
-def _judge_files(folder: Path, files: list[str], runs: list[SegmentRun], head: int, repairs: _Repairs) -> set[int]:
+class _HeldPositions:
+    """A topic's positions, and which segments or sealed files hold them."""
+
+    def __init__(self, index: TopicIndex | None) -> None:
+        self.runs = index.segments() if index else []
+        self._starts = [run.segment for run in self.runs]
+        self._kept_from = index.retired.kept_from if index else 0
+        self.generation = index.generation if index else 0
+
+    def holder(self, position: int) -> SegmentRun | None:
+        number = bisect_right(self._starts, position) - 1
+        return self.runs[number] if number >= 0 and position <= self.runs[number].last else None
+
+    def sealed(self, name: Sealed) -> SealedEvidence:
+        holder = self.holder(name.first)
+        return SealedEvidence(
+            generation=name.generation,
+            newest=self.generation,
+            held=holder is not None and holder.generation == name.generation,
+            dropped=holder.generation > name.generation if holder else name.last < self._kept_from,
+        )
+
+    def segment_dropped(self, first: int) -> bool:
+        holder = self.holder(first)
+        return holder.generation > 0 if holder else first < self._kept_from
+
+
+def _judge_files(folder: Path, files: list[str], held: _HeldPositions, head: int, repairs: _Repairs) -> set[int]:
     """Judges one topic's files by name and length; returns the segments whose Parquet files go."""
     unseal: set[int] = set()
-    known = {run.segment: run for run in runs}
-    sealed = [name for name in map(sealed_of, files) if name is not None]
-    claimed: set[str] = set()
+    sealed = _judge_sealed(folder, files, held, repairs)
+    known = {run.segment: run for run in held.runs}
     for first in sorted({*known, *(first for first in map(first_of, files) if first is not None)}):
         run = known.get(first)
         path = folder / segment_name(first)
-        mine = [name.file for name in sealed if run is not None and run.segment <= name.first <= run.last]
-        claimed.update(mine)
+        mine = sealed.get(first, [])
+        whole = run is not None and covering(mine, run) is not None
+        if run is not None and run.generation:
+            if not whole:
+                raise LogCorrupt(f"{folder}: positions {run.segment} to {run.last} are not in the sealed files that were recorded")
+            run = None
         evidence = SegmentEvidence(
             committed=run.end if run else None,
-            newest=run is not None and run is runs[-1],
+            newest=run is not None and run is held.runs[-1],
             length=path.stat().st_size if path.name in files else None,
             parquet=bool(mine),
-            parquet_whole=run is not None and bool(covering(mine, run)),
+            parquet_whole=whole,
             beyond_head=first > head,
+            dropped=run is None and held.segment_dropped(first),
         )
+        if run is None and evidence.length is None:
+            continue
         match judge_segment(evidence):
             case SegmentVerdict.KEEP:
                 pass
@@ -258,18 +286,35 @@ def _judge_files(folder: Path, files: list[str], runs: list[SegmentRun], head: i
             case SegmentVerdict.REMOVE:
                 repairs.remove.append(path)
             case SegmentVerdict.UNSEAL:
-                repairs.remove += [folder / name for name in mine]
+                repairs.remove += [folder / name.file for name in mine]
                 unseal.add(first)
             case SegmentVerdict.CORRUPT:
                 raise LogCorrupt(_what_is_wrong(path, evidence))
             case never:
                 assert_never(never)
-    for name in files:
-        if name.startswith(ASIDE):
-            repairs.remove.append(folder / name)
-        elif first_of(name) is None and name not in claimed:
-            raise LogCorrupt(f"{folder / name}: the timeline knows nothing of this file")
     return unseal
+
+
+def _judge_sealed(folder: Path, files: list[str], held: _HeldPositions, repairs: _Repairs) -> dict[int, list[Sealed]]:
+    """Judges one topic's sealed files, and those that are neither they nor segments; returns those that stay by the beginning of what they hold."""
+    stay: dict[int, list[Sealed]] = {}
+    for file in files:
+        name = sealed_of(file)
+        if name is None:
+            if file.startswith(ASIDE):
+                repairs.remove.append(folder / file)
+            elif first_of(file) is None:
+                raise LogCorrupt(f"{folder / file}: the timeline knows nothing of this file")
+            continue
+        holder = held.holder(name.first)
+        verdict = judge_sealed(held.sealed(name))
+        if verdict is SealedVerdict.KEEP and holder is not None:
+            stay.setdefault(holder.segment, []).append(name)
+        elif verdict is SealedVerdict.REMOVE:
+            repairs.remove.append(folder / file)
+        else:
+            raise LogCorrupt(f"{folder / file}: the timeline knows nothing of this file")
+    return stay
 
 
 def _what_is_wrong(path: Path, found: SegmentEvidence) -> str:
@@ -287,9 +332,15 @@ def _check_segment(
     """Its header names what came before it. The newest one's last part is read, because that is where appends go on; and all of
     one whose Parquet files are about to go."""
     header = segment.header
-    expected = (before.segment, before.last, before.chain) if before else (0, 0, 0)
+    previous = (header.previous, header.previous_last, header.previous_chain)
+    if before is None:
+        follows = previous == (0, 0, 0) or (header.previous_last < run.segment and bool(index.retired.kept_from))
+    elif before.generation:
+        follows = header.previous_last == before.last
+    else:
+        follows = previous == (before.segment, before.last, before.chain)
     try:
-        if (header.previous, header.previous_last, header.previous_chain) != expected:
+        if not follows:
             raise Damaged(0, "does not follow the segment before it")
         if (segment.header_bytes, segment.header_crc) != (run.start, run.seed):
             raise Damaged(0, "the header is not the one that was committed")

@@ -17,10 +17,19 @@ import pytest
 
 from cdc.errors import LogCorrupt
 from cdc.log.embedded import reader as readers
-from cdc.log.embedded.format import RECORD_BYTES, GroupEntry, GroupPart, Head, crc32c, encode_group, encode_timeline_header
+from cdc.log.embedded.format import Head, crc32c
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.inspect import cat, ls, stat
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.records import (
+    RECORD_BYTES,
+    GroupEntry,
+    GroupPart,
+    NewProducer,
+    NewTopic,
+    encode_group,
+    encode_timeline_header,
+)
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
@@ -213,7 +222,9 @@ def test_reading_the_newest_rows_opens_and_lists_nothing(tmp_path: Path, monkeyp
 def test_a_timeline_of_a_million_groups_opens_quickly() -> None:
     """CPU time, and a loose bound: this must not grow into seconds, however busy the machine is."""
     header, crc = encode_timeline_header(1)
-    name, crc = encode_group(GroupEntry(1, 1, 1, 0, 1, ((1, "a"),), (GroupPart(1, 1, 64, 72, 1, 1, 0, 0),)), crc)
+    name, crc = encode_group(
+        GroupEntry(1, 1, 1, 0, 1, (NewTopic(1, "a"),), (GroupPart(1, 1, 64, 72, 1, 1, 0, 0),), (NewProducer(1, "p"),)), crc
+    )
     count = 1_000_000
     empty = np.frombuffer(encode_group(GroupEntry(2, 1, 1, 0, 1, (), ()), 0)[0], np.uint8)
     bodies = np.tile(empty, (count, 1))

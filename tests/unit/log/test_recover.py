@@ -12,9 +12,10 @@ import pytest
 
 from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.embedded import headfile
-from cdc.log.embedded.format import HEAD_BYTES, RECORD_BYTES
+from cdc.log.embedded.format import HEAD_BYTES
 from cdc.log.embedded.names import folder_of
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.records import RECORD_BYTES
 from cdc.log.embedded.verdicts import (
     SegmentEvidence,
     SegmentVerdict,
@@ -48,6 +49,8 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, group in enumerate([[(SMALL, [1, 2, 3])], [(OTHER, [4]), (SMALL, [5])], [(SMALL, [6, 7])], [(OTHER, [8])]], 1):
         for table, positions in group:
             writer.append(changes(table, positions))
+        if number % 2 == 0:
+            writer.mark("view", bytes([number]) * 20 * number)
         writer.commit(Lsn(number * 10), number)
     writer.close()
     return root
