@@ -207,7 +207,7 @@ def dropped_from(root: Path) -> tuple[list[int], EmbeddedLogWriter]:
         writer.append(changes(SMALL, range(start, start + 10)))
         writer.commit(Lsn(start), 0)
         writer.drain_seals()
-    place = SegmentPlace(writer._journal.published.log_id, 1, "s.a", 11)
+    place = SegmentPlace(writer._published.head.log_id, 1, "s.a", 11)
     [(name, data)] = encode(place, [changes(SMALL, [11, 15, 30])], 1)
     (writer._places.folder("s.a") / name.file).write_bytes(data)
     writer.upkeep.replace("s.a", 11, 30, [name], data.size)

@@ -109,7 +109,7 @@ MUTANTS = (
         "return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT", "return TimelineVerdict.CUT",
         (f"{RECOVER}::test_the_timelines_decision_table_is_whole", f"{RECOVER}::test_a_reader_alone_meets_every_flip"),
     ),
-    Mutant("the timeline is not synced", "cdc/log/embedded/journal.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
+    Mutant("the timeline is not synced", "cdc/log/embedded/groupfiles.py", "            self._disk.sync(self._timeline_fd)\n", "            pass\n", (CRASH,)),
     Mutant(
         "the segments are not synced", "cdc/log/embedded/writer.py",
         "            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
@@ -119,16 +119,16 @@ MUTANTS = (
         "                self._syncs.together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))\n", "                pass\n", (CRASH,),
     ),
     Mutant(
-        "a failed sync is tried again", "cdc/log/embedded/fuse.py",
-        "            self.blown = f\"the disk failed before ({code})\"", "            code = code", (WRITER,),
+        "a failed sync is tried again", "cdc/log/embedded/writer.py",
+        "            self._writer._broken = f\"the disk failed before ({code})\"", "            code = code", (WRITER,),
     ),
     Mutant(
         "a rollback leaves what was staged", "cdc/log/embedded/writer.py",
         "                    self._disk.truncate(self._files.of(topic, topic.durable.segment), topic.durable.end)\n", "                    pass\n", (WRITER,),
     ),
     Mutant(
-        "a second writer is not noticed", "cdc/log/embedded/journal.py",
-        "if standing is None or standing.epoch != before.epoch:", "if False:", (WRITER,),
+        "a second writer is not noticed", "cdc/log/embedded/groupfiles.py",
+        "return standing is not None and standing.epoch == self.head.epoch", "return True", (WRITER,),
     ),
     Mutant(
         "a commit takes positions with a gap", "cdc/log/embedded/writer.py", "if not staged.density.dense:", "if False:",

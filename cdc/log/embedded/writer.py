@@ -6,6 +6,7 @@ published. Readers believe the head only, so they never see what a power loss co
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +29,13 @@ from cdc.log.embedded.format import (
     encode_frame,
     padding,
 )
-from cdc.log.embedded.fuse import Fuse
-from cdc.log.embedded.journal import Journal
+from cdc.log.embedded.groupfiles import GroupFiles
 from cdc.log.embedded.lock import hold, is_held
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.openfiles import OpenFiles
-from cdc.log.embedded.producers import Producers
-from cdc.log.embedded.records import GroupEntry, GroupPart, NewTopic
+from cdc.log.embedded.records import GroupEntry
 from cdc.log.embedded.recover import head_of, recover
+from cdc.log.embedded.register import Register
 from cdc.log.embedded.sealer import Sealer
 from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.syncpool import SyncPool
@@ -78,20 +78,19 @@ class EmbeddedLogWriter:
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
         self._files = OpenFiles(self._places, self._disk)
-        self._fuse = Fuse()
+        self._broken: str | None = None
         self._syncs = SyncPool(sync_threads)
-        self._sealer: Sealer | None = None
-        self.upkeep = LogUpkeep(self._places.root)
         self._lock_fd = hold(self._places, self._disk)
         try:
             recovered = recover(self._places, self._disk, segment_bytes)
-            self._producers = Producers(source, recovered.timeline)
-            self._journal = Journal(self._places, self._disk, self._fuse, head_of(recovered))
+            self._register = Register(self._places.root, source, recovered.timeline)
+            self._published = GroupFiles(self._places, self._disk, head_of(recovered))
         except BaseException:
             os.close(self._lock_fd)
             raise
         self._topics = OpenTopics([self._resumed(index) for index in recovered.timeline.topics.values()])
         self._staged = Staged(Density(self.head.position))
+        self._sealer: Sealer | None = None
         if seal:
             self._sealer = Sealer(self._places, self._disk)
             for index, run in recovered.unsealed:
@@ -99,11 +98,16 @@ class EmbeddedLogWriter:
 
     @property
     def head(self) -> Cut:
-        return self._journal.published.cut
+        return self._published.head.cut
 
     @property
     def next_position(self) -> Position:
-        return Position(self._journal.published.position + self._staged.density.rows + 1)
+        return Position(self.head.position + self._staged.density.rows + 1)
+
+    @property
+    def upkeep(self) -> LogUpkeep:
+        """Takes what compaction and retention have made; the next commit records it."""
+        return self._register.upkeep
 
     def alarm(self) -> str | None:
         """Why the disk refuses to take sealed files, with what helps, while it does; the log itself goes on."""
@@ -115,13 +119,13 @@ class EmbeddedLogWriter:
 
     def begin_history(self) -> None:
         """See ``LogWriter``."""
-        self._fuse.check()
-        histories.begin(self._places.root, self._journal.published.log_id, self.head.position)
+        self._check_usable()
+        histories.begin(self._places.root, self._published.head.log_id, self.head.position)
 
     def append(self, batch: pa.RecordBatch, producer: str | None = None) -> None:
         """See ``LogWriter``. Raises ValueError for a batch that cannot be staged (what was staged stays), OSError when the disk
         refuses (everything staged is then dropped)."""
-        self._fuse.check()
+        self._check_usable()
         positions = positions_of(batch)
         if not len(positions):
             return
@@ -129,7 +133,7 @@ class EmbeddedLogWriter:
         self._staged.density.check(name, positions)
         try:
             crashpoint("log.append.begun")
-            self._write(self._topic(name, producer or self._producers.source), batch, positions)
+            self._write(self._topic(name, producer or self._register.producers.source), batch, positions)
         except OSError as error:
             self.rollback()
             raise self._located(error) from error
@@ -137,76 +141,50 @@ class EmbeddedLogWriter:
 
     def mark(self, producer: str, value: bytes) -> None:
         """See ``LogWriter``."""
-        self._fuse.check()
-        self._producers.stage(producer, value)
+        self._check_usable()
+        self._register.producers.stage(producer, value)
 
     def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
         """See ``LogWriter``. A commit of nothing is recorded when its LSN or a mark is new, or something waits in ``upkeep``. Raises LogCorrupt
         when sealing met damage."""
-        self._fuse.check()
+        self._check_usable()
         if self._sealer and self._sealer.corrupt:
             raise self._sealer.corrupt
-        staged, before = self._staged, self.head
+        staged, before = self._staged, self._published.head
         if commit_lsn is None:
-            commit_lsn, commit_ts_us = before.commit_lsn, before.commit_ts_us
+            commit_lsn, commit_ts_us = before.cut.commit_lsn, before.commit_ts_us
         if not staged.density.dense:
             self.rollback()
             raise ValueError(f"the staged positions are not dense behind {before.position}")
-        anything = staged.parts or self._producers.staged or self.upkeep.waiting()
-        if not anything and commit_lsn == before.commit_lsn:
-            return before
+        if not staged.parts and commit_lsn == before.commit_lsn and not self._register.waiting:
+            return self.head
+        cut = Cut(Position(before.position + staged.density.rows), commit_lsn, commit_ts_us)
+        group = self._register.entry(staged, before.position + 1, cut, before.epoch)
         try:
             self._sync_staged()
-            group = self._entry(staged, Cut(Position(before.position + staged.density.rows), commit_lsn, commit_ts_us))
-            crashpoint("log.commit.fsynced")
-            self._journal.append(group)
         except OSError as error:
-            if self._fuse.blown is None:
-                self.rollback()
+            raise self._located(error) from error
+        crashpoint("log.commit.fsynced")
+        try:
+            self._publish(group)
+        except OSError as error:
             raise self._located(error) from error
         for topic in staged.topics.values():
             topic.durable = topic.tip
         # From here on nothing of it may be taken back, whatever else goes wrong.
-        self._staged = Staged(Density(group.last))
-        self._producers.recorded(group.producers)
-        if group.replaced or group.retired:
-            self.upkeep.recorded(group.replaced, group.retired)
+        self._staged = Staged(Density(self.head.position))
+        self._register.recorded(group)
         self._refuse_another_place()
         crashpoint("log.commit.published")
         self._close_full(staged)
         return self.head
 
-    def _entry(self, staged: Staged, cut: Cut) -> GroupEntry:
-        """What the timeline says of the group that ends there."""
-        producers, marks = self._producers.entries([topic.producer for topic in staged.named])
-        numbers = {name: number for number, name in producers}
-        replaced, retired = self.upkeep.handed_over()
-        return GroupEntry(
-            first=self.head.position + 1,
-            last=cut.position,
-            commit_lsn=cut.commit_lsn,
-            commit_ts_us=cut.commit_ts_us,
-            epoch=self._journal.published.epoch,
-            names=tuple(
-                NewTopic(topic.number, topic.name, numbers.get(topic.producer) or self._producers.number(topic.producer))
-                for topic in staged.named
-            ),
-            parts=tuple(
-                GroupPart(part.topic.number, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain)
-                for part in staged.parts
-            ),
-            producers=producers,
-            marks=marks,
-            replaced=replaced,
-            retired=retired,
-        )
-
     def rollback(self) -> None:
         """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened again."""
-        self._fuse.check()
+        self._check_usable()
         staged, self._staged = self._staged, Staged(Density(self.head.position))
-        self._producers.take_back()
-        with self._fuse.protecting():
+        self._register.producers.take_back()
+        with self._fatal():
             crashpoint("log.rollback.begun")
             for topic, segment in staged.created:
                 self._files.forget(topic.number, segment)
@@ -224,21 +202,21 @@ class EmbeddedLogWriter:
             self._sealer.close()
             self._sealer = None
         try:
-            if self._fuse.blown is None:
+            if self._broken is None:
                 self.rollback()
         finally:
-            self._fuse.blow("it was closed")
+            self._broken = self._broken or "it was closed"
             self._syncs.close()
             self._files.close()
-            self._journal.close()
-            self.upkeep.close()
+            self._published.close()
+            self._register.upkeep.close()
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
-            self._lock_fd = -1
+                self._lock_fd = -1
 
     def abandon(self) -> None:
         """Lets go of the log as a process that is killed does: nothing is taken back, and what is staged is left to the next recovery."""
-        self._fuse.blow("it was abandoned")
+        self._broken = self._broken or "it was abandoned"
         self.close()
 
     def drain_seals(self) -> None:
@@ -309,7 +287,7 @@ class EmbeddedLogWriter:
         if old.segment and not old.closed:
             self._staged.closed.append((topic, run_of(old)))
         header = SegmentHeader(
-            self._journal.published.log_id, topic.number, topic.name, first,
+            self._published.head.log_id, topic.number, topic.name, first,
             previous=old.segment, previous_last=old.last, previous_chain=old.chain,
         )  # fmt: skip
         raw, crc = header.encode()
@@ -326,7 +304,7 @@ class EmbeddedLogWriter:
     def _sync_staged(self) -> None:
         """Syncs what was staged, names included."""
         staged = self._staged
-        with self._fuse.protecting():
+        with self._fatal():
             crashpoint("log.commit.before_fsync")
             self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])
             if staged.created:
@@ -336,6 +314,21 @@ class EmbeddedLogWriter:
                     self._disk.sync_folder(self._places.topics)
                 for topic, _ in staged.created:
                     topic.folder_exists = True
+
+    def _publish(self, group: GroupEntry) -> None:
+        published = self._published
+        if not published.is_ours():
+            self._broken = "another writer has taken the log over"
+            self._check_usable()
+        try:
+            head = published.enter(group)
+        except OSError:
+            with self._fatal():
+                published.take_back()
+            self.rollback()
+            raise
+        with self._fatal():
+            published.advance(head)
 
     def _close_full(self, staged: Staged) -> None:
         """Hands full segments to sealing, and keeps the number of open files bounded."""
@@ -362,19 +355,43 @@ class EmbeddedLogWriter:
         return OpenTopic(index.number, index.name, index.producer, tip, tip, folder_exists=True)
 
     def _place(self, number: int, name: str, segment: int) -> SegmentPlace:
-        return SegmentPlace(self._journal.published.log_id, number, name, segment)
+        return SegmentPlace(self._published.head.log_id, number, name, segment)
 
     def _located(self, error: OSError) -> OSError:
         """Writing by descriptor, the system does not say where."""
         return OSError(error.errno, f"cannot write the log in {self._places.root}: {error.strerror}")
 
+    def _fatal(self) -> _Fatal:
+        return _Fatal(self)
+
     def _refuse_another_place(self) -> None:
         if not is_held(self._places, self._lock_fd):
-            self._fuse.blow("its folder was moved, deleted or replaced")
+            self._broken = "its folder was moved, deleted or replaced"
             raise HeadwaterError(
                 f"the log's folder {self._places.root} was moved, deleted or replaced while it was being written; what came since is not confirmed",
                 hint="stop cdc run, put the folder back in place of what stands there now, or point log.dir at it, and start again",
             )
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise HeadwaterError(
+                f"the log's writer takes nothing more: {self._broken}", hint="restart capture, which recovers the log"
+            )
+
+
+class _Fatal:
+    """Any error inside means that nobody knows what the disk holds: the writer is over, the error goes on."""
+
+    def __init__(self, writer: EmbeddedLogWriter) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            code = errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else type(error).__name__
+            self._writer._broken = f"the disk failed before ({code})"
 
 
 def _padded(message: pa.Buffer) -> bytes | pa.Buffer:
