@@ -124,6 +124,7 @@ def write_log(root: Path, batches: list[pa.RecordBatch]) -> tuple[float, float, 
     reader = EmbeddedLogReader(root)
     timeline = reader.timeline
     assert timeline is not None
+    assert timeline.number == 1
     sizes = np.diff(timeline.cuts["bytes"], prepend=0).tolist()
     reader.close()
     return seconds, cpu, sizes

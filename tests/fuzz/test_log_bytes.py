@@ -23,6 +23,7 @@ from cdc.log.embedded.format import (
     decode_segment_header,
     encode_frame,
 )
+from cdc.log.embedded.groupfiles import GroupFiles
 from cdc.log.embedded.names import sealed_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.records import RECORD_BYTES, RecordKind
@@ -121,7 +122,7 @@ def test_a_head_that_lies(log: Path) -> None:
     path = log / "head"
     data = path.read_bytes()[:HEAD_BYTES]
     rows = read_all(log)
-    fields = [(12, "<I"), (16, "<Q"), (24, "<q"), (32, "<q"), (40, "<q"), (48, "<Q"), (56, "<I")]
+    fields = [(12, "<I"), (16, "<Q"), (24, "<q"), (32, "<q"), (40, "<q"), (48, "<I"), (52, "<I"), (56, "<I")]
     for at, form in fields:
         for value in LARGE:
             case = resealed(data, at, form, value)
@@ -168,7 +169,7 @@ def lies(timeline: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def test_a_timeline_that_lies(log: Path) -> None:
-    head, timeline = log / "head", log / "timeline"
+    head, timeline = log / "head", log / "timeline-00000001"
     rows = read_all(log)
     told, data = head.read_bytes()[:HEAD_BYTES], timeline.read_bytes()
     for number, at, case in lies(data):
@@ -181,15 +182,19 @@ def test_a_timeline_that_lies(log: Path) -> None:
             assert {p: row["id"] for p, row in found.items()} == {p: row["id"] for p, row in rows.items()}, (number, at)
 
 
-def test_a_timeline_that_lies_about_what_was_dropped(quick_folder: Path) -> None:
+@pytest.mark.parametrize("few_bytes", [False, True])
+def test_a_timeline_that_lies_about_what_was_dropped(quick_folder: Path, monkeypatch: pytest.MonkeyPatch, few_bytes: bool) -> None:
+    """Where a file of the timeline has but few bytes, what was dropped is in a checkpoint."""
+    monkeypatch.setattr(GroupFiles, "full", property(lambda files: few_bytes and files.head.timeline_bytes > 300))
     root = quick_folder / "log"
     rows, writer = dropped_from(root)
-    head, timeline = root / "head", root / "timeline"
+    head, timeline = root / "head", max(root.glob("timeline-*"))
     told, data = head.read_bytes()[:HEAD_BYTES], timeline.read_bytes()
-    kinds = [data[at] for at in range(0, len(data), RECORD_BYTES)]
+    kinds = [RecordKind(data[at]) for at in range(0, len(data), RECORD_BYTES)]
     assert {RecordKind.REPLACED, RecordKind.RETIRED} < set(kinds)
+    assert (RecordKind.CHECKPOINT in kinds) == few_bytes
     for number, at, case in lies(data):
-        if kinds[number] not in (RecordKind.REPLACED, RecordKind.RETIRED):
+        if not few_bytes and kinds[number] not in (RecordKind.REPLACED, RecordKind.RETIRED):
             continue
         timeline.write_bytes(case)
         ends = resealed(told, 56, "<I", int.from_bytes(case[-4:], "little"))
@@ -197,7 +202,7 @@ def test_a_timeline_that_lies_about_what_was_dropped(quick_folder: Path) -> None
         head.write_bytes(ends)
         found = outcome("lying timelines", lambda: read_kept(root))
         assert isinstance(found, HeadwaterError) or found == rows, (number, at)
-    writer.close()
+    writer.abandon()
 
 
 def dropped_from(root: Path) -> tuple[list[int], EmbeddedLogWriter]:
@@ -221,7 +226,8 @@ def dropped_from(root: Path) -> tuple[list[int], EmbeddedLogWriter]:
 
 def read_kept(root: Path) -> list[int]:
     with closing(EmbeddedLogReader(root)) as reader:
-        return positions_in(reader.read("s.a", Position(10), reader.head().position))
+        end = reader.head().position
+        return [position for topic in reader.topics() for position in positions_in(reader.read(topic.name, Position(10), end))]
 
 
 def test_a_segment_header_that_lies(log: Path) -> None:

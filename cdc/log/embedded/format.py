@@ -202,8 +202,8 @@ def chain(previous: int, frame_crc: int) -> int:
 # --- head -----------------------------------------------------------------------------------------------------------------
 
 HEAD_MAGIC: Final = b"HWHEAD\r\n"
-_HEAD: Final = struct.Struct("<8sHHIQqqqQII")
-# magic, version, 0, epoch, log id, position, commit LSN, commit ts, timeline length, the timeline's last checksum, checksum
+_HEAD: Final = struct.Struct("<8sHHIQqqqIIII")
+# magic, version, 0, epoch, log id, position, commit LSN, commit ts, timeline's file, its length, its last checksum, checksum
 HEAD_BYTES: Final = _HEAD.size
 MAX_EPOCH: Final = 2**32 - 1
 
@@ -217,6 +217,8 @@ class Head:
     position: int
     commit_lsn: int
     commit_ts_us: int
+    timeline: int
+    """The number of the timeline's newest file."""
     timeline_bytes: int
     timeline_crc: int
 
@@ -228,7 +230,7 @@ class Head:
     def encode(self) -> bytes:
         raw = _HEAD.pack(
             HEAD_MAGIC, VERSION, 0, self.epoch, self.log_id, self.position, self.commit_lsn, self.commit_ts_us,
-            self.timeline_bytes, self.timeline_crc, 0,
+            self.timeline, self.timeline_bytes, self.timeline_crc, 0,
         )[:-4]  # fmt: skip
         return raw + crc32c(raw).to_bytes(4, "little")
 
@@ -237,8 +239,8 @@ def decode_head(data: bytes) -> Head | None:
     """The head; None when the bytes are not (yet) a whole head: it is overwritten in place, so a reader tries again."""
     if len(data) != HEAD_BYTES:
         return None
-    magic, version, _, epoch, log_id, position, lsn, ts, length, timeline_crc, crc = _HEAD.unpack(data)
+    magic, version, _, epoch, log_id, position, lsn, ts, timeline, length, timeline_crc, crc = _HEAD.unpack(data)
     if magic != HEAD_MAGIC or crc32c(data[:-4]) != crc:
         return None
     check_version(version, "the log's head")
-    return Head(log_id, epoch, position, lsn, ts, length, timeline_crc)
+    return Head(log_id, epoch, position, lsn, ts, timeline, length, timeline_crc)

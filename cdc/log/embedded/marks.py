@@ -9,6 +9,8 @@ class MarkHistory:
     """Each producer's marks, with the numbers of the cuts since which they hold."""
 
     def __init__(self) -> None:
+        self.producers: list[str] = []
+        """All that are named, also those without a mark."""
         self._since: dict[str, list[int]] = {}
         self._values: dict[str, list[bytes]] = {}
 

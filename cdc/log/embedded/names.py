@@ -20,6 +20,7 @@ ASIDE: Final = ".aside-"
 """Prefix of a file that is being written and does not count yet."""
 
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+_TIMELINE: Final = re.compile(rf"^{TIMELINE}-(\d{{8,10}})$")
 _READABLE_BYTES: Final = 160
 _SEGMENT: Final = re.compile(r"^(\d{20})\.seg$")
 _SEALED: Final = re.compile(r"^(\d{20})-(\d{20})-(\d{1,12})-([0-9a-f]{8})(?:-([1-9]\d{0,9}))?\.parquet$")
@@ -93,8 +94,23 @@ class LogPlaces:
     def head(self) -> Path:
         return self.root / HEAD
 
+    def timeline(self, number: int) -> Path:
+        """One of the timeline's files, from 1."""
+        return self.root / f"{TIMELINE}-{number:08d}"
+
+    def timelines(self) -> list[int]:
+        """The numbers of those that are there, in order."""
+        found = (_TIMELINE.match(path.name) for path in self.root.iterdir()) if self.root.exists() else ()
+        return sorted(int(name[1]) for name in found if name)
+
     @cached_property
-    def timeline(self) -> Path:
+    def aside_timeline(self) -> Path:
+        """The timeline's next file, while it is being written."""
+        return self.root / f"{ASIDE}{TIMELINE}"
+
+    @cached_property
+    def former_timeline(self) -> Path:
+        """The only file that the timeline had in earlier formats."""
         return self.root / TIMELINE
 
     @cached_property

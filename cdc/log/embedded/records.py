@@ -36,6 +36,14 @@ class RecordKind(IntEnum):
     """Sealed files of another generation hold a topic's changes in a range of positions from here on."""
     RETIRED = 8
     """A topic's older changes are no longer kept, or no longer all of them."""
+    VOLUME = 9
+    """Where one of the timeline's earlier files ends. This and the following stand in checkpoints only."""
+    COMMIT = 10
+    """The source's last commit that brought changes."""
+    COUNTS = 11
+    """How much came before the checkpoint."""
+    CHECKPOINT = 12
+    """Closes a checkpoint."""
 
 
 TIMELINE_MAGIC: Final = b"HWTIMELN"
@@ -45,14 +53,16 @@ MAX_MARK_BYTES: Final = 4096
 MAX_PRODUCERS: Final = 2**16 - 1
 SOURCE: Final = 1
 """The number of the producer whose commit LSN the cuts carry: the database. It is named in the log's first group."""
-_HEADER: Final = struct.Struct("<HH8sQ24xI")  # kind, version, magic, log id, checksum
+_HEADER: Final = struct.Struct(
+    "<HH8sQIII12xI"
+)  # kind, version, magic, log id, number, bytes and checksum of the file before, checksum
 _PIECE: Final = struct.Struct(
     "<HHIHH32sI"
 )  # kind, bytes in this piece, number, pieces that follow, a topic's producer, piece, checksum
 _PART: Final = struct.Struct("<HHIqIIqIIII")  # kind, 0, topic, segment, start, end, last, rows, seed, chain, checksum
 _CUT: Final = struct.Struct("<HHIqqqqII")  # kind, 0, parts, first, last, commit LSN, commit ts, epoch, checksum
 _REPLACED: Final = struct.Struct("<HHIqqqIIII")  # kind, 0, topic, first, last, bytes, rows, generation, digest, checksum
-_RETIRED: Final = struct.Struct("<HHIqqq12xI")  # kind, 0, topic, kept from, floor, clean from, checksum
+_RETIRED: Final = struct.Struct("<HHIqqqI8xI")  # kind, 0, topic, kept from, floor, clean from, newest generation, checksum
 assert {one.size for one in (_HEADER, _PIECE, _PART, _CUT, _REPLACED, _RETIRED)} == {RECORD_BYTES}
 
 PART_DTYPE: Final = np.dtype(
@@ -134,6 +144,8 @@ class Retired:
     """The tombstone floor: DELETEs at positions below this may be gone, so a reader that is below it, but not at 0, may not go on."""
     clean_from: int
     """The clean point: at positions from here on nothing has been dropped, so that a cut there shows the topic as it was."""
+    generation: int = 0
+    """The newest one of the topic's sealed files: what is retired may have been the last that names it, and none is given twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,29 +166,38 @@ class GroupEntry:
     retired: tuple[Retired, ...] = ()
 
 
-def _sealed(record: bytes, previous: int) -> tuple[bytes, int]:
+def sealed(record: bytes, previous: int) -> tuple[bytes, int]:
     """The record with its checksum, which is chained to the record before."""
     crc = crc32c(record[:-4], previous)
     return record[:-4] + crc.to_bytes(4, "little"), crc
 
 
-def encode_timeline_header(log_id: int) -> tuple[bytes, int]:
-    return _sealed(_HEADER.pack(RecordKind.HEADER, VERSION, TIMELINE_MAGIC, log_id, 0), 0)
+class TimelineHeader(NamedTuple):
+    """``number``: the file's, from 1; ``previous_bytes`` and ``previous_crc``: how the file before it ends."""
+
+    log_id: int
+    number: int = 1
+    previous_bytes: int = 0
+    previous_crc: int = 0
 
 
-def decode_timeline_header(data: bytes) -> tuple[int, int]:
-    """(log id, checksum) of a timeline's first record. Its layout never changes, so that any version can refuse any other.
+def encode_timeline_header(header: TimelineHeader) -> tuple[bytes, int]:
+    return sealed(_HEADER.pack(RecordKind.HEADER, VERSION, TIMELINE_MAGIC, *header, 0), 0)
+
+
+def decode_timeline_header(data: bytes) -> tuple[TimelineHeader, int]:
+    """(header, checksum) of a timeline file's first record. Where its version stands never changes, so that any version can refuse any other.
     Raises Damaged, and HeadwaterError for another version."""
     if len(data) < RECORD_BYTES:
         raise Damaged(0, "the timeline's header is cut short")
-    kind, version, magic, log_id, crc = _HEADER.unpack_from(data)
+    kind, version, magic, log_id, number, previous_bytes, previous_crc, crc = _HEADER.unpack_from(data)
     if magic != TIMELINE_MAGIC or kind != RecordKind.HEADER or crc32c(data[: RECORD_BYTES - 4]) != crc:
         raise Damaged(0, "not a timeline, or its header is damaged")
     check_version(version, "the timeline")
-    return log_id, crc
+    return TimelineHeader(log_id, number, previous_bytes, previous_crc), crc
 
 
-def _pieces(kind: RecordKind, number: int, value: bytes, producer: int = 0) -> Iterable[bytes]:
+def text_records(kind: RecordKind, number: int, value: bytes, producer: int = 0) -> Iterable[bytes]:
     count = max(1, -(-len(value) // PIECE_BYTES))
     for at in range(count):
         piece = value[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
@@ -189,21 +210,29 @@ def part_record(part: GroupPart) -> bytes:
     )
 
 
+def replaced_record(new: Replaced) -> bytes:
+    return _REPLACED.pack(
+        RecordKind.REPLACED, 0, new.topic, new.first, new.last, new.bytes, new.rows, new.generation, new.digest, 0
+    )
+
+
+def retired_record(old: Retired) -> bytes:
+    return _RETIRED.pack(RecordKind.RETIRED, 0, old.topic, old.kept_from, old.floor, old.clean_from, old.generation, 0)
+
+
 def _records(group: GroupEntry) -> Iterable[bytes]:
     for number, name in group.producers:
-        yield from _pieces(RecordKind.PRODUCER, number, name.encode())
+        yield from text_records(RecordKind.PRODUCER, number, name.encode())
     for topic, name, producer in group.names:
-        yield from _pieces(RecordKind.NAME, topic, name.encode(), producer)
+        yield from text_records(RecordKind.NAME, topic, name.encode(), producer)
     for producer, value in group.marks:
-        yield from _pieces(RecordKind.MARK, producer, value)
+        yield from text_records(RecordKind.MARK, producer, value)
     for part in group.parts:
         yield part_record(part)
     for new in group.replaced:
-        yield _REPLACED.pack(
-            RecordKind.REPLACED, 0, new.topic, new.first, new.last, new.bytes, new.rows, new.generation, new.digest, 0
-        )
+        yield replaced_record(new)
     for old in group.retired:
-        yield _RETIRED.pack(RecordKind.RETIRED, 0, old.topic, old.kept_from, old.floor, old.clean_from, 0)
+        yield retired_record(old)
     yield _CUT.pack(
         RecordKind.CUT, 0, len(group.parts), group.first, group.last, group.commit_lsn, group.commit_ts_us, group.epoch, 0
     )
@@ -211,11 +240,16 @@ def _records(group: GroupEntry) -> Iterable[bytes]:
 
 def encode_group(group: GroupEntry, previous: int) -> tuple[bytes, int]:
     """(the group's records, the last one's checksum). ``previous`` is the checksum of the record before."""
-    records: list[bytes] = []
-    for record in _records(group):
-        whole, previous = _sealed(record, previous)
-        records.append(whole)
-    return b"".join(records), previous
+    return chained(_records(group), previous)
+
+
+def chained(records: Iterable[bytes], previous: int) -> tuple[bytes, int]:
+    """(the records with their checksums, the last one)."""
+    found: list[bytes] = []
+    for record in records:
+        whole, previous = sealed(record, previous)
+        found.append(whole)
+    return b"".join(found), previous
 
 
 class Text(NamedTuple):
@@ -302,6 +336,10 @@ class Listed:
         self.replaced: list[Replaced] = []
         self.retired: list[Retired] = []
 
+    def kept(self) -> list[GroupPart | Replaced]:
+        """The segments of a checkpoint, and what has replaced such."""
+        return [*self.parts, *self.replaced]
+
     def take_text(self, text: Text) -> None:
         match text.kind:
             case RecordKind.PRODUCER:
@@ -328,7 +366,7 @@ def listed(data: bytes, at: int, end: int) -> Listed:
                 _, _, topic, first, last, size, rows, generation, digest, _ = _REPLACED.unpack_from(data, at)
                 found.replaced.append(Replaced(topic, first, last, size, rows, generation, digest))
             case RecordKind.RETIRED:
-                found.retired.append(Retired(*_RETIRED.unpack_from(data, at)[2:6]))
+                found.retired.append(Retired(*_RETIRED.unpack_from(data, at)[2:7]))
             case _:
                 raise Damaged(at, "a record of unknown kind")
         at += RECORD_BYTES

@@ -17,18 +17,20 @@ from cdc.errors import LogCorrupt
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import HEAD_BYTES, MAX_EPOCH, Damaged, Head, crc32c, decode_head
 from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, first_of, folder_of, sealed_of, segment_name
-from cdc.log.embedded.records import RECORD_BYTES, RecordKind, decode_timeline_header, encode_timeline_header
+from cdc.log.embedded.records import RECORD_BYTES, RecordKind, TimelineHeader, decode_timeline_header, encode_timeline_header
 from cdc.log.embedded.sealedsegment import covering
 from cdc.log.embedded.segment import Segment, SegmentPlace
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.verdicts import (
+    EarlierFileEvidence,
     SealedEvidence,
     SealedVerdict,
     SegmentEvidence,
     SegmentVerdict,
     TimelineEvidence,
     TimelineVerdict,
+    is_whole,
     judge_sealed,
     judge_segment,
     judge_timeline,
@@ -65,6 +67,8 @@ def recover(places: LogPlaces, disk: Disk, segment_bytes: int) -> Recovered:
     head = decode_head(_bytes_of(places.head)) if places.head.exists() else None
     repairs = _Repairs()
     timeline = _read_timeline(places, head, repairs)
+    if places.aside_timeline.exists():
+        repairs.remove.append(places.aside_timeline)
     unsealed = _judge_topics(places, timeline, head, segment_bytes, repairs)
     epoch = max(timeline.epoch, head.epoch if head else 0) + 1
     if epoch > MAX_EPOCH:
@@ -81,24 +85,44 @@ def recover(places: LogPlaces, disk: Disk, segment_bytes: int) -> Recovered:
 def head_of(recovered: Recovered) -> Head:
     timeline = recovered.timeline
     cut = timeline.head
-    return Head(timeline.log_id, recovered.epoch, cut.position, cut.commit_lsn, cut.commit_ts_us, timeline.length, timeline.crc)
+    return Head(
+        timeline.log_id,
+        recovered.epoch,
+        cut.position,
+        cut.commit_lsn,
+        cut.commit_ts_us,
+        timeline.number,
+        timeline.length,
+        timeline.crc,
+    )
 
 
 def _is_new(places: LogPlaces) -> bool:
     """There is no log here yet, or only what a creation that died left behind."""
-    if places.timeline.exists() or places.head.exists():
+    if places.former_timeline.exists():
+        _refuse_former(places.former_timeline)
+    if places.timelines() or places.head.exists():
         return False
     for folder, _, files in os.walk(places.topics):
         if files:
-            raise LogCorrupt(f"{places.timeline}: missing, though {folder} holds segments")
+            raise LogCorrupt(f"{places.timeline(1)}: missing, though {folder} holds segments")
     return True
+
+
+def _refuse_former(path: Path) -> None:
+    """Raises HeadwaterError for a log of an earlier format, LogCorrupt for anything else under that name."""
+    try:
+        decode_timeline_header(_bytes_of(path))
+    except Damaged as damage:
+        raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
+    raise LogCorrupt(f"{path}: a timeline of this format has no file of this name")
 
 
 def _create(places: LogPlaces, disk: Disk) -> None:
     disk.make_folder(places.topics)
     disk.sync_folder(places.root.parent)
-    record, _ = encode_timeline_header(secrets.randbits(64))
-    aside = places.root / f"{ASIDE}{places.timeline.name}"
+    record, _ = encode_timeline_header(TimelineHeader(secrets.randbits(64)))
+    aside = places.aside_timeline
     aside.unlink(missing_ok=True)
     fd = disk.create(aside)
     try:
@@ -106,7 +130,7 @@ def _create(places: LogPlaces, disk: Disk) -> None:
         disk.sync(fd)
     finally:
         disk.close(fd)
-    disk.rename(aside, places.timeline)
+    disk.rename(aside, places.timeline(1))
     crashpoint("recover.timeline_created")
     disk.sync_folder(places.root)
 
@@ -140,18 +164,20 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _read_timeline(places: LogPlaces, head: Head | None, repairs: _Repairs) -> Timeline:
-    path = places.timeline
+    """Reads the newest of the timeline's files; of the others, its checkpoint says how long they are."""
+    numbers = places.timelines()
+    path = places.timeline(numbers[-1] if numbers else 1)
     try:
         data = _bytes_of(path)
-        log_id, crc = decode_timeline_header(data)
-        timeline = Timeline(log_id, crc)
-        body = data[RECORD_BYTES:]
-        published = head.timeline_bytes if head else None
-        if head and (head.log_id != log_id or head.timeline_bytes < RECORD_BYTES):
+        timeline = Timeline.beginning(data)
+        _check_files(places, numbers, timeline, head)
+        published = head.timeline_bytes if head and head.timeline == timeline.number else None
+        if head and (head.log_id != timeline.log_id or (published is not None and published < timeline.begun)):
             raise Damaged(0, "the head is of another log")
+        body = data[timeline.begun :]
         # First what was published, so that its checksum can be held against the head's.
-        first = timeline.extend(body[: published - RECORD_BYTES] if published is not None else b"")
-        if head and first == head.timeline_bytes - RECORD_BYTES and head.timeline_crc != timeline.crc:
+        first = timeline.extend(body[: max(0, published - timeline.begun)] if published is not None else b"")
+        if head and published == timeline.begun + first and head.timeline_crc != timeline.crc:
             raise Damaged(timeline.length, "does not end as the head says")
         timeline.extend(body[first:])
     except FileNotFoundError:
@@ -164,10 +190,30 @@ def _read_timeline(places: LogPlaces, head: Head | None, repairs: _Repairs) -> T
         raise LogCorrupt(f"{path} at byte {timeline.length}: the entry is damaged or missing, and it is not the last")
     if verdict is TimelineVerdict.CUT:
         repairs.cut.append((path, timeline.length))
-    start = published if published is not None else RECORD_BYTES
+    start = published if published is not None else timeline.begun
     if timeline.length > start:
         repairs.rewrite.append((path, start, timeline.length))
     return timeline
+
+
+def _check_files(places: LogPlaces, numbers: list[int], newest: Timeline, head: Head | None) -> None:
+    """Holds the timeline's files against the newest one's checkpoint, and what the head says of them. Raises LogCorrupt."""
+    earlier = newest.before.volumes
+    first = newest.number - len(earlier)
+    for number, volume in enumerate(earlier, first):
+        path = places.timeline(number)
+        evidence = EarlierFileEvidence(
+            length=path.stat().st_size if number in numbers else None,
+            recorded=int(volume["length"]),
+            published=head.timeline_bytes if head and head.timeline == number else None,
+            ends_as_published=head is not None and head.timeline_crc == volume["end_crc"],
+        )
+        if not is_whole(evidence):
+            raise LogCorrupt(f"{path}: not as long as the file after it says, or it does not end as the head says")
+    if numbers != list(range(first, newest.number + 1)):
+        raise LogCorrupt(f"{places.timeline(numbers[-1])}: the timeline's files are not those that its newest one names")
+    if head is not None and not first <= head.timeline <= newest.number:
+        raise LogCorrupt(f"{places.timeline(head.timeline)}: missing, though the head names it")
 
 
 def _group_follows(data: bytes, whole: int) -> bool:
@@ -329,8 +375,8 @@ def _what_is_wrong(path: Path, found: SegmentEvidence) -> str:
 def _check_segment(
     segment: Segment, index: TopicIndex, run: SegmentRun, before: SegmentRun | None, *, newest: bool, unseal: bool
 ) -> None:
-    """Its header names what came before it. The newest one's last part is read, because that is where appends go on; and all of
-    one whose Parquet files are about to go."""
+    """Its header names what came before it. The newest one's last part is read, because that is where appends go on, unless that is the whole segment
+    as a checkpoint names it; and all of one whose Parquet files are about to go."""
     header = segment.header
     previous = (header.previous, header.previous_last, header.previous_chain)
     if before is None:
@@ -346,8 +392,7 @@ def _check_segment(
             raise Damaged(0, "the header is not the one that was committed")
         if unseal:
             _check_frames(segment, run)
-        elif newest:
-            size = len(index.parts)
+        elif newest and (size := len(index.parts)) and int(index.parts["last"][-1]) > index.begun_at:
             _check_frames(segment, index.run(size - 1, size))
     except Damaged as damage:
         raise segment.corrupt(damage) from None

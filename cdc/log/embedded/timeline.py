@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cdc.log.embedded import checkpoint
+from cdc.log.embedded.checkpoint import NOTHING, Before
 from cdc.log.embedded.format import Damaged
 from cdc.log.embedded.marks import MarkHistory
 from cdc.log.embedded.records import (
@@ -17,17 +19,21 @@ from cdc.log.embedded.records import (
     SOURCE,
     TEXTS,
     GroupEntry,
+    GroupPart,
+    Listed,
     NewMark,
     NewProducer,
     NewTopic,
     RecordKind,
     Replaced,
+    TimelineHeader,
     decode_group,
+    decode_timeline_header,
     text_at,
     whole_records,
 )
 from cdc.log.embedded.topicindex import GrowingArray, TopicIndex
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position, format_lsn
+from cdc.model.position import Cut, Lsn, Position, format_lsn
 
 _CUT_KIND, _PART_KIND = int(RecordKind.CUT), int(RecordKind.PART)
 _TEXT_KINDS: Final = np.array(sorted(TEXTS), np.uint16)
@@ -40,33 +46,113 @@ as for hundreds."""
 
 
 class Timeline:
-    """Everything that the timeline's groups say, decoded so far. ``length`` bytes of the file are in it."""
+    """Everything that one of the timeline's files says, decoded so far: what came before it, and its groups. ``length`` bytes of it are in it."""
 
-    def __init__(self, log_id: int, header_crc: int) -> None:
-        self.log_id = log_id
-        self.crc = header_crc
-        self.length = RECORD_BYTES
-        self.epoch = 0
+    def __init__(self, log_id: int, crc: int, number: int = 1, before: Before = NOTHING) -> None:
+        """``crc``: the checksum of the file's header, or of its checkpoint; see ``beginning``."""
+        self._header = TimelineHeader(log_id, number)
+        self.before = before
+        self.crc = crc
+        self.length = self.begun = RECORD_BYTES
+        """``begun``: where the first group stands."""
+        self.epoch = before.epoch
         self.topics: dict[int, TopicIndex] = {}
         self.numbers: dict[str, int] = {}
-        self.producers: list[str] = []
-        """Their names; the first one's number is 1."""
+        self.lsns_rise_from = before.lsns_rise_from
+        """See ``Before``."""
         self._marks = MarkHistory()
         self._cuts = GrowingArray(_CUTS)
-        self._head = ZERO_CUT
-        self._lsns_rise_from = 0
-        """The first cut of the source's present history: an LSN of an earlier one (the database was restored, or is another) says nothing."""
+        self._head = before.head
+
+    @classmethod
+    def beginning(cls, data: bytes) -> Timeline:
+        """A file that begins with these bytes, as it is before its first group. Raises Damaged, and HeadwaterError for another version."""
+        header, crc = decode_timeline_header(data)
+        if header.number == 1:
+            return cls(header.log_id, crc)
+        before, found, length, crc = checkpoint.decode(data, crc)
+        end = before.volumes[-1]
+        if len(before.volumes) != header.number - 1 or (end["length"], end["end_crc"]) != (
+            header.previous_bytes,
+            header.previous_crc,
+        ):
+            raise Damaged(0, "the checkpoint does not go on where the file before it ends")
+        timeline = cls(header.log_id, crc, header.number, before)
+        timeline.length = timeline.begun = length
+        timeline._take_kept(found, length - RECORD_BYTES)
+        return timeline
+
+    @classmethod
+    def whole(cls, data: bytes) -> Timeline:
+        """All whole groups of a file's bytes. Raises as ``beginning``, with offsets in the file."""
+        timeline = cls.beginning(data)
+        try:
+            timeline.extend(data[timeline.begun :])
+        except Damaged as damage:
+            raise Damaged(timeline.begun + damage.offset, damage.what) from None
+        return timeline
+
+    def _take_kept(self, found: Listed, at: int) -> None:
+        """What a checkpoint lists."""
+        for producer in found.producers:
+            self._take_producer(producer, at)
+        for name in found.names:
+            self._take_name(name, at)
+        for mark in found.marks:
+            self._take_mark(mark, -1, at)
+        kept: dict[int, list[GroupPart | Replaced]] = {number: [] for number in self.topics}
+        for one in found.kept():
+            if one.topic not in kept:
+                raise Damaged(at, "a topic without a name")
+            kept[one.topic].append(one)
+        retired = {one.topic: one for one in found.retired}
+        for number, index in self.topics.items():
+            index.begin(kept[number], retired.get(number))
+            if not len(index.parts) or index.last > self.before.head.position:
+                raise Damaged(at, "a topic without segments, or with some that are still to come")
+
+    @property
+    def log_id(self) -> int:
+        return self._header.log_id
+
+    @property
+    def number(self) -> int:
+        """The file's."""
+        return self._header.number
+
+    @property
+    def producers(self) -> list[str]:
+        """Their names; the first one's number is 1."""
+        return self._marks.producers
 
     @property
     def cuts(self) -> npt.NDArray[np.void]:
-        """One row per group: last position, commit LSN and time, running bytes."""
+        """One row per group of this file: last position, commit LSN and time, running bytes."""
         return self._cuts.rows
+
+    @property
+    def groups(self) -> int:
+        """How many there are, those of earlier files included."""
+        return self.before.groups + self._cuts.size
+
+    @property
+    def total_bytes(self) -> int:
+        """The length of all files up to this one."""
+        return self.length + int(self.before.volumes["length"].sum())
+
+    @property
+    def appended(self) -> int:
+        """Bytes of changes, those of earlier files included."""
+        return int(self.cuts["bytes"][-1]) if self._cuts.size else self.before.appended
 
     @property
     def head(self) -> Cut:
         return self._head
 
     def cut(self, number: int) -> Cut:
+        """The cut of one of this file's groups, by its number there; -1: the last one before it."""
+        if number < 0:
+            return self.before.head
         last, lsn, ts_us, _ = self.cuts[number].item()
         return Cut(Position(last), Lsn(lsn), ts_us)
 
@@ -139,10 +225,9 @@ class Timeline:
                 self.topics[part.topic].append(part, group.first)
             if group.replaced or group.retired:
                 self._take_dropped(group, end - RECORD_BYTES)
-            before = self.cuts[-1].item() if cut else (0, 0, 0, 0)
-            size = before[3] + sum(part.end - part.start for part in group.parts)
-            if group.commit_lsn < before[1]:
-                self._lsns_rise_from = cut
+            size = self.appended + sum(part.end - part.start for part in group.parts)
+            if group.commit_lsn < self._head.commit_lsn:
+                self.lsns_rise_from = self.groups
             self._cuts.append((group.last, group.commit_lsn, group.commit_ts_us, size))
             self._head = Cut(Position(group.last), Lsn(group.commit_lsn), group.commit_ts_us)
             self.crc, self.epoch = crc, group.epoch
@@ -194,12 +279,16 @@ class Timeline:
     def marks(self, upto: int | None = None) -> dict[str, bytes]:
         """See ``LogReader.marks``."""
         number = self._cuts.size if upto is None else int(self.cuts["last"].searchsorted(upto, "right"))
-        if not number:
+        if not number and not self.before.groups:
             return {}
         found = self._marks.at(number - 1)
         if self.producers:
             found[self.producers[SOURCE - 1]] = format_lsn(self.cut(number - 1).commit_lsn).encode()
         return found
+
+    def stored_marks(self) -> dict[str, bytes]:
+        """Those of the head that MARK records say: of all producers but the source."""
+        return self._marks.at(self._cuts.size)
 
     # --- what is dropped ---------------------------------------------------------------------------------------------
 
@@ -289,26 +378,27 @@ class Timeline:
             rows[name] = cuts[name]
         sizes = np.zeros(len(cuts), np.int64)
         np.add.at(sizes, group_of, parts["end"].astype(np.int64) - parts["start"])
-        before = self.cuts[-1] if self._cuts.size else None
-        rows["bytes"] = sizes.cumsum() + (before["bytes"] if before is not None else 0)
+        rows["bytes"] = sizes.cumsum() + self.appended
         lsns = rows["lsn"]
-        earlier = np.concatenate(([before["lsn"] if before is not None else 0], lsns[:-1]))
-        falls = (lsns < earlier).nonzero()[0]
+        falls = (lsns < np.concatenate(([self._head.commit_lsn], lsns[:-1]))).nonzero()[0]
         if len(falls):
-            self._lsns_rise_from = self._cuts.size + int(falls[-1])
+            self.lsns_rise_from = self.groups + int(falls[-1])
         self._cuts.extend(rows)
 
-    def within(self, after: int, max_rows: int, max_bytes: int) -> Cut:
-        """See ``LogReader.cut_within``."""
-        cuts = self.cuts
-        lasts = cuts["last"]
-        following = int(lasts.searchsorted(after, "right"))
-        if following >= len(cuts):
-            return self.head
-        done = int(cuts["bytes"][following - 1]) if following else 0
-        by_rows = int(lasts.searchsorted(after + max_rows, "right")) - 1
-        by_bytes = int(cuts["bytes"].searchsorted(done + max_bytes, "right")) - 1
-        return self.cut(max(following, min(by_rows, by_bytes)))
+    # --- questions about this file's cuts ----------------------------------------------------------------------------
+
+    def following(self, after: int) -> tuple[Cut, int] | None:
+        """The first cut behind a position, and the running bytes before it; None when there is none."""
+        number = int(self.cuts["last"].searchsorted(after, "right"))
+        if number >= self._cuts.size:
+            return None
+        return self.cut(number), int(self.cuts["bytes"][number - 1]) if number else self.before.appended
+
+    def furthest(self, position: int, running_bytes: int) -> Cut:
+        """The last cut up to a position and to so many running bytes; the one before this file when there is none in it."""
+        by_rows = int(self.cuts["last"].searchsorted(position, "right"))
+        by_bytes = int(self.cuts["bytes"].searchsorted(running_bytes, "right"))
+        return self.cut(min(by_rows, by_bytes) - 1)
 
     def at_lsn(self, lsn: int) -> Cut | None:
         """See ``LogReader.cut_at_lsn``."""
@@ -317,14 +407,12 @@ class Timeline:
 
     def number_at_lsn(self, lsn: int) -> int:
         """The number of the first cut that reaches the LSN; the number of all cuts when none does."""
-        first = self._lsns_rise_from
+        first = max(0, self.lsns_rise_from - self.before.groups)
         return first + int(np.searchsorted(self.cuts["lsn"][first:], lsn, "left"))
 
     def last_commit(self) -> Cut:
         """The last cut that brought changes together with a new LSN (ZERO_CUT: none has), so that it is one of the source's commits."""
-        cuts = self.cuts
-        lasts, lsns = cuts["last"], cuts["lsn"]
+        lasts = np.concatenate(([self.before.head.position], self.cuts["last"]))
+        lsns = np.concatenate(([self.before.head.commit_lsn], self.cuts["lsn"]))
         at = ((lasts[1:] > lasts[:-1]) & (lsns[1:] != lsns[:-1])).nonzero()[0]
-        if len(at):
-            return self.cut(int(at[-1]) + 1)
-        return self.cut(0) if len(cuts) and lasts[0] > 0 and lsns[0] != 0 else ZERO_CUT
+        return self.cut(int(at[-1])) if len(at) else self.before.last_commit

@@ -5,12 +5,14 @@ Columns are numpy arrays that grow by doubling, so a reader follows a live log b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from cdc.log.embedded.format import Damaged
 from cdc.log.embedded.records import GroupPart, Replaced, Retired
 
 _PARTS: Final = np.dtype(
@@ -74,6 +76,10 @@ class SegmentRun(NamedTuple):
     generation: int = 0
 
 
+def _first_of(one: GroupPart | Replaced) -> int:
+    return one.first if isinstance(one, Replaced) else one.segment
+
+
 class TopicIndex:
     """One topic's parts. In ``parts``: ``base`` is the group's first position, ``rows`` and ``bytes`` are running totals.
 
@@ -93,6 +99,8 @@ class TopicIndex:
         self.generation = 0
         """The newest one of its sealed files."""
         self.retired = Retired(number, 0, 0, 0)
+        self.begun_at = 0
+        """The last position that a checkpoint told of: parts up to there are whole segments, also where many groups wrote them."""
         self._parts = GrowingArray(_PARTS)
 
     @property
@@ -115,6 +123,33 @@ class TopicIndex:
         rows, size = self.rows + new.rows, self.bytes + new.end - new.start
         self._parts.append((base, new.last, new.segment, new.start, new.end, rows, size, new.seed, new.chain, 0))
         self._now_ends(new.last, new.segment, rows, size)
+
+    def begin(self, kept: Sequence[GroupPart | Replaced], retired: Retired | None) -> None:
+        """Takes in what a checkpoint says of a topic that has nothing yet: whole segments, and what has replaced such. Raises Damaged."""
+        rows = np.zeros(len(kept), _PARTS)
+        for number, one in enumerate(sorted(kept, key=_first_of)):
+            if isinstance(one, Replaced):
+                rows[number] = (one.first, one.last, one.first, 0, one.bytes, one.rows, one.bytes, 0, one.digest, one.generation)
+            else:
+                size = one.end - one.start
+                rows[number] = (one.segment, one.last, one.segment, one.start, one.end, one.rows, size, one.seed, one.chain, 0)
+        sized = (rows["bytes"] > 0) | (rows["generation"] > 0)
+        if not sized.all() or (rows["last"] < rows["segment"]).any() or (rows["segment"][1:] <= rows["last"][:-1]).any():
+            raise Damaged(0, "a topic's segments do not rise")
+        if not len(kept) or rows["generation"][-1]:
+            raise Damaged(0, "a topic without a segment to go on in")
+        for name in ("rows", "bytes"):
+            rows[name] = rows[name].cumsum()
+        self.generation = int(rows["generation"].max())
+        if retired is not None:
+            self.retired, self.generation = retired, max(self.generation, retired.generation)
+        self._parts.extend(rows)
+        self.begun_at = int(rows[-1]["last"])
+        self._now_ends(self.begun_at, int(rows[-1]["segment"]), int(rows[-1]["rows"]), int(rows[-1]["bytes"]))
+
+    def retired_now(self) -> Retired:
+        """As a checkpoint says it."""
+        return replace(self.retired, generation=self.generation)
 
     def _now_ends(self, last: int, segment: int, rows: int, size: int) -> None:
         self.first = self.first or int(self.parts["segment"][0])
@@ -212,7 +247,9 @@ class TopicIndex:
         now, then = (new.kept_from, new.floor, new.clean_from), (before.kept_from, before.floor, before.clean_from)
         if any(later < earlier for later, earlier in zip(now, then, strict=True)):
             return "a retired position comes back"
-        return None if 0 <= new.kept_from <= new.floor <= new.clean_from else "retired positions are not in order"
+        if not 0 <= new.kept_from <= new.floor <= new.clean_from:
+            return "retired positions are not in order"
+        return None if new.generation >= self.generation else "an old generation comes back"
 
     def retire(self, new: Retired) -> TopicIndex:
         """The topic from then on, without the segments that lie wholly below; but never without the newest: what is appended goes on behind it."""
@@ -222,7 +259,7 @@ class TopicIndex:
         )
         high = int(segments.searchsorted(segments[high], "left"))
         found = self._spliced(0, high, np.empty(0, _PARTS))
-        found.retired = new
+        found.retired, found.generation = new, new.generation
         return found
 
     def _spliced(self, low: int, high: int, instead: npt.NDArray[np.void]) -> TopicIndex:
@@ -234,7 +271,7 @@ class TopicIndex:
         for name in ("rows", "bytes"):
             now[name] = now[name].cumsum()
         found = TopicIndex(self.number, self.name, self.producer)
-        found.generation, found.retired = self.generation, self.retired
+        found.generation, found.retired, found.begun_at = self.generation, self.retired, self.begun_at
         found._parts.extend(now)
         found._now_ends(self.last, self.newest_segment, int(now[-1]["rows"]), int(now[-1]["bytes"]))
         return found

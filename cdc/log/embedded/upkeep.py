@@ -53,7 +53,7 @@ class LogUpkeep:
     def retire(self, topic: str, *, kept_from: int, floor: int, clean_from: int) -> None:
         """See ``Retired``. Raises ValueError when that contradicts the log, or something of this topic still waits."""
         index = self._index(topic)
-        new = Retired(index.number, kept_from, floor, clean_from)
+        new = Retired(index.number, kept_from, floor, clean_from, index.generation)
         beyond = clean_from > self._reader.head().position + 1
         with self._lock:
             self._check(index, "what is still to come is retired" if beyond else index.refuses_retiring(new))

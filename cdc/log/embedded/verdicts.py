@@ -46,6 +46,40 @@ def judge_timeline(found: TimelineEvidence) -> TimelineVerdict:
     return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierFileEvidence:
+    """One of the timeline's files before the newest. It was synced before the next one got its name, so there is nothing to repair in it."""
+
+    length: int | None
+    """None when there is no file."""
+    recorded: int
+    """The length that the newest file's checkpoint says."""
+    published: int | None
+    """The length that the head says is durable, where the head still names this file; else None."""
+    ends_as_published: bool
+    """The checkpoint and the head give the same checksum of its end."""
+
+
+def is_whole(found: EarlierFileEvidence) -> bool:
+    """Whether the file is what it should be; a log of which one is not is CORRUPT.
+
+    ===========  ==============  =================  =====
+    length       head's length   ends as published  whole
+    ===========  ==============  =================  =====
+    as recorded  none, or less   (any)              yes
+    as recorded  as recorded     yes                yes
+    as recorded  as recorded     no                 no
+    as recorded  more            (any)              no
+    otherwise    (any)           (any)              no
+    ===========  ==============  =================  =====
+    """
+    if found.length != found.recorded:
+        return False
+    if found.published is None or found.published < found.recorded:
+        return True
+    return found.published == found.recorded and found.ends_as_published
+
+
 class SegmentVerdict(Enum):
     KEEP = auto()
     CUT = auto()

@@ -29,7 +29,7 @@ from cdc.log.embedded.format import (
     encode_frame,
     padding,
 )
-from cdc.log.embedded.groupfiles import GroupFiles
+from cdc.log.embedded.groupfiles import FILE_BYTES, GroupFiles
 from cdc.log.embedded.lock import hold, is_held
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.openfiles import OpenFiles
@@ -84,7 +84,10 @@ class EmbeddedLogWriter:
         try:
             recovered = recover(self._places, self._disk, segment_bytes)
             self._register = Register(self._places.root, source, recovered.timeline)
-            self._published = GroupFiles(self._places, self._disk, head_of(recovered))
+            self._published = GroupFiles(
+                self._places, self._disk, head_of(recovered),
+                file_bytes=min(FILE_BYTES, segment_bytes // 8), begun=recovered.timeline.begun,
+            )  # fmt: skip
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -161,6 +164,7 @@ class EmbeddedLogWriter:
         cut = Cut(Position(before.position + staged.density.rows), commit_lsn, commit_ts_us)
         group = self._register.entry(staged, before.position + 1, cut, before.epoch)
         try:
+            self._begin_next_file()
             self._sync_staged()
         except OSError as error:
             raise self._located(error) from error
@@ -314,6 +318,18 @@ class EmbeddedLogWriter:
                     self._disk.sync_folder(self._places.topics)
                 for topic, _ in staged.created:
                     topic.folder_exists = True
+
+    def _begin_next_file(self) -> None:
+        """… of the timeline, where the one at hand is long. Before the group, so that nothing has become durable when it fails."""
+        published = self._published
+        if not published.full:
+            return
+        try:
+            head = published.write_next()
+        except OSError:
+            return  # the file at hand grows on
+        with self._fatal():
+            published.begin_next(head)
 
     def _publish(self, group: GroupEntry) -> None:
         published = self._published

@@ -33,6 +33,7 @@ from cdc.log.embedded.records import (
     NewTopic,
     Replaced,
     Retired,
+    TimelineHeader,
     decode_timeline_header,
     encode_group,
     encode_timeline_header,
@@ -104,9 +105,9 @@ def test_garbage_is_damaged(seed: int) -> None:
             assert Timeline(1, 2).extend(data) == 0
 
 
-@given(word, position, position, position, st.integers(-(2**62), 2**62), position, word)
-def test_head(epoch: int, log_id: int, at: int, lsn: int, ts: int, length: int, crc: int) -> None:
-    head = Head(log_id, epoch, at, lsn, ts, length, crc)
+@given(word, position, position, position, st.integers(-(2**62), 2**62), word, word, word)
+def test_head(epoch: int, log_id: int, at: int, lsn: int, ts: int, number: int, length: int, crc: int) -> None:
+    head = Head(log_id, epoch, at, lsn, ts, number, length, crc)
     raw = head.encode()
     assert decode_head(raw) == head
     assert decode_head(raw[:-1]) is None
@@ -132,7 +133,7 @@ def groups() -> list[GroupEntry]:
 
 
 def encoded() -> tuple[bytes, list[int]]:
-    header, crc = encode_timeline_header(77)
+    header, crc = encode_timeline_header(TimelineHeader(77))
     raw, ends = header, []
     for group in groups():
         records, crc = encode_group(group, crc)
@@ -142,10 +143,7 @@ def encoded() -> tuple[bytes, list[int]]:
 
 
 def decoded(raw: bytes) -> Timeline:
-    log_id, crc = decode_timeline_header(raw)
-    timeline = Timeline(log_id, crc)
-    timeline.extend(raw[RECORD_BYTES:])
-    return timeline
+    return Timeline.whole(raw)
 
 
 def test_timeline_whole_and_piece_by_piece() -> None:
@@ -157,8 +155,7 @@ def test_timeline_whole_and_piece_by_piece() -> None:
     assert [whole.cut(number) for number in range(3)] == [Cut(g.last, g.commit_lsn, g.commit_ts_us) for g in groups()]  # type: ignore[arg-type]
     assert whole.numbers == {"a": 1, "long " * 20: 2}
     assert (whole.topics[1].rows, whole.topics[1].bytes, whole.topics[1].last) == (8, 192, 9)
-    log_id, crc = decode_timeline_header(raw)
-    pieces = Timeline(log_id, crc)
+    pieces = Timeline.beginning(raw[:RECORD_BYTES])
     for start, end in zip([RECORD_BYTES, *ends], ends, strict=False):
         assert pieces.extend(raw[start:end]) == end - start
     assert pieces.crc == whole.crc
@@ -178,7 +175,7 @@ def test_timeline_cut_at_every_byte_keeps_the_whole_groups() -> None:
 
 
 def test_many_records_are_checked_at_once_and_the_damaged_one_found() -> None:
-    _, crc = encode_timeline_header(1)
+    _, crc = encode_timeline_header(TimelineHeader(1))
     raw, running = b"", crc
     for number in range(1, 101):
         records, running = encode_group(GroupEntry(1, 0, number, 0, 1, (), ()), running)

@@ -146,7 +146,7 @@ def test_truncated_at_every_byte(log: Path, part: int) -> None:
 def test_a_torn_tail_that_no_head_vouches_for_is_cut(log: Path) -> None:
     whole = contents(log)
     rows = read_all(log)
-    timeline, head = log / "timeline", log / "head"
+    timeline, head = log / "timeline-00000001", log / "head"
     for length in range(RECORD_BYTES, len(whole[timeline])):
         head.unlink()
         timeline.write_bytes(whole[timeline][:length])
@@ -159,7 +159,7 @@ def test_a_torn_tail_that_no_head_vouches_for_is_cut(log: Path) -> None:
 
 def test_bytes_behind_the_last_entry_are_cut(log: Path) -> None:
     rows = read_all(log)
-    for path in [log / "timeline", *log.rglob("*.seg")]:
+    for path in [log / "timeline-00000001", *log.rglob("*.seg")]:
         for extra in (b"\0", b"\0" * 100, b"HWFR" + bytes(300)):
             with path.open("ab") as file:
                 file.write(extra)
@@ -188,7 +188,7 @@ def test_flipped_at_every_byte(log: Path, part: int) -> None:
                 assert found == rows
             elif found is not None:
                 # Only a checksum within the timeline may be damaged unseen: the chain runs over what it protects.
-                assert path.name == "timeline"
+                assert path.name == "timeline-00000001"
                 assert number % RECORD_BYTES >= RECORD_BYTES - 4
                 assert found == rows
             restore(log, whole)
@@ -203,7 +203,7 @@ def test_a_reader_alone_meets_every_flip(log: Path) -> None:
             path.write_bytes(flipped)
             try:
                 assert read_all(log) == rows
-                assert path.name == "timeline"
+                assert path.name == "timeline-00000001"
                 assert number % RECORD_BYTES >= RECORD_BYTES - 4
             except LogCorrupt as corrupt:
                 named(corrupt, path)
@@ -331,8 +331,8 @@ def test_an_older_copy_of_a_segment_is_no_substitute(quick_folder: Path) -> None
 
 
 def test_a_missing_timeline_or_a_foreign_head(log: Path, quick_folder: Path) -> None:
-    timeline = (log / "timeline").read_bytes()
-    (log / "timeline").unlink()
+    timeline = (log / "timeline-00000001").read_bytes()
+    (log / "timeline-00000001").unlink()
     with pytest.raises(LogCorrupt, match="missing"):
         open_writer(log)
     with pytest.raises(LogCorrupt, match="missing"):
@@ -340,7 +340,7 @@ def test_a_missing_timeline_or_a_foreign_head(log: Path, quick_folder: Path) -> 
     (log / "head").unlink()
     with pytest.raises(LogCorrupt, match="missing"):
         open_writer(log)
-    (log / "timeline").write_bytes(timeline)
+    (log / "timeline-00000001").write_bytes(timeline)
     other = quick_folder / "other"
     open_writer(other).close()
     shutil.copy(other / "head", log / "head")
@@ -378,7 +378,7 @@ def test_segment_and_its_parquet_both_there(quick_folder: Path) -> None:
     assert list(root.rglob("*.parquet")), "what is still good is not thrown away for what is not"
 
 
-@pytest.mark.parametrize(("file", "at"), [("head", 8), ("timeline", 2)])
+@pytest.mark.parametrize(("file", "at"), [("head", 8), ("timeline-00000001", 2)])
 def test_a_newer_format_is_refused_with_words(log: Path, file: str, at: int) -> None:
     from cdc.log.embedded.format import crc32c
 
