@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cdc.errors import ConfigError
@@ -42,7 +42,7 @@ class Producers:
         else:
             self._staged[producer] = value
 
-    def entries(self, of_topics: Iterable[str]) -> tuple[tuple[NewProducer, ...], tuple[NewMark, ...]]:
+    def entries(self, of_topics: Sequence[str]) -> tuple[tuple[NewProducer, ...], tuple[NewMark, ...]]:
         """The records of the next group, with the producers of its new topics. Raises ValueError for one producer too many."""
         if not self._staged and self._numbers and not of_topics:
             return _NOTHING  # nearly always

@@ -135,7 +135,8 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """From where on a topic can still be read, and how completely. Each number only ever rises; kept_from <= floor <= clean_from."""
+    """From where on a topic can still be read, and how completely. Each number only ever rises; kept_from <= floor <= clean_from <= the first position
+    of the topic's newest segment, which is never dropped."""
 
     topic: int
     kept_from: int

@@ -37,7 +37,9 @@ from cdc.model.position import Cut, Lsn, Position, format_lsn
 
 _CUT_KIND, _PART_KIND = int(RecordKind.CUT), int(RecordKind.PART)
 _TEXT_KINDS: Final = np.array(sorted(TEXTS), np.uint16)
-_RARE_KINDS: Final = np.array([RecordKind.REPLACED, RecordKind.RETIRED], np.uint16)
+NO_TEXTS: Final = np.empty(0, np.intp)
+_RARE_KIND: Final = int(RecordKind.REPLACED)
+"""Records of this kind and those behind it: they are taken in group by group, which refuses the others."""
 _CUTS: Final = np.dtype([("last", "i8"), ("lsn", "i8"), ("ts", "i8"), ("bytes", "i8")])
 
 FEW_RECORDS: Final = 16
@@ -168,10 +170,10 @@ class Timeline:
         whole = whole_records(raw, self.crc)
         kinds = raw[:whole].reshape(-1).view(CUT_DTYPE)["kind"]
         cut_at = (kinds == _CUT_KIND).nonzero()[0]
-        rare = (kinds == _RARE_KINDS[0]) | (kinds == _RARE_KINDS[1])
+        rare = kinds >= _RARE_KIND
         done = 0
         # Groups that drop something are taken in one by one: what they mean depends on what stood before them.
-        for group in np.unique(cut_at.searchsorted(rare.nonzero()[0])).tolist():
+        for group in np.unique(cut_at.searchsorted(rare.nonzero()[0])).tolist() if rare.any() else ():
             if group == len(cut_at):
                 break
             begin, end = int(cut_at[group - 1]) + 1 if group else 0, int(cut_at[group]) + 1
@@ -196,7 +198,7 @@ class Timeline:
         kinds = cut_records["kind"]
         cut_at = (kinds == _CUT_KIND).nonzero()[0]
         part_at = (kinds == _PART_KIND).nonzero()[0]
-        texts = np.isin(kinds, _TEXT_KINDS).nonzero()[0]
+        texts = NO_TEXTS if len(cut_at) + len(part_at) == len(raw) else np.isin(kinds, _TEXT_KINDS).nonzero()[0]
         cuts, parts = cut_records[cut_at], raw.reshape(-1).view(PART_DTYPE)[part_at]
         group_of = cut_at.searchsorted(part_at)
         self._check(cuts, cut_at, parts, group_of, len(raw) - len(texts))
@@ -298,8 +300,8 @@ class Timeline:
         for retired in group.retired:
             index = self.topics.get(retired.topic)
             refused = "a topic without a name" if index is None else index.refuses_retiring(retired)
-            if index is None or refused or retired.clean_from > group.last + 1:
-                raise Damaged(at, refused or "what is still to come is retired")
+            if index is None or refused:
+                raise Damaged(at, refused or "")
             self.topics[retired.topic] = index.retire(retired)
 
     def _replaced(self, new: Replaced, at: int) -> TopicIndex:

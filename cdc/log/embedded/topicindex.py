@@ -141,6 +141,8 @@ class TopicIndex:
         for name in ("rows", "bytes"):
             rows[name] = rows[name].cumsum()
         self.generation = int(rows["generation"].max())
+        if retired is not None and retired.clean_from > int(rows["segment"][-1]):
+            raise Damaged(0, "the segment that is written is retired")
         if retired is not None:
             self.retired, self.generation = retired, max(self.generation, retired.generation)
         self._parts.extend(rows)
@@ -249,15 +251,14 @@ class TopicIndex:
             return "a retired position comes back"
         if not 0 <= new.kept_from <= new.floor <= new.clean_from:
             return "retired positions are not in order"
+        if new.clean_from > self.newest_segment:
+            return "the segment that is written is retired"
         return None if new.generation >= self.generation else "an old generation comes back"
 
     def retire(self, new: Retired) -> TopicIndex:
-        """The topic from then on, without the segments that lie wholly below; but never without the newest: what is appended goes on behind it."""
+        """The topic from then on, without the segments that lie wholly below; ``refuses_retiring`` nothing of it."""
         segments = self.parts["segment"]
-        high = min(
-            int(self.parts["last"].searchsorted(new.kept_from, "left")), int(segments.searchsorted(self.newest_segment, "left"))
-        )
-        high = int(segments.searchsorted(segments[high], "left"))
+        high = int(segments.searchsorted(segments[int(self.parts["last"].searchsorted(new.kept_from, "left"))], "left"))
         found = self._spliced(0, high, np.empty(0, _PARTS))
         found.retired, found.generation = new, new.generation
         return found

@@ -54,9 +54,8 @@ class LogUpkeep:
         """See ``Retired``. Raises ValueError when that contradicts the log, or something of this topic still waits."""
         index = self._index(topic)
         new = Retired(index.number, kept_from, floor, clean_from, index.generation)
-        beyond = clean_from > self._reader.head().position + 1
         with self._lock:
-            self._check(index, "what is still to come is retired" if beyond else index.refuses_retiring(new))
+            self._check(index, index.refuses_retiring(new))
             self._retired[index.number] = new
 
     def _check(self, index: TopicIndex, refused: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -292,7 +292,7 @@ def _some_groups(chance: random.Random) -> list[bytes]:
             (NewProducer(1, "postgres"), NewProducer(2, "view")) if number == 0 and not (wrong and chance.random() < 0.1) else ()
         )
         marks = tuple(NewMark(2, chance.randbytes(chance.randrange(90))) for _ in range(chance.choice((0, 0, 1, 2))))
-        replaced, retired = dropping.some(chance, first, wrong=wrong)
+        replaced, retired = dropping.some(chance, wrong=wrong)
         lsn = chance.choice((number * 10, number * 10, 3))
         group = GroupEntry(
             first + (wrong and chance.random() < 0.05),
@@ -321,9 +321,9 @@ class _Dropping:
     segments: dict[int, dict[int, int]]
     """Topic → a segment's first position → its last."""
     generation: int = 0
-    kept_from: int = 0
+    kept_from: dict[int, int] = field(default_factory=dict)
 
-    def some(self, chance: random.Random, first: int, *, wrong: bool) -> tuple[tuple[Replaced, ...], tuple[Retired, ...]]:
+    def some(self, chance: random.Random, *, wrong: bool) -> tuple[tuple[Replaced, ...], tuple[Retired, ...]]:
         replaced, retired = [], []
         for topic, segments in self.segments.items():
             begins = list(segments)
@@ -339,9 +339,10 @@ class _Dropping:
                 for gone in begins[low + 1 : high + 1]:
                     del segments[gone]
             elif begins and chance.random() < 0.1:
-                self.kept_from = max(self.kept_from, chance.randrange(first + 1))
-                retired.append(Retired(topic, self.kept_from, self.kept_from, self.kept_from + wrong * chance.randrange(2)))
-                for gone in [begin for begin in begins[:-1] if segments[begin] < self.kept_from]:
+                at = max(self.kept_from.get(topic, 0), chance.randrange(begins[-1] + 1))
+                self.kept_from[topic] = at
+                retired.append(Retired(topic, at, at, at + wrong * chance.randrange(2), self.generation))
+                for gone in [begin for begin in begins[:-1] if segments[begin] < at]:
                     del segments[gone]
         return tuple(replaced), tuple(retired)
 

@@ -171,7 +171,10 @@ def test_retired_positions_are_gone(log: EmbeddedLogWriter, root: Path) -> None:
 
 def test_the_newest_segment_stays_whatever_is_retired(log: EmbeddedLogWriter, root: Path) -> None:
     newest = runs(root)[-1]
-    log.upkeep.retire(TOPIC, kept_from=101, floor=101, clean_from=101)
+    for clean_from in (newest[0] + 1, 101):
+        with pytest.raises(ValueError, match="is written"):
+            log.upkeep.retire(TOPIC, kept_from=newest[0], floor=newest[0], clean_from=clean_from)
+    log.upkeep.retire(TOPIC, kept_from=newest[0], floor=newest[0], clean_from=newest[0])
     log.commit()
     assert runs(root) == [newest]
     log.append(changes(ORDERS, [101, 102]))
