@@ -1,4 +1,4 @@
-"""What identifies a table's rows, and when Postgres refuses their updates and deletes: parts of other queries, and the body of the event trigger's
+"""The index that identifies a table's rows, and when Postgres refuses their updates and deletes: parts of other queries, and the body of the event trigger's
 ``headwater.ddl_breaks`` in deploy/roles.sql (`make roles`).
 
 As CheckCmdReplicaIdentity in execReplication.c, RelationGetReplicaIndex in relcache.c and pub_contains_invalid_column in publicationcmds.c. What
