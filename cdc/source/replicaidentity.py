@@ -1,5 +1,6 @@
-"""What identifies a table's rows, and when Postgres refuses their updates and deletes: parts of other queries, and the body of the event trigger's
-``headwater.ddl_breaks`` in deploy/roles.sql (`make roles`).
+"""The identity of a table's rows in SQL, and the cases in which Postgres refuses their updates and deletes.
+
+Other queries are put together from these parts, and so is the event trigger's ``headwater.ddl_breaks`` in deploy/roles.sql (`make roles`).
 
 As CheckCmdReplicaIdentity in execReplication.c, RelationGetReplicaIndex in relcache.c and pub_contains_invalid_column in publicationcmds.c. What
 capture demands of a table, in words, is in ``capturable`` and ``leaves``; tests/integration/source/test_identities.py compares both with what each

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,7 +75,7 @@ class Capture:
             self._intake = Intake(folder, self.writer, self._memory, self.feed, Silent(), course.clock)
             self._intake.catch_up()
             unless_alive.pop_all()
-        self.reader = Reader(source, self.feed, self.progress, chance, ways.chunk_rows, ways.workers)
+        self.reader = Reader(source, self.feed, self.progress, course.asking, chance, ways.chunk_rows, ways.workers)
 
     # --- the stream -----------------------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Capture:
 
     def _definitions(self) -> Definitions:
         known, ended = [topic.table for topic in self._log.topics()], ended_topics(self._log)
-        watch = self.watch or self._begin_to_watch(known)
+        watch = self.watch or self._begin_to_watch(known, ended)
         # What the catalog says now, which the stream may not have come to.
         catalog = self._source.facts
         keep = partial(save_facts, self._folder)
@@ -111,13 +111,14 @@ class Capture:
         facts = load_facts(self._folder)
         return Definitions(catalog, known=known, ended=ended, facts=facts, passwords=[PASSWORD], outside=outside)
 
-    def _begin_to_watch(self, topics: Sequence[Table]) -> Watch:
+    def _begin_to_watch(self, topics: Sequence[Table], ended: Collection[str]) -> Watch:
         """Remembers the definitions that hold when a table's first row is read, as a process does when it starts."""
         facts, holders = load_facts(self._folder), {table.qualified: table.oid for table in topics}
+        logged = {oid for name, oid in holders.items() if name not in ended}
         new = {
             oid: found
             for oid, listing in self._source.catalog.items()
-            if listing.way and oid not in facts and holders.get(listing.table.qualified, oid) == oid
+            if listing.way and oid not in facts and oid not in logged and holders.get(listing.table.qualified, oid) == oid
             if (found := self._source.facts(oid)) is not None
         }
         if new:
@@ -145,8 +146,8 @@ class Capture:
 
     @property
     def nothing_to_read(self) -> bool:
-        """It found so since bytes last came: nothing else gives it work."""
-        return self._idle and self.reader.finished
+        """It found so since bytes last came: but for what somebody asks for, nothing else gives it work."""
+        return self._idle and self.reader.finished and not self._course.asking.pending()
 
     def read_on(self) -> None:
         if self._steps is not None:

@@ -39,6 +39,10 @@ class Clients:
 
     def step(self) -> None:
         source, chance, work = self._source, self._course.chance, self._course.work
+        asks = self._course.rare.asks
+        if asks and self._course.faulty and chance.random() < asks:
+            self._course.asking.ask(chance, source, work.keys)
+            return
         if (
             self._begun < work.transactions
             and self._course.faulty

@@ -10,6 +10,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealer import seal
 from cdc.log.embedded.segment import SegmentPlace
 from cdc.model.position import Lsn
+from cdc.source.facts import FILE, load_facts
 from tests.sim.capture import TOAST, Capture
 from tests.sim.checker import Checker, Violation
 from tests.sim.course import Course
@@ -70,6 +71,9 @@ class Process:
 
     def _start(self) -> None:
         self._points.a_process_lives()
+        lost = self._course.rare.catalog_lost
+        if lost and self._course.faulty and not self.unrecovered and self._course.chance.random() < lost:
+            self._lose_catalog()
         self.capture = Capture(self._course, self._folder, self._disk, self._source, self._log, self._since_lsn)
         self.unrecovered = False
         if self._course.dangers.memory_lost and self._course.chance.random() < 0.5:
@@ -87,6 +91,15 @@ class Process:
             self.capture.writer.begin_history()
         self._forget_what_is_read_again()
         self._checker.reread(self._log)
+
+    def _lose_catalog(self) -> None:
+        """What capture last saw of the tables. Not where a table was dropped of which the log has nothing yet: nobody could say its key any more."""
+        unlogged = load_facts(self._folder).keys() - {topic.table.oid for topic in self._log.topics()}
+        if not (self._folder / FILE).exists() or unlogged - self._source.catalog.keys():
+            return
+        (self._folder / FILE).unlink()
+        self._source.told -= unlogged
+        self._course.fault("catalog.json is lost")
 
     def _forget_what_is_read_again(self) -> None:
         """The last cut of the process before, which nobody has looked at, may have begun a table again."""

@@ -29,19 +29,21 @@ from cdc.ingest.loop import Ingest
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
 from cdc.model.evolution import Kind, SchemaChange, differences
+from cdc.model.facts import Facts
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from sinks import barrier, memory, reshape
 from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
-from snapshots import worker
+from snapshots import requestjobs, worker
 from snapshots.agenda import Agenda
 from snapshots.feed import Chunk, SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
-from snapshots.jobs import Board
+from snapshots.jobs import Board, Task
 from snapshots.latecomers import Joining
+from snapshots.plan import KeyList
 from snapshots.steps import Emit, RowsRead, Steps, Typed
 from tests.sim import world
 from tests.sim.checker import Violation
@@ -581,15 +583,41 @@ def parts_enter_under_the_type_that_they_were_read_with(patch: Patch) -> None:
     _sharpen(patch, ddl={"retypes": 0.2, "looks": 0.6}, work={"rows_before": 25})
 
 
+def lost_facts_are_what_the_catalog_says_now(patch: Patch) -> None:
+    original = Definitions.__init__
+
+    def init(self: Definitions, catalog: Any, *, known: Iterable[Table], facts: dict[int, Facts], **more: Any) -> None:
+        known = list(known)
+        found = {table.oid: catalog(table.oid) for table in known if table.oid not in facts}
+        facts = {**facts, **{oid: one for oid, one in found.items() if one is not None}}
+        original(self, catalog, known=known, facts=facts, **more)
+
+    patch.setattr(Definitions, "__init__", init)
+    _sharpen(
+        patch,
+        rare={"catalog_lost": 1.0},
+        ddl={"retypes": 0.15, "looks": 0.6},
+        dangers={"process_dies": 0.01},
+        work={"reading": 60.0, "rows_before": 3, "transactions": 60, "alters": 0.0},
+    )
+
+
+def keys_that_were_asked_for_are_deleted(patch: Patch) -> None:
+    """… whether or not there is a row."""
+    patch.setattr(requestjobs, "_by_key", lambda keys, _: iter([Task(((KeyList(keys), Op.DELETE),))]))
+    _sharpen(patch, rare={"asks": 0.02})
+
+
 def _sharpen(
     patch: Patch,
     *,
     work: dict[str, Any] | None = None,
     dangers: dict[str, Any] | None = None,
     ddl: dict[str, Any] | None = None,
+    rare: dict[str, Any] | None = None,
 ) -> None:
     """Runs in which what the bug needs happens more often than in others."""
-    for name, given in (("deal_work", work), ("deal_dangers", dangers), ("deal_ddl", ddl)):
+    for name, given in (("deal_work", work), ("deal_dangers", dangers), ("deal_ddl", ddl), ("deal_rare", rare)):
         original = getattr(world, name)
         patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
 
@@ -659,6 +687,8 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (rows_of_rewritten_tables_are_not_read_again, "fi", 14),
     (another_type_leaves_a_store_as_it_is, "cfij", 1),
     (parts_enter_under_the_type_that_they_were_read_with, "cdfi", 41),
+    (lost_facts_are_what_the_catalog_says_now, "dfi", 116),
+    (keys_that_were_asked_for_are_deleted, "f", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 

@@ -25,7 +25,7 @@ from tests.sim.clients import Clients
 from tests.sim.course import Course, Trace
 from tests.sim.disk import ModelDisk
 from tests.sim.followers import Followers
-from tests.sim.lots import deal_dangers, deal_ddl, deal_ways, deal_work
+from tests.sim.lots import deal_dangers, deal_ddl, deal_rare, deal_ways, deal_work
 from tests.sim.points import Points
 from tests.sim.process import Process
 from tests.sim.source import Source
@@ -47,7 +47,7 @@ class World:
         chance = Random(seed)
         dangers, work = deal_dangers(chance), deal_work(chance)
         ways, ddl = deal_ways(chance), deal_ddl(Random(f"{seed} ddl"))
-        self._course = course = Course(chance, dangers, work, ways, ddl, trace)
+        self._course = course = Course(chance, dangers, work, ways, ddl, deal_rare(Random(f"{seed} rare")), trace)
         self._seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
         first_xid = chance.choice((700, 2**32 - 12, 2**32 * 3 + 2**31 - 9, 2**31 - 9))
         first_lsn = chance.choice((0x1_5000, 0xFFFF_F000, 0x16_B374_D848))
@@ -55,7 +55,7 @@ class World:
         disk = ModelDisk(folder, chance)
         self._points = Points(course)
         disk.meet = self._points.meet_disk
-        self.checker = Checker(self.source, disk)
+        self.checker = Checker(self.source, disk, course.asking.keys)
         self._log = EmbeddedLogReader(folder)
         self._clients = Clients(course, self.source)
         self.process = Process(course, self._points, self.source, disk, self.checker, self._log)
@@ -102,6 +102,8 @@ class World:
         self.process.look()
         self.checker.reread(self._log)
         self._course.counts["runs in which a store was hurt"] += self._followers.hurt
+        self._course.counts["runs in which catalog.json was lost"] += bool(self._course.counts["fault: catalog.json is lost"])
+        self._course.counts["runs in which a snapshot was asked for"] += bool(self._course.counts["asked-for snapshots done"])
         changes = [change for commit in self.source.commits for change in commit.changes]
         for kind, what in ("C", "created"), ("X", "dropped"):
             self._course.counts[f"runs in which a table was {what}"] += any(change.kind == kind for change in changes)
@@ -113,7 +115,7 @@ class World:
 
     def _settling_steps(self) -> int:
         chunks = sum(-(-len(rows) // self._course.ways.chunk_rows) for rows in self.source.visible.values())
-        return SETTLING_STEPS + STEPS_A_CHUNK * chunks
+        return SETTLING_STEPS + STEPS_A_CHUNK * chunks * (1 + len(self._course.asking.pending()))
 
     def _left(self) -> list[str]:
         """What is not equal yet. Rows are compared when nothing else is left, for that takes long."""
@@ -125,6 +127,8 @@ class World:
         left, head = [], self.process.capture.writer.head
         if not self.process.capture.reader.finished:
             left.append("the reader is not idle")
+        if self._course.asking.pending():
+            left.append("a snapshot that was asked for is not done")
         commits = self.source.commits
         if commits and self.source.slot.confirmed < commits[-1].end_lsn:
             left.append("the last commit is not confirmed")
