@@ -64,7 +64,7 @@ class Capture:
         self._round = ExitStack()
         self._steps: Iterator[None] | None = None
         self._idle = False
-        chance, ways = course.chance, course.ways
+        ways = course.ways
         with ExitStack() as unless_alive:
             self.writer = EmbeddedLogWriter(folder, segment_bytes=ways.segment_bytes, seal=False, disk=disk, sync_threads=1)
             unless_alive.callback(self.writer.abandon)
@@ -75,7 +75,7 @@ class Capture:
             self._intake = Intake(folder, self.writer, self._memory, self.feed, Silent(), course.clock)
             self._intake.catch_up()
             unless_alive.pop_all()
-        self.reader = Reader(source, self.feed, self.progress, chance, ways.chunk_rows, ways.workers)
+        self.reader = Reader(course, source, self.feed, self.progress)
 
     # --- the stream -----------------------------------------------------------------------------------------------------------------
 
