@@ -188,12 +188,11 @@ class Checker:
         timeline = reader.timeline
         assert timeline is not None
         at = self.last.position
-        for number in range(self._cuts_seen, len(timeline.cuts)):
-            cut = timeline.cut(number)
+        for cut in reader.cuts(self._cuts_seen):
             self._take(cut, self.entries[at : cut.position])
             at = cut.position
             self.last = cut
-        self._cuts_seen = len(timeline.cuts)
+        self._cuts_seen = timeline.groups
 
     def reread(self, reader: EmbeddedLogReader) -> None:
         """After an accident: everything that was durable is there, and is what it was."""
@@ -400,7 +399,8 @@ class Checker:
         timeline = log.timeline
         if timeline is None or timeline.head.commit_lsn < lsn:
             raise Violation("h", f"confirmed {lsn:X}, published is {timeline and timeline.head}")
-        if self.disk.lacks(root.timeline, timeline.length):
+        lengths = [*timeline.before.volumes["length"].tolist(), timeline.length]
+        if any(self.disk.lacks(root.timeline(number), length) for number, length in enumerate(lengths, 1)):
             raise Violation("h", f"confirmed {lsn:X}, but the disk lacks entries of the timeline")
         for index in timeline.topics.values():
             if not index.rows:

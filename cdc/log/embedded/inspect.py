@@ -18,7 +18,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import EXACT, LSN, META_FIELDS, POSITION, TS, Op, table_of
 from cdc.model.evolution import SchemaChange, schema_change_of
 from cdc.model.pgtypes import canonical_text
-from cdc.model.position import START, Position
+from cdc.model.position import Lsn, Position
 from cdc.model.table import Table
 
 
@@ -50,12 +50,12 @@ def stat(dir: Path) -> dict[str, Any]:
             "commit_lsn": head.commit_lsn,
             "commit_ts_us": head.commit_ts_us,
             "epoch": timeline.epoch if timeline else 0,
-            "groups": len(timeline.cuts) if timeline else 0,
-            "timeline_bytes": timeline.length if timeline else 0,
+            "groups": timeline.groups if timeline else 0,
+            "timeline_bytes": timeline.total_bytes if timeline else 0,
             "topics": len(topics),
             "rows": sum(topic["rows"] for topic in topics),
             "bytes": sum(topic["bytes"] for topic in topics),
-            "disk_bytes": sum(topic["disk_bytes"] for topic in topics) + (timeline.length if timeline else 0),
+            "disk_bytes": sum(topic["disk_bytes"] for topic in topics) + (timeline.total_bytes if timeline else 0),
             "segments": segments,
             "sealed_segments": sealed,
             "sealed_ratio": round(sealed / segments, 4) if segments else 0.0,
@@ -85,7 +85,7 @@ def cat(
             raise ConfigError(f"the log in {dir} has no topic {topic}", hint="cdc log ls")
         low, high = Position(after), Position(reader.head().position if upto is None else upto)
         if lsn is not None:
-            low = max(low, _before_lsn(reader, lsn))
+            low = max(low, reader.cut_before_lsn(Lsn(lsn)).position)
         each = (_envelopes(reader, name, low, high, lsn) for name in names if topic in (None, name))
         merged = heapq.merge(*each, key=lambda envelope: int(envelope["payload"]["source"]["position"]))
         yield from islice(merged, limit)
@@ -128,13 +128,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0  # sealed and removed since it was listed
-
-
-def _before_lsn(reader: EmbeddedLogReader, lsn: int) -> Position:
-    """The last cut before anything that was committed at or after this LSN."""
-    timeline = reader.timeline
-    number = timeline.number_at_lsn(lsn) if timeline else 0
-    return timeline.cut(number - 1).position if timeline and number else START
 
 
 def _envelopes(reader: EmbeddedLogReader, topic: str, after: Position, upto: Position, lsn: int | None) -> Iterator[dict[str, Any]]:
