@@ -180,7 +180,7 @@ json_build_object(
   'index', (
     select coalesce(json_agg(k.attnum order by k.place), '[]')
     from pg_index x cross join unnest(x.indkey::int2[]) with ordinality k(attnum, place)
-    where x.indrelid = c.oid and x.indisvalid and k.place <= x.indnkeyatts
+    where k.place <= x.indnkeyatts and x.indrelid = c.oid and x.indisvalid
       and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end),
   'leaves', (
     select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
@@ -272,8 +272,8 @@ select exists (
         and case when entry.prattrs is not null then l.relreplident = 'f' or not exists (
                    select from pg_attribute sent
                    where sent.attrelid = c.oid and sent.attname = a.attname and sent.attnum = any (entry.prattrs::int2[]))
-                 else a.attgenerated <> '' and current_setting('server_version_num')::int >= 180000
-                   and (a.attgenerated = 'v' or (to_jsonb(p) ->> 'pubgencols') is distinct from 's') end) as unsent) identity
+                 else current_setting('server_version_num')::int >= 180000
+                   and (a.attgenerated = 'v' or a.attgenerated = 's' and not coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false)) end) as unsent) identity
   where p.oid = publication and c.oid = relation and (p.pubupdate or p.pubdelete)
     -- An index that was made since the transaction began is not seen. (What looks this up asks for a lock on the table for a moment.)
     and (identity.unsent or l.relreplident <> 'f' and x.indexrelid is null

@@ -6,60 +6,43 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import psycopg
 from psycopg import sql
 
-from cdc.capture.relations import identify
 from cdc.errors import SourceError
+from cdc.model.facts import Facts
 from cdc.model.selection import matches
-from cdc.model.structure import described
-from cdc.model.table import Column, Table
-from cdc.source.capturable import Definition, identity_problem, quoted_name, reserved_problem
-from cdc.source.coverage import PUBLISHED_TABLES
-from cdc.source.descent import BASE_TYPE, partitions
+from cdc.model.table import Table
+from cdc.source.capturable import Definition, define, identity_problem, quoted_name, reserved_problem
+from cdc.source.descent import partitions
 from cdc.source.drops import despite_drops
-from cdc.source.facts import TYPES
+from cdc.source.facts import FACTS, PRIMARY_KEY, PUBLISHING, WITH_PUBLISHED
 
-# What the types are made of is asked for only where a column has one that is not the server's own.
-_OWN_TYPES: Final = (
-    "case when exists (select from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and a.atttypid >= 10000) then "
-    + TYPES
-    + " end"
-)
-
-# The stream leaves generated columns out, but from 18 on stored ones where the publication or a column list says so.
 # To measure a table the server opens it, and would wait for whoever has locked it
 # or is about to: of such a table the last estimate is taken.
 _TABLES: Final = (
-    """
-with locked as materialized (
+    WITH_PUBLISHED
+    + """,
+locked as materialized (
   select l.relation from pg_locks l
   where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock'
     and l.database = (select d.oid from pg_database d where d.datname = current_database()))
-select c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
-       coalesce(array_to_string((x.indkey::int2[])[:x.indnkeyatts - 1], ' '), ''),
+select """
+    + FACTS
+    + ", "
+    + PUBLISHING
+    + ", "
+    + PRIMARY_KEY
+    + """,
        case when c.oid not in (select relation from locked) then pg_get_expr(p.qual, p.oid) end,
        p.qual is not null and c.oid in (select relation from locked),
        has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
-       greatest(s.rows, 0)::int8, s.bytes::int8, s.pages::int8,
-       (select json_agg(json_build_array(a.attnum, a.attname, a.atttypid::int8, a.atttypmod,
-                 """
-    + BASE_TYPE
-    + """) order by a.attnum)
-          from pg_attribute a
-         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-           and coalesce(a.attnum = any (p.listed), a.attgenerated = '' or p.computed and a.attgenerated = 's')),
-       (select d.indimmediate from pg_index d where d.indrelid = c.oid and d.indisprimary and d.indisvalid),
-       """
-    + _OWN_TYPES
-    + """
-from """
-    + PUBLISHED_TABLES
-    + """
-left join pg_index x on x.indrelid = c.oid and x.indisvalid
-       and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end
+       greatest(s.rows, 0)::int8, coalesce(s.bytes, 0)::int8, coalesce(s.pages, 0)::int8
+from published p
+join pg_class c on c.oid = p.oid
+join pg_namespace n on n.oid = c.relnamespace
 cross join lateral (
   select sum(leaf.reltuples) as rows,
          sum(case when leaf.oid in (select relation from locked) then size.estimated else pg_table_size(leaf.oid) end) as bytes,
@@ -79,24 +62,15 @@ order by n.nspname, c.relname
 _LOCK_TIMEOUT: Final = "200ms"
 _ATTEMPTS: Final = 10
 
-# Cheap enough for every range: no sizes, no types, only what a change of the above goes with; and the files that hold the rows.
+# Cheap enough for every range: no sizes, and of what is published only what the publications have for these tables.
 _LOOK: Final = (
     """
-select c.oid::int8, pg_current_snapshot()::text, md5(row(
-  (select row(k.relname, k.relnamespace, k.relreplident) from pg_class k where k.oid = c.oid),
-  (select array_agg(row(a.attnum, a.attname, a.atttypid, a.atttypmod, a.attisdropped, a.attgenerated) order by a.attnum)
-     from pg_attribute a where a.attrelid = c.oid and a.attnum > 0),
-  (select array_agg(row(i.indexrelid, i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate) order by i.indexrelid)
-     from pg_index i where i.indrelid = c.oid),
-  (select array_agg(row(r.prattrs, r.prqual)) from pg_publication_rel r where r.prrelid = c.oid),
-  (select array_agg(row(made.key, made.value) order by made.key) from json_each_text("""
-    + _OWN_TYPES
-    + """) made))::text),
-  md5((select array_agg(row(leaf.oid, pg_relation_filenode(leaf.oid)) order by leaf.oid)
-     from """
-    + partitions("select c.oid")
-    + """ leaf join pg_class k on k.oid = leaf.oid where leaf.oid = c.oid or k.relkind <> 'p')::text)
-from unnest(%(oids)s::oid[]) c(oid)
+select given.oid::int8, pg_current_snapshot()::text, case when c.oid is not null then """
+    + FACTS
+    + """ end,
+  md5((select array_agg(row(r.prattrs, r.prqual) order by r.oid) from pg_publication_rel r where r.prrelid = given.oid)::text)
+from unnest(%(oids)s::oid[]) given(oid)
+left join pg_class c on c.oid = given.oid and c.relkind in ('r', 'p')
 """
 )
 
@@ -116,9 +90,19 @@ class Look:
     snapshot: str
     """``pg_current_snapshot()``"""
     facts: str
-    """Changes when the table's ``SourceTable`` may have changed."""
+    """Changes when the table's ``SourceTable`` may have changed; empty when the table does not exist."""
     files: str
     """Changes when rows may have moved to other pages without an event: a rewrite, or a partition that came or went."""
+
+    @classmethod
+    def of(cls, snapshot: str, facts: Facts | None, listed: str | None) -> Self:
+        """``listed``: what publications have for the table, as a digest."""
+        if facts is None:
+            return cls(snapshot, "", "")
+        columns = [replace(column, filled=False, version="") for column in facts.columns]
+        table = (facts.schema, facts.name, facts.identity, columns, facts.index, sorted(facts.types.items()), listed)
+        files = sorted((oid, leaf.filenode) for oid, leaf in facts.leaves.items())
+        return cls(snapshot, _digest(table), _digest(files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +126,7 @@ class SourceTable:
     @property
     def shape(self) -> str:
         """Changes whenever rows read before and after could not be put together: other columns, key or row filter."""
-        facts = (self.table.to_json(), self.index, self.row_filter)
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        return _digest((self.table.to_json(), self.index, self.row_filter))
 
     @property
     def name(self) -> str:
@@ -181,7 +164,7 @@ def look(connection: psycopg.Connection, oid: int) -> Look:
 def looks(connection: psycopg.Connection, oids: Sequence[int]) -> dict[int, Look]:
     """All of these tables, existing or not, in the transaction's snapshot."""
     rows = connection.execute(_LOOK, {"oids": list(oids)}).fetchall()
-    return {oid: Look(snapshot, facts, files) for oid, snapshot, facts, files in rows}
+    return {oid: Look.of(snapshot, facts and Facts.from_json(facts), listed) for oid, snapshot, facts, listed in rows}
 
 
 def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str, ...]:
@@ -198,9 +181,10 @@ def key_types(connection: psycopg.Connection, source: SourceTable) -> tuple[str,
 def _load(
     connection: psycopg.Connection, publication: str, oids: Sequence[int] | None
 ) -> list[tuple[SourceTable, SourceError | None]]:
+    connection.execute("set jit = off")  # compiling the query takes seconds, running it milliseconds
     given = {"publication": publication, "oids": None if oids is None else list(oids)}
     rows = despite_drops(connection, lambda: _without_waiting(connection, given))
-    return [_source_table(row, connection.info.user) for row in rows if row[_READABLE] is not None]
+    return [_source_table(row, connection) for row in rows if row[_READABLE] is not None]
 
 
 def _without_waiting(connection: psycopg.Connection, given: Mapping[str, object]) -> list[tuple[Any, ...]]:
@@ -217,51 +201,19 @@ def _tables(connection: psycopg.Connection, given: Mapping[str, object]) -> list
         return connection.execute(_TABLES, given).fetchall()
 
 
-_READABLE: Final = 8
+_READABLE: Final = 5
 """Place in the row. NULL when the table was dropped while the query ran: privileges are looked up outside its snapshot."""
 
 
-def _source_table(row: tuple[Any, ...], role: str) -> tuple[SourceTable, SourceError | None]:
-    (
-        oid,
-        schema,
-        name,
-        kind,
-        identity,
-        index,
-        row_filter,
-        untold,
-        readable,
-        row_security,
-        estimate,
-        size,
-        pages,
-        attributes,
-        immediate,
-        types,
-    ) = row
-    numbers = [int(number) for number in index.split()]
-    names = {number: label for number, label, *_ in attributes or ()}
-    columns = tuple(
-        Column(
-            label,
-            type_oid,
-            typmod,
-            type_name,
-            identity == "f" or number in numbers,
-            number,
-            structure=described(type_oid, types or {}),
-        )
-        for number, label, type_oid, typmod, type_name in attributes or ()
-    )
-    key = tuple(names[number] for number in numbers if number in names)
-    if identity == "n":
-        columns = tuple(replace(column, key=False) for column in columns)
-    table = Table(oid, schema, name, identify(columns, identity, key), identity)
-    facts = SourceTable(table, key, kind == "p", row_filter, estimate, size or 0, pages or 0, untold)
-    definition = Definition(table, has_primary_key=immediate is not None, deferrable_key=immediate is False)
-    problem = _problem(definition, len(numbers) == len(key), readable, row_security, role)
-    return facts, _locked(table) if problem is None and untold else problem
+def _source_table(row: tuple[Any, ...], connection: psycopg.Connection) -> tuple[SourceTable, SourceError | None]:
+    told, publishing, primary, row_filter, untold, readable, row_security, estimate, size, pages = row
+    facts = Facts.from_json({**told, "publishing": publishing})
+    definition = define(facts, primary, connection.info.server_version)
+    names = {column.attnum: column.name for column in facts.published}
+    index = tuple(names[number] for number in facts.index if number in names)
+    source = SourceTable(definition.table, index, facts.partitioned, row_filter, estimate, size, pages, untold)
+    problem = _problem(definition, publishing["stored"], readable, row_security, connection.info.user)
+    return source, _locked(source.table) if problem is None and untold else problem
 
 
 def _locked(table: Table) -> Locked:
@@ -278,7 +230,8 @@ def holders(table: Table, *, partitioned: bool) -> str:
     return f"select pid from pg_locks where {which} and mode = 'AccessExclusiveLock' and granted"
 
 
-def _problem(definition: Definition, whole_key: bool, readable: bool, row_security: bool, role: str) -> SourceError | None:
+def _problem(definition: Definition, computed: bool, readable: bool, row_security: bool, role: str) -> SourceError | None:
+    """``computed``: the publication publishes stored generated columns."""
     table = definition.table
     quoted = sql.Identifier(table.schema, table.name).as_string()
     if not readable:
@@ -290,12 +243,11 @@ def _problem(definition: Definition, whole_key: bool, readable: bool, row_securi
             f"row-level security hides rows of table {table.qualified} from role {role!r}",
             hint=f"ALTER ROLE {sql.Identifier(role).as_string()} BYPASSRLS",
         )
-    if not whole_key:
-        return Uncapturable(
-            f"the publication leaves out a key column of table {table.qualified}",
-            hint="add the column to the publication's column list",
-        )
     if (problem := reserved_problem(table)) is not None:
         return SourceError(f"table {table.qualified} {problem[0]}", hint=problem[1])
-    problem = identity_problem(definition)
+    problem = identity_problem(definition, computed=computed)
     return None if problem is None else Uncapturable(f"table {table.qualified} {problem[0]}", hint=problem[1])
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

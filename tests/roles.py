@@ -1,5 +1,11 @@
-"""`make roles`: writes the catalog's queries (``FACTS``, and the recursions of ``cdc.source.descent``) into deploy/roles.sql, where the event
-trigger asks the same."""
+"""`make roles`: writes the catalog's queries into deploy/roles.sql, where the event trigger asks the same: ``FACTS``, the recursions of
+``cdc.source.descent``, and what the server refuses (``cdc.source.replicaidentity``).
+
+Written by hand is the rest of that file, of which nothing has a second home. The trigger's other functions act: they try, wait, take out, put back
+and report, in PL/pgSQL, and ask about ``headwater.set_aside`` and the tables of one DDL statement, which nobody else sees. The publication that the
+file makes for a newcomer takes only tables that no version refuses, a partitioned one only when all of its partitions are plain: fewer than can be
+captured, on purpose, with the names of psql's variables inside. Rights and owners are statements, not questions.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from typing import Final
 
 from cdc.source.descent import partitions, types_made_of
 from cdc.source.facts import FACTS
+from cdc.source.replicaidentity import BREAKS
 
 FILE: Final = Path(__file__).parents[1] / "deploy/roles.sql"
 _GENERATED: Final = (
@@ -21,6 +28,7 @@ _GENERATED: Final = (
         r"(?<= into changed\n  from )\(\n    with recursive .*?(?= y join pg_depend d\n)",
         types_made_of("select unnest(retyped)"),
     ),
+    (r"(?<=as \$breaks\$\n).*?(?=\$breaks\$;)", BREAKS),
 )
 """Where each of them stands, and what stands there."""
 

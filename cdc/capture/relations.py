@@ -17,13 +17,6 @@ from cdc.model.structure import FIRST_OWN_TYPE
 from cdc.model.table import Column, Identity, Table, one
 
 
-def identify(columns: tuple[Column, ...], identity: Identity, primary_key: tuple[str, ...]) -> tuple[Column, ...]:
-    """Flags the columns that identify a row: the primary key's under FULL where there is one, else as the stream says."""
-    if identity != "f" or not primary_key:
-        return columns
-    return tuple(replace(column, key=column.name in primary_key) for column in columns)
-
-
 @dataclass(frozen=True, slots=True)
 class Truncate:
     """One TRUNCATE of one or more tables."""

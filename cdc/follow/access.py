@@ -108,7 +108,11 @@ class Opening:
         except LeaseHeld as error:
             raise StoreError(str(error), retryable=True, hint=error.hint) from error
         if self._reader.lineage() is None:
-            raise StoreError(f"there is no log in {self._log_dir} yet", retryable=True, hint="start capture: cdc run")
+            raise StoreError(
+                f"there is no log in {self._log_dir} yet",
+                retryable=True,
+                hint="capture makes it when it begins; cdc status says whether it runs",
+            )
         asked = rebuilds.requested(self._run_dir, self._store)
         if asked is not None:
             self.sink.erase()

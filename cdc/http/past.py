@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cdc.report.problems import STARTS
 from cdc.report.shape import Report
 from cdc.state import jsonfile
 from cdc.state.chronicle import without_figures
 
 MINUTES: Final = 24 * 60
 EPISODES: Final = 200
+BEGINS_S: Final = 60.0
+"""A part that starts takes no longer, as a rule."""
 FILE: Final = "past.json"
 _FORMAT: Final = 1
 
@@ -85,6 +88,14 @@ class Past:
                     episode.text = now.pop(kind)
                 else:
                     episode.until = report.at
+        begun = [
+            one
+            for one in self.episodes
+            if one.until == report.at and one.until - one.since < BEGINS_S and one.text.endswith(STARTS)
+        ]
+        for episode in begun:
+            # What has begun as quickly as it should was not wrong.
+            self.episodes.remove(episode)
         self.episodes.extend(Episode(text, report.at) for text in now.values())
 
     def to_json(self) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class Facts:
         return f"{self.schema}.{self.name}"
 
     def table(self) -> Table:
-        """The definition: equal to what capture makes of the RELATION message, and the snapshot of the catalog."""
+        """The definition, under which the snapshot reads: equal to what capture makes of the RELATION message."""
         columns = self.published
         key = set() if self.identity == "n" else set(self.index) & {column.attnum for column in columns}
         if self.identity == "f" and not key:

@@ -13,8 +13,10 @@ from cdc.report.shape import CaptureReport, FollowerReport, ProcessReport, Sourc
 from cdc.terminal import counted, visible
 
 WELL: Final = frozenset({"streaming", "snapshot", "following"})
+STARTS: Final = "wait a moment; if it lasts, see the log of cdc run"
+"""The end of a line that says no more than that a part is starting."""
 _HELP: Final[Mapping[str, str]] = {
-    "starting": "wait a moment; if it lasts, see the log of cdc run",
+    "starting": STARTS,
     "retrying": "cdc doctor",
     "waiting": "see whether the store is up",
 }
@@ -34,7 +36,7 @@ def problems_of(
     held = {stop.part for stop in stopped}
     children = {child.name: child for child in processes}
     lines = [
-        *_of_source(source, capture),
+        *_of_source(source, capture, begins=_begins(capture, children.get("capture"))),
         *_of_capture(capture, held, children.get("capture"), silent_s),
         *further,
         *(line for follower in followers for line in _of_follower(follower, held, children.get("followers"), silent_s)),
@@ -43,11 +45,19 @@ def problems_of(
     return tuple(map(visible, lines))
 
 
-def _of_source(source: SourceReport, capture: CaptureReport | None) -> Iterator[str]:
+def _begins(capture: CaptureReport | None, child: ProcessReport | None) -> bool:
+    """Whether capture is on its way, and has met nothing that would keep it."""
+    if capture is not None and capture.alive:
+        return capture.state == "starting" and not capture.error
+    return child is not None and child.state in ("starting", "running")
+
+
+def _of_source(source: SourceReport, capture: CaptureReport | None, *, begins: bool) -> Iterator[str]:
     if not source.reachable:
         yield f"the source is unreachable: {source.error} → cdc doctor"
     elif source.slot is not None and not source.slot.exists:
-        yield f"replication slot {source.slot.name!r} does not exist → cdc doctor"
+        if not begins:  # capture makes the slot
+            yield f"replication slot {source.slot.name!r} does not exist → cdc doctor"
     elif capture is not None and capture.alive and capture.error:
         # It runs, and says itself why it does not read: to start it does not help.
         yield from (line.replace("→ cdc run", "→ fix what capture reports") for line in source.alarms)

@@ -14,7 +14,7 @@ from cdc.model.selection import matches, named
 from cdc.model.table import Table
 from cdc.source.capturable import Definition, define
 from cdc.source.drops import despite_drops
-from cdc.source.facts import FACTS, read_facts
+from cdc.source.facts import FACTS, PRIMARY_KEY, read_facts
 
 ORDINARY, PARTITIONED = "r", "p"
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
@@ -23,8 +23,9 @@ _TABLES: Final = (
     """
 select """
     + FACTS
+    + ", "
+    + PRIMARY_KEY
     + """,
-       (select p.indimmediate from pg_index p where p.indrelid = c.oid and p.indisprimary and p.indisvalid),
        c.relkind::text, c.relpersistence = 'u',
        case when c.relispartition then pg_partition_root(c.oid)::oid::int8 end, pg_get_userbyid(c.relowner),
        has_schema_privilege(n.oid, 'USAGE') and (has_table_privilege(c.oid, 'SELECT') or has_any_column_privilege(c.oid, 'SELECT')),

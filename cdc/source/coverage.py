@@ -10,13 +10,16 @@ from __future__ import annotations
 from typing import Final, LiteralString
 
 from cdc.source.descent import partitions
+from cdc.source.replicaidentity import STORED_PUBLISHED
 
 # As GetPublicationRelations, GetAllSchemaPublicationRelations, GetAllTablesPublicationRelations and filter_partitions of pg_publication.c; with
 # ``own``, what the publication itself names. Column lists and row filters count only where neither the schema nor all tables are published.
 PUBLISHED: Final[LiteralString] = (
     """(
     with publication as (
-      select p.oid, p.puballtables, p.pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) as computed
+      select p.oid, p.puballtables, p.pubviaroot, """
+    + STORED_PUBLISHED
+    + """ as computed
       from pg_publication p where p.pubname = %(publication)s),
     tree as materialized (select below.oid, below.own from """
     + partitions(

@@ -13,6 +13,7 @@ from cdc.model.facts import Facts
 from cdc.source.coverage import PUBLISHED
 from cdc.source.descent import BASE_TYPE, TYPES_WITHIN, partitions
 from cdc.source.drops import despite_drops
+from cdc.source.replicaidentity import STORED_PUBLISHED, key_index
 from cdc.state.statefile import StateFile
 
 FILE: Final = "catalog.json"
@@ -62,8 +63,9 @@ json_build_object(
   'index', (
     select coalesce(json_agg(k.attnum order by k.place), '[]')
     from pg_index x cross join unnest(x.indkey::int2[]) with ordinality k(attnum, place)
-    where x.indrelid = c.oid and x.indisvalid and k.place <= x.indnkeyatts
-      and case c.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end),
+    where k.place <= x.indnkeyatts and """
+    + key_index("c")
+    + """),
   'leaves', (
     select coalesce(json_object_agg(l.oid, json_build_array(l.relfilenode::int8,
         (select count(distinct a.xmin::text || ' ' || a.cmin::text) = 1 from pg_attribute a
@@ -77,18 +79,22 @@ json_build_object(
     + ")\n"
 )
 
-_READ: Final[LiteralString] = (
+# The tables that the publication (``publication``) publishes, and how it has each.
+WITH_PUBLISHED: Final[LiteralString] = (
     """
-with published as materialized (select p.oid from """
+with published as materialized (select p.* from """
     + PUBLISHED
-    + """ p)
-select """
-    + FACTS
-    + """, json_build_object(
+    + """ p)"""
+)
+PUBLISHING: Final[LiteralString] = (
+    """
+json_build_object(
   'published', c.oid in (select oid from published),
   'listed', (select to_json(r.prattrs::int2[]) from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
              where p.pubname = %(publication)s and r.prrelid = c.oid),
-  'stored', coalesce((select to_jsonb(p) ->> 'pubgencols' = 's' from pg_publication p where p.pubname = %(publication)s), false),
+  'stored', coalesce((select """
+    + STORED_PUBLISHED
+    + """ from pg_publication p where p.pubname = %(publication)s), false),
   'row_filter', (select md5(r.prqual::text) from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
                  where p.pubname = %(publication)s and r.prrelid = c.oid),
   'ways', (select coalesce(json_agg(w.way order by w.way), '[]') from pg_publication p cross join lateral (
@@ -102,6 +108,22 @@ select """
   'version', coalesce((
     select p.xmin::text || ' ' || p.pubowner || ' ' || md5((to_jsonb(p) - 'oid'::text - 'pubowner'::text)::text)
     from pg_publication p where p.pubname = %(publication)s), ''))
+"""
+)
+"""``Facts.publishing``, behind ``WITH_PUBLISHED``; ``c`` is the table's row of pg_class."""
+
+PRIMARY_KEY: Final[LiteralString] = (
+    "(select p.indimmediate from pg_index p where p.indrelid = c.oid and p.indisprimary and p.indisvalid)"
+)
+"""Whether the table's primary key can be an identity (is not deferrable); NULL where it has none. The facts say it only of a key that can."""
+
+_READ: Final[LiteralString] = (
+    WITH_PUBLISHED
+    + "\nselect "
+    + FACTS
+    + ", "
+    + PUBLISHING
+    + """
 from pg_class c
 where c.relkind in ('r', 'p') and (c.oid = any (%(oids)s::oid[]) or (%(all)s and c.oid in (select oid from published)))
 order by c.oid

@@ -9,6 +9,7 @@ import psycopg
 
 from cdc.source.descent import partitions
 from cdc.source.drops import despite_drops
+from cdc.source.replicaidentity import KEY_COLUMNS, generated_unsent, identity_index, key_index
 
 # Columns are compared by name: their numbers differ from partition to partition. A root under FULL without a primary key is identified by
 # its whole rows. The old row of an update or delete has what the partition's own replica identity names. The server refuses updates and deletes
@@ -24,18 +25,25 @@ cross join lateral """
 join pg_class l on l.oid = tree.oid and l.relkind <> 'p'
 cross join lateral (
   select array(select a.attname
-    from pg_index x join pg_attribute a on a.attrelid = root.oid and a.attnum = any ((x.indkey::int2[])[:x.indnkeyatts - 1])
-    where x.indrelid = root.oid and x.indisvalid
-      and case root.relreplident when 'i' then x.indisreplident else x.indisprimary and x.indimmediate end) as names) wanted
+    from pg_index x join pg_attribute a on a.attrelid = root.oid and a.attnum = any ("""
+    + KEY_COLUMNS
+    + """)
+    where """
+    + key_index("root")
+    + """) as names) wanted
 cross join lateral (
   select array(select a.attname
-    from pg_index x join pg_attribute a on a.attrelid = l.oid and a.attnum = any ((x.indkey::int2[])[:x.indnkeyatts - 1])
-    where x.indrelid = l.oid and x.indisvalid
-      and case l.relreplident when 'i' then x.indisreplident when 'd' then x.indisprimary and x.indimmediate else false end) as names) held
+    from pg_index x join pg_attribute a on a.attrelid = l.oid and a.attnum = any ("""
+    + KEY_COLUMNS
+    + """)
+    where """
+    + identity_index("l")
+    + """) as names) held
 cross join lateral (
   select array(select a.attname from pg_attribute a
-    where a.attrelid = l.oid and a.attnum > 0 and not a.attisdropped and current_setting('server_version_num')::int >= 180000
-      and (a.attgenerated = 'v' or a.attgenerated = 's' and not %(computed)s)) as names) unsent
+    where a.attrelid = l.oid and a.attnum > 0 and not a.attisdropped and """
+    + generated_unsent("%(computed)s")
+    + """) as names) unsent
 where root.oid = any (%(roots)s) and root.relkind = 'p' and (l.relkind = 'f' or l.relpersistence = 'u'
     or l.relreplident <> 'f' and (wanted.names = '{}' or held.names = '{}' or not held.names @> wanted.names)
     or l.relreplident = 'f' and root.relreplident <> 'f' and (unsent.names <> '{}' or root.oid = any (%(listed)s))

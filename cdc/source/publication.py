@@ -22,9 +22,10 @@ from cdc.source.drops import despite_drops, vanished
 from cdc.source.excerpt import PublicationSource
 from cdc.source.facts import read_facts
 from cdc.source.problems import find_problems
+from cdc.source.replicaidentity import STORED_PUBLISHED
 
 _FACTS: Final = (
-    "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false) "
+    "select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot, " + STORED_PUBLISHED + " "
     "from pg_publication p where pubname = %s"
 )
 _COVERS: Final = "select n.nspname || '.' || c.relname, p.qual is not null from " + PUBLISHED_TABLES

@@ -20,7 +20,7 @@ def main(url: str) -> int:
         return 2
     PICTURE.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, chromium.browser(program, Path(folder)) as page:
-        page.open(url, width=WIDTH)
+        page.open(f"{url.rstrip('/')}/", width=WIDTH)
         page.until("!document.body.classList.contains('waiting')")
         page.screenshot(PICTURE)
     return 0

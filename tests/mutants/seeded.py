@@ -109,7 +109,7 @@ MUTANTS = (
         "return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT", "return TimelineVerdict.CUT",
         (f"{RECOVER}::test_the_timelines_decision_table_is_whole", f"{RECOVER}::test_a_reader_alone_meets_every_flip"),
     ),
-    Mutant("the timeline is not synced", "cdc/log/embedded/writer.py", "                self._disk.sync(self._timeline_fd)\n", "                pass\n", (CRASH,)),
+    Mutant("the timeline is not synced", "cdc/log/embedded/groupfiles.py", "            self._disk.sync(self._timeline_fd)\n", "            pass\n", (CRASH,)),
     Mutant(
         "the segments are not synced", "cdc/log/embedded/writer.py",
         "            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
@@ -127,8 +127,8 @@ MUTANTS = (
         "                    self._disk.truncate(self._files.of(topic, topic.durable.segment), topic.durable.end)\n", "                    pass\n", (WRITER,),
     ),
     Mutant(
-        "a second writer is not noticed", "cdc/log/embedded/writer.py",
-        "if standing is None or standing.epoch != before.epoch:", "if False:", (WRITER,),
+        "a second writer is not noticed", "cdc/log/embedded/groupfiles.py",
+        "return standing is not None and standing.epoch == self.head.epoch", "return True", (WRITER,),
     ),
     Mutant(
         "a commit takes positions with a gap", "cdc/log/embedded/writer.py", "if not staged.density.dense:", "if False:",

@@ -131,13 +131,23 @@ def test_the_event_trigger_asks_the_same_queries() -> None:
     text = roles.FILE.read_text(encoding="utf-8")
     assert roles.with_queries(text) == text
     assert FACTS in text
-    for query in ("'attached', c.relispartition", "select unnest(tables)", "select unnest(retyped)"):
+    for query in ("'attached', c.relispartition", "select unnest(tables)", "select unnest(retyped)", "as unsent) identity"):
         other = text.replace(query, "'changed'")
         assert other != text
         assert roles.with_queries(other) == text
 
 
-def test_recursions_through_the_catalog_are_written_once() -> None:
+@pytest.mark.parametrize(
+    ("what", "home"),
+    [
+        (r"\bwith\s+recursive\b", "cdc/source/descent.py"),
+        (r"\bcase\s+\S+relreplident\b", "cdc/source/replicaidentity.py"),
+        (r"\bpubgencols\b", "cdc/source/replicaidentity.py"),
+        (r"\batthasmissing\b", "cdc/source/facts.py"),
+    ],
+)
+def test_each_question_about_the_catalog_is_written_once(what: str, home: str) -> None:
+    """Recursions, the index that identifies rows, whether generated columns are published, and the facts of a table's columns."""
     root = roles.FILE.parents[1]
     files = [
         path
@@ -147,6 +157,4 @@ def test_recursions_through_the_catalog_are_written_once() -> None:
     ]
     texts = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in files}
     texts["deploy/roles.sql"] = roles.without_queries(texts["deploy/roles.sql"])
-    assert [name for name, text in texts.items() if re.search(r"\bwith\s+recursive\b", text, re.IGNORECASE)] == [
-        "cdc/source/descent.py"
-    ]
+    assert [name for name, text in texts.items() if re.search(what, text, re.IGNORECASE)] == [home]

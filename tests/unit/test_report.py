@@ -147,6 +147,20 @@ def test_parts_that_take_their_time_to_start_are_no_dead_ones(tmp_path: Path) ->
     assert found.followers[0].alive
 
 
+def test_no_slot_is_missed_while_capture_starts(tmp_path: Path) -> None:
+    no_slot = replace(SLOT, exists=False)
+    status.write(tmp_path / "run", "follow-cache", status.FollowerStatus("cache", pid=os.getpid(), state="starting"))
+    starting = status.CaptureStatus(pid=os.getpid(), state="starting", said_at=time.monotonic())
+    for told, missed in (
+        (starting, False),
+        (replace(starting, error="no route"), True),
+        (replace(starting, state="retrying"), True),
+    ):
+        status.write(tmp_path / "run", "capture", told)
+        problems = taken(tmp_path, no_slot).problems
+        assert ("replication slot 'cdc' does not exist → cdc doctor" in problems) == missed, told
+
+
 def test_what_parts_say_is_wrong(tmp_path: Path) -> None:
     now, pid = time.monotonic(), os.getpid()
     status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=pid, state="retrying", error="no route", said_at=now))

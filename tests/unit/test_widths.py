@@ -20,7 +20,6 @@ WIDE_FUNCTIONS = {}
 """Functions that are wider today, each with its number of parameters."""
 
 WIDE_CLASSES = {
-    ("cdc.log.embedded.writer", "EmbeddedLogWriter"): 13,
     # These two are documented JSON objects (``cdc status --json``, /v1/status): one attribute for each key. Nothing takes a part of one.
     ("cdc.report.shape", "CaptureReport"): 16,
     ("cdc.report.shape", "FollowerReport"): 17,

@@ -20,20 +20,17 @@ from cdc.errors import HeadwaterError
 from cdc.log.embedded import histories
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import (
-    HEAD_BYTES,
     MAX_BODY_BYTES,
     MAX_SEGMENT_BYTES,
     FrameKind,
     GroupEntry,
     GroupPart,
-    Head,
     SegmentHeader,
     chain,
-    decode_head,
     encode_frame,
-    encode_group,
     padding,
 )
+from cdc.log.embedded.groupfiles import GroupFiles
 from cdc.log.embedded.lock import hold, is_held
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.openfiles import OpenFiles
@@ -78,20 +75,17 @@ class EmbeddedLogWriter:
         self._segment_bytes = segment_bytes
         self._files = OpenFiles(self._places, self._disk)
         self._broken: str | None = None
-        self._timeline_fd = self._head_fd = -1
         self._syncs = SyncPool(sync_threads)
         self._lock_fd = hold(self._places, self._disk)
-        self._sealer: Sealer | None = None
         try:
             recovered = recover(self._places, self._disk, segment_bytes)
-            self._timeline_fd = self._disk.open(self._places.timeline)
-            self._head_fd = self._disk.open(self._places.head)
+            self._published = GroupFiles(self._places, self._disk, head_of(recovered))
         except BaseException:
-            self.close()
+            os.close(self._lock_fd)
             raise
-        self._published = head_of(recovered)
         self._topics = OpenTopics([self._resumed(index) for index in recovered.timeline.topics.values()])
-        self._staged = Staged(Density(self._published.position))
+        self._staged = Staged(Density(self.head.position))
+        self._sealer: Sealer | None = None
         if seal:
             self._sealer = Sealer(self._places, self._disk)
             for index, run in recovered.unsealed:
@@ -99,11 +93,11 @@ class EmbeddedLogWriter:
 
     @property
     def head(self) -> Cut:
-        return self._published.cut
+        return self._published.head.cut
 
     @property
     def next_position(self) -> Position:
-        return Position(self._published.position + self._staged.density.rows + 1)
+        return Position(self.head.position + self._staged.density.rows + 1)
 
     def alarm(self) -> str | None:
         """Why the disk refuses to take sealed files, with what helps, while it does; the log itself goes on."""
@@ -116,7 +110,7 @@ class EmbeddedLogWriter:
     def begin_history(self) -> None:
         """See ``LogWriter``."""
         self._check_usable()
-        histories.begin(self._places.root, self._published.log_id, self.head.position)
+        histories.begin(self._places.root, self._published.head.log_id, self.head.position)
 
     def append(self, batch: pa.RecordBatch) -> None:
         """See ``LogWriter``. Raises ValueError for a batch that cannot be staged (what was staged stays), OSError when the disk
@@ -140,7 +134,7 @@ class EmbeddedLogWriter:
         self._check_usable()
         if self._sealer and self._sealer.corrupt:
             raise self._sealer.corrupt
-        staged, before = self._staged, self._published
+        staged, before = self._staged, self._published.head
         if not staged.density.dense:
             self.rollback()
             raise ValueError(f"the staged positions are not dense behind {before.position}")
@@ -170,7 +164,7 @@ class EmbeddedLogWriter:
         for topic in staged.topics.values():
             topic.durable = topic.tip
         # From here on nothing of it may be taken back, whatever else goes wrong.
-        self._staged = Staged(Density(self._published.position))
+        self._staged = Staged(Density(self.head.position))
         self._refuse_another_place()
         crashpoint("log.commit.published")
         self._close_full(staged)
@@ -179,7 +173,7 @@ class EmbeddedLogWriter:
     def rollback(self) -> None:
         """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened again."""
         self._check_usable()
-        staged, self._staged = self._staged, Staged(Density(self._published.position))
+        staged, self._staged = self._staged, Staged(Density(self.head.position))
         with self._fatal():
             crashpoint("log.rollback.begun")
             for topic, segment in staged.created:
@@ -198,16 +192,16 @@ class EmbeddedLogWriter:
             self._sealer.close()
             self._sealer = None
         try:
-            if self._broken is None and self._head_fd >= 0:
+            if self._broken is None:
                 self.rollback()
         finally:
             self._broken = self._broken or "it was closed"
             self._syncs.close()
             self._files.close()
-            for fd in (self._timeline_fd, self._head_fd, self._lock_fd):
-                if fd >= 0:
-                    os.close(fd)
-            self._timeline_fd = self._head_fd = self._lock_fd = -1
+            self._published.close()
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
 
     def abandon(self) -> None:
         """Lets go of the log as a process that is killed does: nothing is taken back, and what is staged is left to the next recovery."""
@@ -279,7 +273,7 @@ class EmbeddedLogWriter:
         if old.segment and not old.closed:
             self._staged.closed.append((topic, run_of(old)))
         header = SegmentHeader(
-            self._published.log_id, topic.number, topic.name, first,
+            self._published.head.log_id, topic.number, topic.name, first,
             previous=old.segment, previous_last=old.last, previous_chain=old.chain,
         )  # fmt: skip
         raw, crc = header.encode()
@@ -308,36 +302,19 @@ class EmbeddedLogWriter:
                     topic.folder_exists = True
 
     def _publish(self, group: GroupEntry) -> None:
-        before = self._published
-        standing = decode_head(os.pread(self._head_fd, HEAD_BYTES, 0))
-        if standing is None or standing.epoch != before.epoch:
+        published = self._published
+        if not published.is_ours():
             self._broken = "another writer has taken the log over"
             self._check_usable()
-        records, crc = encode_group(group, before.timeline_crc)
         try:
-            crashpoint("log.timeline.before_write")
-            self._disk.write(self._timeline_fd, [records], before.timeline_bytes)
+            head = published.enter(group)
         except OSError:
             with self._fatal():
-                self._disk.truncate(self._timeline_fd, before.timeline_bytes)
+                published.take_back()
             self.rollback()
             raise
-        head = Head(
-            before.log_id, before.epoch, group.last, group.commit_lsn, group.commit_ts_us,
-            before.timeline_bytes + len(records), crc,
-        )  # fmt: skip
         with self._fatal():
-            try:
-                crashpoint("log.timeline.written")
-                self._disk.sync(self._timeline_fd)
-            except OSError:
-                # Nobody may find this entry later and take it for durable.
-                self._disk.truncate(self._timeline_fd, before.timeline_bytes)
-                raise
-            crashpoint("log.timeline.fsynced")
-            self._disk.write(self._head_fd, [head.encode()], 0)
-            crashpoint("log.head.written")
-        self._published = head
+            published.advance(head)
 
     def _close_full(self, staged: Staged) -> None:
         """Hands full segments to sealing, and keeps the number of open files bounded."""
@@ -364,7 +341,7 @@ class EmbeddedLogWriter:
         return OpenTopic(index.number, index.name, tip, tip, folder_exists=True)
 
     def _place(self, number: int, name: str, segment: int) -> SegmentPlace:
-        return SegmentPlace(self._published.log_id, number, name, segment)
+        return SegmentPlace(self._published.head.log_id, number, name, segment)
 
     def _located(self, error: OSError) -> OSError:
         """Writing by descriptor, the system does not say where."""

@@ -172,7 +172,7 @@ def test_settings_of_the_role_do_not_reach_the_session(postgres: Any, tmp_path: 
         ),
         (
             "grant select on t to poor; alter table t alter v set not null; alter publication cdc set table t (v)",
-            "leaves out a key column",
+            "has a primary key that the publication leaves out (id)",
             "column list",
         ),
     ],

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cdc.http.past import EPISODES, FILE, MINUTES, Past, save
+from cdc.http.past import BEGINS_S, EPISODES, FILE, MINUTES, Past, save
+from cdc.report.problems import STARTS
 from cdc.report.shape import FollowerReport, Lag, LogReport, Report, SourceReport
 
 LOG = LogReport("log", 0, None, None, 0, 0, 0, ())
@@ -47,6 +48,17 @@ def test_a_problem_with_other_numbers_is_the_same_until_it_goes() -> None:
         ("store cache is 6 s behind", 600, 602),
         ("store search waits", 601, 603),
     ]
+
+
+def test_a_start_is_no_problem_of_the_past_unless_it_lasts() -> None:
+    past, starts = Past(), f"capture is starting → {STARTS}"
+    past.take(at(600, problems=(starts, "store search waits")))
+    assert [one.text for one in past.episodes] == [starts, "store search waits"]
+    past.take(at(610))
+    assert [one.text for one in past.episodes] == ["store search waits"]
+    past.take(at(620, problems=(starts,)))
+    past.take(at(620 + BEGINS_S))
+    assert [one.text for one in past.episodes] == ["store search waits", starts]
 
 
 def test_it_is_bounded() -> None:
