@@ -650,7 +650,7 @@ class Lake(Store):
     def start(self) -> None:
         import pyarrow.parquet as pq
 
-        from cdc.spark.source import rows_schema, to_rows
+        from cdc.replay.rows import rows_schema, to_rows
 
         self.settings = {"path": str(self._path)}
         first = next(batches(self.log))
