@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic
 from cdc.model.position import START, Position
-from cdc.replay.former import Replaced, with_former
+from cdc.replay.former import WithFormer, with_former
 from cdc.replay.match import KeyMatch, TextMatch, chosen
 from cdc.replay.place import LogPlace, before, upto
 from cdc.replay.state import rows_as_of
@@ -28,7 +28,7 @@ class LogQuery:
     former: bool = False
     match: KeyMatch | TextMatch | None = None
 
-    def of(self, log: LogReader, topic: str) -> Iterator[Replaced]:
+    def of(self, log: LogReader, topic: str) -> Iterator[WithFormer]:
         """The topic's answer, in position order; no batch of it is empty. Raises PositionGone."""
         for replaced in self._all(log, topic):
             if self.match is None:
@@ -38,7 +38,7 @@ class LogQuery:
             if pc.any(mask).as_py():
                 yield chosen(replaced, mask)
 
-    def _all(self, log: LogReader, topic: str) -> Iterator[Replaced]:
+    def _all(self, log: LogReader, topic: str) -> Iterator[WithFormer]:
         if self.former and not self.state:
             yield from with_former(log, topic, self.after, self.upto)
             return
@@ -47,9 +47,9 @@ class LogQuery:
             yield alone(batch)
 
 
-def alone(batch: pa.RecordBatch) -> Replaced:
+def alone(batch: pa.RecordBatch) -> WithFormer:
     """The changes without what they replaced."""
-    return Replaced(batch, None, np.zeros(batch.num_rows, np.bool_))
+    return WithFormer(batch, None, np.zeros(batch.num_rows, np.bool_))
 
 
 def span(log: LogReader, begin: LogPlace | None, end: LogPlace | None) -> tuple[Position, Position]:
