@@ -54,7 +54,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.records import RECORD_BYTES
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.home import open_reader
-from cdc.model.batch import OP, Op, table_of, topic_schema
+from cdc.model.batch import OP, Op, topic_schema
 from cdc.model.position import Position
 from cdc.state.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
@@ -654,7 +654,7 @@ class Lake(Store):
 
         self.settings = {"path": str(self._path)}
         first = next(batches(self.log))
-        schema = rows_schema(table_of(first.schema))
+        schema = rows_schema(topic_schema(first.schema))
         self._source.mkdir()
         # Two files, one for each core.
         writers = [pq.ParquetWriter(self._source / f"{number}.parquet", schema) for number in range(2)]

@@ -149,6 +149,7 @@ def export(
     """Write a table's changes to a file: Parquet (typed columns), NDJSON (flat objects) or Debezium's envelopes. It holds row values."""
     from cdc.replay.export import write
     from cdc.replay.query import topics
+    from cdc.replay.state import definition_at
 
     chosen = form or _by_ending(file)
     if chosen is FileFormat.parquet and file == "-":
@@ -162,7 +163,7 @@ def export(
             if file == "-":
                 _say_parts(chosen, answer)
                 return
-            written = write(Path(file), chosen, one.table, answer)
+            written = write(Path(file), chosen, definition_at(log, one.name, query.upto) or one.schema, answer)
     sys.stderr.write(f"{counted(written, 'change')} written\n")
 
 

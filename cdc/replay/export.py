@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc.errors import ConfigError
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.replay.envelope import documents, envelopes
 from cdc.replay.former import WithFormer
 from cdc.replay.rows import rows_schema, to_rows
 from cdc.state import jsonfile
 
 
-def write(path: Path, form: str, table: Table, answer: Iterable[WithFormer]) -> int:
+def write(path: Path, form: str, shape: TopicSchema, answer: Iterable[WithFormer]) -> int:
     """Writes the changes to a new file, which only its owner can read, and returns how many they were.
 
-    form: parquet (typed columns of the table's newest definition, as ``format("cdc")`` has them), ndjson or debezium.
-    Raises ConfigError when the file exists, or a value does not fit the column's newest type; OSError.
+    form: parquet (typed columns of this definition, as ``format("cdc")`` has them), ndjson or debezium.
+    Raises ConfigError when the file exists, or a value does not fit the column's type there; OSError.
     """
     if path.exists():
         raise ConfigError(f"{path} exists already", hint="name another file, or remove it")
@@ -32,7 +32,7 @@ def write(path: Path, form: str, table: Table, answer: Iterable[WithFormer]) -> 
     aside = path.with_name(f".{path.name}.aside")
     try:
         with open(jsonfile.create(aside), "wb") as file:
-            done = _parquet(file, table, answer) if form == "parquet" else _lines(file, form, answer)
+            done = _parquet(file, shape, answer) if form == "parquet" else _lines(file, form, answer)
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)
@@ -57,8 +57,8 @@ def _lines(file: IO[bytes], form: str, answer: Iterable[WithFormer]) -> int:
     return done
 
 
-def _parquet(file: IO[bytes], table: Table, answer: Iterable[WithFormer]) -> int:
-    schema, done = rows_schema(table), 0
+def _parquet(file: IO[bytes], shape: TopicSchema, answer: Iterable[WithFormer]) -> int:
+    schema, done = rows_schema(shape), 0
     with pq.ParquetWriter(pa.PythonFile(file, "w"), schema, compression="zstd") as writer:
         for replaced in answer:
             writer.write_batch(to_rows(replaced.changes, schema))

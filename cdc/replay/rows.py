@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
-from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, batch_schema
+from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op
 from cdc.model.evolution import topic_change_of
 from cdc.model.pgtypes import canonical_text
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.replay.former import WithFormer
 
 SLICES: Final = pa.schema([("topic", pa.utf8()), ("after", pa.int64()), ("upto", pa.int64()), ("rows", pa.int64())])
@@ -44,26 +44,25 @@ _TYPES: Final = pa.array(
 )
 
 
-def rows_schema(table: Table) -> pa.Schema:
-    """The Arrow schema of ``as = changes`` for a table at its newest version."""
+def rows_schema(shape: TopicSchema) -> pa.Schema:
+    """The Arrow schema of ``as = changes`` for a topic of this definition."""
     meta = [pa.field(OP, pa.utf8()) if field.name == OP else field for field in META_FIELDS]
-    return pa.schema([*meta, *_own_fields(table)])
+    return pa.schema([*meta, *_own_fields(shape)])
 
 
-def feed_schema(table: Table) -> pa.Schema:
+def feed_schema(shape: TopicSchema) -> pa.Schema:
     """… of ``as = changefeed``."""
-    return pa.schema([*_own_fields(table), *CHANGE_FIELDS, *_told_apart()])
+    return pa.schema([*_own_fields(shape), *CHANGE_FIELDS, *_told_apart()])
 
 
-def state_schema(table: Table) -> pa.Schema:
+def state_schema(shape: TopicSchema) -> pa.Schema:
     """… of ``as = rows``."""
-    return pa.schema([*_own_fields(table), *_told_apart()])
+    return pa.schema([*_own_fields(shape), *_told_apart()])
 
 
-def _own_fields(table: Table) -> list[pa.Field]:
-    own = list(batch_schema(table))[len(META_FIELDS) :]
+def _own_fields(shape: TopicSchema) -> list[pa.Field]:
     # Spark 4.1 has no time of day.
-    return [pa.field(field.name, pa.utf8()) if pa.types.is_time64(field.type) else field for field in own]
+    return [pa.field(field.name, pa.utf8() if pa.types.is_time64(field.type) else field.type) for field in shape.fields]
 
 
 def _told_apart() -> list[pa.Field]:
@@ -141,5 +140,5 @@ def _converted(values: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return pc.cast(values, field.type)
     except pa.ArrowInvalid:
-        hint = "read from a later startPosition: the column's type changed"
+        hint = "read from a later position on: the column's type changed"
         raise ConfigError(f"earlier values of column {field.name} do not fit its newest type", hint=hint) from None

@@ -20,9 +20,9 @@ from pyspark.sql.types import ByteType, StructField, StructType
 
 from cdc.log.contract import LogReader, ParquetFile
 from cdc.log.home import parquet_files
-from cdc.model.batch import META_FIELDS, OP, POSITION, batch_schema
+from cdc.model.batch import OP, POSITION
 from cdc.model.position import Position
-from cdc.model.table import Table
+from cdc.model.topic import TopicSchema
 from cdc.replay.rows import chosen, rows_schema
 from cdc.spark.options import ReadPlan
 from cdc.spark.source import CdcSource
@@ -50,24 +50,26 @@ def scan(
     reader = plan.log()
     try:
         topic = plan.one_topic(reader)
-        wanted = chosen(rows_schema(topic.table), columns)
+        wanted = chosen(rows_schema(topic.schema), columns)
         ((after, upto),) = plan.wanted(reader)
-        files = [file for file in parquet_files(plan.dir, topic.name, after, upto) if _readable(file, topic.table)]
+        files = [file for file in parquet_files(plan.dir, topic.name, after, upto) if _readable(file, topic.schema)]
         rest = _uncovered(reader, topic.name, files, after, upto)
     finally:
         reader.close()
     spark.dataSource.register(CdcSource)
     parts = []
     if files:
-        parts.append(_from_parquet(spark, files, topic.table, after, upto).select(*map(_quoted, wanted.names)))
+        parts.append(_from_parquet(spark, files, topic.schema, after, upto).select(*map(_quoted, wanted.names)))
     if rest or not files:
         given = {"log": str(log), "table": table, "ranges": json.dumps(rest), "columns": json.dumps(wanted.names)}
         parts.append(spark.read.format("cdc").options(**given).load())
     return reduce(DataFrame.unionAll, parts)
 
 
-def _from_parquet(spark: SparkSession, files: Sequence[ParquetFile], table: Table, after: Position, upto: Position) -> DataFrame:
-    schema = from_arrow_schema(rows_schema(table))
+def _from_parquet(
+    spark: SparkSession, files: Sequence[ParquetFile], shape: TopicSchema, after: Position, upto: Position
+) -> DataFrame:
+    schema = from_arrow_schema(rows_schema(shape))
     held = StructType([StructField(OP, ByteType()) if field.name == OP else field for field in schema])
     options = {"parquet.page.verify-checksum.enabled": "true", "datetimeRebaseMode": "CORRECTED"}
     frame = spark.read.schema(held).options(**options).parquet(*(_literal(file.path) for file in files))
@@ -76,11 +78,11 @@ def _from_parquet(spark: SparkSession, files: Sequence[ParquetFile], table: Tabl
     return frame.withColumn(OP, F.char(F.col(OP)))
 
 
-def _readable(file: ParquetFile, table: Table) -> bool:
+def _readable(file: ParquetFile, shape: TopicSchema) -> bool:
     """Whether Spark reads from the file what ``format("cdc")`` gives: every column has the type that it has now, and Spark has that type."""
-    now = batch_schema(table)
-    same = all(file.schema.field(name).type == now.field(name).type for name in now.names if name in file.schema.names)
-    return same and not any(pa.types.is_time64(field.type) for field in list(now)[len(META_FIELDS) :])
+    there = file.schema.names
+    same = all(file.schema.field(field.name).type == field.type for field in shape.fields if field.name in there)
+    return same and not any(pa.types.is_time64(field.type) for field in shape.fields)
 
 
 def _uncovered(log: LogReader, topic: str, files: Sequence[ParquetFile], after: Position, upto: Position) -> Ranges:

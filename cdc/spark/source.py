@@ -45,11 +45,10 @@ from pyspark.sql.types import StructType
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Lsn, Position
-from cdc.model.table import Table
 from cdc.replay.former import WithFormer, with_former
 from cdc.replay.place import upto
 from cdc.replay.rows import SLICES, chosen, feed_schema, rows_schema, state_schema, to_feed, to_rows
-from cdc.replay.state import rows_as_of
+from cdc.replay.state import definition_at, rows_as_of
 from cdc.spark.options import ReadPlan, RowForm
 
 
@@ -62,7 +61,7 @@ class CdcSource(DataSource):
         plan = ReadPlan.of(self.options)
         if plan.form is RowForm.SLICES:
             return from_arrow_schema(SLICES)
-        return from_arrow_schema(_schema(plan, plan.one_topic(plan.log()).table))
+        return from_arrow_schema(_schema(plan, plan.log()))
 
     def reader(self, schema: StructType) -> SparkLogReader:  # noqa: ARG002
         return SparkLogReader(ReadPlan.of(self.options))
@@ -160,15 +159,17 @@ def _pieces(plan: ReadPlan, log: LogReader, ranges: Iterable[tuple[Position, Pos
     return [LogPiece(one.topic, one.after, one.upto, one.rows) for one in slices] or [LogPiece("", 0, 0, 0)]
 
 
-def _schema(plan: ReadPlan, table: Table) -> pa.Schema:
-    """… of the rows that a table gives."""
+def _schema(plan: ReadPlan, log: LogReader) -> pa.Schema:
+    """… of the rows that a table gives: at its newest definition, or at that of the place that is asked for."""
+    topic = plan.one_topic(log)
     match plan.form:
         case RowForm.CHANGES | RowForm.SLICES:
-            found = rows_schema(table)
+            found = rows_schema(topic.schema)
         case RowForm.CHANGEFEED:
-            found = feed_schema(table)
+            found = feed_schema(topic.schema)
         case RowForm.ROWS:
-            found = state_schema(table)
+            assert plan.as_of is not None
+            found = state_schema(definition_at(log, topic.name, upto(log, plan.as_of)) or topic.schema)
         case never:
             assert_never(never)
     return chosen(found, plan.columns)
@@ -184,7 +185,7 @@ def _read(plan: ReadPlan, piece: InputPartition) -> Iterator[pa.RecordBatch]:
         )
         return
     log = plan.log()
-    schema = _schema(plan, plan.one_topic(log).table)
+    schema = _schema(plan, log)
     after, end = Position(piece.after), Position(piece.upto)
     if plan.form is RowForm.CHANGEFEED:
         for replaced in with_former(log, piece.topic, after, end) if plan.preimages else _alone(log, piece.topic, after, end):

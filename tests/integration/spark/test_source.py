@@ -15,7 +15,7 @@ from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
 from cdc.spark.options import ReadPlan
 from cdc.spark.source import CdcSource
-from tests.contract.rows import ORDERS, PAIRS, TYPES, batch, order, upserts
+from tests.contract.rows import NUMBERED, ORDERS, PAIRS, TYPES, batch, order, schema, upserts
 from tests.integration.spark.traffic import Traffic
 
 
@@ -60,6 +60,19 @@ def test_every_type_reaches_spark(spark: Any, traffic: Traffic) -> None:
         {"day": "infinity"},
         "-0.05",
     )
+
+
+def test_the_table_as_it_was_under_the_definition_of_then(spark: Any, traffic: Traffic) -> None:
+    renamed = dataclasses.replace(
+        NUMBERED, columns=tuple(dataclasses.replace(one, name="state") if one.name == "status" else one for one in NUMBERED.columns)
+    )
+    traffic.append(upserts(NUMBERED, 1, [order(1), order(2)]), 10)
+    traffic.append(schema(renamed, 3), 20)
+    traffic.append(upserts(renamed, 4, [order(3) | {"state": "paid"}]), 30)
+    for place, name, expected in ((2, "status", {1: "new", 2: "new"}), (4, "state", {1: "new", 2: "new", 3: "paid"})):
+        frame = spark.read.format("cdc").options(**options(traffic, table="public.orders", asOf=place)).load()
+        assert {row.id: row[name] for row in frame.collect()} == expected
+        assert frame.columns[-2:] == ["_cdc_position", "_cdc_exact"]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_documents_and_values_of_every_kind() -> None:
 
 
 def test_a_change_feed_as_delta_names_it() -> None:
-    feed = feed_schema(ORDERS)
+    feed = feed_schema(TopicSchema.of(ORDERS))
     rows = [row for replaced in answer(orders()) if (fed := to_feed(replaced, feed)) is not None for row in fed.to_pylist()]
     shown = [(row["_cdc_position"], row["_change_type"], row["id"], row["status"], row["_commit_version"]) for row in rows]
     assert shown == [
@@ -140,7 +140,7 @@ def test_a_change_feed_as_delta_names_it() -> None:
         "truncate",
         "insert",
     ]
-    assert to_feed(alone(schema(NUMBERED, 8)), feed_schema(NUMBERED)) is None
+    assert to_feed(alone(schema(NUMBERED, 8)), feed_schema(TopicSchema.of(NUMBERED))) is None
     some = chosen_columns(feed, ["status"])
     pruned = [
         status
@@ -150,7 +150,7 @@ def test_a_change_feed_as_delta_names_it() -> None:
     ]
     assert pruned == [row["status"] for row in rows]
     with pytest.raises(ConfigError, match="has no column 'nothing'"):
-        chosen_columns(rows_schema(ORDERS), ["id", "nothing"])
+        chosen_columns(rows_schema(TopicSchema.of(ORDERS)), ["id", "nothing"])
 
 
 def matched(match: KeyMatch | TextMatch, changes: pa.RecordBatch) -> list[int]:
@@ -203,23 +203,23 @@ def test_a_key_goes_by_its_number_through_a_rename() -> None:
 @pytest.mark.parametrize("form", ["parquet", "ndjson", "debezium"])
 def test_a_file_is_whole_private_and_never_replaces_another(form: str, tmp_path: Path) -> None:
     path = tmp_path / "out"
-    assert write(path, form, ORDERS, answer(orders())) == 7
+    assert write(path, form, TopicSchema.of(ORDERS), answer(orders())) == 7
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     if form == "parquet":
         table = pq.read_table(path)
-        assert table.schema.names == rows_schema(ORDERS).names
+        assert table.schema.names == rows_schema(TopicSchema.of(ORDERS)).names
         assert table.column("_cdc_op").to_pylist() == list("rcuddtc")
     else:
         assert len(parsed(path.read_bytes())) == 7
     with pytest.raises(ConfigError, match="exists already"):
-        write(path, form, ORDERS, [])
+        write(path, form, TopicSchema.of(ORDERS), [])
 
     def breaks() -> Any:
         yield from answer(orders())[:1]
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        write(tmp_path / "other", form, ORDERS, breaks())
+        write(tmp_path / "other", form, TopicSchema.of(ORDERS), breaks())
     assert [found.name for found in tmp_path.iterdir()] == ["out"]
     with pytest.raises(ConfigError, match="there is no folder"):
-        write(tmp_path / "nowhere" / "out", form, ORDERS, [])
+        write(tmp_path / "nowhere" / "out", form, TopicSchema.of(ORDERS), [])
