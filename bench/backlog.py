@@ -54,7 +54,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.records import RECORD_BYTES
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.home import open_reader
-from cdc.model.batch import OP, Op, table_of, topic_schema
+from cdc.model.batch import OP, Op, topic_schema
 from cdc.model.position import Position
 from cdc.state.status import FollowerStatus, read_follower
 from sinks import make_sink, options_model
@@ -650,11 +650,11 @@ class Lake(Store):
     def start(self) -> None:
         import pyarrow.parquet as pq
 
-        from cdc.spark.source import rows_schema, to_rows
+        from cdc.replay.rows import rows_schema, to_rows
 
         self.settings = {"path": str(self._path)}
         first = next(batches(self.log))
-        schema = rows_schema(table_of(first.schema))
+        schema = rows_schema(topic_schema(first.schema))
         self._source.mkdir()
         # Two files, one for each core.
         writers = [pq.ParquetWriter(self._source / f"{number}.parquet", schema) for number in range(2)]

@@ -60,12 +60,27 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench log", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--part", choices=["files", "scan_spark"], help="default: the files; scan_spark: how fast Spark reads them")
     parser.add_argument("--cuts", type=int, default=10_000_000, help="of the long log")
     parser.add_argument("--dir", type=Path, help="where to write (default: the system's folder for temporary files)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as folder:
-        print(measure(Path(folder), options.rows, options.runs, options.cuts).line())
+        if options.part == "scan_spark":
+            result = measure_spark(Path(folder), options.rows, options.runs)
+        else:
+            result = measure(Path(folder), options.rows, options.runs, options.cuts)
+        print(result.line())
     return 0
+
+
+def measure_spark(folder: Path, rows: int, runs: int) -> Result:
+    from bench.spark_scan import measure as scans
+
+    result = Result("log", scans(folder, rows, runs))
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    result.cpu_s = round(sum(usage.ru_utime + usage.ru_stime for usage in (own, children)), 1)
+    result.rss_mb = round(own.ru_maxrss / 1024)
+    return result
 
 
 def measure(folder: Path, rows: int, runs: int, cuts: int) -> Result:

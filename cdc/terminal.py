@@ -7,6 +7,7 @@ from typing import Final
 
 _ACTED_ON: Final = re.compile(r"[^\x20-\x7e]")
 """Characters that may have to be escaped: all but ASCII's printable ones are looked at one by one."""
+_BEYOND_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 
 def visible(text: str) -> str:
@@ -33,6 +34,15 @@ def visible_json(text: str) -> str:
     '{"name": "\\u009b2J"}'
     """
     return _ACTED_ON.sub(lambda found: found[0] if found[0] == "\n" or found[0].isprintable() else _json_escape(found[0]), text)
+
+
+def json_in_ascii(text: str) -> str:
+    r"""The same JSON, with every character that ASCII lacks as JSON's own escape.
+
+    >>> json_in_ascii('{"name": "é"}')
+    '{"name": "\\u00e9"}'
+    """
+    return text if text.isascii() else _BEYOND_ASCII.sub(lambda found: _json_escape(found[0]), text)
 
 
 def _json_escape(char: str) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdc.terminal import visible, visible_json
+from cdc.terminal import json_in_ascii, visible, visible_json
 
 DAY_S: Final = 86_400
 LONG_DAYS: Final = 31
@@ -41,9 +41,18 @@ def say(text: str) -> None:
 def print_json(facts: Any) -> None:
     """One line of JSON."""
     # Elsewhere than in UTF-8 a letter is escaped as JSON has it.
-    ascii_only = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
-    sys.stdout.write(visible_json(json.dumps(facts, ensure_ascii=ascii_only, default=str)) + "\n")
+    sys.stdout.write(visible_json(json.dumps(facts, ensure_ascii=not _speaks_utf8(), default=str)) + "\n")
     sys.stdout.flush()
+
+
+def say_lines(lines: str) -> None:
+    """Prints lines of JSON."""
+    sys.stdout.write(visible_json(lines if _speaks_utf8() else json_in_ascii(lines)))
+    sys.stdout.flush()
+
+
+def _speaks_utf8() -> bool:
+    return codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
 
 
 def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

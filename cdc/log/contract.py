@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -51,6 +52,18 @@ class Slice:
     upto: Position
     rows: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    """A file of one topic's changes, all of one schema version, with positions in [first, last]. It never changes, and may be removed once the
+    log no longer needs it. ``schema`` is that of its batches (``cdc.model.batch``)."""
+
+    path: Path
+    first: Position
+    last: Position
+    rows: int
+    schema: pa.Schema
 
 
 class LogWriter(Protocol):

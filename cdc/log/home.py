@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc.log.contract import SOURCE_NAME, LogReader, LogWriter
+from cdc.log.contract import SOURCE_NAME, LogReader, LogWriter, ParquetFile
+from cdc.log.embedded import parquetfiles
 from cdc.log.embedded.names import HEAD
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.model.position import Position
 
 
 def open_reader(folder: Path) -> LogReader:
@@ -28,3 +30,9 @@ def open_writer(folder: Path, *, segment_bytes: int, source: str = SOURCE_NAME) 
 def head_file(folder: Path) -> Path:
     """The file that is written whenever the log's head moves."""
     return folder / HEAD
+
+
+def parquet_files(folder: Path, topic: str, after: Position, upto: Position) -> list[ParquetFile]:
+    """The Parquet files that hold changes of the topic in (after, upto], in position order; the reader alone has all others. A file may hold
+    changes before and behind that range, too."""
+    return parquetfiles.parquet_files(folder, topic, after, upto)

@@ -6,48 +6,50 @@ Register it once a session: ``spark.dataSource.register(CdcSource)``. Options:
 ``log``            the log's folder (needed)
 ``table``          one table, ``schema.name``: its changes as typed rows
 ``tables``         shell patterns, separated by commas (``!pattern`` takes out); needs ``as = slices`` unless one table matches
-``as``             ``changes`` (default) or ``slices``: where the changes lie (topic, after, upto, rows) instead of the changes
+``as``             ``changes`` (default), ``changefeed``, ``rows``, or ``slices``: where the changes lie (topic, after, upto, rows)
+``asOf``           batch only: a position, an LSN or a time; the rows of the table as they were there (``as = rows``)
+``preimages``      ``as = changefeed``: ``true`` looks up the rows that updates and deletes replaced
+``columns``        only these columns, separated by commas or as a JSON list
 ``startPosition``  changes after this position (default 0: all that the log keeps)
 ``endPosition``    batch only: changes up to this position (default: the log's head)
+``ranges``         batch only, in place of these two: a JSON list of pairs [after, upto]
 ``maxRows``        streaming: a micro-batch holds at most so many changes (but at least one cut)
 ``maxBytes``       streaming: and so many bytes of the log
-``fresh``          streaming: ``true`` says that the checkpoint is new, so that ``maxRows`` holds from the first micro-batch on
+``checkpoint``     streaming: the folder that ``checkpointLocation`` names, so that ``maxRows`` holds from the first micro-batch on
+``fresh``          streaming: ``true`` says that the checkpoint is new, to the same end
 ``waitSeconds``    streaming: how long an idle stream waits for the log before it asks Spark again (default 1)
-``sliceBytes``     size of one task's piece (default 16 MB)
+``sliceBytes``     size of one task's piece (default 16 MB; with ``preimages`` 128 MB)
 =================  ==================================================================================================
 
-Rows of ``as = changes``: ``_cdc_position`` long, ``_cdc_op`` string (c u d r t: insert, update, delete, snapshot read, truncate),
+Rows of ``as = changes``: ``_cdc_position`` long, ``_cdc_op`` string (c u d r t s: insert, update, delete, snapshot read, truncate, new definition),
 ``_cdc_lsn`` long, ``_cdc_ts`` timestamp, ``_cdc_exact`` map, then the table's columns in its newest schema version; a column that a
-change's own version did not have is NULL. An offset is a cut: ``{"position": n, "commit_lsn": …, "commit_ts_us": …}``.
+change's own version did not have is NULL. Rows of ``changefeed`` and ``rows``: ``cdc.replay.rows``. An offset is a cut:
+``{"position": n, "commit_lsn": …, "commit_ts_us": …}``.
 
-Spark 4.1 does not tell a stream where it starts, so unless it is ``fresh`` its first micro-batch reaches to the log's head, whatever
-``maxRows`` says: any earlier end might lie before the checkpoint.
+Spark 4.1 does not tell a stream where it starts, so unless it knows its ``checkpoint`` or is ``fresh``, its first micro-batch reaches to the log's
+head, whatever ``maxRows`` says: any earlier end might lie before the checkpoint.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, assert_never
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdc.errors import ConfigError
-from cdc.log.contract import LogReader, Slice, selected
-from cdc.log.home import open_reader
-from cdc.model.batch import META_FIELDS, OP, batch_schema
-from cdc.model.pgtypes import canonical_text
+from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Lsn, Position
-from cdc.model.table import Table
-
-SLICES: Final = pa.schema([("topic", pa.utf8()), ("after", pa.int64()), ("upto", pa.int64()), ("rows", pa.int64())])
-_LETTERS: Final = pa.array([chr(op) for op in range(128)], pa.utf8())
+from cdc.replay.former import WithFormer, with_former
+from cdc.replay.place import upto
+from cdc.replay.rows import SLICES, chosen, feed_schema, rows_schema, state_schema, to_feed, to_rows
+from cdc.replay.state import definition_at, rows_as_of
+from cdc.spark.options import ReadPlan, RowForm
 
 
 class CdcSource(DataSource):
@@ -57,94 +59,18 @@ class CdcSource(DataSource):
 
     def schema(self) -> StructType:
         plan = ReadPlan.of(self.options)
-        if plan.as_slices:
+        if plan.form is RowForm.SLICES:
             return from_arrow_schema(SLICES)
-        return from_arrow_schema(rows_schema(plan.one_table(plan.log())))
+        return from_arrow_schema(_schema(plan, plan.log()))
 
     def reader(self, schema: StructType) -> SparkLogReader:  # noqa: ARG002
         return SparkLogReader(ReadPlan.of(self.options))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: ARG002
-        return StreamReader(ReadPlan.of(self.options))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """The options, checked."""
-
-    dir: Path
-    tables: tuple[str, ...]
-    as_slices: bool
-    start: Position
-    end: Position | None
-    max_rows: int
-    max_bytes: int
-    wait_s: float
-    slice_bytes: int
-    fresh: bool
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> ReadPlan:
-        """Raises ConfigError, naming the option."""
-        form = options.get("as") or "changes"
-        if form not in ("changes", "slices"):
-            raise ConfigError(f'the option as is {form!r}: format("cdc") gives changes or slices', hint='.option("as", "changes")')
-        end = options.get("endPosition")
-        return cls(
-            dir=Path(_needed(options, "log")),
-            tables=_patterns(options),
-            as_slices=form == "slices",
-            start=Position(_number(options, "startPosition", 0)),
-            end=None if end is None else Position(_number(options, "endPosition", 0)),
-            max_rows=_number(options, "maxRows", 1_000_000),
-            max_bytes=_number(options, "maxBytes", 256 * 2**20),
-            wait_s=float(options.get("waitSeconds") or 1),
-            slice_bytes=_number(options, "sliceBytes", 16 * 2**20),
-            fresh=options.get("fresh") == "true",
-        )
-
-    def log(self) -> LogReader:
-        """Raises ConfigError when there is no log: a wrong path must not look like an empty table."""
-        if not self.dir.is_dir():
-            raise ConfigError(f"there is no log in {self.dir}", hint="name the folder that [log] dir of cdc.toml names")
-        return open_reader(self.dir)
-
-    def topics(self, log: LogReader) -> list[str]:
-        return [topic.name for topic in selected(log, self.tables)]
-
-    def one_table(self, log: LogReader) -> Table:
-        found = [topic.table for topic in selected(log, self.tables)]
-        if len(found) == 1:
-            return found[0]
-        what = "no table" if not found else f"{len(found)} tables"
-        hint = 'cdc log ls names the tables; read one with .option("table", "schema.name"), or .option("as", "slices")'
-        raise ConfigError(f"{', '.join(self.tables)} matches {what} of the log in {self.dir}", hint=hint)
-
-
-def _needed(options: Mapping[str, str], name: str) -> str:
-    value = options.get(name)
-    if not value:
-        raise ConfigError(f'format("cdc") needs the option {name}', hint=f'.option("{name}", …)')
-    return value
-
-
-def _patterns(options: Mapping[str, str]) -> tuple[str, ...]:
-    table, tables = options.get("table"), options.get("tables")
-    if table:
-        # One table by its exact name: a name may hold the characters of a pattern.
-        return ("".join(f"[{letter}]" if letter in "*?[" else letter for letter in table),)
-    if not tables:
-        raise ConfigError('format("cdc") needs the option table or tables', hint='.option("table", "schema.name")')
-    return tuple(json.loads(tables)) if tables.startswith('["') else tuple(part.strip() for part in tables.split(","))
-
-
-def _number(options: Mapping[str, str], name: str, default: int) -> int:
-    text = options.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal():
-        raise ConfigError(f"the option {name} is not a whole number")
-    return int(text)
+        plan = ReadPlan.of(self.options)
+        if plan.form is RowForm.ROWS or plan.ranges is not None:
+            raise ConfigError("asOf and ranges are for reading in batch", hint="spark.read in place of spark.readStream")
+        return StreamReader(plan)
 
 
 @dataclass
@@ -165,8 +91,10 @@ class SparkLogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[LogPiece]:
         log = self._plan.log()
-        end = log.head().position if self._plan.end is None else min(self._plan.end, log.head().position)
-        return _pieces(self._plan, log, self._plan.start, Position(end))
+        if self._plan.as_of is not None:
+            topic = self._plan.one_topic(log)
+            return [LogPiece(topic.name, 0, upto(log, self._plan.as_of), topic.rows)]
+        return _pieces(self._plan, log, self._plan.wanted(log))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._plan, partition)
@@ -178,7 +106,7 @@ class StreamReader(DataSourceStreamReader):
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
         self._log: LogReader | None = None
-        self._given_out = plan.start if plan.fresh else None
+        self._given_out = plan.stream.known_start(plan.start)
         """The last offset; None as long as nothing tells where the stream stands."""
 
     def initialOffset(self) -> dict[str, int]:
@@ -187,12 +115,13 @@ class StreamReader(DataSourceStreamReader):
     def latestOffset(self) -> dict[str, int]:
         if self._log is None:
             self._log = self._plan.log()
+        stream = self._plan.stream
         if self._given_out is None:
             latest = self._log.head()
         else:
-            latest = self._log.wait(self._given_out, self._plan.wait_s)
+            latest = self._log.wait(self._given_out, stream.wait_s)
             if latest.position > self._given_out:
-                latest = self._log.cut_within(self._given_out, self._plan.max_rows, self._plan.max_bytes)
+                latest = self._log.cut_within(self._given_out, stream.max_rows, stream.max_bytes)
             else:
                 latest = Cut(self._given_out, latest.commit_lsn, latest.commit_ts_us)
         self._given_out = latest.position
@@ -202,7 +131,7 @@ class StreamReader(DataSourceStreamReader):
         if self._log is None:
             self._log = self._plan.log()
         self._given_out = Position(max(self._given_out or 0, end["position"]))
-        return _pieces(self._plan, self._log, Position(start["position"]), Position(end["position"]))
+        return _pieces(self._plan, self._log, [(Position(start["position"]), Position(end["position"]))])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._plan, partition)
@@ -223,57 +152,52 @@ def cut_at(offset: Mapping[str, int]) -> Cut:
     return Cut(Position(offset["position"]), Lsn(offset["commit_lsn"]), offset["commit_ts_us"])
 
 
-def _pieces(plan: ReadPlan, log: LogReader, after: Position, upto: Position) -> Sequence[LogPiece]:
-    slices: Sequence[Slice] = log.slices(plan.topics(log), after, upto, plan.slice_bytes) if upto > after else []
+def _pieces(plan: ReadPlan, log: LogReader, ranges: Iterable[tuple[Position, Position]]) -> Sequence[LogPiece]:
+    topics = plan.topics(log)
+    slices = [one for after, end in ranges if end > after for one in log.slices(topics, after, end, plan.slice_bytes)]
     # Spark wants at least one partition; one of no rows is the cheapest.
     return [LogPiece(one.topic, one.after, one.upto, one.rows) for one in slices] or [LogPiece("", 0, 0, 0)]
+
+
+def _schema(plan: ReadPlan, log: LogReader) -> pa.Schema:
+    """… of the rows that a table gives: at its newest definition, or at that of the place that is asked for."""
+    topic = plan.one_topic(log)
+    match plan.form:
+        case RowForm.CHANGES | RowForm.SLICES:
+            found = rows_schema(topic.schema)
+        case RowForm.CHANGEFEED:
+            found = feed_schema(topic.schema)
+        case RowForm.ROWS:
+            assert plan.as_of is not None
+            found = state_schema(definition_at(log, topic.name, upto(log, plan.as_of)) or topic.schema)
+        case never:
+            assert_never(never)
+    return chosen(found, plan.columns)
 
 
 def _read(plan: ReadPlan, piece: InputPartition) -> Iterator[pa.RecordBatch]:
     assert isinstance(piece, LogPiece)
     if not piece.topic:
         return
-    if plan.as_slices:
+    if plan.form is RowForm.SLICES:
         yield pa.RecordBatch.from_pydict(
             {"topic": [piece.topic], "after": [piece.after], "upto": [piece.upto], "rows": [piece.rows]}, SLICES
         )
         return
     log = plan.log()
-    table = plan.one_table(log)
-    schema = rows_schema(table)
-    for batch in log.read(piece.topic, Position(piece.after), Position(piece.upto)):
+    schema = _schema(plan, log)
+    after, end = Position(piece.after), Position(piece.upto)
+    if plan.form is RowForm.CHANGEFEED:
+        for replaced in with_former(log, piece.topic, after, end) if plan.preimages else _alone(log, piece.topic, after, end):
+            fed = to_feed(replaced, schema)
+            if fed is not None:
+                yield fed
+        return
+    for batch in rows_as_of(log, piece.topic, end) if plan.form is RowForm.ROWS else log.read(piece.topic, after, end):
         yield to_rows(batch, schema)
 
 
-def rows_schema(table: Table) -> pa.Schema:
-    """The Arrow schema of ``as = changes`` for a table at its newest version."""
-    meta = [pa.field(OP, pa.utf8()) if field.name == OP else field for field in META_FIELDS]
-    own = list(batch_schema(table))[len(META_FIELDS) :]
-    # Spark 4.1 has no time of day.
-    return pa.schema([*meta, *(pa.field(f.name, pa.utf8()) if pa.types.is_time64(f.type) else f for f in own)])
-
-
-def to_rows(changes: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Changes of any schema version of a table as rows of ``schema`` (``rows_schema`` of its newest version)."""
-    arrays = []
-    for field in schema:
-        index = changes.schema.get_field_index(field.name)
-        if field.name == OP:
-            arrays.append(_LETTERS.take(changes.column(OP)))
-        elif index < 0:
-            arrays.append(pa.nulls(changes.num_rows, field.type))
-        else:
-            arrays.append(_converted(changes.column(index), field))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _converted(values: pa.Array, field: pa.Field) -> pa.Array:
-    if values.type == field.type:
-        return values
-    if pa.types.is_string(field.type):
-        return canonical_text(values)
-    try:
-        return pc.cast(values, field.type)
-    except pa.ArrowInvalid:
-        hint = "read from a later startPosition: the column's type changed"
-        raise ConfigError(f"earlier values of column {field.name} do not fit its newest type", hint=hint) from None
+def _alone(log: LogReader, topic: str, after: Position, end: Position) -> Iterator[WithFormer]:
+    """The changes without what they replaced."""
+    for batch in log.read(topic, after, end):
+        yield WithFormer(batch, None, np.zeros(batch.num_rows, np.bool_))

@@ -27,6 +27,7 @@ TOYS: Final = {
 STORES: Final = {
     "backlog": ("--changes 60000 --runs 1 --stores redis,warehouse --settle-s 0", {"redis", "redis_apply", "warehouse"}),
     "latency": ("--rate 20 --seconds 1 --warm-s 1", {"redis_p50_ms", "redis_p99_ms", "redis_p50_beside_plain_ms"}),
+    "log": ("--part scan_spark --rows 20000 --runs 1", {"scan_spark", "scan_spark_tail"}),
     "live-cost": ("--reference none --runs 1 --seconds 1 --rates 0 20 --rows 200", {"idle_core", "pss_mb"}),
 }
 """These start OpenSearch and Spark by themselves, one after the other."""

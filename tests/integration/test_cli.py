@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 
 from cdc.embedded import passfile
@@ -328,7 +329,7 @@ def test_capture_alone_and_what_the_log_then_shows(shop: Shop) -> None:
     (topic,) = shop.facts("log", "ls")
     assert (topic["topic"], topic["rows"]) == ("public.orders", 101)
     assert shop.facts("log", "stat")["position"] == 101
-    assert "public.orders id=7 status='sent'" in shop.cdc("log", "cat", "public.orders", "--after", "100").stdout
+    assert "public.orders id=7 status='sent'" in shop.cdc("log", "cat", "public.orders", "--from", "101").stdout
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
     after = shop.facts("status")
@@ -336,6 +337,45 @@ def test_capture_alone_and_what_the_log_then_shows(shop: Shop) -> None:
     assert not after["healthy"]
     assert "capture does not run → cdc run" in after["problems"]
     assert shop.cdc("status").stdout.startswith("source 127.0.0.1:")
+
+
+def test_the_log_is_read_again_by_place(shop: Shop) -> None:
+    process = shop.start("run", "--only", "capture")
+    until(lambda: streaming(shop))
+    source = shop.database.connect()
+    # The last commit may have ended at the very LSN that is inserted at, and would be one of those "at or after" it.
+    source.execute("select pg_logical_emit_message(false, 'a test', '')")
+    (loaded,) = source.execute("select pg_current_wal_insert_lsn()::text, clock_timestamp()::text").fetchall()
+    for statement in (
+        "update orders set status = 'sent' where id = 7",
+        "update orders set status = 'back' where id = 7",
+        "delete from orders where id = 9",
+    ):
+        source.execute(statement)
+    until(lambda: [row for row in envelopes(shop) if row["op"] == "d"])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+    for place in ("101", *loaded):
+        shown = shop.cdc("log", "cat", "public.orders", "--from", place).stdout.splitlines()
+        assert [line.split(" ", 2)[2] for line in shown] == [
+            "u public.orders id=7 status='sent'",
+            "u public.orders id=7 status='back'",
+            "d public.orders id=9",
+        ], place
+    lsn, time = loaded
+    assert len(shop.cdc("log", "cat", "public.orders", "--at", time).stdout.splitlines()) == 100
+    assert len(shop.cdc("log", "cat", "public.orders").stdout.splitlines()) == 103
+    differing = shop.cdc("log", "diff", "public.orders", "--from", "100")
+    assert differing.stdout.splitlines()[0] == "~ id=7 status='new' → 'back'"
+    assert differing.stdout.splitlines()[1].startswith("- id=9 status=")
+    assert differing.stderr.endswith("0 inserted, 1 updated, 1 deleted\n")
+    assert len(shop.cdc("log", "grep", "^(sent|back)$", "-E", "--column", "status").stdout.splitlines()) == 2
+    assert shop.cdc("log", "grep", "nowhere").returncode == 1
+    out = shop.folder / "orders.parquet"
+    assert shop.cdc("log", "export", "public.orders", str(out), "--from", lsn).returncode == 0
+    assert pq.read_table(out).column("status").to_pylist() == ["sent", "back", None]
+    full = shop.cdc("log", "export", "public.orders", "-", "--format", "debezium", "--from", lsn).stdout.splitlines()
+    assert [(json.loads(line)["payload"]["before"] or {}).get("status") for line in full] == ["new", "sent", "new"]
 
 
 def envelopes(shop: Shop) -> list[dict[str, Any]]:

@@ -114,6 +114,14 @@ def test_a_name_that_wants_to_act_on_the_terminal(
         cdc("plan", "--ddl", ddl, "--json")
         for verb in (("ls",), ("ls", "--json"), ("cat",), ("cat", "--format", "json")):
             cdc("log", *verb)
+        for verb in (
+            ("cat", TABLE, "--at", "1"),
+            ("diff", TABLE, "--from", "0"),
+            ("diff", TABLE, "--from", "0", "--json"),
+            ("grep", NAME),
+        ):
+            cdc("log", *verb)
+        cdc("log", "cat", f"{TABLE}x", code=2)
         cdc("log", "stat", names_it=False)
     harmless(log.getvalue())
 

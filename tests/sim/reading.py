@@ -29,9 +29,10 @@ from snapshots.plan import RANGE_PARTS, KeyList, PageRange
 from snapshots.progress import SnapshotProgress
 from snapshots.session import Unreachable
 from snapshots.steps import RowsRead, Steps
-from tests.sim.asking import Asking
+from tests.sim.course import Course
 from tests.sim.source import Source
 from tests.sim.tables import PAGES, Row, index_of, page_of
+from tests.sim.turns import REST_S
 
 STEP_S: Final = 0.25
 """By the snapshot's clock."""
@@ -65,27 +66,21 @@ QUICK: Final = 0.6
 class Reader:
     """One capture process's snapshot. ``session`` lasts as long as its connections do."""
 
-    def __init__(
-        self,
-        source: Source,
-        feed: SnapshotFeed,
-        progress: SnapshotProgress,
-        asking: Asking,
-        chance: Random,
-        chunk_rows: int,
-        workers: int,
-    ) -> None:
+    def __init__(self, course: Course, source: Source, feed: SnapshotFeed, progress: SnapshotProgress) -> None:
         self.chunks = 0
         self.refused = 0
         self.not_admitted = 0
         self.finished = False
         """Nothing is left to do for now."""
+        self.moved = True
+        """Whether some thread went on in the last step."""
+        self._course = course
         self._source = source
-        self._chance = chance
-        self.asking = asking
-        self._settings = _Settings(chunk_rows, workers)
+        self._chance = chance = course.chance
+        self.asking = course.asking
+        self._settings = _Settings(course.ways.chunk_rows, course.ways.workers)
         self._now = 0.0
-        self._agenda = Agenda(self._settings, feed, progress, asking, clock=lambda: self._now)
+        self._agenda = Agenda(self._settings, feed, progress, self.asking, clock=lambda: self._now)
         self._watermarks = Watermarks(f"{chance.randrange(2**64):016x}")
         self._emits = chance.choice((0.15, 0.7))
         """How likely a part is handed over when it could be."""
@@ -114,16 +109,25 @@ class Reader:
         try:
             while not coordinator.over:
                 self._now += STEP_S
-                if chance.random() < COORDINATES:
+                if not self._course.faulty:
+                    self.moved = self._any_of([coordinator, *readers, *pool[:workers]])
+                elif chance.random() < COORDINATES:
                     coordinator.step()
                 else:
                     able = [*readers, *pool[:workers]] if pool else readers
                     self._move(able, int(chance.random() * len(able)), workers)
-                    pool[:] = [one for one in pool if not one.over]
+                pool[:] = [one for one in pool if not one.over]
                 yield
         finally:
             for thread in (coordinator, *readers, *pool):
                 thread.close()
+
+    def _any_of(self, threads: list[_Thread]) -> bool:
+        """One that goes on. False: all of them wait, so time passes."""
+        first = int(self._chance.random() * len(threads))
+        moved = any(thread.step() and not thread.rests for thread in (*threads[first:], *threads[:first]))
+        self._now += 0.0 if moved else REST_S
+        return moved
 
     def _move(self, able: list[_Thread], first: int, workers: int) -> None:
         """The first one, or another worker if that one waits."""
@@ -152,6 +156,11 @@ class _Thread:
         self.visible: list[Row] = []
         """Its rows, in the transaction's snapshot."""
         self.blocks: Iterator[RowsRead] = iter(())
+
+    @property
+    def rests(self) -> bool:
+        """It waits for others, or for time to pass."""
+        return self._asked in _RESTS
 
     @property
     def begun(self) -> bool:

@@ -167,6 +167,8 @@ class TopicIndex:
 
     def last_within(self, upto: int) -> int:
         """The last position at or below a cut; 0 when there is none. A part never reaches across a cut."""
+        if self.last <= upto:
+            return self.last
         before = int(self.parts["last"].searchsorted(upto, "right"))
         return int(self.parts["last"][before - 1]) if before else 0
 

@@ -460,7 +460,7 @@ def _no_room(_: object) -> None:
 
 
 def _slice() -> Any:
-    from cdc.spark.source import SLICES
+    from cdc.replay.rows import SLICES
 
     return pa.RecordBatch.from_pylist([{"topic": "public.orders", "after": 0, "upto": 1, "rows": 1}], schema=SLICES)
 

@@ -13,8 +13,9 @@ import pytest
 from cdc.model.batch import Op
 from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
-from cdc.spark.source import CdcSource, ReadPlan
-from tests.contract.rows import ORDERS, PAIRS, TYPES, batch, order, upserts
+from cdc.spark.options import ReadPlan
+from cdc.spark.source import CdcSource
+from tests.contract.rows import NUMBERED, ORDERS, PAIRS, TYPES, batch, order, schema, upserts
 from tests.integration.spark.traffic import Traffic
 
 
@@ -61,6 +62,19 @@ def test_every_type_reaches_spark(spark: Any, traffic: Traffic) -> None:
     )
 
 
+def test_the_table_as_it_was_under_the_definition_of_then(spark: Any, traffic: Traffic) -> None:
+    renamed = dataclasses.replace(
+        NUMBERED, columns=tuple(dataclasses.replace(one, name="state") if one.name == "status" else one for one in NUMBERED.columns)
+    )
+    traffic.append(upserts(NUMBERED, 1, [order(1), order(2)]), 10)
+    traffic.append(schema(renamed, 3), 20)
+    traffic.append(upserts(renamed, 4, [order(3) | {"state": "paid"}]), 30)
+    for place, name, expected in ((2, "status", {1: "new", 2: "new"}), (4, "state", {1: "new", 2: "new", 3: "paid"})):
+        frame = spark.read.format("cdc").options(**options(traffic, table="public.orders", asOf=place)).load()
+        assert {row.id: row[name] for row in frame.collect()} == expected
+        assert frame.columns[-2:] == ["_cdc_position", "_cdc_exact"]
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -68,7 +82,12 @@ def test_every_type_reaches_spark(spark: Any, traffic: Traffic) -> None:
         ({"tables": "public.*"}, "matches 2 tables"),
         ({}, "needs the option table or tables"),
         ({"table": "public.orders", "log": "/nowhere"}, "there is no log in /nowhere"),
-        ({"table": "public.orders", "as": "rows"}, "gives changes or slices"),
+        ({"table": "public.orders", "as": "deltas"}, "gives changes, changefeed, slices or rows"),
+        ({"table": "public.orders", "as": "rows"}, "as = rows and asOf belong together"),
+        ({"table": "public.orders", "asOf": "tomorrow"}, "is not a place in the log"),
+        ({"table": "public.orders", "columns": "id, nothing"}, "the table has no column 'nothing'"),
+        ({"table": "public.orders", "preimages": "true"}, "the option preimages belongs to as = changefeed"),
+        ({"table": "public.orders", "fresh": "yes"}, "the option fresh is neither true nor false"),
         ({"table": "public.orders", "maxRows": "many"}, "the option maxRows is not a whole number"),
     ],
 )
@@ -113,14 +132,15 @@ def test_a_stream_of_small_batches_survives_a_restart(spark: Any, traffic: Traff
 
     for number in range(1, 8):
         traffic.append(upserts(ORDERS, number, [order(number)]), number * 10)
-    query = start(fresh="true")
+    query = start(checkpoint=checkpoint)
     until(lambda: committed(7))
     assert max(sizes) == 3
     query.stop()
     for number in range(8, 12):
         traffic.append(upserts(ORDERS, number, [order(number)]), number * 10)
     sizes.clear()
-    query = start()
+    query = start(checkpoint=checkpoint)
     until(lambda: committed(11))
     assert sum(sizes) == 4, "what was committed before the restart is not read again"
+    assert sizes[0] == 3, "maxRows holds from the first micro-batch after a restart"
     query.stop()

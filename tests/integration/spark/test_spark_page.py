@@ -39,15 +39,28 @@ def test_the_log_is_read_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     names: dict[str, Any] = {}
     shown = []
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(block, names)
+        # Spark's JVM may have been started elsewhere, and would leave the checkpoint there.
+        exec(block.replace("var/checkpoint", str(tmp_path / "checkpoint")), names)
         shown.append(capsys.readouterr().out)
-    in_batch, newest, stream = shown
+    in_batch, newest, scanned, feed, as_of, stream = shown
     assert "|-- _cdc_position: long" in in_batch
     assert "|-- amount: decimal(12,2)" in in_batch
     counts = {"c": "2", "d": "1", "r": "1", "t": "1", "u": "1"}
     assert dict(re.findall(r"\|\s*([a-z])\|\s*(\d)\|", in_batch)) == counts
     assert re.findall(r"\|\s*(\d)\|\s*([ru])\|\s*(\w+)\|", in_batch) == [("3", "r", "new"), ("5", "u", "paid")]
     assert re.findall(r"\|\s*(\d+)\|\s*(\w+)\|", newest) == [("1", "paid")]
+    assert dict(re.findall(r"\|\s*([a-z])\|\s*(\d)\|", scanned)) == {"c": "2", "r": "1", "u": "1"}
+    assert re.findall(r"\|\s*(\d+)\|\s*(\w+)\|", scanned) == [("1", "paid"), ("2", "new"), ("2", "NULL")]
+    assert re.findall(r"\|\s*(\w+)\|\s*(\d+)\|\s*(\w+)\|\s*([\w ]+)\|", feed) == [
+        ("insert", "10", "9", "before the truncate"),
+        ("truncate", "20", "NULL", "NULL"),
+        ("insert", "30", "1", "new"),
+        ("insert", "40", "2", "new"),
+        ("update_postimage", "50", "1", "paid"),
+        ("update_preimage", "50", "1", "new"),
+        ("delete", "60", "2", "new"),
+    ]
+    assert re.findall(r"\|\s*(\d+)\|\s*(\w+)\|", as_of) == [("1", "new"), ("2", "new")]
     assert dict(re.findall(r"\|\s*([a-z])\|\s*(\d)\|", stream)) == counts
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from typer.testing import CliRunner
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
 
 from cdc.commands.app import app
+from cdc.errors import ConfigError
 from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.model.batch import Op
 from cdc.model.position import Lsn
+from tests.contract.rows import ORDERS, PAIRS, batch, order
 
 TS_US = 1_763_812_800_123_456
 
@@ -27,3 +34,145 @@ def test_stat_says_when_and_how_much_in_words_of_people(tmp_path: Path) -> None:
     assert str(TS_US) not in said.stdout
     as_json = CliRunner().invoke(app, ["--config", str(config), "log", "stat", "--json"])
     assert f'"commit_ts_us": {TS_US}' in as_json.stdout
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Callable[..., Result]:
+    """Runs `cdc log …` over two tables: position 1 to 6, each a commit of its own, one second after the other."""
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    escape = "a\x1b[2Jb\x9b\u202e"
+    changes = [
+        (ORDERS, Op.READ, order(1)),
+        (ORDERS, Op.INSERT, order(2, escape)),
+        (PAIRS, Op.INSERT, {"a": "1", "b": "2", "v": "paid"}),
+        (ORDERS, Op.UPDATE, order(1, "paid")),
+        (ORDERS, Op.DELETE, order(2)),
+        (ORDERS, Op.INSERT, order(3)),
+    ]
+    for position, (table, op, row) in enumerate(changes, 1):
+        writer.append(batch(table, [(op, position, row)]))
+        writer.commit(Lsn(position * 10), 1_700_000_000_000_000)
+    writer.close()
+    config = tmp_path / "cdc.toml"
+    config.write_text('[source]\ndsn = "host=h"\n[log]\ndir = "log"\n')
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["--config", str(config), "log", *arguments])
+
+    return run
+
+
+def positions(result: Result) -> list[int]:
+    assert result.exit_code == 0, result.output
+    return [int(line.split()[0]) for line in result.stdout.splitlines()]
+
+
+def test_cat_by_position_lsn_time_and_key(shop: Callable[..., Result]) -> None:
+    assert positions(shop("cat")) == [1, 2, 3, 4, 5, 6]
+    assert positions(shop("cat", "public.orders", "--from", "2", "--to", "4")) == [2, 4]
+    assert positions(shop("cat", "--from", "0/28", "--to", "0/32")) == [4, 5]
+    assert positions(shop("cat", "--from", "2023-11-14T22:13:20Z")) == [1, 2, 3, 4, 5, 6]
+    assert positions(shop("cat", "--from", "2023-11-14T22:13:21")) == []
+    assert positions(shop("cat", "public.orders", "--key", "1")) == [1, 4]
+    assert positions(shop("cat", "public.pairs", "--key", "b=2", "--key", "a=1")) == [3]
+    assert positions(shop("cat", "public.orders", "--at", "4")) == [2, 4]
+    assert positions(shop("cat", "public.orders", "--at", "0/32")) == [4]
+
+
+def test_no_value_acts_on_the_terminal(shop: Callable[..., Result]) -> None:
+    for arguments in (
+        ["cat"],
+        ["cat", "--format", "json"],
+        ["grep", "b", "public.orders", "--json"],
+        ["diff", "public.orders", "--from", "0", "--to", "2"],
+    ):
+        said = shop(*arguments)
+        assert said.exit_code == 0, said.output
+        assert "2Jb" in said.stdout, "the value is shown"
+        assert not set(said.stdout) & {"\x1b", "\x9b", "\u202e"}
+
+
+def test_cat_as_envelopes(shop: Callable[..., Result]) -> None:
+    found = [json.loads(line)["payload"] for line in shop("cat", "--format", "json").stdout.splitlines()]
+    assert [(one["op"], one["source"]["table"], one["source"]["position"]) for one in found] == [
+        ("r", "orders", 1),
+        ("c", "orders", 2),
+        ("c", "pairs", 3),
+        ("u", "orders", 4),
+        ("d", "orders", 5),
+        ("c", "orders", 6),
+    ]
+    assert found[1]["after"]["status"] == "a\x1b[2Jb\x9b\u202e"
+    assert shop("cat", "--json").stdout == shop("cat", "--format", "json").stdout
+
+
+def test_grep(shop: Callable[..., Result]) -> None:
+    assert positions(shop("grep", "paid")) == [3, 4]
+    assert positions(shop("grep", "paid", "--column", "status")) == [4]
+    assert positions(shop("grep", "(?i)^PAID$", "-E", "public.pairs")) == [3]
+    assert shop("grep", "nowhere").exit_code == 1
+    assert shop("grep", "x", "--column", "nothing").exit_code != 0
+
+
+def test_diff(shop: Callable[..., Result]) -> None:
+    said = shop("diff", "public.orders", "--from", "2")
+    assert said.exit_code == 0
+    lines = said.stdout.splitlines()
+    assert lines[0] == "~ id=1 status='new' → 'paid'"
+    assert lines[1].startswith("+ id=3 ")
+    assert lines[2].startswith("- id=2 ")
+    assert said.stderr.splitlines()[-1] == "1 inserted, 1 updated, 1 deleted"
+    as_json = [json.loads(line)["payload"] for line in shop("diff", "public.orders", "--from", "2", "--json").stdout.splitlines()]
+    assert [(one["op"], one["before"] is None, one["after"] is None) for one in as_json] == [
+        ("u", False, False),
+        ("c", True, False),
+        ("d", False, True),
+    ]
+    assert shop("diff", "public.orders", "--from", "6").stdout == ""
+
+
+def test_export(shop: Callable[..., Result], tmp_path: Path) -> None:
+    assert shop("export", "public.orders", str(tmp_path / "o.parquet")).exit_code == 0
+    assert pq.read_table(tmp_path / "o.parquet").column("_cdc_position").to_pylist() == [1, 2, 4, 5, 6]
+    assert shop("export", "public.orders", str(tmp_path / "rows.parquet"), "--at", "5").exit_code == 0
+    assert pq.read_table(tmp_path / "rows.parquet").column("id").to_pylist() == [1]
+    flat = shop("export", "public.orders", "-", "--format", "ndjson", "--from", "5")
+    assert [json.loads(line)["_cdc_op"] for line in flat.stdout.splitlines()] == ["d", "c"]
+    full = [
+        json.loads(line)["payload"] for line in shop("export", "public.orders", "-", "--format", "debezium").stdout.splitlines()
+    ]
+    assert (full[2]["before"]["status"], full[2]["after"]["status"]) == ("new", "paid")
+    assert full[3]["before"]["status"].startswith("a")
+    bare = [
+        json.loads(line)["payload"]
+        for line in shop("export", "public.orders", "-", "--format", "debezium", "--no-before").stdout.splitlines()
+    ]
+    assert (bare[2]["before"], bare[3]["before"]) == (None, {"id": 2})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["cat", "public.nothing"], "the log has no topic public.nothing"),
+        (["cat", "--key", "1"], "are of one table"),
+        (["cat", "public.orders", "--at", "2", "--from", "1"], "--at asks for rows"),
+        (["cat", "--from", "5", "--to", "2"], "2 lies before 5"),
+        (["cat", "--to", "99"], "the log ends at position 6"),
+        (["diff", "public.orders", "--from", "5", "--to", "2"], "2 lies before 5"),
+        (["export", "public.orders", "out.csv"], "does not say its format"),
+        (["export", "public.orders", "-", "--format", "parquet"], "cannot be written to standard output"),
+    ],
+)
+def test_what_is_wrong_is_said(shop: Callable[..., Result], arguments: list[str], says: str) -> None:
+    result = shop(*arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert says in str(result.exception)
+    assert result.exception.hint
+
+
+def test_there_is_no_log(tmp_path: Path) -> None:
+    config = tmp_path / "cdc.toml"
+    config.write_text('[source]\ndsn = "host=h"\n[log]\ndir = "log"\n')
+    result = CliRunner().invoke(app, ["--config", str(config), "log", "cat"])
+    assert isinstance(result.exception, ConfigError)
+    assert "there is no log yet" in str(result.exception)

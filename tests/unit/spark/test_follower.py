@@ -25,7 +25,7 @@ from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
 from cdc.model.position import Cut, Lsn, Position
-from cdc.spark.source import SLICES
+from cdc.replay.rows import SLICES
 from cdc.state import status, stops
 from sinks import memory, options_model
 from sinks.contract import Outcome, Traits

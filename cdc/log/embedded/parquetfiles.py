@@ -1,0 +1,47 @@
+"""Which of a topic's changes stand in Parquet files that any reader of Parquet may read in our place. Reads names and footers, no rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc.errors import LogCorrupt
+from cdc.log.contract import ParquetFile
+from cdc.log.embedded.names import LogPlaces, segment_name
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.sealedsegment import covering, sealed_in
+from cdc.model.position import Position
+
+
+def parquet_files(root: Path, topic: str, after: Position, upto: Position) -> list[ParquetFile]:
+    """See ``cdc.log.home.parquet_files``. Raises LogCorrupt for a footer that cannot be read."""
+    reader = EmbeddedLogReader(root)
+    try:
+        timeline = reader.timeline
+        if timeline is None or topic not in timeline.numbers:
+            return []
+        index = timeline.topics[timeline.numbers[topic]]
+        wanted = {segment for segment, _, _ in index.within_segments(*index.between(after, upto))}
+        runs = [run for run in index.segments() if run.segment in wanted]
+    finally:
+        reader.close()
+    folder = LogPlaces(root).folder(topic)
+    sealed_files = sealed_in(folder)
+    found = []
+    for run in runs:
+        if (folder / segment_name(run.segment)).exists():
+            continue  # the files beside it may not be whole yet
+        for sealed in covering(sealed_files, run) or ():
+            if sealed.last > after and sealed.first <= upto:
+                path = folder / sealed.file
+                found.append(ParquetFile(path, Position(sealed.first), Position(sealed.last), sealed.rows, _schema(path)))
+    return found
+
+
+def _schema(path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except pa.ArrowInvalid as error:
+        raise LogCorrupt(f"{path}: not a sealed segment ({type(error).__name__})") from None

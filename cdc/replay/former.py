@@ -1,0 +1,116 @@
+"""Changes with the rows that they replaced. The log holds no row twice: what an UPDATE or a DELETE replaced is the last change of its key before.
+
+It is looked up for a window of changes at a time, by one look at everything before the window, so memory is bounded by the window and not by the
+table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.log.contract import LogReader
+from cdc.model.batch import LSN, OP, POSITION, Op, first_position, last_position, topic_schema
+from cdc.model.evolution import topic_change_of
+from cdc.model.position import Position
+from cdc.model.topic import TopicSchema
+from sinks.past import live_rows
+from sinks.render.rowtext import keys
+from sinks.reshape import conformed
+
+WINDOW_BYTES: Final = 64 * 2**20
+ROWS: Final = 16_384
+"""Handed out together."""
+_UPDATE, _DELETE = int(Op.UPDATE), int(Op.DELETE)
+
+
+class WithFormer(NamedTuple):
+    """Changes, and for each the row it replaced."""
+
+    changes: pa.RecordBatch
+    former: pa.RecordBatch | None
+    """One row for each change, under the same definition; NULL in every column where none is known. None: none is known of any."""
+    known: npt.NDArray[np.bool_]
+
+
+def with_former(
+    log: LogReader, topic: str, after: Position, upto: Position, *, window_bytes: int = WINDOW_BYTES
+) -> Iterator[WithFormer]:
+    """The topic's changes in (after, upto], in position order. Only updates and deletes replace a row.
+
+    Raises PositionGone when the log no longer has the topic's beginning.
+    """
+    window: list[pa.RecordBatch] = []
+    start, size, any_before = after, 0, True
+    for batch in log.read(topic, after, upto):
+        change = topic_change_of(batch)
+        whole = change is not None or (len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE)
+        if window and (whole or size >= window_bytes):
+            yield from _window(log if any_before else None, topic, start, window)
+            start, window, size, any_before = Position(last_position(window[-1])), [], 0, True
+        if whole:
+            yield WithFormer(batch, None, np.zeros(1, np.bool_))
+            start, any_before = Position(first_position(batch)), change is not None and not change.empties
+        else:
+            window.append(batch)
+            size += batch.nbytes
+    if window:
+        yield from _window(log if any_before else None, topic, start, window)
+
+
+def _window(log: LogReader | None, topic: str, start: Position, batches: Sequence[pa.RecordBatch]) -> Iterator[WithFormer]:
+    """``log``: None where nothing comes before."""
+    arrow_schema, shape = batches[0].schema, topic_schema(batches[0].schema)
+    own = pa.chunked_array([keys(batch, shape) for batch in batches], pa.utf8())
+    ops = np.concatenate([batch.column(OP).to_numpy() for batch in batches])
+    replaces = (ops == _UPDATE) | (ops == _DELETE)
+    earlier: list[pa.RecordBatch] = []
+    if log is not None and replaces.any():
+        earlier = list(rows_with(log, topic, start, shape, pc.unique(own.filter(pa.array(replaces)))))
+    held = [pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema) for batch in earlier]
+    whole = pa.Table.from_batches([*held, *batches], arrow_schema).combine_chunks()
+    all_keys = pa.chunked_array([*(keys(batch, shape) for batch in earlier), *own.chunks], pa.utf8())
+    count = whole.num_rows - len(ops)
+    last = _predecessors(all_keys, whole.column(POSITION).to_numpy())[count:]
+    all_ops = whole.column(OP).to_numpy()
+    known = replaces & (last >= 0) & (all_ops[np.maximum(last, 0)] != _DELETE)
+    for low in range(0, len(ops), ROWS):
+        mine = slice(low, low + ROWS)
+        at = pa.array(last[mine], mask=~known[mine])
+        changes = whole.slice(count + low, ROWS).combine_chunks().to_batches()[0]
+        yield WithFormer(changes, taken(whole, at) if known[mine].any() else None, known[mine])
+
+
+def taken(rows: pa.Table, at: pa.Array) -> pa.RecordBatch:
+    """The rows with these numbers. Where the number is NULL the table's own columns are NULL, and ours that never are so are 0."""
+    found = rows.take(at).combine_chunks().to_batches()[0]
+    for name in (POSITION, OP, LSN):
+        number = found.schema.get_field_index(name)
+        found = found.set_column(number, found.schema.field(number), found.column(number).fill_null(0))
+    return found
+
+
+def rows_with(log: LogReader, topic: str, upto: Position, shape: TopicSchema, wanted: pa.Array) -> Iterator[pa.RecordBatch]:
+    """The topic's rows as of ``upto`` that have one of these keys (``sinks.render.rowtext.keys``), under ``shape``."""
+    if not len(wanted):
+        return
+    for batch in live_rows(log, topic, upto):
+        rows = conformed(batch, shape)
+        mine = rows.filter(pc.is_in(keys(rows, shape), value_set=wanted))
+        if mine.num_rows:
+            yield mine
+
+
+def _predecessors(all_keys: pa.ChunkedArray, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For each row the number of the one before it that has the same key; -1 where there is none."""
+    codes = all_keys.combine_chunks().dictionary_encode().indices.to_numpy()
+    order = np.lexsort((positions, codes))
+    found = np.full(len(codes), -1, np.int64)
+    same = codes[order[1:]] == codes[order[:-1]]
+    found[order[1:][same]] = order[:-1][same]
+    return found

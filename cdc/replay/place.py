@@ -1,0 +1,110 @@
+"""A place in the log as people name it: a position, an LSN or a time; and the position it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import pyarrow.compute as pc
+
+from cdc.errors import ConfigError
+from cdc.log.contract import LogReader
+from cdc.model.batch import LSN, POSITION, TS
+from cdc.model.position import START, Cut, Lsn, Position, format_lsn, parse_lsn
+
+_HINT: Final = "a position like 4711, an LSN like 16/B374D848, or a time like 2026-11-22T18:00:00Z"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Exactly one of the three is given."""
+
+    text: str
+    position: Position | None = None
+    lsn: Lsn | None = None
+    time_us: int | None = None
+    """Microseconds since 1970-01-01 UTC."""
+
+
+def parse_place(text: str) -> LogPlace:
+    """The place that the text names. A time without a zone is UTC. Raises ConfigError."""
+    given = text.strip()
+    try:
+        if given.isascii() and given.isdecimal():
+            return LogPlace(given, position=Position(int(given)))
+        if "/" in given:
+            return LogPlace(given, lsn=parse_lsn(given))
+        time = datetime.fromisoformat(given)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a place in the log", hint=_HINT) from None
+    since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return LogPlace(given, time_us=since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds)
+
+
+def before(log: LogReader, place: LogPlace) -> Position:
+    """The position before the first change at or after the place; the head's when there is none. Raises PositionGone."""
+    if place.position is not None:
+        return Position(max(0, min(place.position - 1, log.head().position)))
+    if place.lsn is not None:
+        lsn = place.lsn
+        cut = log.cut_at_lsn(lsn)
+        return log.head().position if cut is None else _first(log, _group(log, lambda one: one.position >= cut.position), LSN, lsn)
+    time_us = place.time_us or 0
+    return _first(log, _group(log, lambda one: one.commit_ts_us >= time_us), TS, time_us)
+
+
+def upto(log: LogReader, place: LogPlace) -> Position:
+    """The position of the last change at or before the place. Raises ConfigError for a position or an LSN that the log has not reached."""
+    head = log.head()
+    if place.position is not None:
+        if place.position > head.position:
+            raise ConfigError(f"the log ends at position {head.position}, before {place.text}", hint="cdc log stat")
+        return place.position
+    if place.lsn is not None:
+        lsn = place.lsn
+        if log.cut_at_lsn(lsn) is None:
+            raise ConfigError(
+                f"the log ends at LSN {format_lsn(head.commit_lsn)}, before {place.text}", hint="cdc wait, or cdc log stat"
+            )
+        beyond = log.cut_at_lsn(Lsn(lsn + 1))
+        if beyond is None:
+            return head.position
+        return _first(log, _group(log, lambda one: one.position >= beyond.position), LSN, lsn + 1)
+    time_us = place.time_us or 0
+    return _first(log, _group(log, lambda one: one.commit_ts_us > time_us), TS, time_us + 1)
+
+
+def _group(log: LogReader, reached: Callable[[Cut], bool]) -> tuple[Position, Position]:
+    """The first group (after, upto] whose cut has reached something; an empty one at the head when none has.
+
+    Found by halving, so where commit times go back and forth it is one of the groups at which the time is crossed.
+    """
+    low, high = START, log.head().position
+    if high == START or not reached(log.head()):
+        return high, high
+    while low < high:
+        middle = Position((low + high) // 2)
+        if reached(log.cut_within(middle, 1, 1)):
+            high = middle
+        else:
+            low = Position(middle + 1)
+    return low, log.cut_within(low, 1, 1).position
+
+
+def _first(log: LogReader, group: tuple[Position, Position], column: str, least: int) -> Position:
+    """The position before the group's first change whose column is at least so much; the group's end when there is none."""
+    after, end = group
+    found = int(end)
+    for topic in log.topics():
+        if topic.last <= after or topic.first > found:
+            continue
+        for batch in log.read(topic.name, after, end):
+            values = batch.column(column)
+            numbers = pc.fill_null(values.view("int64") if column == TS else values, 0)
+            positions = batch.column(POSITION).filter(pc.greater_equal(numbers, least))
+            if len(positions):
+                found = min(found, positions[0].as_py() - 1)
+                break
+    return Position(found)
