@@ -1,7 +1,7 @@
 """How each of the timeline's files but the first begins: with everything that its readers have to know of the files before it. Pure.
 
 A checkpoint names the producers with their marks, the topics, and every segment that is still kept: one PART for each, however many groups it
-was written by. So a reader opens the newest file only, and goes back to earlier ones when it is asked about their cuts.
+was written by, and one more for the last group of all. So a reader opens the newest file only, and goes back to earlier ones when it is asked about their cuts.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _records(timeline: Timeline) -> Iterable[bytes]:
     for producer, value in timeline.stored_marks().items():
         yield from text_records(RecordKind.MARK, numbers[producer], value)
     for topic in timeline.topics.values():
-        for run in topic.segments():
+        for run in topic.kept():
             if run.generation:
                 yield replaced_record(Replaced(topic.number, run.segment, run.last, run.end, run.rows, run.generation, run.chain))
             else:

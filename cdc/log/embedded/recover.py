@@ -375,8 +375,8 @@ def _what_is_wrong(path: Path, found: SegmentEvidence) -> str:
 def _check_segment(
     segment: Segment, index: TopicIndex, run: SegmentRun, before: SegmentRun | None, *, newest: bool, unseal: bool
 ) -> None:
-    """Its header names what came before it. The newest one's last part is read, because that is where appends go on, unless that is the whole segment
-    as a checkpoint names it; and all of one whose Parquet files are about to go."""
+    """Its header names what came before it. The newest one's last part is read, because that is where appends go on; and all of
+    one whose Parquet files are about to go."""
     header = segment.header
     previous = (header.previous, header.previous_last, header.previous_chain)
     if before is None:
@@ -392,7 +392,8 @@ def _check_segment(
             raise Damaged(0, "the header is not the one that was committed")
         if unseal:
             _check_frames(segment, run)
-        elif newest and (size := len(index.parts)) and int(index.parts["last"][-1]) > index.begun_at:
+        elif newest:
+            size = len(index.parts)
             _check_frames(segment, index.run(size - 1, size))
     except Damaged as damage:
         raise segment.corrupt(damage) from None

@@ -76,8 +76,8 @@ class SegmentRun(NamedTuple):
     generation: int = 0
 
 
-def _first_of(one: GroupPart | Replaced) -> int:
-    return one.first if isinstance(one, Replaced) else one.segment
+def _first_of(one: GroupPart | Replaced) -> tuple[int, int]:
+    return (one.first, 0) if isinstance(one, Replaced) else (one.segment, one.start)
 
 
 class TopicIndex:
@@ -100,7 +100,7 @@ class TopicIndex:
         """The newest one of its sealed files."""
         self.retired = Retired(number, 0, 0, 0)
         self.begun_at = 0
-        """The last position that a checkpoint told of: parts up to there are whole segments, also where many groups wrote them."""
+        """The last position that a checkpoint told of: parts up to there may be of many groups."""
         self._parts = GrowingArray(_PARTS)
 
     @property
@@ -127,14 +127,22 @@ class TopicIndex:
     def begin(self, kept: Sequence[GroupPart | Replaced], retired: Retired | None) -> None:
         """Takes in what a checkpoint says of a topic that has nothing yet: whole segments, and what has replaced such. Raises Damaged."""
         rows = np.zeros(len(kept), _PARTS)
+        before = 0
         for number, one in enumerate(sorted(kept, key=_first_of)):
             if isinstance(one, Replaced):
                 rows[number] = (one.first, one.last, one.first, 0, one.bytes, one.rows, one.bytes, 0, one.digest, one.generation)
             else:
                 size = one.end - one.start
-                rows[number] = (one.segment, one.last, one.segment, one.start, one.end, one.rows, size, one.seed, one.chain, 0)
+                base = max(one.segment, min(before, one.last - 1) + 1)
+                rows[number] = (base, one.last, one.segment, one.start, one.end, one.rows, size, one.seed, one.chain, 0)
+            before = one.last
         sized = (rows["bytes"] > 0) | (rows["generation"] > 0)
-        if not sized.all() or (rows["last"] < rows["segment"]).any() or (rows["segment"][1:] <= rows["last"][:-1]).any():
+        rises = (rows["segment"][1:] > rows["last"][:-1]) | (
+            (rows["segment"][1:] == rows["segment"][:-1])
+            & (rows["start"][1:] == rows["end"][:-1])
+            & (rows["last"][1:] > rows["last"][:-1])
+        )
+        if not sized.all() or (rows["last"] < rows["segment"]).any() or not rises.all():
             raise Damaged(0, "a topic's segments do not rise")
         if not len(kept) or rows["generation"][-1]:
             raise Damaged(0, "a topic without a segment to go on in")
@@ -212,6 +220,13 @@ class TopicIndex:
     def segments(self) -> list[SegmentRun]:
         """Every segment of the topic, whole (header not included), in order; and what has replaced such."""
         return [self.run(low, high) for _, low, high in self.within_segments(0, self._parts.size)]
+
+    def kept(self) -> list[SegmentRun]:
+        """The same as a checkpoint names it: with the last group by itself, because its schema is asked for and appends go on behind it."""
+        size = self._parts.size
+        runs = self.segments()
+        low = int(self.parts["segment"].searchsorted(self.newest_segment, "left"))
+        return [*runs[:-1], self.run(low, size - 1), self.run(size - 1, size)] if size - 1 > low else runs
 
     def newest(self) -> SegmentRun:
         """The last of ``segments()``."""
