@@ -546,8 +546,9 @@ def parts_of_dropped_tables_come_still(patch: Patch) -> None:
     patch.setattr(Definitions, "enter", enter)
     _sharpen(
         patch,
-        ddl={"creates": 0.08, "drops": 0.1, "looks": 0.15, "publishes": 0.05, "all_tables": False},
-        work={"rows_before": 25, "transactions": 40, "reading": 6.0, "alters": 0.05},
+        ddl={"creates": 0.1, "drops": 0.1, "looks": 0.02, "publishes": 0.05, "all_tables": True},
+        work={"rows_before": 25, "transactions": 40, "reading": 20.0, "alters": 0.0, "commits": 0.7},
+        dangers={"standby_slow": 0.7},
     )
 
 
