@@ -48,9 +48,10 @@ from bench.result import Figure, Result, faster
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
-from cdc.log.embedded.format import RECORD_BYTES, decode_head, decode_timeline_header
+from cdc.log.embedded.format import decode_head
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.records import RECORD_BYTES
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.home import open_reader
 from cdc.model.batch import OP, Op, topic_schema
@@ -288,12 +289,7 @@ class Curtain:
         """Shows the first cut of at least so many changes, and returns its position."""
         head = decode_head(self._whole)
         assert head is not None
-        records = self._places.timeline.read_bytes()[: head.timeline_bytes]
-        timeline = Timeline(*decode_timeline_header(records[:RECORD_BYTES]))
-        end = timeline.length
-        while timeline.head.position < rows:
-            end += RECORD_BYTES
-            timeline.extend(records[timeline.length : end])
+        timeline = self._file_with(rows)
         shown = timeline.head
         self._show(
             replace(
@@ -301,11 +297,25 @@ class Curtain:
                 position=shown.position,
                 commit_lsn=shown.commit_lsn,
                 commit_ts_us=shown.commit_ts_us,
+                timeline=timeline.number,
                 timeline_bytes=timeline.length,
                 timeline_crc=timeline.crc,
             ).encode()
         )
         return int(shown.position)
+
+    def _file_with(self, rows: int) -> Timeline:
+        """The timeline's first file that comes so far, taken in up to there."""
+        for number in self._places.timelines():
+            records = self._places.timeline(number).read_bytes()
+            if Timeline.whole(records).head.position >= rows:
+                break
+        timeline = Timeline.beginning(records)
+        end = timeline.length
+        while timeline.head.position < rows:
+            end += RECORD_BYTES
+            timeline.extend(records[timeline.length : end])
+        return timeline
 
     def open(self) -> None:
         self._show(self._whole)

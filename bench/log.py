@@ -1,5 +1,6 @@
 """The log alone: appending and committing prebuilt batches against a plain write + fdatasync of the same bytes, and reading them
-against a plain read of the same bytes; what a tiny commit costs besides the disk; what following costs; what sealing costs.
+against a plain read of the same bytes; what a tiny commit costs besides the disk; what following costs; what sealing costs; how long it takes to open a
+long log, of which the timeline is made up.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from bench.longlog import make_up
 from bench.result import Result, faster, lower
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.names import sealed_of
@@ -59,11 +61,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--part", choices=["files", "scan_spark"], help="default: the files; scan_spark: how fast Spark reads them")
+    parser.add_argument("--cuts", type=int, default=10_000_000, help="of the long log")
     parser.add_argument("--dir", type=Path, help="where to write (default: the system's folder for temporary files)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as folder:
-        part = measure_spark if options.part == "scan_spark" else measure
-        print(part(Path(folder), options.rows, options.runs).line())
+        if options.part == "scan_spark":
+            result = measure_spark(Path(folder), options.rows, options.runs)
+        else:
+            result = measure(Path(folder), options.rows, options.runs, options.cuts)
+        print(result.line())
     return 0
 
 
@@ -77,7 +83,7 @@ def measure_spark(folder: Path, rows: int, runs: int) -> Result:
     return result
 
 
-def measure(folder: Path, rows: int, runs: int) -> Result:
+def measure(folder: Path, rows: int, runs: int, cuts: int) -> Result:
     batches = [orders(start, BATCH_ROWS) for start in range(1, rows + 1, BATCH_ROWS)]
     result = Result("log")
     append, plain, read, plain_read, cpu = [], [], [], [], []
@@ -97,6 +103,9 @@ def measure(folder: Path, rows: int, runs: int) -> Result:
     commits, follow = small_commits(folder / "small")
     result.figures["small_commit_cpu_ms"] = lower(commits, 0.3, "CPU ms")
     result.figures["follow_300_rows_ms"] = lower(follow, 1.0, "ms")
+    opened, details = open_long(folder / "long", cuts, runs)
+    result.figures["open_s"] = lower(opened, 2.0, "s")
+    result.orientation["long_log"] = details
     result.orientation["bytes_per_row"] = round(sum(sizes) / rows)
     result.orientation["seal"] = seal_cost(folder / "sealed", batches)
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -136,6 +145,7 @@ def write_log(root: Path, batches: list[pa.RecordBatch]) -> tuple[float, float, 
     reader = EmbeddedLogReader(root)
     timeline = reader.timeline
     assert timeline is not None
+    assert timeline.number == 1
     sizes = np.diff(timeline.cuts["bytes"], prepend=0).tolist()
     reader.close()
     return seconds, cpu, sizes
@@ -191,6 +201,34 @@ def small_commits(root: Path) -> tuple[list[float], list[float]]:
     writer.close()
     reader.close()
     return commits, follow
+
+
+def open_long(root: Path, cuts: int, runs: int) -> tuple[list[float], dict[str, float]]:
+    """(seconds until a log of so many cuts is open for writing and a reader knows its head, several times; what else that costs)."""
+    make_up(root, cuts)
+    opened, read = [], []
+    for _ in range(runs):
+        before, started = bytes_read(), time.perf_counter()
+        writer, reader = EmbeddedLogWriter(root), EmbeddedLogReader(root)
+        head = reader.head().position
+        opened.append(time.perf_counter() - started)
+        read.append(bytes_read() - before)
+        assert head == cuts
+        asked = timed(lambda reader=reader: reader.cut_at_lsn(Lsn(cuts * 5)))
+        writer.close()
+        reader.close()
+    size = sum(path.stat().st_size for path in root.glob("timeline-*"))
+    return opened, {
+        "cuts": cuts,
+        "timeline_mb": round(size / 2**20, 1),
+        "read_mb": round(max(read) / 2**20, 1),
+        "cut_at_old_lsn_ms": round(asked * 1000, 1),
+    }
+
+
+def bytes_read() -> int:
+    """What this process has read from files, wherever it lay."""
+    return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
 
 
 def seal_cost(root: Path, batches: list[pa.RecordBatch]) -> dict[str, float]:

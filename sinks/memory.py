@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.errors import StoreError
-from cdc.log.contract import LogReader, selected
+from cdc.log.contract import LogReader
 from cdc.model.batch import OP, POSITION, Op, first_position, last_position, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Lineage, Mark, believed
@@ -110,7 +110,9 @@ class TableUnit(Unit):
     @property
     def furthest(self) -> Mark:
         """The mark of all that may be in here: beyond ``mark`` lies what no commit has covered yet."""
-        return replace(self.mark, cut=replace(self.mark.cut, position=max(self.reach, self.mark.cut.position)))
+        if self.reach <= self.mark.cut.position:
+            return self.mark
+        return replace(self.mark, cut=replace(self.mark.cut, position=self.reach))
 
     def answer(self, call: Call) -> MemoryAnswer:
         if not call.sequenced:
@@ -311,9 +313,10 @@ class MemorySink:
     def _changed(self, upto: Cut) -> Iterator[tuple[str, Position]]:
         """(topic, its last change) of the store's topics that have one."""
         assert self._log is not None
-        patterns, logged = self._options.tables, {topic.name for topic in self._log.topics()}
-        unlogged = {topic for topic in self._store.tables.keys() - logged if matches(patterns, topic)}
-        for topic in sorted({topic.name for topic in selected(self._log, patterns)} | unlogged):
+        patterns, topics = self._options.tables, self._log.topics()
+        logged = {topic.name for topic in topics if matches(patterns, topic.table)}
+        unlogged = {topic for topic in self._store.tables.keys() - {topic.name for topic in topics} if matches(patterns, topic)}
+        for topic in sorted(logged | unlogged):
             yield topic, self._log.last_change(topic, upto.position)
 
     def _lineage(self) -> Lineage:

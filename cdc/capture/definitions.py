@@ -17,7 +17,7 @@ from cdc.capture.tablestate import HeldFacts, Rereads, Topics
 from cdc.errors import Stopped
 from cdc.model.batch import reserved_column
 from cdc.model.evolution import Kind, SchemaChange
-from cdc.model.facts import Facts, hidden, was_out
+from cdc.model.facts import Facts, StoredChange, hidden, was_out
 from cdc.model.table import Table
 
 
@@ -80,6 +80,8 @@ class Definitions:
         self._topics = Topics(known, ended)
         self._numbering = Numbering(catalog, self._facts, self._topics, outside.note)
         self._again = Rereads()
+        self._lost = self._topics.tables.keys() - self._facts.keys()
+        """Tables (OIDs) that the log has, and of which no facts were kept: what has become of their stored rows since nobody knows."""
         self._unselected = {oid for oid, told in self._facts.items() if not selection.wanted(told.qualified)}
         self.passed_over = {oid for oid, told in self._facts.items() if told.refused} | self._unselected
         """Tables (OIDs) of which no row is logged: they are not selected, nothing identifies their rows, or the facts say that they cannot be
@@ -284,14 +286,15 @@ class Definitions:
         if old is not None or table.qualified in self._topics.oids or table.qualified in self._topics.ended:
             changes = self.enter(table)
         self._facts[facts.oid] = facts
-        if before is None:
+        if before is None and facts.oid not in self._lost:
             # It has joined while the stream goes on. A row of it may have come before this, but none that it had already.
             if facts.oid not in self._again.taken_in:
                 self._again.read(facts.oid, joined=True)
             return changes
-        verdict = hidden(before, facts)
+        self._lost.discard(facts.oid)
+        verdict = StoredChange(vanished=True) if before is None else hidden(before, facts)
         if verdict is not None:
-            self._again.read(facts.oid, joined=was_out(before, facts))
+            self._again.read(facts.oid, joined=before is None or was_out(before, facts))
             if facts.oid in self._topics.tables and not any(change.empties for change in changes):
                 changes.append(SchemaChange(table, Kind.REWRITTEN, empties=verdict.vanished))
         return changes

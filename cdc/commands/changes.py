@@ -21,7 +21,7 @@ from cdc.terminal import counted
 
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader, Topic
-    from cdc.replay.former import Replaced
+    from cdc.replay.former import WithFormer
     from cdc.replay.query import LogQuery
 
 
@@ -204,7 +204,7 @@ def _print(log: LogReader, found: Iterable[Topic], query: LogQuery, as_json: boo
     return printed
 
 
-def _enveloped(answer: Iterable[Replaced]) -> Iterator[tuple[int, str]]:
+def _enveloped(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
     from cdc.replay.envelope import envelopes
     from cdc.replay.query import sliced
 
@@ -213,7 +213,7 @@ def _enveloped(answer: Iterable[Replaced]) -> Iterator[tuple[int, str]]:
         yield from zip(replaced.changes.column(0).to_pylist(), lines, strict=True)
 
 
-def _say_envelopes(answer: Iterable[Replaced]) -> None:
+def _say_envelopes(answer: Iterable[WithFormer]) -> None:
     from cdc.replay.envelope import envelopes
     from cdc.replay.query import sliced
 
@@ -221,7 +221,7 @@ def _say_envelopes(answer: Iterable[Replaced]) -> None:
         say_lines(envelopes(replaced).decode())
 
 
-def _say_parts(form: FileFormat, answer: Iterable[Replaced]) -> None:
+def _say_parts(form: FileFormat, answer: Iterable[WithFormer]) -> None:
     from cdc.replay.export import rendered
     from cdc.replay.query import sliced
 
@@ -229,7 +229,7 @@ def _say_parts(form: FileFormat, answer: Iterable[Replaced]) -> None:
         say_lines(rendered(form, replaced).decode())
 
 
-def _told(answer: Iterable[Replaced]) -> Iterator[tuple[int, str]]:
+def _told(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
     """Position, LSN, operation, table and values of each change, as a line."""
     from cdc.model.batch import topic_schema
     from cdc.replay.envelope import values
@@ -246,7 +246,7 @@ def _told(answer: Iterable[Replaced]) -> Iterator[tuple[int, str]]:
             yield position, " ".join([str(position), format_lsn(lsn), chr(op), schema.topic, *shown])
 
 
-def _differences(replaced: Replaced) -> Iterator[str]:
+def _differences(replaced: WithFormer) -> Iterator[str]:
     """One line for each key: + for a new row, - for one that is gone, ~ for one that is another."""
     from cdc.model.batch import topic_schema
     from cdc.replay.envelope import values
@@ -267,7 +267,7 @@ def _value(value: Any) -> str:
     return "NULL" if value is None else repr(value)
 
 
-def _counted(answer: Iterable[Replaced], advance: Callable[[int], None]) -> Iterator[Replaced]:
+def _counted(answer: Iterable[WithFormer], advance: Callable[[int], None]) -> Iterator[WithFormer]:
     for replaced in answer:
         yield replaced
         advance(len(replaced.changes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -57,10 +57,10 @@ class Evolving:
     def start(self) -> None:
         """Once publication and slot exist, before the snapshot reads its first row."""
         dsn = self._settings.dsn.get_secret_value()
-        tables, _ = self._topics()
+        tables, ended = self._topics()
         facts = load_facts(self._folder)
         with source.connect(dsn) as connection:
-            self._remember_first(connection, tables, facts)
+            self._remember_first(connection, tables, ended, facts)
             aside = find_aside(connection, self._settings.publication, self._folder)
         out = {oid: told for oid, told in aside.items() if told.entry is None}
         known = {*facts, *(table.oid for table in tables.values())}
@@ -113,12 +113,19 @@ class Evolving:
             ),
         )
 
-    def _remember_first(self, connection: psycopg.Connection, tables: dict[str, Table], facts: dict[int, Facts]) -> None:
-        """Remembers the definitions that hold when a table's first row is read. A table that has taken another's name is left for the stream to find."""
+    def _remember_first(
+        self, connection: psycopg.Connection, tables: dict[str, Table], ended: Collection[str], facts: dict[int, Facts]
+    ) -> None:
+        """Remembers the definitions that hold when a table's first row is read. A table that has taken another's name is left for the stream to find; one
+        whose rows the log has, though its facts were lost, for the first look at the catalog, which has it read again."""
+        logged = {table.oid: name for name, table in tables.items() if name not in ended}
+        lost = sorted(name for oid, name in logged.items() if oid not in facts)
+        if lost:
+            _log.warning("tables are read again, as it is not known what has become of them since they were logged", tables=lost)
         new = [
             found
             for found in read_facts(connection, self._settings.publication, published=True)
-            if found.oid not in facts and _free(tables.get(found.qualified), found.oid)
+            if found.oid not in facts and found.oid not in logged and _free(tables.get(found.qualified), found.oid)
         ]
         if new:
             facts.update((found.oid, found) for found in new)

@@ -55,7 +55,7 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
     warmed: called when everything is loaded that stays as long as the process.
     Raises SourceError or ConfigError when capture cannot begin, Stopped for a stop state. A connection that breaks later is opened again.
     """
-    with closing(open_writer(settings.log.dir, segment_bytes=settings.log.segment_bytes)) as unguarded:
+    with closing(open_writer(settings.log.dir, segment_bytes=settings.log.segment_bytes, source=settings.source.name)) as unguarded:
         with closing(open_reader(settings.log.dir)) as log:
             protection = protection_of(settings, log, remember=True)
         writer = ProtectedWriter(unguarded, protection.protect)

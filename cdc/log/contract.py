@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from cdc.model.lineage import Lineage
-from cdc.model.position import Cut, Lsn, Position
+from cdc.model.position import START, Cut, Lsn, Position
 from cdc.model.selection import matches
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 
+SOURCE_NAME: Final = "postgres"
+"""The source's name as a producer, where nobody gives it another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One table's changes in the log, as far as they are durable. ``table`` is its newest schema version."""
+    """One table's changes in the log, as far as they are durable. ``table`` is its newest schema version.
+
+    ``rows`` and ``bytes`` are what the log still keeps, which may be less than was ever appended; no change is before ``first``.
+    """
 
     name: str
     table: Table
@@ -26,6 +32,10 @@ class Topic:
     bytes: int
     first: Position
     last: Position
+    producer: str
+    """Who brings its changes: the source, or another of the log's producers."""
+    clean_from: Position = START
+    """At cuts from here on the topic shows what it showed when they were made. Below, changes that were superseded since may be missing."""
 
     @property
     def schema(self) -> TopicSchema:
@@ -57,7 +67,12 @@ class ParquetFile:
 
 
 class LogWriter(Protocol):
-    """The only writer. Appends are staged and invisible until ``commit`` has made them durable."""
+    """The only writer. Appends are staged and invisible until ``commit`` has made them durable.
+
+    Changes come from *producers*: the source, and others that hand over what they have made. Each cut carries a *mark* of every producer, which
+    says how far the log holds what it brought. The source's mark is its commit LSN; what the others' mean is theirs to know. A cut repeats
+    the marks of those who brought nothing: so the commit LSN never falls because of another producer.
+    """
 
     @property
     def head(self) -> Cut:
@@ -69,18 +84,24 @@ class LogWriter(Protocol):
         """The position that the next appended change must carry."""
         ...
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Stages one batch. Its positions rise strictly, within the batch and within its topic; batches of different tables may
+    def append(self, batch: pa.RecordBatch, producer: str | None = None) -> None:
+        """Stages one batch of a producer's (None: the source's) changes. Its positions rise strictly, within the batch and within its topic; batches of different tables may
         interleave. Between two commits the appended positions together are dense from ``head.position + 1``.
 
-        Raises ValueError for a batch that can never fit (what was staged before stays), OSError when the disk refuses
-        (everything staged is then dropped). An empty batch is ignored.
+        Raises ValueError for a batch that can never fit, or whose topic another producer brings (what was staged before stays), OSError when
+        the disk refuses (everything staged is then dropped). An empty batch is ignored.
         """
         ...
 
-    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
+    def mark(self, producer: str, value: bytes) -> None:
+        """Stages the mark of a producer other than the source: the next commit carries it, and those after it repeat it. A mark that
+        has not changed costs nothing. Raises ValueError for one of more than 4096 bytes."""
+        ...
+
+    def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
         """Makes everything staged durable and visible as one cut (group commit), and returns that cut.
 
+        ``commit_lsn``, ``commit_ts_us``: the source's. Without an LSN the cut is another producer's, and repeats the head's.
         With nothing staged it records the LSN alone, as a cut at the same position, unless the head already has that LSN.
         Raises ValueError when the staged positions are not dense, OSError when the disk refuses: nothing is then visible.
         """
@@ -121,13 +142,18 @@ class LogReader(Protocol):
     def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
         """The furthest cut such that (after, cut] holds at most so many rows and bytes, but at least the next cut.
 
-        The head when ``after`` is at or beyond it. Raises PositionGone when ``after`` lies before what the log still keeps.
+        Rows are counted as positions, so that where changes were dropped there are fewer. The head when ``after`` is at or beyond it.
         """
         ...
 
     def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
         """The first cut whose commit LSN is >= ``lsn``; None when the log has not come that far. Where LSNs have fallen (the source was
         restored, or is another cluster), only the cuts since then count."""
+        ...
+
+    def marks(self, upto: Position | None = None) -> Mapping[str, bytes]:
+        """The mark of each producer that has one, by its name, as of the head, or as of the last cut at or below a position. The source's is
+        its commit LSN as Postgres writes it."""
         ...
 
     def last_commit(self) -> Cut:
@@ -146,11 +172,13 @@ class LogReader(Protocol):
 
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
         """The topic's changes in (after, upto], in position order; each batch has one schema version and holds either rows or
-        exactly one TRUNCATE. Nothing for a topic that the log does not have (yet), nor beyond the head."""
+        exactly one TRUNCATE. Nothing for a topic that the log does not have (yet), nor beyond the head. Positions rise and may have gaps,
+        also beyond those that other topics fill. Raises PositionGone when changes behind ``after`` are gone that a reader there needs."""
         ...
 
     def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
-        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out."""
+        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out. Raises PositionGone as
+        ``read`` does."""
         ...
 
     def close(self) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc.log.contract import LogReader, LogWriter, ParquetFile
+from cdc.log.contract import SOURCE_NAME, LogReader, LogWriter, ParquetFile
 from cdc.log.embedded import parquetfiles
 from cdc.log.embedded.names import HEAD
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -17,13 +17,14 @@ def open_reader(folder: Path) -> LogReader:
     return EmbeddedLogReader(folder)
 
 
-def open_writer(folder: Path, *, segment_bytes: int) -> LogWriter:
-    """The writer, which makes the log when there is none and recovers it after a crash.
+def open_writer(folder: Path, *, segment_bytes: int, source: str = SOURCE_NAME) -> LogWriter:
+    """The writer, which makes the log when there is none and recovers it after a crash. ``source``: the name of the producer whose LSNs the cuts
+    carry.
 
-    Raises ConfigError when another process writes there or the folder is not ours to write, LogCorrupt for damage, OSError when the disk
-    refuses.
+    Raises ConfigError when another process writes there, the folder is not ours to write, or the log was filled from another source; LogCorrupt
+    for damage, OSError when the disk refuses.
     """
-    return EmbeddedLogWriter(folder, segment_bytes=segment_bytes)
+    return EmbeddedLogWriter(folder, segment_bytes=segment_bytes, source=source)
 
 
 def head_file(folder: Path) -> Path:

@@ -5,26 +5,31 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import pyarrow as pa
 
-from cdc.log.contract import Slice, Topic
+from cdc.log.contract import SOURCE_NAME, Slice, Topic
 from cdc.log.views import alone, clip
 from cdc.model.batch import POSITION, table_of
 from cdc.model.lineage import History, Lineage
-from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
+from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position, format_lsn
 
 
 class MemoryLog:
     """One log in this process. ``writer()`` and ``reader()`` give the two sides of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str = SOURCE_NAME) -> None:
+        self.source = source
         self.changed = threading.Condition()
         self.cuts: list[Cut] = []
         self.batches: list[pa.RecordBatch] = []
         """Every durable batch, in the order of the appends."""
+        self.marks: list[tuple[int, str, bytes]] = []
+        """Of the producers beside the source: the number of the cut that brought each, the producer and its value."""
+        self.producers: dict[str, str] = {}
+        """Topic → who brings its changes."""
         identity = uuid.uuid4().hex[:16]
         self.lineage = Lineage(identity, (History(identity * 2, START),))
 
@@ -45,6 +50,8 @@ class MemoryWriter:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
         self._staged: list[pa.RecordBatch] = []
+        self._producers: dict[str, str] = {}
+        self._marks: dict[str, bytes] = {}
 
     @property
     def head(self) -> Cut:
@@ -58,31 +65,46 @@ class MemoryWriter:
         before = self._log.lineage
         self._log.lineage = Lineage(before.log, (*before.histories, History(uuid.uuid4().hex, self.head.position)))
 
-    def append(self, batch: pa.RecordBatch) -> None:
+    def append(self, batch: pa.RecordBatch, producer: str | None = None) -> None:
         topic, new = _topic(batch), positions_of(batch)
+        producer = producer or self._log.source
+        if (known := {**self._log.producers, **self._producers}.get(topic, producer)) != producer:
+            raise ValueError(f"topic {topic} is brought by {known!r}, not {producer!r}")
         before = [self.head.position, *self._positions(topic)]
         if any(left >= right for left, right in pairwise([before[-1], *new])):
             raise ValueError(f"positions of {topic} go backwards: {new} after {before[-1]}")
         if new:
             self._staged.append(batch)
+            self._producers[topic] = producer
 
-    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
+    def mark(self, producer: str, value: bytes) -> None:
+        if producer == self._log.source or not producer or len(value) > 4096:
+            raise ValueError("not a mark of a producer beside the source")
+        self._marks[producer] = value
+
+    def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
+        if commit_lsn is None:
+            commit_lsn, commit_ts_us = self.head.commit_lsn, self.head.commit_ts_us
         first, positions = self.head.position + 1, self._positions()
         if sorted(positions) != list(range(first, first + len(positions))):
             self.rollback()
             raise ValueError("the staged positions are not dense")
-        if not self._staged and commit_lsn == self.head.commit_lsn:
+        before = {producer: value for _, producer, value in self._log.marks}
+        new = [(producer, value) for producer, value in self._marks.items() if before.get(producer) != value]
+        if not self._staged and not new and commit_lsn == self.head.commit_lsn:
             return self.head
         cut = Cut(Position(self.head.position + len(positions)), commit_lsn, commit_ts_us)
         with self._log.changed:
             self._log.batches += self._staged
+            self._log.producers |= self._producers
+            self._log.marks += [(len(self._log.cuts), producer, value) for producer, value in new]
             self._log.cuts.append(cut)
             self._log.changed.notify_all()
         self.rollback()
         return cut
 
     def rollback(self) -> None:
-        self._staged = []
+        self._staged, self._producers, self._marks = [], {}, {}
 
     def _positions(self, topic: str | None = None) -> list[int]:
         """The staged ones, in the order of the appends."""
@@ -146,6 +168,13 @@ class MemoryReader:
             present.append(cut)
         return next((cut for cut in present if cut.commit_lsn >= lsn), None)
 
+    def marks(self, upto: Position | None = None) -> Mapping[str, bytes]:
+        cuts = [cut for cut in self._log.cuts if upto is None or cut.position <= upto]
+        if not cuts:
+            return {}
+        others = {producer: value for number, producer, value in self._log.marks if number < len(cuts)}
+        return {**others, self._log.source: format_lsn(cuts[-1].commit_lsn).encode()}
+
     def last_commit(self) -> Cut:
         cuts = [ZERO_CUT, *self._log.cuts]
         commits = [cut for before, cut in pairwise(cuts) if cut.position > before.position and cut.commit_lsn != before.commit_lsn]
@@ -170,6 +199,7 @@ class MemoryReader:
                 bytes=sum(batch.nbytes for batch in batches),
                 first=Position(positions_of(batches[0])[0]),
                 last=Position(positions_of(batches[-1])[-1]),
+                producer=self._log.producers.get(name, self._log.source),
             )
             for name, batches in found.items()
         ]

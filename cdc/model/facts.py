@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, Self, cast
 
 from cdc.model.structure import described
@@ -68,7 +69,7 @@ class Publishing:
     """The table cannot be captured as it is defined: it was taken out of the publication for that, or is passed over in the stream."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
     """``publishing`` None: not known (an event trigger does not know of our publication)."""
 
@@ -159,6 +160,11 @@ class Facts:
 
     def table(self) -> Table:
         """The definition, under which the snapshot reads: equal to what capture makes of the RELATION message."""
+        return self._table
+
+    @cached_property
+    def _table(self) -> Table:
+        # Made once: it is compared with every description of the table that comes.
         columns = self.published
         key = set() if self.identity == "n" else set(self.index) & {column.attnum for column in columns}
         if self.identity == "f" and not key:

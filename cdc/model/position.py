@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import NewType
 
 Position = NewType("Position", int)
-"""int64, dense, rising from 1, given by the log. 0 means "before the first change"."""
+"""int64, rising from 1, given by the log. Dense when given; a reader meets gaps, because the log may drop what was superseded. 0 means "before
+the first change"."""
 
 Lsn = NewType("Lsn", int)
 """A Postgres log sequence number as an integer. Only talks to Postgres; orders nothing but commits."""
@@ -18,7 +19,7 @@ START = Position(0)
 class Cut:
     """A position at which every table is transactionally consistent.
 
-    ``commit_lsn`` is the end LSN of the last source commit at or before ``position`` (0 before the first),
+    ``commit_lsn`` is the end LSN of the source's last commit at or before ``position`` (0 before the first),
     ``commit_ts_us`` that commit's time in microseconds since 1970-01-01 UTC (informational, not monotonic).
     """
 

@@ -321,10 +321,13 @@ class ProtectedWriter:
     def next_position(self) -> Position:
         return self._writer.next_position
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        self._writer.append(self._protect(batch))
+    def append(self, batch: pa.RecordBatch, producer: str | None = None) -> None:
+        self._writer.append(self._protect(batch), producer)
 
-    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
+    def mark(self, producer: str, value: bytes) -> None:
+        self._writer.mark(producer, value)
+
+    def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
         return self._writer.commit(commit_lsn, commit_ts_us)
 
     def begin_history(self) -> None:

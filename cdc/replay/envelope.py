@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from cdc.model.batch import LSN, META_FIELDS, OP, POSITION, TS, Op, topic_schema
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import canonical_text
-from cdc.replay.former import Replaced
+from cdc.replay.former import WithFormer
 from sinks.render.jsonkernels import ABSENT, NULL, VALUE
 from sinks.render.jsonrows import Piece, join, members, object_pieces, plain_documents
 from sinks.render.rowtext import column_text, exact_values
@@ -30,7 +30,7 @@ from sinks.render.texts import Texts, raw_texts
 _LETTERS: Final = pa.array([chr(op) for op in range(128)], pa.utf8())
 
 
-def envelopes(replaced: Replaced) -> bytes:
+def envelopes(replaced: WithFormer) -> bytes:
     """One envelope a line. ``before`` is the whole row where it is known; of a DELETE else its key, of anything else null."""
     changes, former = replaced.changes, replaced.former
     special = _of_whole_table(changes)

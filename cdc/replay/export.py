@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 from cdc.errors import ConfigError
 from cdc.model.topic import TopicSchema
 from cdc.replay.envelope import documents, envelopes
-from cdc.replay.former import Replaced
+from cdc.replay.former import WithFormer
 from cdc.replay.query import sliced
 from cdc.replay.rows import rows_schema, to_rows
 from cdc.state import jsonfile
 
 
-def write(path: Path, form: str, shape: TopicSchema, answer: Iterable[Replaced]) -> int:
+def write(path: Path, form: str, shape: TopicSchema, answer: Iterable[WithFormer]) -> int:
     """Writes the changes to a new file, which only its owner can read, and returns how many they were.
 
     form: parquet (typed columns of this definition, as ``format("cdc")`` has them), ndjson or debezium.
@@ -45,12 +45,12 @@ def write(path: Path, form: str, shape: TopicSchema, answer: Iterable[Replaced])
     return done
 
 
-def rendered(form: str, replaced: Replaced) -> bytes:
+def rendered(form: str, replaced: WithFormer) -> bytes:
     """The changes as lines of JSON."""
     return envelopes(replaced) if form == "debezium" else documents(replaced.changes)
 
 
-def _lines(file: IO[bytes], form: str, answer: Iterable[Replaced]) -> int:
+def _lines(file: IO[bytes], form: str, answer: Iterable[WithFormer]) -> int:
     done = 0
     for replaced in sliced(answer):
         file.write(rendered(form, replaced))
@@ -58,7 +58,7 @@ def _lines(file: IO[bytes], form: str, answer: Iterable[Replaced]) -> int:
     return done
 
 
-def _parquet(file: IO[bytes], shape: TopicSchema, answer: Iterable[Replaced]) -> int:
+def _parquet(file: IO[bytes], shape: TopicSchema, answer: Iterable[WithFormer]) -> int:
     schema, done = rows_schema(shape), 0
     with pq.ParquetWriter(pa.PythonFile(file, "w"), schema, compression="zstd") as writer:
         for replaced in answer:

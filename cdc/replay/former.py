@@ -29,7 +29,7 @@ ROWS: Final = 16_384
 _UPDATE, _DELETE = int(Op.UPDATE), int(Op.DELETE)
 
 
-class Replaced(NamedTuple):
+class WithFormer(NamedTuple):
     """Changes, and for each the row it replaced."""
 
     changes: pa.RecordBatch
@@ -40,7 +40,7 @@ class Replaced(NamedTuple):
 
 def with_former(
     log: LogReader, topic: str, after: Position, upto: Position, *, window_bytes: int = WINDOW_BYTES
-) -> Iterator[Replaced]:
+) -> Iterator[WithFormer]:
     """The topic's changes in (after, upto], in position order. Only updates and deletes replace a row.
 
     Raises PositionGone when the log no longer has the topic's beginning.
@@ -54,7 +54,7 @@ def with_former(
             yield from _window(log if any_before else None, topic, start, window)
             start, window, size, any_before = Position(last_position(window[-1])), [], 0, True
         if whole:
-            yield Replaced(batch, None, np.zeros(1, np.bool_))
+            yield WithFormer(batch, None, np.zeros(1, np.bool_))
             start, any_before = Position(first_position(batch)), change is not None and not change.empties
         else:
             window.append(batch)
@@ -63,7 +63,7 @@ def with_former(
         yield from _window(log if any_before else None, topic, start, window)
 
 
-def _window(log: LogReader | None, topic: str, start: Position, batches: Sequence[pa.RecordBatch]) -> Iterator[Replaced]:
+def _window(log: LogReader | None, topic: str, start: Position, batches: Sequence[pa.RecordBatch]) -> Iterator[WithFormer]:
     """``log``: None where nothing comes before."""
     arrow_schema, shape = batches[0].schema, topic_schema(batches[0].schema)
     own = pa.chunked_array([keys(batch, shape) for batch in batches], pa.utf8())
@@ -83,7 +83,7 @@ def _window(log: LogReader | None, topic: str, start: Position, batches: Sequenc
         mine = slice(low, low + ROWS)
         at = pa.array(last[mine], mask=~known[mine])
         changes = whole.slice(count + low, ROWS).combine_chunks().to_batches()[0]
-        yield Replaced(changes, taken(whole, at) if known[mine].any() else None, known[mine])
+        yield WithFormer(changes, taken(whole, at) if known[mine].any() else None, known[mine])
 
 
 def taken(rows: pa.Table, at: pa.Array) -> pa.RecordBatch:

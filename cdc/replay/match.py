@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from cdc.errors import ConfigError
 from cdc.model.batch import ALONE, OP, topic_schema
 from cdc.model.topic import TopicField, TopicSchema
-from cdc.replay.former import Replaced
+from cdc.replay.former import WithFormer
 from sinks.render.rowtext import column_text, exact_values
 
 
@@ -92,10 +92,10 @@ class TextMatch:
         return search(texts, self.pattern)
 
 
-def chosen(replaced: Replaced, mask: pa.Array) -> Replaced:
+def chosen(replaced: WithFormer, mask: pa.Array) -> WithFormer:
     """The changes of the mask, each with what it replaced."""
     former = None if replaced.former is None else replaced.former.filter(mask)
-    return Replaced(replaced.changes.filter(mask), former, replaced.known[mask.to_numpy(zero_copy_only=False)])
+    return WithFormer(replaced.changes.filter(mask), former, replaced.known[mask.to_numpy(zero_copy_only=False)])
 
 
 def _same(one: TopicField, other: TopicField) -> bool:

@@ -15,7 +15,7 @@ from cdc.model.batch import OP, POSITION, Op, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
-from cdc.replay.former import Replaced, rows_with, taken
+from cdc.replay.former import WithFormer, rows_with, taken
 from cdc.replay.state import definition_at, rows_as_of
 from sinks.past import all_keys, live_rows
 from sinks.render.rowtext import keys, row_text
@@ -27,7 +27,7 @@ LOOKUP_BYTES: Final = 32 * 2**20
 
 def net_changes(
     log: LogReader, topic: str, after: Position, upto: Position, *, lookup_bytes: int = LOOKUP_BYTES
-) -> Iterator[Replaced]:
+) -> Iterator[WithFormer]:
     """One change for each key whose row as of ``upto`` differs from its row as of ``after``: an INSERT or an UPDATE for those that have a row now, in
     the order of their last changes, then a DELETE for those that have none any longer. Position, LSN and time are those of the row's last change.
     Rows of both sides stand under the definition as of ``upto``.
@@ -44,15 +44,15 @@ def net_changes(
     lost = _lost_of_all if _begins_again(log, topic, after, upto) else _deleted
     for rows in lost(log, topic, after, upto, shape, lookup_bytes):
         if rows.num_rows:
-            yield Replaced(_as(rows, np.full(len(rows), int(Op.DELETE), np.int8)), rows, np.ones(len(rows), np.bool_))
+            yield WithFormer(_as(rows, np.full(len(rows), int(Op.DELETE), np.int8)), rows, np.ones(len(rows), np.bool_))
 
 
-def _paired(former: list[pa.RecordBatch], wanted: pa.Array, rows: pa.RecordBatch, shape: TopicSchema) -> Iterator[Replaced]:
+def _paired(former: list[pa.RecordBatch], wanted: pa.Array, rows: pa.RecordBatch, shape: TopicSchema) -> Iterator[WithFormer]:
     """The rows beside those that had the same key, without pairs that are equal."""
     at = pc.index_in(wanted, value_set=_texts([keys(batch, shape) for batch in former]))
     had = at.is_valid().to_numpy(zero_copy_only=False)
     if not had.any():
-        yield Replaced(_as(rows, np.full(len(rows), int(Op.INSERT), np.int8)), None, had)
+        yield WithFormer(_as(rows, np.full(len(rows), int(Op.INSERT), np.int8)), None, had)
         return
     before = taken(pa.Table.from_batches([_joined(former, rows.schema)]), at)
     differs = ~had
@@ -62,7 +62,7 @@ def _paired(former: list[pa.RecordBatch], wanted: pa.Array, rows: pa.RecordBatch
     if differs.any():
         mask = pa.array(differs)
         changes = _as(rows, np.where(had, int(Op.UPDATE), int(Op.INSERT)).astype(np.int8)).filter(mask)
-        yield Replaced(changes, before.filter(mask), had[differs])
+        yield WithFormer(changes, before.filter(mask), had[differs])
 
 
 def _as(rows: pa.RecordBatch, ops: npt.NDArray[np.int8]) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic
 from cdc.model.position import START, Position
-from cdc.replay.former import Replaced, with_former
+from cdc.replay.former import WithFormer, with_former
 from cdc.replay.match import KeyMatch, TextMatch, chosen
 from cdc.replay.place import LogPlace, before, upto
 from cdc.replay.state import rows_as_of
@@ -31,7 +31,7 @@ class LogQuery:
     former: bool = False
     match: KeyMatch | TextMatch | None = None
 
-    def of(self, log: LogReader, topic: str) -> Iterator[Replaced]:
+    def of(self, log: LogReader, topic: str) -> Iterator[WithFormer]:
         """The topic's answer, in position order; no batch of it is empty. Raises PositionGone."""
         for replaced in self._all(log, topic):
             if self.match is None:
@@ -41,7 +41,7 @@ class LogQuery:
             if pc.any(mask).as_py():
                 yield chosen(replaced, mask)
 
-    def _all(self, log: LogReader, topic: str) -> Iterator[Replaced]:
+    def _all(self, log: LogReader, topic: str) -> Iterator[WithFormer]:
         if self.former and not self.state:
             yield from with_former(log, topic, self.after, self.upto)
             return
@@ -50,16 +50,16 @@ class LogQuery:
             yield alone(batch)
 
 
-def alone(batch: pa.RecordBatch) -> Replaced:
+def alone(batch: pa.RecordBatch) -> WithFormer:
     """The changes without what they replaced."""
-    return Replaced(batch, None, np.zeros(batch.num_rows, np.bool_))
+    return WithFormer(batch, None, np.zeros(batch.num_rows, np.bool_))
 
 
-def sliced(answer: Iterable[Replaced], rows: int = RENDERED_ROWS) -> Iterator[Replaced]:
+def sliced(answer: Iterable[WithFormer], rows: int = RENDERED_ROWS) -> Iterator[WithFormer]:
     """The same in batches of at most so many rows: as text they take several times what they take as columns."""
     for changes, former, known in answer:
         for at in range(0, len(changes), rows):
-            yield Replaced(changes.slice(at, rows), None if former is None else former.slice(at, rows), known[at : at + rows])
+            yield WithFormer(changes.slice(at, rows), None if former is None else former.slice(at, rows), known[at : at + rows])
 
 
 def span(log: LogReader, begin: LogPlace | None, end: LogPlace | None) -> tuple[Position, Position]:

@@ -14,7 +14,7 @@ from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op
 from cdc.model.evolution import topic_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.topic import TopicSchema
-from cdc.replay.former import Replaced
+from cdc.replay.former import WithFormer
 
 SLICES: Final = pa.schema([("topic", pa.utf8()), ("after", pa.int64()), ("upto", pa.int64()), ("rows", pa.int64())])
 _LETTERS: Final = pa.array([chr(op) for op in range(128)], pa.utf8())
@@ -104,7 +104,7 @@ def _of_commit(changes: pa.RecordBatch, field: pa.Field) -> pa.Array:
     return pa.nulls(changes.num_rows, field.type)
 
 
-def to_feed(replaced: Replaced, schema: pa.Schema) -> pa.RecordBatch | None:
+def to_feed(replaced: WithFormer, schema: pa.Schema) -> pa.RecordBatch | None:
     """Changes as a change feed (``feed_schema``, or some of its columns): each preimage stands before its postimage, and a DELETE has the whole row
     where that is known. A change of the definition that leaves the rows as they are is none of the feed's."""
     changes, former = replaced.changes, replaced.former

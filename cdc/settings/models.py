@@ -76,9 +76,24 @@ class SecretFile(SecretStr):
         return self._secret_value
 
 
-class Source(Strict):
+class Database(Strict):
+    """Which database a log is filled from."""
+
     dsn: SecretStr
     """libpq's connection string or URL; a service file or a passfile works as everywhere."""
+    name: str = "postgres"
+    """What the log calls this database, beside its topics and as its producer ([log-format.md](log-format.md)). A log keeps the name that it was
+    begun with."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_producers_name(cls, name: str) -> str:
+        if re.fullmatch("[a-z0-9_.-]{1,63}", name) is None:
+            raise ValueError("a source's name holds lower-case letters, digits, _, . and - only, at most 63 of them")
+        return name
+
+
+class Source(Database):
     tables: Patterns = ("public.*",)
     """Patterns of `schema.table`, each part matched by itself. `!pattern` excludes; the last pattern that matches decides; at least one
     has to include tables."""

@@ -155,5 +155,5 @@ _FILE: Final[StateFile[list[Facts]]] = StateFile(
     format=2,
     encode=lambda tables: {"tables": [facts.to_json() for facts in tables]},
     decode=lambda raw: [Facts.from_json(table) for table in raw["tables"]],
-    unreadable=lambda path, what: LogCorrupt(f"{path} {what}; removing it lets capture read the catalog again"),
+    unreadable=lambda path, what: LogCorrupt(f"{path} {what}; removing it makes capture read the tables again"),
 )

@@ -45,7 +45,7 @@ from pyspark.sql.types import StructType
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Lsn, Position
-from cdc.replay.former import Replaced, with_former
+from cdc.replay.former import WithFormer, with_former
 from cdc.replay.place import upto
 from cdc.replay.rows import SLICES, chosen, feed_schema, rows_schema, state_schema, to_feed, to_rows
 from cdc.replay.state import definition_at, rows_as_of
@@ -197,7 +197,7 @@ def _read(plan: ReadPlan, piece: InputPartition) -> Iterator[pa.RecordBatch]:
         yield to_rows(batch, schema)
 
 
-def _alone(log: LogReader, topic: str, after: Position, end: Position) -> Iterator[Replaced]:
+def _alone(log: LogReader, topic: str, after: Position, end: Position) -> Iterator[WithFormer]:
     """The changes without what they replaced."""
     for batch in log.read(topic, after, end):
-        yield Replaced(batch, None, np.zeros(batch.num_rows, np.bool_))
+        yield WithFormer(batch, None, np.zeros(batch.num_rows, np.bool_))

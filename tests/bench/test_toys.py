@@ -20,7 +20,7 @@ TOYS: Final = {
     "capture": ("--changes 2000 --runs 1", {"drain_unix", "drain_tcp"}),
     "snapshot": ("--rows 3000 --runs 1", {"copy", "wide"}),
     "backlog": ("--changes 20000 --runs 1 --stores redis,redis-hash --alone", CACHES),
-    "log": ("--rows 60000 --runs 1", {"append"}),
+    "log": ("--rows 60000 --runs 1 --cuts 200000", {"append", "open_s"}),
     "stages": ("--changes 2000", set()),
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }

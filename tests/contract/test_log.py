@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import Stopped
-from cdc.log.contract import LogReader, LogWriter
+from cdc.log.contract import SOURCE_NAME, LogReader, LogWriter
+from cdc.log.embedded import writer as writer_module
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.memory import MemoryLog
@@ -32,6 +33,8 @@ class Home:
     def __init__(self, kind: str, folder: Path) -> None:
         self._memory = MemoryLog() if kind == "memory" else None
         self._folder = folder / "log"
+        self.coarse = kind in ("sealed", "many files")
+        """Of what came before the timeline's newest file, a reader that looks at the whole knows segments, not groups."""
         self._segment_bytes = 4096 if kind == "sealed" else 2**26
         self.writer: LogWriter
         self.reopen_writer()
@@ -55,8 +58,11 @@ class Home:
         return self.writer.commit(Lsn(lsn or self.writer.head.commit_lsn + 10), ts)
 
 
-@pytest.fixture(params=["embedded", "sealed", "memory"])
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+@pytest.fixture(params=["embedded", "sealed", "many files", "memory"])
+def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """``many files``: of the timeline. Where segments are small, so that they are sealed, so are its files."""
+    if request.param == "many files":
+        monkeypatch.setattr(writer_module, "FILE_BYTES", 100)
     home = Home(request.param, tmp_path)
     yield home
     home.writer.close()
@@ -261,6 +267,77 @@ def test_the_last_commit_of_the_source_brought_changes_and_an_lsn_of_its_own(log
     assert log.new_reader().last_commit() == log.reader.last_commit() == second
 
 
+def test_a_cut_of_another_producer_repeats_the_sources_lsn_and_time(log: Home) -> None:
+    assert log.reader.marks() == {}
+    log.put(changes(ORDERS, [1]), lsn=100, ts=5)
+    log.writer.append(changes(NOTES, [2]), "view:notes")
+    log.writer.mark("view:notes", b"17")
+    assert log.writer.commit() == Cut(Position(2), Lsn(100), 5) == log.reader.head()
+    assert log.reader.last_commit() == Cut(Position(1), Lsn(100), 5), "only the source's commits count"
+    assert log.reader.cut_at_lsn(Lsn(100)) == Cut(Position(1), Lsn(100), 5)
+    assert log.reader.cut_at_lsn(Lsn(101)) is None
+    for reader in (log.reader, log.new_reader()):
+        assert reader.marks() == {SOURCE_NAME: b"0/64", "view:notes": b"17"}
+        assert reader.marks(Position(1)) == {SOURCE_NAME: b"0/64"}
+        assert reader.marks(Position(0)) == {}
+        assert {topic.name: topic.producer for topic in reader.topics()} == {
+            "public.orders": SOURCE_NAME, "app.Notes & ½": "view:notes",
+        }  # fmt: skip
+
+
+def test_marks_are_repeated_until_they_change(log: Home) -> None:
+    log.writer.mark("one", b"a" * 4096)
+    log.writer.mark("other", b"")
+    log.put(changes(ORDERS, [1]), lsn=10)
+    log.put(changes(ORDERS, [2]), lsn=20)
+    log.writer.mark("other", b"b")
+    head = log.writer.commit()
+    assert head == Cut(Position(2), Lsn(20), 0), "a mark by itself is a cut at the same position"
+    log.reopen_writer()
+    log.writer.mark("other", b"b")
+    assert log.writer.commit() == head
+    log.put(changes(ORDERS, [3]), lsn=30)
+    first = {SOURCE_NAME: b"0/A", "one": b"a" * 4096, "other": b""}
+    for reader in (log.reader, log.new_reader()):
+        assert reader.marks(Position(1)) == first
+        assert reader.marks(Position(2)) == {**first, SOURCE_NAME: b"0/14", "other": b"b"}, "of several cuts there the last"
+        assert reader.marks() == {**first, SOURCE_NAME: b"0/1E", "other": b"b"}
+
+
+def test_a_mark_that_is_rolled_back_never_was(log: Home) -> None:
+    log.put(changes(ORDERS, [1]), lsn=10)
+    log.writer.mark("view", b"a")
+    log.writer.append(changes(NOTES, [2]), "view")
+    log.writer.rollback()
+    assert log.writer.commit() == log.reader.head() == Cut(Position(1), Lsn(10), 0)
+    assert log.new_reader().marks() == {SOURCE_NAME: b"0/A"}
+    log.put(changes(NOTES, [2]), lsn=20)
+    assert log.reader.topics()[1].producer == SOURCE_NAME
+
+
+def test_a_topic_has_one_producer(log: Home) -> None:
+    log.put(changes(ORDERS, [1]))
+    with pytest.raises(ValueError, match="brought by"):
+        log.writer.append(changes(ORDERS, [2]), "view")
+    log.writer.append(changes(NOTES, [2]), "view")
+    with pytest.raises(ValueError, match="brought by"):
+        log.writer.append(changes(NOTES, [3]))
+    log.writer.commit()
+    log.reopen_writer()
+    with pytest.raises(ValueError, match="brought by"):
+        log.writer.append(changes(NOTES, [3]))
+    log.writer.append(changes(NOTES, [3]), "view")
+    log.put(changes(ORDERS, [4]))
+    assert positions_in(read(log.reader, NOTES.qualified)) == [2, 3]
+
+
+@pytest.mark.parametrize(("producer", "value"), [(SOURCE_NAME, b"0/1"), ("", b"x"), ("view", b"x" * 4097)])
+def test_marks_that_are_refused(log: Home, producer: str, value: bytes) -> None:
+    with pytest.raises(ValueError):
+        log.writer.mark(producer, value)
+    assert log.writer.commit() == ZERO_CUT
+
+
 def test_topics(log: Home) -> None:
     log.put(changes(ORDERS, [1, 2]), changes(USERS, [3]))
     log.put(changes(NOTES, [4]), changes(USERS, [5, 6]))
@@ -292,7 +369,7 @@ def test_slices_cover_exactly_once(log: Home, target: int, after: int, upto: int
     if target == BIG:
         assert len(slices) <= 2
     if target == 1 and (after, upto) == (0, 120):
-        assert len(slices) == 20
+        assert len(slices) == 20 or log.coarse
 
 
 def test_wait_returns_when_something_comes(log: Home) -> None:

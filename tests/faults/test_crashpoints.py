@@ -79,7 +79,8 @@ def test_capture(
             one.start()
             one.converge()
             one.end()
-            with (one.folder / "log" / "timeline").open("ab") as timeline:
+            newest = max((one.folder / "log").glob("timeline-*"))
+            with newest.open("ab") as timeline:
                 timeline.write(b"an entry that is torn")
         if point in BEFORE:
             one.start(crash=BEFORE[point])

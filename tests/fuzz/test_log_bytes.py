@@ -16,7 +16,6 @@ from cdc.errors import HeadwaterError
 from cdc.log.embedded import headfile
 from cdc.log.embedded.format import (
     HEAD_BYTES,
-    RECORD_BYTES,
     Damaged,
     FrameKind,
     crc32c,
@@ -24,14 +23,17 @@ from cdc.log.embedded.format import (
     decode_segment_header,
     encode_frame,
 )
+from cdc.log.embedded.groupfiles import GroupFiles
 from cdc.log.embedded.names import sealed_of
 from cdc.log.embedded.reader import EmbeddedLogReader
-from cdc.log.embedded.sealedsegment import SealedFile
+from cdc.log.embedded.records import RECORD_BYTES, RecordKind
+from cdc.log.embedded.sealedsegment import SealedFile, encode
 from cdc.log.embedded.segment import SegmentPlace
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Lsn, Position
 from tests import counters
 from tests.fuzz.damage import additions, cuts, damaged, flips, limited_memory, outcome
-from tests.unit.log.changes import changes
+from tests.unit.log.changes import changes, positions_in
 from tests.unit.log.conftest import quick_folder
 from tests.unit.log.test_recover import SMALL, Rows, open_writer, pristine, read_all
 
@@ -120,7 +122,7 @@ def test_a_head_that_lies(log: Path) -> None:
     path = log / "head"
     data = path.read_bytes()[:HEAD_BYTES]
     rows = read_all(log)
-    fields = [(12, "<I"), (16, "<Q"), (24, "<q"), (32, "<q"), (40, "<q"), (48, "<Q"), (56, "<I")]
+    fields = [(12, "<I"), (16, "<Q"), (24, "<q"), (32, "<q"), (40, "<q"), (48, "<I"), (52, "<I"), (56, "<I")]
     for at, form in fields:
         for value in LARGE:
             case = resealed(data, at, form, value)
@@ -167,7 +169,7 @@ def lies(timeline: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def test_a_timeline_that_lies(log: Path) -> None:
-    head, timeline = log / "head", log / "timeline"
+    head, timeline = log / "head", log / "timeline-00000001"
     rows = read_all(log)
     told, data = head.read_bytes()[:HEAD_BYTES], timeline.read_bytes()
     for number, at, case in lies(data):
@@ -178,6 +180,54 @@ def test_a_timeline_that_lies(log: Path) -> None:
         found = outcome("lying timelines", lambda: read_all(log))
         if not isinstance(found, HeadwaterError):
             assert {p: row["id"] for p, row in found.items()} == {p: row["id"] for p, row in rows.items()}, (number, at)
+
+
+@pytest.mark.parametrize("few_bytes", [False, True])
+def test_a_timeline_that_lies_about_what_was_dropped(quick_folder: Path, monkeypatch: pytest.MonkeyPatch, few_bytes: bool) -> None:
+    """Where a file of the timeline has but few bytes, what was dropped is in a checkpoint."""
+    monkeypatch.setattr(GroupFiles, "full", property(lambda files: few_bytes and files.head.timeline_bytes > 300))
+    root = quick_folder / "log"
+    rows, writer = dropped_from(root)
+    head, timeline = root / "head", max(root.glob("timeline-*"))
+    told, data = head.read_bytes()[:HEAD_BYTES], timeline.read_bytes()
+    kinds = [RecordKind(data[at]) for at in range(0, len(data), RECORD_BYTES)]
+    assert {RecordKind.REPLACED, RecordKind.RETIRED} < set(kinds)
+    assert (RecordKind.CHECKPOINT in kinds) == few_bytes
+    for number, at, case in lies(data):
+        if not few_bytes and kinds[number] not in (RecordKind.REPLACED, RecordKind.RETIRED):
+            continue
+        timeline.write_bytes(case)
+        ends = resealed(told, 56, "<I", int.from_bytes(case[-4:], "little"))
+        assert ends is not None
+        head.write_bytes(ends)
+        found = outcome("lying timelines", lambda: read_kept(root))
+        assert isinstance(found, HeadwaterError) or found == rows, (number, at)
+    writer.abandon()
+
+
+def dropped_from(root: Path) -> tuple[list[int], EmbeddedLogWriter]:
+    """A log with a replaced segment and retired positions: what can be read of it behind them, and its writer."""
+    writer = open_writer(root, 100, seal=True)
+    for start in range(1, 60, 10):
+        writer.append(changes(SMALL, range(start, start + 10)))
+        writer.commit(Lsn(start), 0)
+        writer.drain_seals()
+    place = SegmentPlace(writer._published.head.log_id, 1, "s.a", 11)
+    [(name, data)] = encode(place, [changes(SMALL, [11, 15, 30])], 1)
+    (writer._places.folder("s.a") / name.file).write_bytes(data)
+    writer.upkeep.replace("s.a", 11, 30, [name], data.size)
+    writer.commit()
+    writer.upkeep.retire("s.a", kept_from=11, floor=11, clean_from=31)
+    writer.commit()
+    found = read_kept(root)
+    assert found == [11, 15, *range(30, 61)]
+    return found, writer
+
+
+def read_kept(root: Path) -> list[int]:
+    with closing(EmbeddedLogReader(root)) as reader:
+        end = reader.head().position
+        return [position for topic in reader.topics() for position in positions_in(reader.read(topic.name, Position(10), end))]
 
 
 def test_a_segment_header_that_lies(log: Path) -> None:

@@ -111,6 +111,20 @@ MUTANTS = (
     ),
     Mutant("the timeline is not synced", "cdc/log/embedded/groupfiles.py", "            self._disk.sync(self._timeline_fd)\n", "            pass\n", (CRASH,)),
     Mutant(
+        "the timeline's next file is not synced", "cdc/log/embedded/groupfiles.py",
+        "            self._disk.write(fd, [data], 0)\n            self._disk.sync(fd)\n", "            self._disk.write(fd, [data], 0)\n", (CRASH,),
+    ),
+    Mutant("the name of the timeline's next file is not synced", "cdc/log/embedded/groupfiles.py", "        self._disk.sync_folder(path.parent)\n", "        pass\n", (CRASH,)),
+    Mutant(
+        "a cut of another producer takes the LSN back", "cdc/log/embedded/writer.py",
+        "            commit_lsn, commit_ts_us = before.cut.commit_lsn, before.commit_ts_us\n", "            commit_lsn, commit_ts_us = Lsn(0), 0\n",
+        ("-k", "producer and embedded", "tests/contract/test_log.py"),
+    ),
+    Mutant(
+        "files that replaced segments are not held against the timeline", "cdc/log/embedded/sealedsegment.py",
+        "return found if digest_of(found) == run.chain and", "return found if", ("tests/unit/log/test_upkeep.py",),
+    ),
+    Mutant(
         "the segments are not synced", "cdc/log/embedded/writer.py",
         "            self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])\n", "            pass\n", (CRASH,),
     ),

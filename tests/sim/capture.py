@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from cdc.ingest.round import Round, begun
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.orphans import ended_topics
+from cdc.model.facts import Facts
 from cdc.model.table import Table
 from cdc.source.facts import load_facts, save_facts
 from cdc.state.status import CaptureStatus
@@ -64,7 +65,7 @@ class Capture:
         self._round = ExitStack()
         self._steps: Iterator[None] | None = None
         self._idle = False
-        chance, ways = course.chance, course.ways
+        ways = course.ways
         with ExitStack() as unless_alive:
             self.writer = EmbeddedLogWriter(folder, segment_bytes=ways.segment_bytes, seal=False, disk=disk, sync_threads=1)
             unless_alive.callback(self.writer.abandon)
@@ -75,7 +76,7 @@ class Capture:
             self._intake = Intake(folder, self.writer, self._memory, self.feed, Silent(), course.clock)
             self._intake.catch_up()
             unless_alive.pop_all()
-        self.reader = Reader(source, self.feed, self.progress, chance, ways.chunk_rows, ways.workers)
+        self.reader = Reader(course, source, self.feed, self.progress)
 
     # --- the stream -----------------------------------------------------------------------------------------------------------------
 
@@ -103,25 +104,26 @@ class Capture:
 
     def _definitions(self) -> Definitions:
         known, ended = [topic.table for topic in self._log.topics()], ended_topics(self._log)
-        watch = self.watch or self._begin_to_watch(known)
+        facts = load_facts(self._folder)
+        watch = self.watch or self._begin_to_watch(known, ended, facts)
         # What the catalog says now, which the stream may not have come to.
         catalog = self._source.facts
         keep = partial(save_facts, self._folder)
         outside = Outside(look=watch.look_soon, note=watch.note, keep=keep)
-        facts = load_facts(self._folder)
         return Definitions(catalog, known=known, ended=ended, facts=facts, passwords=[PASSWORD], outside=outside)
 
-    def _begin_to_watch(self, topics: Sequence[Table]) -> Watch:
-        """Remembers the definitions that hold when a table's first row is read, as a process does when it starts."""
-        facts, holders = load_facts(self._folder), {table.qualified: table.oid for table in topics}
+    def _begin_to_watch(self, topics: Sequence[Table], ended: Collection[str], facts: dict[int, Facts]) -> Watch:
+        """Remembers the definitions (``facts``) that hold when a table's first row is read, as a process does when it starts."""
+        holders = {table.qualified: table.oid for table in topics}
+        logged = {oid for name, oid in holders.items() if name not in ended}
         new = {
             oid: found
             for oid, listing in self._source.catalog.items()
-            if listing.way and oid not in facts and holders.get(listing.table.qualified, oid) == oid
+            if listing.way and oid not in facts and oid not in logged and holders.get(listing.table.qualified, oid) == oid
             if (found := self._source.facts(oid)) is not None
         }
         if new:
-            facts |= new
+            facts.update(new)
             save_facts(self._folder, facts)
         self._source.told |= facts.keys()
         course = self._course
@@ -145,8 +147,8 @@ class Capture:
 
     @property
     def nothing_to_read(self) -> bool:
-        """It found so since bytes last came: nothing else gives it work."""
-        return self._idle and self.reader.finished
+        """It found so since bytes last came: but for what somebody asks for, nothing else gives it work."""
+        return self._idle and self.reader.finished and not self._course.asking.pending()
 
     def read_on(self) -> None:
         if self._steps is not None:

@@ -33,15 +33,13 @@ from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
 from cdc.model.evolution import Kind, schema_change_of
-from cdc.model.pgtypes import arrow_type
 from cdc.model.position import Cut, Position
-from cdc.model.structure import Structure, structure_of
-from cdc.model.table import Column, Table
+from cdc.model.table import Table
 from sinks.memory import Store
 from tests.sim.disk import ModelDisk
 from tests.sim.source import Source
 from tests.sim.storecheck import StoreCheck, slim
-from tests.sim.tables import Key, Row, conversions, first_name, identity_of, key_of, retypes
+from tests.sim.tables import Key, Row, conversions, first_name, identity_of, key_of, retypes, written_again
 from tests.sim.texts import texts
 from tests.sim.violation import Violation as Violation
 from tests.sim.wal import Change, Commit, State, converted
@@ -115,6 +113,8 @@ Folded = dict[str, dict[Key, Entry]]
 class Checker:
     source: Source
     disk: ModelDisk
+    asked: Collection[Key] = ()
+    """Keys of rows that somebody asked to be read again: for those that do not exist the log gets a delete."""
     complete: dict[int, int] = field(default_factory=dict)
     """Tables whose snapshot is finished → where the WAL stood then: from that commit on all their rows are in the log (an empty table is
     finished at once, though the log may still be where it had rows)."""
@@ -188,12 +188,11 @@ class Checker:
         timeline = reader.timeline
         assert timeline is not None
         at = self.last.position
-        for number in range(self._cuts_seen, len(timeline.cuts)):
-            cut = timeline.cut(number)
+        for cut in reader.cuts(self._cuts_seen):
             self._take(cut, self.entries[at : cut.position])
             at = cut.position
             self.last = cut
-        self._cuts_seen = len(timeline.cuts)
+        self._cuts_seen = timeline.groups
 
     def reread(self, reader: EmbeddedLogReader) -> None:
         """After an accident: everything that was durable is there, and is what it was."""
@@ -239,9 +238,10 @@ class Checker:
             self._commits += 1
         reads = 0
         for entry in entries:
-            if entry.op == Op.READ:
+            at_watermark = entry.lsn in (ends_at, cut.commit_lsn)
+            if entry.op == Op.READ or (entry.op == Op.DELETE and at_watermark and entry.key in self.asked):
                 reads += 1
-                if entry.lsn != ends_at and entry.lsn != cut.commit_lsn:
+                if not at_watermark:
                     raise Violation("g", f"{entry} entered elsewhere than at its watermark")
                 self._skip_waiting(expected, None)
                 self._check_read(entry, cut)
@@ -311,6 +311,10 @@ class Checker:
 
     def _check_read(self, entry: Entry, cut: Cut) -> None:
         row = self._state.get(entry.oid, {}).get(entry.key)
+        if entry.op == Op.DELETE:
+            if row is not None:
+                raise Violation("f", f"{entry}, which was asked for, is not the row at commit {cut.commit_lsn:X}")
+            return
         if row is None:
             raise Violation("f", f"{entry}: no such row at commit {cut.commit_lsn:X}")
         if not self._is_row(entry, row) and not self._was_row(entry, row):
@@ -395,7 +399,8 @@ class Checker:
         timeline = log.timeline
         if timeline is None or timeline.head.commit_lsn < lsn:
             raise Violation("h", f"confirmed {lsn:X}, published is {timeline and timeline.head}")
-        if self.disk.lacks(root.timeline, timeline.length):
+        lengths = [*timeline.before.volumes["length"].tolist(), timeline.length]
+        if any(self.disk.lacks(root.timeline(number), length) for number, length in enumerate(lengths, 1)):
             raise Violation("h", f"confirmed {lsn:X}, but the disk lacks entries of the timeline")
         for index in timeline.topics.values():
             if not index.rows:
@@ -464,20 +469,6 @@ def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
                 row.update((first_name(name), text) for name, text in instead)
             key = tuple([row.get(name) or "" for name in keys])
             yield Entry(position, op, table.oid, topic, key, None if op == Op.DELETE else row, lsn, table=table)
-
-
-def written_again(before: Table, after: Table) -> dict[str, str] | None:
-    """Where each column's values were that a store has to write again: both by their first names. None: it has nothing to write again."""
-    numbered = all(column.attnum for column in (*before.columns, *after.columns))
-    was = {column.attnum if numbered else column.name: column for column in before.columns}
-    now = {column.attnum if numbered else column.name: column for column in after.columns}
-    if all(which in now and now[which].name == column.name and _type(now[which]) == _type(column) for which, column in was.items()):
-        return None
-    return {first_name(column.name): first_name(was[which].name) for which, column in now.items() if which in was}
-
-
-def _type(column: Column) -> tuple[pa.DataType, Structure]:
-    return arrow_type(column), structure_of(column)
 
 
 def _expected(commit: Commit) -> list[Expected]:

@@ -37,8 +37,13 @@ class Clients:
         source.flush()
         source.slot.confirmed = source.slot.saved = source.flushed_lsn
 
-    def step(self) -> None:
+    def step(self) -> bool:
+        """False: nobody is there."""
         source, chance, work = self._source, self._course.chance, self._course.work
+        asks = self._course.rare.asks
+        if asks and self._course.faulty and chance.random() < asks:
+            self._course.asking.ask(chance, source, work.keys)
+            return True
         if (
             self._begun < work.transactions
             and self._course.faulty
@@ -47,12 +52,12 @@ class Clients:
         ):
             source.begin()
             self._begun += 1
-            return
+            return True
         if source.prepared and chance.random() < (0.3 if source.sessions else 0.7):
             self._end_prepared(chance.choice(list(source.prepared)))
-            return
+            return True
         if not source.sessions:
-            return
+            return bool(source.prepared)
         session = chance.choice(source.sessions)
         ending = work.commits if self._course.faulty else 0.9
         roll = chance.random()
@@ -72,6 +77,7 @@ class Clients:
             source.savepoint(session)
         elif not self._definers.step(session) and (oids := source.oids(session)):
             self._write(session, chance.choice(oids))
+        return True
 
     def _end_prepared(self, gid: str) -> None:
         chance = self._course.chance

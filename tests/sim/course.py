@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from tests.sim.asking import Asking
 from tests.sim.clock import Clock
-from tests.sim.lots import Dangers, Ddl, Ways, Work
+from tests.sim.lots import Dangers, Ddl, Rare, Ways, Work
 
 Trace = Callable[[str], None]
 
@@ -20,12 +21,17 @@ class Course:
     work: Work
     ways: Ways
     ddl: Ddl
+    rare: Rare
     trace: Trace | None
     clock: Clock = field(default_factory=Clock)
     counts: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     faulty: bool = True
     """Until the work is done: then nothing goes wrong any more."""
+    asking: Asking = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asking = Asking(self.met)
 
     @property
     def told(self) -> bool:

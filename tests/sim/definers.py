@@ -9,6 +9,7 @@ from tests.sim.catalog import altered, triggered
 from tests.sim.course import Course
 from tests.sim.source import PUBLICATION, Session, Source
 from tests.sim.tables import keyless, make_table, retyped
+from tests.sim.wal import Change
 
 MOST_TABLES: Final = 5
 
@@ -20,6 +21,8 @@ class Definers:
         self._made = 0
         self._free: list[str] = []
         """Names that tables once had."""
+        self._altered: set[int] = set()
+        """Tables that were given another definition, without a trigger that tells of it."""
 
     def step(self, session: Session) -> bool:
         """Perhaps a statement of this session; whether it was one."""
@@ -53,8 +56,7 @@ class Definers:
             self._free.append(table.name)
         self._course.counts[what] += 1
         change = source.alter(session, after)
-        if self._course.ways.triggers:
-            change.content = triggered(source.facts(oid, session))
+        self._tell(session, change, oid)
 
     def _retype(self, session: Session) -> bool:
         """Not of a table without a key, as above; a tag stays what it is."""
@@ -75,9 +77,14 @@ class Definers:
         self._course.counts["types changed" if rewrites else "types changed without a rewrite"] += 1
         change = source.alter(session, replace(table, columns=after), rewrites=rewrites)
         self._course.say(f"{session.xid} gives {table.name}.{column.name} type {new.type_oid} {new.typmod}")
-        if self._course.ways.triggers:
-            change.content = triggered(source.facts(table.oid, session))
+        self._tell(session, change, table.oid)
         return True
+
+    def _tell(self, session: Session, change: Change, oid: int) -> None:
+        if self._course.ways.triggers:
+            change.content = triggered(self._source.facts(oid, session))
+        else:
+            self._altered.add(oid)
 
     def _create(self, session: Session) -> bool:
         source, chance = self._source, self._course.chance
@@ -134,6 +141,7 @@ class Definers:
         return True
 
     def _key_known(self, session: Session, oid: int) -> bool:
-        """Under FULL the catalog alone tells the key: what is dropped before a process has looked there keeps the whole row as its key."""
+        """Under FULL the catalog alone tells the key: what is dropped before a process has looked there keeps the whole row as its key, and so may
+        what is dropped behind a definition that nobody has looked at."""
         table = self._source.table(session, oid)
-        return table.identity != "f" or keyless(table) or oid in self._source.told
+        return table.identity != "f" or keyless(table) or (oid in self._source.told and oid not in self._altered)

@@ -35,30 +35,30 @@ class Followers:
         self._run_dir = run_dir
         self._process = process
         self._checker = checker
-        self._follows = [self._store(number) for number in range(course.chance.choice((1, 1, 2)))]
+        self.follows = [self._store(number) for number in range(course.chance.choice((1, 1, 2)))]
 
     @property
     def stores(self) -> list[tuple[str, Store]]:
         """Each with its name."""
-        return [(follow.site.name, follow.site.store) for follow in self._follows]
+        return [(follow.site.name, follow.site.store) for follow in self.follows]
 
     @property
     def hurt(self) -> bool:
         """One of them lost rows, was set back, or was taken over."""
-        return any(follow.site.hurt for follow in self._follows)
+        return any(follow.site.hurt for follow in self.follows)
 
     def calm(self) -> None:
         """From now on nothing befalls them."""
-        for follow in self._follows:
+        for follow in self.follows:
             follow.site.moods = Moods()
 
     def lose_power(self) -> None:
         """They live on capture's machine."""
-        for follow in self._follows:
+        for follow in self.follows:
             follow.lives.clear()
 
     def close(self) -> None:
-        for follow in self._follows:
+        for follow in self.follows:
             follow.site.close()
 
     def _store(self, number: int) -> Follow:
@@ -88,15 +88,16 @@ class Followers:
         site.struck = lambda: self._checker.stores.struck(site.name, site.store)
         return Follow(site)
 
-    def step(self) -> None:
+    def step(self, follow: Follow | None = None) -> bool:
+        """Of one of them, or of this one's. False: its follower stands by."""
         chance = self._course.chance
-        follow = chance.choice(self._follows)
+        follow = follow or chance.choice(self.follows)
         site = follow.site
         if self._process.unrecovered:
             self._process.look()  # a start that failed may have published what it found, and a follower reads it
         if site.late and chance.random() < 0.5:
             site.deliver_late()
-            return
+            return True
         site.befall()
         if not follow.lives:
             follow.lives.append(self._life(site))
@@ -105,10 +106,12 @@ class Followers:
             self._live(follow, number)
             if chance.random() < 0.3:
                 del follow.lives[number:]
-            return
-        if self._live(follow, 0) in ("applied", "committed") and chance.random() < site.moods.sleeps:
+            return True
+        done = self._live(follow, 0)
+        if done in ("applied", "committed") and chance.random() < site.moods.sleeps:
             self._course.fault("follower sleeps, another begins")
             follow.lives.insert(0, self._life(site))
+        return done != "idle" or site.store.applied.position < self._log.head().position
 
     def _life(self, site: Site) -> Iterator[str]:
         return Life(site, self._log, self._run_dir, self._course.clock).steps()

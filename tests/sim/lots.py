@@ -177,3 +177,21 @@ def deal_ways(chance: Random) -> Ways:
         eager_progress=chance.random() < 0.5,
         triggers=chance.random() < 0.5,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Rare:
+    """What happens in a few runs only."""
+
+    catalog_lost: float
+    """Of the starts of a process, before how many it loses what it last saw of the tables (catalog.json)."""
+    asks: float
+    """Of the clients' steps, how many ask for a snapshot."""
+
+
+def deal_rare(chance: Random) -> Rare:
+    """``chance``: of its own, so that the other runs are what they would be without this."""
+    return Rare(
+        catalog_lost=chance.choice((0.3, 0.8)) if chance.random() < 0.2 else 0.0,
+        asks=chance.choice((0.005, 0.02)) if chance.random() < 0.2 else 0.0,
+    )

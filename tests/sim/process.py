@@ -9,7 +9,8 @@ from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealer import seal
 from cdc.log.embedded.segment import SegmentPlace
-from cdc.model.position import Lsn
+from cdc.model.position import Cut, Lsn
+from cdc.source.facts import FILE, load_facts
 from tests.sim.capture import TOAST, Capture
 from tests.sim.checker import Checker, Violation
 from tests.sim.course import Course
@@ -40,6 +41,8 @@ class Process:
         """The power was lost and no writer has been there since: the head may be older than the timeline, so nobody looks."""
         self._memory_kept: list[tuple[str, bytes]] = []
         """The files of the TOAST memory as they once were."""
+        self.taken = 0
+        """How often bytes of the stream were taken."""
         self._before: dict[int, int] = {}
         self._completed: dict[int, int] = {}
 
@@ -48,8 +51,24 @@ class Process:
         self._since_lsn = self._source.flushed_lsn
         self._checker.begin(self._source.visible)
 
-    def step(self) -> None:
-        """A step of its stream: it starts, connects, or does one round of ingest."""
+    @property
+    def head(self) -> Cut | None:
+        return None if self.capture is None else self.capture.writer.head
+
+    @property
+    def received(self) -> object:
+        """What has come that was not taken yet."""
+        link = None if self.capture is None else self.capture.link
+        return None if link is None else (link.waiting, link.broken)
+
+    @property
+    def durable(self) -> int:
+        """What its stream says that it has."""
+        link = None if self.capture is None else self.capture.link
+        return 0 if link is None else link.feedback.durable_lsn
+
+    def step(self) -> bool:
+        """A step of its stream: it starts, connects, or does one round of ingest. False: nothing had come."""
         try:
             if self.capture is None:
                 self._start()
@@ -57,7 +76,7 @@ class Process:
                 self.capture.connect().on_confirm = lambda lsn: self._checker.check_confirmed(lsn, self._places, self._log)
                 self._course.say("connected")
             else:
-                self._take(self.capture)
+                return self._take(self.capture)
         except Died:
             self._course.say("the process died")
             self._end()
@@ -67,9 +86,13 @@ class Process:
             self._course.say(f"the process ended: {error}")
             self._course.counts["processes ended by an error"] += 1
             self._end()
+        return True
 
     def _start(self) -> None:
         self._points.a_process_lives()
+        lost = self._course.rare.catalog_lost
+        if lost and self._course.faulty and not self.unrecovered and self._course.chance.random() < lost:
+            self._lose_catalog()
         self.capture = Capture(self._course, self._folder, self._disk, self._source, self._log, self._since_lsn)
         self.unrecovered = False
         if self._course.dangers.memory_lost and self._course.chance.random() < 0.5:
@@ -88,6 +111,15 @@ class Process:
         self._forget_what_is_read_again()
         self._checker.reread(self._log)
 
+    def _lose_catalog(self) -> None:
+        """What capture last saw of the tables. Not where a table was dropped of which the log has nothing yet: nobody could say its key any more."""
+        unlogged = load_facts(self._folder).keys() - {topic.table.oid for topic in self._log.topics()}
+        if not (self._folder / FILE).exists() or unlogged - self._source.catalog.keys() or unlogged & self._source.dropping():
+            return
+        (self._folder / FILE).unlink()
+        self._source.told -= unlogged
+        self._course.fault("catalog.json is lost")
+
     def _forget_what_is_read_again(self) -> None:
         """The last cut of the process before, which nobody has looked at, may have begun a table again."""
         known = self.completed()
@@ -95,11 +127,12 @@ class Process:
             for oid in whole.keys() - known.keys():
                 del whole[oid]
 
-    def _take(self, capture: Capture) -> None:
+    def _take(self, capture: Capture) -> bool:
         link = capture.link
         assert link is not None
-        before = link.waiting
+        before, head = link.waiting, capture.writer.head
         if before:
+            self.taken += 1
             self._before = self.completed()
         try:
             capture.take()
@@ -112,12 +145,13 @@ class Process:
         if before and self._course.told:
             self._course.say(f"took {before - link.waiting} bytes, the log is at {capture.writer.head}")
         self.look()
+        return bool(before) or not capture.connected or capture.writer.head != head
 
-    def read(self) -> None:
-        """A step of its snapshot."""
+    def read(self) -> bool:
+        """A step of its snapshot. False: there was nothing to read, or all of its threads wait."""
         capture = self.capture
         if capture is None or capture.nothing_to_read:
-            return
+            return False
         reader = capture.reader
         before = reader.refused, reader.not_admitted, reader.chunks
         try:
@@ -125,19 +159,19 @@ class Process:
         except Died:
             self._course.say("the process died")
             self._end()
-            return
+            return True
         if before == (reader.refused, reader.not_admitted, reader.chunks):
-            return
+            return reader.moved
         self._course.counts["chunks refused"] += reader.refused - before[0]
         self._course.counts["snapshots not admitted"] += reader.not_admitted - before[1]
         if reader.chunks > before[2]:
             self._course.counts["chunks read"] += 1
             self._course.say(f"chunk {reader.chunks} was read")
+        return True
 
-    def watch(self) -> None:
-        """A step of its thread that looks at the catalog."""
-        if self.capture is not None and self.capture.watch is not None:
-            self.capture.watch.step()
+    def watch(self) -> bool:
+        """A step of its thread that looks at the catalog. False: there was nothing to look for."""
+        return self.capture is not None and self.capture.watch is not None and self.capture.watch.step()
 
     def _end(self) -> None:
         if self.capture is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -17,6 +16,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
+from cdc.model.batch import Op
+from cdc.model.selection import matches
 from cdc.model.table import Table
 from snapshots import queries, steps
 from snapshots.agenda import Agenda
@@ -26,11 +27,12 @@ from snapshots.feed import SnapshotFeed, Watermarks
 from snapshots.jobs import Board, Job
 from snapshots.plan import RANGE_PARTS, KeyList, PageRange
 from snapshots.progress import SnapshotProgress
-from snapshots.requests import Request, Requests
 from snapshots.session import Unreachable
 from snapshots.steps import RowsRead, Steps
+from tests.sim.course import Course
 from tests.sim.source import Source
-from tests.sim.tables import PAGES, Row, keyless, page_of
+from tests.sim.tables import PAGES, Row, index_of, page_of
+from tests.sim.turns import REST_S
 
 STEP_S: Final = 0.25
 """By the snapshot's clock."""
@@ -64,19 +66,21 @@ QUICK: Final = 0.6
 class Reader:
     """One capture process's snapshot. ``session`` lasts as long as its connections do."""
 
-    def __init__(
-        self, source: Source, feed: SnapshotFeed, progress: SnapshotProgress, chance: Random, chunk_rows: int, workers: int
-    ) -> None:
+    def __init__(self, course: Course, source: Source, feed: SnapshotFeed, progress: SnapshotProgress) -> None:
         self.chunks = 0
         self.refused = 0
         self.not_admitted = 0
         self.finished = False
         """Nothing is left to do for now."""
+        self.moved = True
+        """Whether some thread went on in the last step."""
+        self._course = course
         self._source = source
-        self._chance = chance
-        self._settings = _Settings(chunk_rows, workers)
+        self._chance = chance = course.chance
+        self.asking = course.asking
+        self._settings = _Settings(course.ways.chunk_rows, course.ways.workers)
         self._now = 0.0
-        self._agenda = Agenda(self._settings, feed, progress, _NoRequests(Path()), clock=lambda: self._now)
+        self._agenda = Agenda(self._settings, feed, progress, self.asking, clock=lambda: self._now)
         self._watermarks = Watermarks(f"{chance.randrange(2**64):016x}")
         self._emits = chance.choice((0.15, 0.7))
         """How likely a part is handed over when it could be."""
@@ -105,16 +109,25 @@ class Reader:
         try:
             while not coordinator.over:
                 self._now += STEP_S
-                if chance.random() < COORDINATES:
+                if not self._course.faulty:
+                    self.moved = self._any_of([coordinator, *readers, *pool[:workers]])
+                elif chance.random() < COORDINATES:
                     coordinator.step()
                 else:
                     able = [*readers, *pool[:workers]] if pool else readers
                     self._move(able, int(chance.random() * len(able)), workers)
-                    pool[:] = [one for one in pool if not one.over]
+                pool[:] = [one for one in pool if not one.over]
                 yield
         finally:
             for thread in (coordinator, *readers, *pool):
                 thread.close()
+
+    def _any_of(self, threads: list[_Thread]) -> bool:
+        """One that goes on. False: all of them wait, so time passes."""
+        first = int(self._chance.random() * len(threads))
+        moved = any(thread.step() and not thread.rests for thread in (*threads[first:], *threads[:first]))
+        self._now += 0.0 if moved else REST_S
+        return moved
 
     def _move(self, able: list[_Thread], first: int, workers: int) -> None:
         """The first one, or another worker if that one waits."""
@@ -143,6 +156,11 @@ class _Thread:
         self.visible: list[Row] = []
         """Its rows, in the transaction's snapshot."""
         self.blocks: Iterator[RowsRead] = iter(())
+
+    @property
+    def rests(self) -> bool:
+        """It waits for others, or for time to pass."""
+        return self._asked in _RESTS
 
     @property
     def begun(self) -> bool:
@@ -211,7 +229,12 @@ class _Server:
             queries.Looks: lambda _, request: {oid: self._look(oid) for oid in request.oids},
             queries.NextXid: lambda *_: source.current_xid(),
             queries.OldestTransaction: lambda *_: [],
-            queries.Published: lambda *_: [self._facts(oid) for oid in sorted(source.tables) if source.catalog[oid].way],
+            queries.KeyTypes: lambda _, request: request.source.index,
+            queries.Published: lambda _, request: [
+                self._facts(oid)
+                for oid, table in sorted(source.tables.items())
+                if source.catalog[oid].way and matches(request.patterns, table)
+            ],
             queries.Reload: lambda _, request: {
                 oid: (self._facts(oid), None) for oid in request.oids if oid in source.catalog and source.catalog[oid].way
             },
@@ -241,15 +264,22 @@ class _Server:
         thread.visible = list(self.source.visible[oid].values())
         return self._look(oid)
 
-    def _copy(self, thread: _Thread, request: steps.Copy) -> None:
+    def _copy(self, thread: _Thread, request: steps.Copy) -> object:
         part, source = request.part, request.source
         if isinstance(part, PageRange):
             rows = sorted((row for row in thread.visible if part.first <= page_of(row) < part.end), key=page_of)
+        elif not self._told.asking.fits(tuple(part.keys), source.table):
+            return psycopg.errors.InvalidTextRepresentation("a key is not of its column's type")
         else:
-            assert isinstance(part, KeyList)
-            rows = [row for row in thread.visible if tuple(row[name] or "" for name in source.index) in part.keys]
+            found = {tuple(row[name] or "" for name in source.index): row for row in thread.visible}
+            wanted = dict.fromkeys(part.keys)
+            if isinstance(part, KeyList):
+                rows = [row for key, row in found.items() if key in wanted]
+            else:
+                rows = [dict(zip(source.index, key, strict=True)) for key in wanted if key not in found]
         pieces = (rows[at : at + request.most_rows] for at in range(0, len(rows), request.most_rows))
-        thread.blocks = (RowsRead(len(some), 0, partial(_typed, source.table, some)) for some in pieces)
+        thread.blocks = (RowsRead(len(some), 0, partial(_typed, source.table, some, request.op)) for some in pieces)
+        return None
 
     def _start(self, _: _Thread, request: steps.Start) -> _Thread:
         self._told.chunks += 1
@@ -275,10 +305,9 @@ class _Server:
     def _facts(self, oid: int) -> SourceTable:
         """Its rows are estimated so that a range has one to three pages."""
         table = self.source.tables[oid]
-        index = () if keyless(table) else tuple(column.name for column in table.key)
         pages = self.chance.randrange(1, PAGES + 1)
         rows = RANGE_PARTS * self._settings.snapshot_chunk_rows * pages // self.chance.randrange(1, 4)
-        return SourceTable(table, index[::-1] if oid % 2 else index, False, None, rows, 0, pages)
+        return SourceTable(table, index_of(table), False, None, rows, 0, pages)
 
 
 class _Board(Board):
@@ -291,13 +320,6 @@ class _Board(Board):
     def recreate(self, job: Job) -> None:
         super().recreate(job)
         self._told.refused += 1
-
-
-class _NoRequests(Requests):
-    """Nobody asks for snapshots."""
-
-    def pending(self) -> dict[str, Request]:
-        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +338,10 @@ def _json(table: Table) -> str:
     return table.to_json()
 
 
-def _typed(table: Table, rows: list[Row]) -> pa.RecordBatch:
+def _typed(table: Table, rows: list[Row], op: Op) -> pa.RecordBatch:
     """The rows as COPY gives them, read as the product reads them."""
     text = b"".join(_copy_line(table, row) for row in rows)
-    return read_rows(Block(np.frombuffer(bytearray(text), np.uint8), len(rows), 0), table)
+    return read_rows(Block(np.frombuffer(bytearray(text), np.uint8), len(rows), 0), table, op)
 
 
 def _copy_line(table: Table, row: Row) -> bytes:

@@ -91,6 +91,8 @@ class Source:
         """By GID."""
         self.told: set[int] = set()
         """Tables that a process has once seen in the catalog."""
+        self._facts: dict[int, tuple[Listing, int, Facts]] = {}
+        """What was last said of each table, and when it holds: it is asked for far more often than it changes."""
         self._locks: Locks = {}
         self._next_xid = first_xid
         self._latest_completed = first_xid - 1
@@ -197,6 +199,10 @@ class Source:
         session.altered.pop(oid, None)
         session.dropped.add(oid)
         return self._about(session, "X", table)
+
+    def dropping(self) -> set[int]:
+        """Tables that some transaction has dropped, which the catalog still shows."""
+        return {oid for session in self._running() for oid in session.dropped}
 
     def new_oid(self) -> int:
         """No other object ever gets it."""
@@ -310,8 +316,13 @@ class Source:
     def facts(self, oid: int, session: Session | None = None) -> Facts | None:
         """What the catalog says of a table; to a session: as its event trigger tells of it."""
         if session is None:
-            listing = self.catalog.get(oid)
-            return None if listing is None else facts_of(listing, self.files[oid])
+            listing, files = self.catalog.get(oid), self.files[oid]
+            if listing is None:
+                return None
+            known = self._facts.get(oid)
+            if known is None or known[0] is not listing or known[1] != files:
+                known = self._facts[oid] = listing, files, facts_of(listing, files)
+            return known[2]
         own = sum(oid in change.refiled for change in session.changes)
         return facts_of(self.listing(session, oid), self.files[oid] + own, triggered=True)
 

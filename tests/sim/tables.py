@@ -8,7 +8,11 @@ from functools import lru_cache, partial
 from random import Random
 from typing import Final
 
+import pyarrow as pa
+
 from cdc.model import pgtypes
+from cdc.model.pgtypes import arrow_type
+from cdc.model.structure import Structure, structure_of
 from cdc.model.table import Column, Identity, Table
 from cdc.model.topic import TopicSchema
 
@@ -166,6 +170,12 @@ def key_of(table: Table | TopicSchema, row: Row) -> Key:
     return tuple([row.get(name) or "" for name in identity_of(table)])
 
 
+def index_of(table: Table) -> tuple[str, ...]:
+    """The columns of the index that identifies its rows, in the index's order, which need not be theirs; none where no index does."""
+    names = () if keyless(table) else tuple(column.name for column in table.key)
+    return names[::-1] if table.oid % 2 else names
+
+
 def new_key(chance: Random, table: Table, keys: int) -> Row:
     """One of so many keys, so that they are met again."""
     row: Row = {}
@@ -240,3 +250,17 @@ def retypes(before: Table, after: Table) -> bool:
     return any(
         kinds.get(first_name(column.name), kind) != kind for column in before.columns if (kind := (column.type_oid, column.typmod))
     )
+
+
+def written_again(before: Table, after: Table) -> dict[str, str] | None:
+    """Where each column's values were that a store has to write again: both by their first names. None: it has nothing to write again."""
+    numbered = all(column.attnum for column in (*before.columns, *after.columns))
+    was = {column.attnum if numbered else column.name: column for column in before.columns}
+    now = {column.attnum if numbered else column.name: column for column in after.columns}
+    if all(which in now and now[which].name == column.name and _type(now[which]) == _type(column) for which, column in was.items()):
+        return None
+    return {first_name(column.name): first_name(was[which].name) for which, column in now.items() if which in was}
+
+
+def _type(column: Column) -> tuple[pa.DataType, Structure]:
+    return arrow_type(column), structure_of(column)

@@ -29,19 +29,21 @@ from cdc.ingest.loop import Ingest
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import OP, Op
 from cdc.model.evolution import Kind, SchemaChange, differences
+from cdc.model.facts import Facts
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from sinks import barrier, memory, reshape
 from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
-from snapshots import worker
+from snapshots import requestjobs, worker
 from snapshots.agenda import Agenda
 from snapshots.feed import Chunk, SnapshotFeed
 from snapshots.fence import Barrier, Window
 from snapshots.holds import Holds
-from snapshots.jobs import Board
+from snapshots.jobs import Board, Task
 from snapshots.latecomers import Joining
+from snapshots.plan import KeyList
 from snapshots.steps import Emit, RowsRead, Steps, Typed
 from tests.sim import world
 from tests.sim.checker import Violation
@@ -562,7 +564,7 @@ def rows_of_rewritten_tables_are_not_read_again(patch: Patch) -> None:
 def another_type_leaves_a_store_as_it_is(patch: Patch) -> None:
     """… as if only names counted."""
 
-    def rewrites(old: Table, new: Table) -> bool:
+    def rewrites(old: TopicSchema, new: TopicSchema) -> bool:
         return any(change.new is None or change.renamed for change in differences(old, new) if change.old is not None)
 
     patch.setattr(barrier, "rewrites", rewrites)
@@ -581,15 +583,41 @@ def parts_enter_under_the_type_that_they_were_read_with(patch: Patch) -> None:
     _sharpen(patch, ddl={"retypes": 0.2, "looks": 0.6}, work={"rows_before": 25})
 
 
+def lost_facts_are_what_the_catalog_says_now(patch: Patch) -> None:
+    original = Definitions.__init__
+
+    def init(self: Definitions, catalog: Any, *, known: Iterable[Table], facts: dict[int, Facts], **more: Any) -> None:
+        known = list(known)
+        found = {table.oid: catalog(table.oid) for table in known if table.oid not in facts}
+        facts = {**facts, **{oid: one for oid, one in found.items() if one is not None}}
+        original(self, catalog, known=known, facts=facts, **more)
+
+    patch.setattr(Definitions, "__init__", init)
+    _sharpen(
+        patch,
+        rare={"catalog_lost": 1.0},
+        ddl={"retypes": 0.15, "looks": 0.6},
+        dangers={"process_dies": 0.01},
+        work={"reading": 60.0, "rows_before": 3, "transactions": 60, "alters": 0.0},
+    )
+
+
+def keys_that_were_asked_for_are_deleted(patch: Patch) -> None:
+    """… whether or not there is a row."""
+    patch.setattr(requestjobs, "_by_key", lambda keys, _: iter([Task(((KeyList(keys), Op.DELETE),))]))
+    _sharpen(patch, rare={"asks": 0.02})
+
+
 def _sharpen(
     patch: Patch,
     *,
     work: dict[str, Any] | None = None,
     dangers: dict[str, Any] | None = None,
     ddl: dict[str, Any] | None = None,
+    rare: dict[str, Any] | None = None,
 ) -> None:
     """Runs in which what the bug needs happens more often than in others."""
-    for name, given in (("deal_work", work), ("deal_dangers", dangers), ("deal_ddl", ddl)):
+    for name, given in (("deal_work", work), ("deal_dangers", dangers), ("deal_ddl", ddl), ("deal_rare", rare)):
         original = getattr(world, name)
         patch.setattr(world, name, lambda chance, original=original, given=given: replace(original(chance), **(given or {})))
 
@@ -604,10 +632,10 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (forget_the_toast_fill, "bdf", 2),
     (never_catch_the_memory_up, "bdf", 28),
     (drop_the_fence, "f", 3),
-    (admit_every_snapshot, "f", 28),
-    (no_barrier_after_a_restart, "f", 28),
+    (admit_every_snapshot, "f", 83),
+    (no_barrier_after_a_restart, "f", 332),
     (truncates_do_not_empty_a_window, "f", 84),
-    (held_rows_outlive_newer_ones, "fi", 151),
+    (held_rows_outlive_newer_ones, "fi", 71),
     (held_rows_are_forgotten, "fi", 38),
     (keep_what_a_broken_stream_staged, "bcdgh", 3),
     (go_on_after_a_failed_sync, "acdhk", 3),
@@ -616,7 +644,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (drop_the_stores_guard, "efg", 5),
     (no_floor_under_a_truncate, "efi", 84),
     (tombstones_go_at_once, "ef", 32),
-    (commits_go_back, "efgi", 41),
+    (commits_go_back, "efgi", 112),
     (confirm_what_a_keepalive_says, "h", 1),
     (keep_toast_of_a_broken_stream, "bdf", 7),
     (go_on_with_open_chunks_after_a_break, "fi", 2),
@@ -625,10 +653,10 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (windows_begin_with_their_snapshot, "f", 972),
     (rolled_back_savepoints_of_streamed_transactions_stay, "bd", 246),
     (transactions_end_in_the_order_of_their_first_blocks, "abd", 6),
-    (rows_without_a_key_pass_the_fence, "f", 13),
-    (prepared_transactions_go_when_they_end, "ai", 220),
+    (rows_without_a_key_pass_the_fence, "f", 90),
+    (prepared_transactions_go_when_they_end, "ai", 47),
     (prepared_transactions_are_kept_in_memory_only, "ai", 66),
-    (a_set_back_unit_is_marked, "fgijk", 69),
+    (a_set_back_unit_is_marked, "fgijk", 107),
     (commits_look_at_the_ledger_only, "fgijk", 8),
     (what_is_there_passes_for_what_was_written, "fgij", 32),
     (the_ledger_alone_is_believed, "fgijk", 4),
@@ -638,7 +666,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (marks_of_another_log_are_believed, "k", 5),
     (marks_of_the_former_history_are_refused, "k", 10),
     (new_rows_stand_under_the_former_history, "ik", 5),
-    (versioned_stores_hold_all_that_they_reach, "fij", 78),
+    (versioned_stores_hold_all_that_they_reach, "fij", 17),
     (no_writer_is_too_old, "l", 69),
     (opening_fences_the_ledger_only, "l", 88),
     (gaps_are_taken, "fij", 23),
@@ -659,6 +687,8 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (rows_of_rewritten_tables_are_not_read_again, "fi", 14),
     (another_type_leaves_a_store_as_it_is, "cfij", 1),
     (parts_enter_under_the_type_that_they_were_read_with, "cdfi", 41),
+    (lost_facts_are_what_the_catalog_says_now, "dfi", 116),
+    (keys_that_were_asked_for_are_deleted, "f", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 

@@ -17,6 +17,9 @@ DDL_SHARE = 0.15
 """In at least so many runs of each part (more than 0.25 of all) …"""
 DDL = ("runs in which a table was created", "runs in which a table was dropped", "runs in which a type was changed")
 """… this is so."""
+RARE = ("runs in which catalog.json was lost", "runs in which a snapshot was asked for")
+RARE_SHARE = 0.03
+"""In so many runs of each part (about 0.1 of all, which a part of them misses by chance)."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -29,6 +32,7 @@ def test_no_promise_is_broken(part: int) -> None:
     hurt = counts["runs in which a store was hurt"]
     assert hurt >= HURT_SHARE * size, f"a store was hurt in {hurt} of {size} runs only"
     assert {what: counts[what] for what in DDL if counts[what] < DDL_SHARE * size} == {}
+    assert {what: counts[what] for what in RARE if counts[what] < RARE_SHARE * size} == {}
 
 
 def test_a_seed_decides_everything() -> None:

@@ -39,13 +39,16 @@ class Watch:
     def look_soon(self) -> None:
         self._due = True
 
-    def step(self) -> None:
+    def step(self) -> bool:
+        """False: nothing was found to be done, and nobody asks for another look."""
         try:
             next(self._steps)
         except StopIteration:
-            if self._due or self._chance.random() < IDLE_LOOKS:
-                self._due = False
-                self._steps = self._look()
+            if not self._due and self._chance.random() >= IDLE_LOOKS:
+                return False
+            self._due = False
+            self._steps = self._look()
+        return True
 
     def disconnect(self) -> None:
         """What it was about is given up."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -25,11 +24,13 @@ from tests.sim.clients import Clients
 from tests.sim.course import Course, Trace
 from tests.sim.disk import ModelDisk
 from tests.sim.followers import Followers
-from tests.sim.lots import deal_dangers, deal_ddl, deal_ways, deal_work
+from tests.sim.lots import deal_dangers, deal_ddl, deal_rare, deal_ways, deal_work
 from tests.sim.points import Points
 from tests.sim.process import Process
 from tests.sim.source import Source
 from tests.sim.tables import make_tables
+from tests.sim.turns import Party, Turns
+from tests.sim.walsender import Link, Walsender
 
 SETTLING_STEPS: Final = 4_000
 """Within so many steps after the last fault everything must be equal, …"""
@@ -47,7 +48,7 @@ class World:
         chance = Random(seed)
         dangers, work = deal_dangers(chance), deal_work(chance)
         ways, ddl = deal_ways(chance), deal_ddl(Random(f"{seed} ddl"))
-        self._course = course = Course(chance, dangers, work, ways, ddl, trace)
+        self._course = course = Course(chance, dangers, work, ways, ddl, deal_rare(Random(f"{seed} rare")), trace)
         self._seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
         first_xid = chance.choice((700, 2**32 - 12, 2**32 * 3 + 2**31 - 9, 2**31 - 9))
         first_lsn = chance.choice((0x1_5000, 0xFFFF_F000, 0x16_B374_D848))
@@ -55,14 +56,11 @@ class World:
         disk = ModelDisk(folder, chance)
         self._points = Points(course)
         disk.meet = self._points.meet_disk
-        self.checker = Checker(self.source, disk)
+        self.checker = Checker(self.source, disk, course.asking.keys)
         self._log = EmbeddedLogReader(folder)
         self._clients = Clients(course, self.source)
         self.process = Process(course, self._points, self.source, disk, self.checker, self._log)
         self._followers = Followers(course, seed, self._log, folder.parent / "run", self.process, self.checker)
-        self._random = chance.random
-        self._actions: list[Callable[[], None]] = []
-        self._weights: list[float] = []
 
     # --- the run --------------------------------------------------------------------------------------------------------------------
 
@@ -80,20 +78,18 @@ class World:
     def _run(self) -> None:
         self._clients.prefill()
         self.process.begin()
-        self._choose_among(working=True)
+        turns = self._working()
         for _ in range(WORKING_STEPS):
             if self._clients.done:
                 break
-            self._step()
+            turns.step()
         self._course.faulty = False
-        self._choose_among(working=False)
         self._course.say("the faults stop")
         self._followers.calm()
-        left = ["nothing was tried"]
+        turns, left = self._settling(), ["nothing was tried"]
         most = self._settling_steps()
         for step in range(most):
-            self._step()
-            if step % 20 == 19:
+            if not turns.step() or step % 20 == 19:
                 left = self._left()
                 if not left:
                     break
@@ -102,6 +98,8 @@ class World:
         self.process.look()
         self.checker.reread(self._log)
         self._course.counts["runs in which a store was hurt"] += self._followers.hurt
+        self._course.counts["runs in which catalog.json was lost"] += bool(self._course.counts["fault: catalog.json is lost"])
+        self._course.counts["runs in which a snapshot was asked for"] += bool(self._course.counts["asked-for snapshots done"])
         changes = [change for commit in self.source.commits for change in commit.changes]
         for kind, what in ("C", "created"), ("X", "dropped"):
             self._course.counts[f"runs in which a table was {what}"] += any(change.kind == kind for change in changes)
@@ -113,7 +111,7 @@ class World:
 
     def _settling_steps(self) -> int:
         chunks = sum(-(-len(rows) // self._course.ways.chunk_rows) for rows in self.source.visible.values())
-        return SETTLING_STEPS + STEPS_A_CHUNK * chunks
+        return SETTLING_STEPS + STEPS_A_CHUNK * chunks * (1 + len(self._course.asking.pending()))
 
     def _left(self) -> list[str]:
         """What is not equal yet. Rows are compared when nothing else is left, for that takes long."""
@@ -125,6 +123,8 @@ class World:
         left, head = [], self.process.capture.writer.head
         if not self.process.capture.reader.finished:
             left.append("the reader is not idle")
+        if self._course.asking.pending():
+            left.append("a snapshot that was asked for is not done")
         commits = self.source.commits
         if commits and self.source.slot.confirmed < commits[-1].end_lsn:
             left.append("the last commit is not confirmed")
@@ -135,41 +135,50 @@ class World:
         ]
         return left or list(self.checker.differences(self._followers.stores, head))
 
-    def _step(self) -> None:
-        random, weights, course = self._random, self._weights, self._course
-        course.steps += 1
-        course.clock.now += random() * 0.4
-        self._actions[bisect(weights, random() * weights[-1])]()
+    def _working(self) -> Turns:
+        """Which steps there are while faults happen, and how often each comes."""
+        process, ddl, dangers = self.process, self._course.ddl, self._course.dangers
+        looks = [Party(process.watch, ddl.looks)] if ddl.any else []
+        steps = (
+            Party(self._clients.step, 4.0),
+            Party(process.step, 3.0),
+            Party(self._server_step, 2.0),
+            Party(process.read, self._course.work.reading),
+            Party(self._followers.step, 1.2),
+            Party(self._housekeeping, 0.5),
+            *looks,
+            Party(process.die, dangers.process_dies * 10),
+            Party(self._power_lost, dangers.power_lost * 10),
+            Party(self._server_crashes, dangers.server_crashes * 10),
+            Party(self._connection_breaks, dangers.connection_breaks * 10),
+        )
+        return Turns(self._course, steps)
 
-    def _choose_among(self, *, working: bool) -> None:
-        """Which steps there are, and how often each comes."""
-        found: list[tuple[Callable[[], None], float]] = [
-            (self._clients.step, 4.0 if working else 0.5),
-            (self.process.step, 3.0),
-            (self._server_step, 2.0),
-            (self.process.read, self._course.work.reading if working else 25.0),
-            (self._followers.step, 1.2 if working or not self._course.ddl.any else 4.0),
-            (self._housekeeping, 0.5),
+    def _settling(self) -> Turns:
+        """The same when nothing goes wrong any more."""
+        process, source, ddl = self.process, self.source, self._course.ddl
+        follows = self._followers.follows
+        often = (4.0 if ddl.any else 1.2) / len(follows)
+        steps = [
+            Party(self._clients.step, 0.5, lambda: (len(source.sessions), len(source.prepared))),
+            Party(process.step, 3.0, lambda: process.received),
+            Party(self._server_step, 2.0, lambda: (source.wal_lsn, source.flushed_lsn, process.durable)),
+            Party(process.read, 25.0, lambda: (source.wal_lsn, process.taken, len(source.sessions), len(source.waiting))),
+            Party(self._housekeeping, 0.5, lambda: (len(source.waiting), source.wal_lsn)),
+            *(Party(partial(self._followers.step, follow), often, lambda: process.head) for follow in follows),
         ]
-        if self._course.ddl.any:
-            found.append((self.process.watch, self._course.ddl.looks if working else 2.0))
-        if working:
-            dangers = self._course.dangers
-            found += [
-                (self.process.die, dangers.process_dies * 10),
-                (self._power_lost, dangers.power_lost * 10),
-                (self._server_crashes, dangers.server_crashes * 10),
-                (self._connection_breaks, dangers.connection_breaks * 10),
-            ]
-        self._actions = [action for action, _ in found]
-        self._weights = list(accumulate(weight for _, weight in found))
+        if ddl.any:
+            steps.append(Party(process.watch, 2.0, lambda: source.wal_lsn))
+        return Turns(self._course, steps, resting=True)
 
-    def _server_step(self) -> None:
-        """The walsender sends something, or hears something."""
+    def _server_step(self) -> bool:
+        """The walsender sends something, or hears something. False: once the faults have stopped, all is sent and heard."""
         capture, chance = self.process.capture, self._course.chance
         if capture is None or capture.link is None or capture.server is None or capture.link.broken:
-            return
+            return False
         link, server = capture.link, capture.server
+        if not (self._course.faulty or link.asked or self._unsaid(server, link)):
+            return False
         roll = chance.random()
         if roll < 0.25 or link.asked:
             link.asked = 0
@@ -186,9 +195,18 @@ class World:
             server.relations_changed()
         else:
             link.send(server.keepalive(reply=chance.random() < 0.5))
+        return True
 
-    def _housekeeping(self) -> None:
+    def _unsaid(self, server: Walsender, link: Link) -> bool:
+        """Whether one of the two has something to say to the other."""
+        commits, confirmed = self.source.commits, self.source.slot.confirmed
+        behind = bool(commits) and commits[-1].end_lsn > confirmed
+        return behind or not server.caught_up or link.feedback.durable_lsn > confirmed or bool(self.source.sessions)
+
+    def _housekeeping(self) -> bool:
+        """False: nothing waited for it."""
         source, chance = self.source, self._course.chance
+        waited = bool(source.waiting) or source.flushed_lsn < source.wal_lsn
         if source.waiting and chance.random() < (0.3 if self._course.faulty else 1.0):
             source.show(chance.randrange(len(source.waiting)))
         if chance.random() < 0.5:
@@ -197,8 +215,9 @@ class World:
             source.noise()
         if chance.random() < 0.2:
             source.save_slot()
-        if self._seals and self.process.capture is not None and chance.random() < 0.1:
+        if self._seals and self.process.capture is not None and chance.random() < (0.1 if self._course.faulty else 0.4):
             self.process.seal()
+        return waited
 
     def _server_crashes(self) -> None:
         self._course.fault("server crashes")

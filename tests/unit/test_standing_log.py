@@ -66,14 +66,14 @@ def test_a_damaged_file_that_is_put_back(settings: Settings, tmp_path: Path) -> 
     written(folder, 1, 100)
     shutil.copytree(folder, ahead)
     written(ahead, 101, 200)
-    whole = (ahead / "timeline").read_bytes()
+    whole = (ahead / "timeline-00000001").read_bytes()
     with TestClient(port.make_app(settings), base_url="http://127.0.0.1:8642") as page:
         until(page, lambda code, _: code == 200)
-        (folder / "timeline").write_bytes(whole[:-10] + bytes([whole[-10] ^ 1]) + whole[-9:])
+        (folder / "timeline-00000001").write_bytes(whole[:-10] + bytes([whole[-10] ^ 1]) + whole[-9:])
         shutil.copytree(ahead / "topics", folder / "topics", dirs_exist_ok=True)
         (folder / "head").write_bytes((ahead / "head").read_bytes())  # from here on that is read
         until(page, lambda code, told: code == 503 and "LOG_CORRUPT" in told["error"])
         aside = folder / "aside"
         aside.write_bytes(whole)
-        aside.replace(folder / "timeline")
+        aside.replace(folder / "timeline-00000001")
         until(page, lambda code, told: code == 200 and told["log"]["position"] == 200)

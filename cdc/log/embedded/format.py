@@ -1,6 +1,6 @@
 """The log's bytes: pure encoders and decoders. ``docs/log-format.md`` gives the same byte by byte. All numbers are little-endian.
 
-Three kinds of file: segments (``SegmentHeader``, then frames), the timeline (48-byte records) and the head (one record).
+Segments (``SegmentHeader``, then frames) and the head (one record); the timeline's are in ``cdc.log.embedded.records``.
 A decoder returns ``None`` for "not whole yet" and raises ``Damaged`` for bytes that no writer wrote; no length is believed
 before it is bounded by what is there. Checksums are CRC32C (``google_crc32c``, several GB/s).
 """
@@ -14,14 +14,12 @@ from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
 import google_crc32c
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import HeadwaterError
 from cdc.model.position import Cut, Lsn, Position
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 Bytes: TypeAlias = bytes | pa.Buffer
 """Bytes that the checksum and the decoders take without a copy."""
@@ -201,201 +199,11 @@ def chain(previous: int, frame_crc: int) -> int:
     return crc32c(frame_crc.to_bytes(4, "little"), previous)
 
 
-# --- timeline -------------------------------------------------------------------------------------------------------------
-
-RECORD_BYTES: Final = 48
-
-
-class RecordKind(IntEnum):
-    HEADER = 1
-    """The file's first record."""
-    NAME = 2
-    """A piece of a new topic's name; the pieces stand one after the other before the topic's first PART."""
-    PART = 3
-    """One group's share of one segment."""
-    CUT = 4
-    """Closes the group: with it, and not before, the group exists."""
-
-
-TIMELINE_MAGIC: Final = b"HWTIMELN"
-NAME_PIECE_BYTES: Final = 32
-_HEADER: Final = struct.Struct("<HH8sQ24xI")  # kind, version, magic, log id, checksum
-_NAME: Final = struct.Struct("<HHII32sI")  # kind, bytes in this piece, topic, pieces that follow, piece, checksum
-_PART: Final = struct.Struct("<HHIqIIqIIII")  # kind, 0, topic, segment, start, end, last, rows, seed, chain, checksum
-_CUT: Final = struct.Struct("<HHIqqqqII")  # kind, 0, parts, first, last, commit LSN, commit ts, epoch, checksum
-assert _HEADER.size == _NAME.size == _PART.size == _CUT.size == RECORD_BYTES
-
-PART_DTYPE: Final = np.dtype(
-    [
-        ("kind", "<u2"), ("zero", "<u2"), ("topic", "<u4"), ("segment", "<i8"), ("start", "<u4"), ("end", "<u4"),
-        ("last", "<i8"), ("rows", "<u4"), ("seed", "<u4"), ("chain", "<u4"), ("crc", "<u4"),
-    ]
-)  # fmt: skip
-CUT_DTYPE: Final = np.dtype(
-    [
-        ("kind", "<u2"), ("zero", "<u2"), ("parts", "<u4"), ("first", "<i8"), ("last", "<i8"), ("lsn", "<i8"),
-        ("ts", "<i8"), ("epoch", "<u4"), ("crc", "<u4"),
-    ]
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPart:
-    """One group's share of one segment: its bytes [start, end), ``rows`` changes, the last at position ``last``.
-
-    ``seed`` and ``chain`` are the segment's running checksum before and after them, so that the range can be checked alone.
-    """
-
-    topic: int
-    segment: int
-    start: int
-    end: int
-    last: int
-    rows: int
-    seed: int
-    chain: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupEntry:
-    """One group commit: positions [first, last] (empty when last == first - 1), its commit, what it put where."""
-
-    first: int
-    last: int
-    commit_lsn: int
-    commit_ts_us: int
-    epoch: int
-    names: tuple[tuple[int, str], ...]
-    """Topics that appear for the first time: (topic id, name)."""
-    parts: tuple[GroupPart, ...]
-
-
-def _sealed(record: bytes, previous: int) -> tuple[bytes, int]:
-    """The record with its checksum, which is chained to the record before."""
-    crc = crc32c(record[:-4], previous)
-    return record[:-4] + crc.to_bytes(4, "little"), crc
-
-
-def encode_timeline_header(log_id: int) -> tuple[bytes, int]:
-    return _sealed(_HEADER.pack(RecordKind.HEADER, VERSION, TIMELINE_MAGIC, log_id, 0), 0)
-
-
-def decode_timeline_header(data: bytes) -> tuple[int, int]:
-    """(log id, checksum) of a timeline's first record. Its layout never changes, so that any version can refuse any other.
-    Raises Damaged, and HeadwaterError for another version."""
-    if len(data) < RECORD_BYTES:
-        raise Damaged(0, "the timeline's header is cut short")
-    kind, version, magic, log_id, crc = _HEADER.unpack_from(data)
-    if magic != TIMELINE_MAGIC or kind != RecordKind.HEADER or crc32c(data[: RECORD_BYTES - 4]) != crc:
-        raise Damaged(0, "not a timeline, or its header is damaged")
-    check_version(version, "the timeline")
-    return log_id, crc
-
-
-def encode_group(group: GroupEntry, previous: int) -> tuple[bytes, int]:
-    """(the group's records, the last one's checksum). ``previous`` is the checksum of the record before."""
-    records: list[bytes] = []
-
-    def add(record: bytes) -> None:
-        nonlocal previous
-        whole, previous = _sealed(record, previous)
-        records.append(whole)
-
-    for topic, name in group.names:
-        raw = name.encode()
-        pieces = [raw[at : at + NAME_PIECE_BYTES] for at in range(0, len(raw), NAME_PIECE_BYTES)]
-        for number, piece in enumerate(pieces, 1):
-            add(_NAME.pack(RecordKind.NAME, len(piece), topic, len(pieces) - number, piece, 0))
-    for part in group.parts:
-        add(
-            _PART.pack(
-                RecordKind.PART, 0, part.topic, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain, 0
-            )
-        )
-    add(
-        _CUT.pack(
-            RecordKind.CUT, 0, len(group.parts), group.first, group.last, group.commit_lsn, group.commit_ts_us, group.epoch, 0
-        )
-    )
-    return b"".join(records), previous
-
-
-def decode_group(data: bytes, at: int, previous: int) -> tuple[GroupEntry, int, int] | None:
-    """Reads back what ``encode_group`` put at this offset: the group, where it ends, and the last record's checksum.
-
-    ``previous`` is the checksum of the record before. None when no whole group stands there. Raises Damaged (its offset is one within
-    ``data``) for whole records that no writer wrote.
-    """
-    begin, kind = at, int(RecordKind.HEADER)
-    while kind != RecordKind.CUT:
-        record = data[at : at + RECORD_BYTES]
-        if len(record) < RECORD_BYTES:
-            return None
-        previous = crc32c(record[:-4], previous)
-        if previous != int.from_bytes(record[-4:], "little"):
-            return None
-        kind = record[0] | record[1] << 8
-        at += RECORD_BYTES
-    names: list[tuple[int, str]] = []
-    parts: list[GroupPart] = []
-    name = b""
-    for start in range(begin, at - RECORD_BYTES, RECORD_BYTES):
-        record = data[start : start + RECORD_BYTES]
-        match record[0] | record[1] << 8:
-            case RecordKind.PART:
-                _, _, topic, segment, low, high, last, rows, seed, running, _ = _PART.unpack(record)
-                parts.append(GroupPart(topic, segment, low, high, last, rows, seed, running))
-            case RecordKind.NAME:
-                topic, piece, follow = name_piece(record)
-                name += piece
-                if follow == 0:
-                    names.append((topic, _name_text(name, start)))
-                    name = b""
-            case _:
-                raise Damaged(start, "a record of unknown kind")
-    _, _, count, first, last, lsn, ts, epoch, _ = _CUT.unpack(data[at - RECORD_BYTES : at])
-    if count != len(parts):
-        raise Damaged(at - RECORD_BYTES, "a group's positions are not dense")
-    return GroupEntry(first, last, lsn, ts, epoch, tuple(names), tuple(parts)), at, previous
-
-
-def _name_text(name: bytes, at: int) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise Damaged(at, "a topic's name is not text") from None
-
-
-def name_piece(record: bytes) -> tuple[int, bytes, int]:
-    """(topic, piece, how many pieces follow) of a NAME record."""
-    _, length, topic, follow, piece, _ = _NAME.unpack(record)
-    return topic, piece[: min(length, NAME_PIECE_BYTES)], follow
-
-
-def whole_records(records: npt.NDArray[np.uint8], previous: int) -> int:
-    """How many of these records (n × 48 bytes) from the first on are whole, given the checksum of the record before them.
-
-    Checks all in one pass over their bytes; only when that fails, one by one to find the place.
-    """
-    count = len(records)
-    if count == 0:
-        return 0
-    if count > 16 and crc32c(records[:, :-4].tobytes(), previous) == int.from_bytes(records[-1, -4:].tobytes(), "little"):
-        return count
-    raw = records.tobytes()
-    for number in range(count):
-        at = number * RECORD_BYTES
-        previous = crc32c(raw[at : at + RECORD_BYTES - 4], previous)
-        if previous != int.from_bytes(raw[at + RECORD_BYTES - 4 : at + RECORD_BYTES], "little"):
-            return number
-    return count
-
-
 # --- head -----------------------------------------------------------------------------------------------------------------
 
 HEAD_MAGIC: Final = b"HWHEAD\r\n"
-_HEAD: Final = struct.Struct("<8sHHIQqqqQII")
-# magic, version, 0, epoch, log id, position, commit LSN, commit ts, timeline length, the timeline's last checksum, checksum
+_HEAD: Final = struct.Struct("<8sHHIQqqqIIII")
+# magic, version, 0, epoch, log id, position, commit LSN, commit ts, timeline's file, its length, its last checksum, checksum
 HEAD_BYTES: Final = _HEAD.size
 MAX_EPOCH: Final = 2**32 - 1
 
@@ -409,6 +217,8 @@ class Head:
     position: int
     commit_lsn: int
     commit_ts_us: int
+    timeline: int
+    """The number of the timeline's newest file."""
     timeline_bytes: int
     timeline_crc: int
 
@@ -420,7 +230,7 @@ class Head:
     def encode(self) -> bytes:
         raw = _HEAD.pack(
             HEAD_MAGIC, VERSION, 0, self.epoch, self.log_id, self.position, self.commit_lsn, self.commit_ts_us,
-            self.timeline_bytes, self.timeline_crc, 0,
+            self.timeline, self.timeline_bytes, self.timeline_crc, 0,
         )[:-4]  # fmt: skip
         return raw + crc32c(raw).to_bytes(4, "little")
 
@@ -429,8 +239,8 @@ def decode_head(data: bytes) -> Head | None:
     """The head; None when the bytes are not (yet) a whole head: it is overwritten in place, so a reader tries again."""
     if len(data) != HEAD_BYTES:
         return None
-    magic, version, _, epoch, log_id, position, lsn, ts, length, timeline_crc, crc = _HEAD.unpack(data)
+    magic, version, _, epoch, log_id, position, lsn, ts, timeline, length, timeline_crc, crc = _HEAD.unpack(data)
     if magic != HEAD_MAGIC or crc32c(data[:-4]) != crc:
         return None
     check_version(version, "the log's head")
-    return Head(log_id, epoch, position, lsn, ts, length, timeline_crc)
+    return Head(log_id, epoch, position, lsn, ts, timeline, length, timeline_crc)

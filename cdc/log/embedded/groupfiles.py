@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from typing import Final
 
 from cdc.crashpoint import crashpoint
+from cdc.errors import LogCorrupt
+from cdc.log.embedded import checkpoint
 from cdc.log.embedded.disk import Disk
-from cdc.log.embedded.format import HEAD_BYTES, GroupEntry, Head, decode_head, encode_group
+from cdc.log.embedded.format import HEAD_BYTES, Damaged, Head, decode_head
 from cdc.log.embedded.names import LogPlaces
+from cdc.log.embedded.records import GroupEntry, encode_group
+from cdc.log.embedded.timeline import Timeline
+
+FILE_BYTES: Final = 8 * 2**20
+"""A file of the timeline is about so long: what a reader decodes when it opens the log."""
 
 
 class GroupFiles:
@@ -16,10 +25,14 @@ class GroupFiles:
     Every method raises OSError as the disk gives it. What the disk then holds is for the caller to judge.
     """
 
-    def __init__(self, places: LogPlaces, disk: Disk, head: Head) -> None:
-        """``head``: what both files say already."""
+    def __init__(self, places: LogPlaces, disk: Disk, head: Head, *, file_bytes: int = FILE_BYTES, begun: int = 0) -> None:
+        """``head``: what both files say already. ``begun``: how much of the timeline's file is its checkpoint. ``file_bytes``: so many bytes of groups
+        make a file long enough for the next one to begin."""
         self._disk = disk
-        self._timeline_fd = disk.open(places.timeline)
+        self._places = places
+        self._file_bytes = file_bytes
+        self._full_at = begun + max(file_bytes, begun)
+        self._timeline_fd = disk.open(places.timeline(head.timeline))
         try:
             self._head_fd = disk.open(places.head)
         except BaseException:
@@ -41,7 +54,7 @@ class GroupFiles:
         self._disk.write(self._timeline_fd, [records], before.timeline_bytes)
         return Head(
             before.log_id, before.epoch, group.last, group.commit_lsn, group.commit_ts_us,
-            before.timeline_bytes + len(records), crc,
+            before.timeline, before.timeline_bytes + len(records), crc,
         )  # fmt: skip
 
     def take_back(self) -> None:
@@ -62,8 +75,56 @@ class GroupFiles:
         crashpoint("log.head.written")
         self.head = head
 
+    # --- the timeline's next file ------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether the timeline's next file should begin. A checkpoint is never the larger part of what is written."""
+        return self.head.timeline_bytes >= self._full_at
+
+    def write_next(self) -> Head:
+        """Writes the next file aside, synced, and returns the head that names it. Raises LogCorrupt when the one at hand is damaged. An error of the
+        disk changes nothing; the next attempt is made when the file has grown again."""
+        self._full_at = self.head.timeline_bytes + self._file_bytes
+        head, aside = self.head, self._places.aside_timeline
+        data, crc = next_file(self._places, head)
+        aside.unlink(missing_ok=True)
+        fd = self._disk.create(aside)
+        try:
+            crashpoint("log.rollover.created")
+            self._disk.write(fd, [data], 0)
+            self._disk.sync(fd)
+        finally:
+            self._disk.close(fd)
+        crashpoint("log.rollover.written")
+        return replace(head, timeline=head.timeline + 1, timeline_bytes=len(data), timeline_crc=crc)
+
+    def begin_next(self, head: Head) -> None:
+        """From now on groups go into the file that was written aside. The head's own file says so with the next group."""
+        path = self._places.timeline(head.timeline)
+        self._disk.rename(self._places.aside_timeline, path)
+        crashpoint("log.rollover.named")
+        self._disk.sync_folder(path.parent)
+        crashpoint("log.rollover.begun")
+        fd = self._disk.open(path)
+        self._disk.close(self._timeline_fd)
+        self._timeline_fd, self.head = fd, head
+        self._full_at = head.timeline_bytes + max(self._file_bytes, head.timeline_bytes)
+
     def close(self) -> None:
         for fd in (self._timeline_fd, self._head_fd):
             if fd >= 0:
                 os.close(fd)
         self._timeline_fd = self._head_fd = -1
+
+
+def next_file(places: LogPlaces, head: Head) -> tuple[bytes, int]:
+    """(its first bytes, the last checksum) of the timeline's file behind the one that the head names. Raises LogCorrupt."""
+    path = places.timeline(head.timeline)
+    try:
+        timeline = Timeline.whole(path.read_bytes()[: head.timeline_bytes])
+    except Damaged as damage:
+        raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
+    if (timeline.length, timeline.crc) != (head.timeline_bytes, head.timeline_crc):
+        raise LogCorrupt(f"{path} at byte {timeline.length}: does not end as it was written")
+    return checkpoint.encode(timeline)

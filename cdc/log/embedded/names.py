@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
+
+from cdc.log.embedded.format import crc32c
 
 HEAD: Final = "head"
 TIMELINE: Final = "timeline"
@@ -17,9 +20,10 @@ ASIDE: Final = ".aside-"
 """Prefix of a file that is being written and does not count yet."""
 
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+_TIMELINE: Final = re.compile(rf"^{TIMELINE}-(\d{{8,10}})$")
 _READABLE_BYTES: Final = 160
 _SEGMENT: Final = re.compile(r"^(\d{20})\.seg$")
-_SEALED: Final = re.compile(r"^(\d{20})-(\d{20})-(\d{1,12})-([0-9a-f]{8})\.parquet$")
+_SEALED: Final = re.compile(r"^(\d{20})-(\d{20})-(\d{1,12})-([0-9a-f]{8})(?:-([1-9]\d{0,9}))?\.parquet$")
 
 
 @lru_cache(maxsize=4096)
@@ -49,22 +53,30 @@ def first_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sealed:
-    """The facts in a sealed file's name: positions [first, last], rows, and the CRC32C of all its bytes."""
+    """The facts in a sealed file's name: positions [first, last], rows, the CRC32C of all its bytes, and the generation: 0 for what a segment
+    has become, else that of the REPLACED record that vouches for the file."""
 
     first: int
     last: int
     rows: int
     crc: int
+    generation: int = 0
 
     @property
     def file(self) -> str:
-        return f"{self.first:020d}-{self.last:020d}-{self.rows}-{self.crc:08x}.parquet"
+        generation = f"-{self.generation}" if self.generation else ""
+        return f"{self.first:020d}-{self.last:020d}-{self.rows}-{self.crc:08x}{generation}.parquet"
 
 
 def sealed_of(name: str) -> Sealed | None:
     """Decodes a sealed file's name; None for any other file."""
     found = _SEALED.match(name)
-    return Sealed(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16)) if found else None
+    return Sealed(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16), int(found[5] or 0)) if found else None
+
+
+def digest_of(files: Iterable[Sealed]) -> int:
+    """The names of a generation's files as one number. Each name holds its content's checksum, so whoever vouches for it vouches for all of them."""
+    return crc32c("".join(f"{name.file}\n" for name in sorted(files)).encode())
 
 
 @lru_cache(maxsize=4096)
@@ -82,8 +94,23 @@ class LogPlaces:
     def head(self) -> Path:
         return self.root / HEAD
 
+    def timeline(self, number: int) -> Path:
+        """One of the timeline's files, from 1."""
+        return self.root / f"{TIMELINE}-{number:08d}"
+
+    def timelines(self) -> list[int]:
+        """The numbers of those that are there, in order."""
+        found = (_TIMELINE.match(path.name) for path in self.root.iterdir()) if self.root.exists() else ()
+        return sorted(int(name[1]) for name in found if name)
+
     @cached_property
-    def timeline(self) -> Path:
+    def aside_timeline(self) -> Path:
+        """The timeline's next file, while it is being written."""
+        return self.root / f"{ASIDE}{TIMELINE}"
+
+    @cached_property
+    def former_timeline(self) -> Path:
+        """The only file that the timeline had in earlier formats."""
         return self.root / TIMELINE
 
     @cached_property

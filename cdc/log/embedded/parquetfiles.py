@@ -11,7 +11,7 @@ from cdc.errors import LogCorrupt
 from cdc.log.contract import ParquetFile
 from cdc.log.embedded.names import LogPlaces, segment_name
 from cdc.log.embedded.reader import EmbeddedLogReader
-from cdc.log.embedded.sealedsegment import covering
+from cdc.log.embedded.sealedsegment import covering, sealed_in
 from cdc.model.position import Position
 
 
@@ -28,13 +28,12 @@ def parquet_files(root: Path, topic: str, after: Position, upto: Position) -> li
     finally:
         reader.close()
     folder = LogPlaces(root).folder(topic)
-    names = {path.name for path in folder.iterdir()}
-    ordered = sorted(names)
+    sealed_files = sealed_in(folder)
     found = []
     for run in runs:
-        if segment_name(run.segment) in names:
+        if (folder / segment_name(run.segment)).exists():
             continue  # the files beside it may not be whole yet
-        for sealed in covering(ordered, run):
+        for sealed in covering(sealed_files, run) or ():
             if sealed.last > after and sealed.first <= upto:
                 path = folder / sealed.file
                 found.append(ParquetFile(path, Position(sealed.first), Position(sealed.last), sealed.rows, _schema(path)))

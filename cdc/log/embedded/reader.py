@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -14,15 +13,17 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.errors import LogCorrupt
+from cdc.errors import LogCorrupt, PositionGone
 from cdc.log.contract import Slice, Topic
-from cdc.log.embedded.format import RECORD_BYTES, Damaged, Head, decode_timeline_header
+from cdc.log.embedded.format import Damaged, Head
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.histories import lineage_of
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.sealedsegment import SealedSegment
 from cdc.log.embedded.segment import Segment, SegmentPlace
-from cdc.log.embedded.timeline import SegmentRun, Timeline, TopicIndex
+from cdc.log.embedded.timeline import Timeline
+from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
+from cdc.log.embedded.volumes import EARLIER, Volumes
 from cdc.log.views import alone, clip, joined
 from cdc.model.batch import table_of
 from cdc.model.lineage import Lineage
@@ -50,10 +51,9 @@ class EmbeddedLogReader:
         self._places = LogPlaces(Path(dir))
         self._lock = threading.RLock()
         self._head_file: HeadFile | None = None
-        self._timeline_fd = -1
-        self._timeline: Timeline | None = None
+        self._volumes = Volumes(self._places)
         self._seen: Head | None = None
-        self._open: OrderedDict[tuple[int, int], Segment | SealedSegment] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int, int], Segment | SealedSegment] = OrderedDict()
         self._topics: dict[int, Topic] = {}
         self._watches: list[Watch] = []
         """One for each thread that has waited at the same time as others, while nobody uses it: who has none would have to look again and again."""
@@ -69,16 +69,14 @@ class EmbeddedLogReader:
 
     def _written(self) -> Timeline | None:
         """The timeline as the disk has it, whatever the head says; None without one."""
-        path = self._places.timeline
-        try:
-            data = path.read_bytes()
-            timeline = Timeline(*decode_timeline_header(data))
-            timeline.extend(data[RECORD_BYTES:])
-        except FileNotFoundError:
+        numbers = self._places.timelines()
+        if not numbers:
             return None
+        path = self._places.timeline(numbers[-1])
+        try:
+            return Timeline.whole(path.read_bytes())
         except Damaged as damage:
             raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
-        return timeline
 
     def wait(self, after: Position, timeout_s: float) -> Cut:
         deadline = time.monotonic() + timeout_s
@@ -101,12 +99,35 @@ class EmbeddedLogReader:
                 self._put_back(watch, closed)
 
     def cut_within(self, after: Position, max_rows: int, max_bytes: int) -> Cut:
-        timeline = self._refreshed()
-        return timeline.within(after, max_rows, max_bytes) if timeline else ZERO_CUT
+        with self._lock:
+            self._refreshed()
+            return self._volumes.within(after, max_rows, max_bytes) or ZERO_CUT
 
     def cut_at_lsn(self, lsn: Lsn) -> Cut | None:
-        timeline = self._refreshed()
-        return timeline.at_lsn(lsn) if timeline else None
+        with self._lock:
+            self._refreshed()
+            timeline = self._volumes.reaching(lsn)
+            return timeline.at_lsn(lsn) if timeline else None
+
+    def cut_before_lsn(self, lsn: Lsn) -> Cut:
+        """The last cut before the first that reaches the LSN; the head when none does."""
+        with self._lock:
+            self._refreshed()
+            timeline = self._volumes.reaching(lsn)
+            return timeline.cut(timeline.number_at_lsn(lsn) - 1) if timeline else ZERO_CUT
+
+    def cuts(self, since: int = 0) -> list[Cut]:
+        """Every cut from the one with this number on. For looking into the log: there may be very many."""
+        with self._lock:
+            self._refreshed()
+            return list(self._volumes.cuts(since))
+
+    def marks(self, upto: Position | None = None) -> Mapping[str, bytes]:
+        with self._lock:
+            timeline = self._refreshed()
+            if upto is not None:
+                timeline = self._volumes.behind(upto)
+            return timeline.marks(upto) if timeline else {}
 
     def last_commit(self) -> Cut:
         timeline = self._refreshed()
@@ -118,7 +139,12 @@ class EmbeddedLogReader:
 
     def last_change(self, topic: str, upto: Position) -> Position:
         index = self._index(topic, upto)
-        return Position(0 if index is None else index.last_within(upto))
+        if index is None or upto >= index.begun_at:
+            return Position(0 if index is None else index.last_within(upto))
+        with self._lock:
+            timeline = self._volumes.behind(upto)
+        found = timeline.topics.get(index.number) if timeline else None
+        return Position(found.last_within(upto) if found else 0)
 
     def topics(self) -> Sequence[Topic]:
         timeline = self._refreshed()
@@ -128,8 +154,9 @@ class EmbeddedLogReader:
 
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
         index = self._index(topic, upto)
-        if index is None:
-            return
+        if index is None or index.last <= after:
+            return  # most topics, whenever a follower looks at what is new in all of them
+        _check_kept(index, after)
         for batch in joined(self._batches(index, after, upto), upto_rows=JOINED_ROWS):
             yield from alone(batch)
 
@@ -138,6 +165,7 @@ class EmbeddedLogReader:
         for topic in topics:
             index = self._index(topic, upto)
             if index is not None:
+                _check_kept(index, after)
                 found += _slices(index, after, upto, target_bytes)
         return found
 
@@ -162,9 +190,8 @@ class EmbeddedLogReader:
                 watch.close()
             self._watches.clear()
             self._closed += 1
-            if self._timeline_fd >= 0:
-                os.close(self._timeline_fd)
-            self._head_file, self._timeline_fd, self._timeline, self._seen = None, -1, None, None
+            self._volumes.close()
+            self._head_file = self._seen = None
 
     # --- what is durable ---------------------------------------------------------------------------------------------
 
@@ -177,34 +204,9 @@ class EmbeddedLogReader:
                     return None
             head = self._head_file.read()
             if self._seen is not head and self._seen != head:
-                self._catch_up(head)
+                self._volumes.catch_up(head)
                 self._seen = head
-            return self._timeline
-
-    def _catch_up(self, head: Head) -> None:
-        """Takes in the timeline's groups up to what the head says."""
-        path = self._places.timeline
-        try:
-            if self._timeline is None:
-                self._timeline_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                log_id, crc = decode_timeline_header(os.pread(self._timeline_fd, RECORD_BYTES, 0))
-                self._timeline = Timeline(log_id, crc)
-            timeline = self._timeline
-            start = timeline.length
-            if head.log_id != timeline.log_id or head.timeline_bytes < start:
-                raise Damaged(0, "the head is of another log, or an older one")
-            data = _read_range(self._timeline_fd, start, head.timeline_bytes)
-            done = timeline.extend(data)
-        except FileNotFoundError:
-            raise LogCorrupt(f"{path}: missing") from None
-        except Damaged as damage:
-            raise LogCorrupt(
-                f"{path} at byte {start + damage.offset if self._timeline else damage.offset}: {damage.what}"
-            ) from None
-        if done < head.timeline_bytes - start:
-            raise LogCorrupt(f"{path} at byte {start + done}: the entry is damaged, though it was durable")
-        if head.timeline_crc != timeline.crc or head.position != timeline.head.position:
-            raise LogCorrupt(f"{path} at byte {timeline.length}: does not end as the head says")
+            return self._volumes.newest
 
     def _taken_watch(self) -> Watch | None:
         """One that nobody else uses; None as long as there is no log."""
@@ -227,83 +229,126 @@ class EmbeddedLogReader:
     # --- where changes lie -------------------------------------------------------------------------------------------
 
     def _index(self, topic: str, upto: int) -> TopicIndex | None:
-        timeline = self._timeline
+        timeline = self._volumes.newest
         if timeline is None or timeline.head.position < upto:
             timeline = self._refreshed()
         if timeline is None or topic not in timeline.numbers:
             return None
         return timeline.topics[timeline.numbers[topic]]
 
-    def _batches(self, index: TopicIndex, after: int, upto: int) -> Iterator[pa.RecordBatch]:
-        for first, low, high in index.within_segments(*index.between(after, upto)):
-            source = self._segment(index, first)
-            if isinstance(source, SealedSegment):
-                yield from source.batches(after, upto)
-                continue
-            whole = index.inside(low, high, after, upto)
-            for run in index.runs(low, high, RUN_BYTES):
+    def _batches(self, index: TopicIndex | None, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        while index is not None:
+            try:
+                for first, low, high in index.within_segments(*index.between(after, upto)):
+                    source = self._segment(index, first, int(index.parts["generation"][low]))
+                    yield from self._of_segment(index, source, low, high, after, upto)
+                    after = max(after, int(index.parts["last"][high - 1]))
+                return
+            except _Superseded:
+                # Other files hold the rest of it by now.
+                index = self._index(index.name, upto)
+                if index is not None:
+                    _check_kept(index, after)
+
+    def _of_segment(
+        self, index: TopicIndex, source: Segment | SealedSegment, low: int, high: int, after: int, upto: int
+    ) -> Iterator[pa.RecordBatch]:
+        if isinstance(source, SealedSegment):
+            yield from source.batches(after, upto)
+            return
+        for parts, begin, end in self._groups(index, low, high, after, upto):
+            whole = parts.inside(begin, end, after, upto)
+            for run in parts.runs(begin, end, RUN_BYTES):
                 for batch in source.batches(run):
                     clipped = batch if whole else clip(batch, after, upto)
                     if clipped.num_rows:
                         yield clipped
 
-    def _segment(self, index: TopicIndex, first: int) -> Segment | SealedSegment:
-        key = (index.number, first)
+    def _groups(self, index: TopicIndex, low: int, high: int, after: int, upto: int) -> Iterator[tuple[TopicIndex, int, int]]:
+        """The parts [low, high) of a segment; where only some of what a checkpoint sums up is wanted, as the groups that the files before it tell of.
+        Who follows a log is a little behind its newest file whenever one begins, and must not read a whole segment for that."""
+        first, last = int(index.parts["base"][low]), int(index.parts["last"][low])
+        if last <= index.begun_at and not index.inside(low, low + 1, after, upto):
+            low_end, high_end = max(after, first - 1), min(upto, last)
+            with self._lock:
+                files = self._volumes.over(low_end, high_end, EARLIER)
+            if files is not None:
+                for file in files:
+                    topic, begun = file.topics.get(index.number), file.before.head.position
+                    if topic is not None:
+                        yield (topic, *topic.between(max(low_end, begun), high_end))
+                low += 1
+        if low < high:
+            yield index, low, high
+
+    def _segment(self, index: TopicIndex, first: int, generation: int) -> Segment | SealedSegment:
+        key = (index.number, first, generation)
         with self._lock:
-            found = self._open.pop(key, None) or self._opened(index, first)
+            found = self._open.pop(key, None) or self._opened(index, first, generation)
             self._open[key] = found
             while len(self._open) > OPEN_SEGMENTS:
                 self._open.popitem(last=False)
             return found
 
-    def _opened(self, index: TopicIndex, first: int) -> Segment | SealedSegment:
-        """A segment is either there, or its Parquet files are: they appear before it goes."""
-        timeline = self._timeline
+    def _opened(self, index: TopicIndex, first: int, generation: int) -> Segment | SealedSegment:
+        """A segment is either there, or its Parquet files are: they appear before it goes. Raises _Superseded once others have taken their place."""
+        timeline = self._volumes.newest
         assert timeline is not None
         place = SegmentPlace(timeline.log_id, index.number, index.name, first)
         path = self._places.segment(index.name, first)
-        try:
-            return Segment(path, place)
-        except FileNotFoundError:
-            pass
-        # The sealed files hold all of the segment, so also what was committed to it since this reader last looked.
-        self._refreshed()
-        run = next(run for run in index.segments() if run.segment == first)
-        # The power loss that set the head back spares what was sealed since: the files may hold more of the segment than the head knows of.
-        for known in chain((run,), self._runs_written(index.name, first)):
+        if not generation:
             with suppress(FileNotFoundError):
-                return SealedSegment(path.parent, known, place)
-        raise LogCorrupt(f"{path}: missing, and no sealed files hold its positions {first} to {run.last}")
+                return Segment(path, place)
+        # The sealed files hold all of the segment, so also what was committed to it since this reader last looked.
+        timeline = self._refreshed()
+        assert timeline is not None
+        newest = timeline.topics[index.number]
+        known = [run for run in newest.segments() if (run.segment, run.generation) == (first, generation)]
+        # The power loss that set the head back spares what was sealed since: the files may hold more of the segment than the head knows of.
+        for run in chain(known, self._runs_written(index.name, first, generation)):
+            with suppress(FileNotFoundError):
+                return SealedSegment(path.parent, run, place)
+        if not known:
+            raise _Superseded
+        raise LogCorrupt(f"{path}: missing, and no sealed files hold its positions {first} to {known[0].last}")
 
-    def _runs_written(self, topic: str, first: int) -> Iterator[SegmentRun]:
+    def _runs_written(self, topic: str, first: int, generation: int) -> Iterator[SegmentRun]:
         """All that was ever committed to the segment, whatever the head says."""
         timeline = self._written()
         if timeline is not None and topic in timeline.numbers:
-            yield from (run for run in timeline.topics[timeline.numbers[topic]].segments() if run.segment == first)
+            runs = timeline.topics[timeline.numbers[topic]].segments()
+            yield from (run for run in runs if (run.segment, run.generation) == (first, generation))
 
     def _topic(self, index: TopicIndex) -> Topic:
         """Made again only when something has been added to it: all topics are asked for whenever a follower looks at its store."""
         known, last = self._topics.get(index.number), index.last
-        if known is None or known.last != last:
-            known = Topic(index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last))
+        if known is None or (known.last, known.rows, known.clean_from) != (last, index.rows, index.retired.clean_from):
+            known = Topic(
+                index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last),
+                index.producer, Position(index.retired.clean_from),
+            )  # fmt: skip
             self._topics[index.number] = known
         return known
 
     def _table(self, index: TopicIndex) -> Table:
         size = len(index.parts)
         run = index.run(size - 1, size)
-        source = self._segment(index, run.segment)
+        source = self._segment(index, run.segment, run.generation)
         return table_of(source.newest_schema(run) if isinstance(source, Segment) else source.newest_schema)
 
 
-def _read_range(fd: int, start: int, end: int) -> bytes:
-    """Bytes [start, end), or as many of them as there are."""
-    pieces = []
-    end = min(end, os.fstat(fd).st_size)  # never room for more than there is, whatever the head says
-    while start < end and (piece := os.pread(fd, end - start, start)):
-        pieces.append(piece)
-        start += len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+class _Superseded(Exception):
+    """What a reader looked for has been replaced or retired since it last asked where changes lie."""
+
+
+def _check_kept(index: TopicIndex, after: int) -> None:
+    """Raises PositionGone."""
+    kept_from, floor = index.retired.kept_from, index.retired.floor
+    if after + 1 < kept_from or 0 < after < floor - 1:
+        raise PositionGone(
+            f"the log no longer keeps all of {index.name} from position {after} on: "
+            f"changes before {kept_from} are gone, and DELETEs before {floor} may be",
+        )
 
 
 def _slices(index: TopicIndex, after: Position, upto: Position, target_bytes: int) -> list[Slice]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
@@ -14,27 +15,23 @@ from typing import assert_never
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.embedded.disk import Disk
-from cdc.log.embedded.format import (
-    HEAD_BYTES,
-    MAX_EPOCH,
-    RECORD_BYTES,
-    Damaged,
-    Head,
-    RecordKind,
-    crc32c,
-    decode_head,
-    decode_timeline_header,
-    encode_timeline_header,
-)
-from cdc.log.embedded.names import ASIDE, LogPlaces, first_of, folder_of, sealed_of, segment_name
+from cdc.log.embedded.format import HEAD_BYTES, MAX_EPOCH, Damaged, Head, crc32c, decode_head
+from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, first_of, folder_of, sealed_of, segment_name
+from cdc.log.embedded.records import RECORD_BYTES, RecordKind, TimelineHeader, decode_timeline_header, encode_timeline_header
 from cdc.log.embedded.sealedsegment import covering
 from cdc.log.embedded.segment import Segment, SegmentPlace
-from cdc.log.embedded.timeline import SegmentRun, Timeline, TopicIndex
+from cdc.log.embedded.timeline import Timeline
+from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.verdicts import (
+    EarlierFileEvidence,
+    SealedEvidence,
+    SealedVerdict,
     SegmentEvidence,
     SegmentVerdict,
     TimelineEvidence,
     TimelineVerdict,
+    is_whole,
+    judge_sealed,
     judge_segment,
     judge_timeline,
 )
@@ -70,6 +67,8 @@ def recover(places: LogPlaces, disk: Disk, segment_bytes: int) -> Recovered:
     head = decode_head(_bytes_of(places.head)) if places.head.exists() else None
     repairs = _Repairs()
     timeline = _read_timeline(places, head, repairs)
+    if places.aside_timeline.exists():
+        repairs.remove.append(places.aside_timeline)
     unsealed = _judge_topics(places, timeline, head, segment_bytes, repairs)
     epoch = max(timeline.epoch, head.epoch if head else 0) + 1
     if epoch > MAX_EPOCH:
@@ -86,24 +85,44 @@ def recover(places: LogPlaces, disk: Disk, segment_bytes: int) -> Recovered:
 def head_of(recovered: Recovered) -> Head:
     timeline = recovered.timeline
     cut = timeline.head
-    return Head(timeline.log_id, recovered.epoch, cut.position, cut.commit_lsn, cut.commit_ts_us, timeline.length, timeline.crc)
+    return Head(
+        timeline.log_id,
+        recovered.epoch,
+        cut.position,
+        cut.commit_lsn,
+        cut.commit_ts_us,
+        timeline.number,
+        timeline.length,
+        timeline.crc,
+    )
 
 
 def _is_new(places: LogPlaces) -> bool:
     """There is no log here yet, or only what a creation that died left behind."""
-    if places.timeline.exists() or places.head.exists():
+    if places.former_timeline.exists():
+        _refuse_former(places.former_timeline)
+    if places.timelines() or places.head.exists():
         return False
     for folder, _, files in os.walk(places.topics):
         if files:
-            raise LogCorrupt(f"{places.timeline}: missing, though {folder} holds segments")
+            raise LogCorrupt(f"{places.timeline(1)}: missing, though {folder} holds segments")
     return True
+
+
+def _refuse_former(path: Path) -> None:
+    """Raises HeadwaterError for a log of an earlier format, LogCorrupt for anything else under that name."""
+    try:
+        decode_timeline_header(_bytes_of(path))
+    except Damaged as damage:
+        raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
+    raise LogCorrupt(f"{path}: a timeline of this format has no file of this name")
 
 
 def _create(places: LogPlaces, disk: Disk) -> None:
     disk.make_folder(places.topics)
     disk.sync_folder(places.root.parent)
-    record, _ = encode_timeline_header(secrets.randbits(64))
-    aside = places.root / f"{ASIDE}{places.timeline.name}"
+    record, _ = encode_timeline_header(TimelineHeader(secrets.randbits(64)))
+    aside = places.aside_timeline
     aside.unlink(missing_ok=True)
     fd = disk.create(aside)
     try:
@@ -111,7 +130,7 @@ def _create(places: LogPlaces, disk: Disk) -> None:
         disk.sync(fd)
     finally:
         disk.close(fd)
-    disk.rename(aside, places.timeline)
+    disk.rename(aside, places.timeline(1))
     crashpoint("recover.timeline_created")
     disk.sync_folder(places.root)
 
@@ -145,18 +164,20 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _read_timeline(places: LogPlaces, head: Head | None, repairs: _Repairs) -> Timeline:
-    path = places.timeline
+    """Reads the newest of the timeline's files; of the others, its checkpoint says how long they are."""
+    numbers = places.timelines()
+    path = places.timeline(numbers[-1] if numbers else 1)
     try:
         data = _bytes_of(path)
-        log_id, crc = decode_timeline_header(data)
-        timeline = Timeline(log_id, crc)
-        body = data[RECORD_BYTES:]
-        published = head.timeline_bytes if head else None
-        if head and (head.log_id != log_id or head.timeline_bytes < RECORD_BYTES):
+        timeline = Timeline.beginning(data)
+        _check_files(places, numbers, timeline, head)
+        published = head.timeline_bytes if head and head.timeline == timeline.number else None
+        if head and (head.log_id != timeline.log_id or (published is not None and published < timeline.begun)):
             raise Damaged(0, "the head is of another log")
+        body = data[timeline.begun :]
         # First what was published, so that its checksum can be held against the head's.
-        first = timeline.extend(body[: published - RECORD_BYTES] if published is not None else b"")
-        if head and first == head.timeline_bytes - RECORD_BYTES and head.timeline_crc != timeline.crc:
+        first = timeline.extend(body[: max(0, published - timeline.begun)] if published is not None else b"")
+        if head and published == timeline.begun + first and head.timeline_crc != timeline.crc:
             raise Damaged(timeline.length, "does not end as the head says")
         timeline.extend(body[first:])
     except FileNotFoundError:
@@ -169,10 +190,30 @@ def _read_timeline(places: LogPlaces, head: Head | None, repairs: _Repairs) -> T
         raise LogCorrupt(f"{path} at byte {timeline.length}: the entry is damaged or missing, and it is not the last")
     if verdict is TimelineVerdict.CUT:
         repairs.cut.append((path, timeline.length))
-    start = published if published is not None else RECORD_BYTES
+    start = published if published is not None else timeline.begun
     if timeline.length > start:
         repairs.rewrite.append((path, start, timeline.length))
     return timeline
+
+
+def _check_files(places: LogPlaces, numbers: list[int], newest: Timeline, head: Head | None) -> None:
+    """Holds the timeline's files against the newest one's checkpoint, and what the head says of them. Raises LogCorrupt."""
+    earlier = newest.before.volumes
+    first = newest.number - len(earlier)
+    for number, volume in enumerate(earlier, first):
+        path = places.timeline(number)
+        evidence = EarlierFileEvidence(
+            length=path.stat().st_size if number in numbers else None,
+            recorded=int(volume["length"]),
+            published=head.timeline_bytes if head and head.timeline == number else None,
+            ends_as_published=head is not None and head.timeline_crc == volume["end_crc"],
+        )
+        if not is_whole(evidence):
+            raise LogCorrupt(f"{path}: not as long as the file after it says, or it does not end as the head says")
+    if numbers != list(range(first, newest.number + 1)):
+        raise LogCorrupt(f"{places.timeline(numbers[-1])}: the timeline's files are not those that its newest one names")
+    if head is not None and not first <= head.timeline <= newest.number:
+        raise LogCorrupt(f"{places.timeline(head.timeline)}: missing, though the head names it")
 
 
 def _group_follows(data: bytes, whole: int) -> bool:
@@ -208,14 +249,14 @@ def _judge_topics(
         index = folders.get(name)
         folder = places.topics / name
         files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        runs = index.segments() if index else []
-        unseal = _judge_files(folder, files, runs, timeline.head.position, repairs)
+        held = _HeldPositions(index)
+        unseal = _judge_files(folder, files, held, timeline.head.position, repairs)
         if index is None:
             continue
         before: SegmentRun | None = None
-        for run in runs:
-            if segment_name(run.segment) in files:
-                newest = run is runs[-1]
+        for run in held.runs:
+            if not run.generation and segment_name(run.segment) in files:
+                newest = run is held.runs[-1]
                 segment = Segment(
                     folder / segment_name(run.segment), SegmentPlace(timeline.log_id, index.number, index.name, run.segment)
                 )
@@ -230,25 +271,58 @@ def _judge_topics(
     return unsealed
 
 
-def _judge_files(folder: Path, files: list[str], runs: list[SegmentRun], head: int, repairs: _Repairs) -> set[int]:
+class _HeldPositions:
+    """A topic's positions, and which segments or sealed files hold them."""
+
+    def __init__(self, index: TopicIndex | None) -> None:
+        self.runs = index.segments() if index else []
+        self._starts = [run.segment for run in self.runs]
+        self._kept_from = index.retired.kept_from if index else 0
+        self.generation = index.generation if index else 0
+
+    def holder(self, position: int) -> SegmentRun | None:
+        number = bisect_right(self._starts, position) - 1
+        return self.runs[number] if number >= 0 and position <= self.runs[number].last else None
+
+    def sealed(self, name: Sealed) -> SealedEvidence:
+        holder = self.holder(name.first)
+        return SealedEvidence(
+            generation=name.generation,
+            newest=self.generation,
+            held=holder is not None and holder.generation == name.generation,
+            dropped=holder.generation > name.generation if holder else name.last < self._kept_from,
+        )
+
+    def segment_dropped(self, first: int) -> bool:
+        holder = self.holder(first)
+        return holder.generation > 0 if holder else first < self._kept_from
+
+
+def _judge_files(folder: Path, files: list[str], held: _HeldPositions, head: int, repairs: _Repairs) -> set[int]:
     """Judges one topic's files by name and length; returns the segments whose Parquet files go."""
     unseal: set[int] = set()
-    known = {run.segment: run for run in runs}
-    sealed = [name for name in map(sealed_of, files) if name is not None]
-    claimed: set[str] = set()
+    sealed = _judge_sealed(folder, files, held, repairs)
+    known = {run.segment: run for run in held.runs}
     for first in sorted({*known, *(first for first in map(first_of, files) if first is not None)}):
         run = known.get(first)
         path = folder / segment_name(first)
-        mine = [name.file for name in sealed if run is not None and run.segment <= name.first <= run.last]
-        claimed.update(mine)
+        mine = sealed.get(first, [])
+        whole = run is not None and covering(mine, run) is not None
+        if run is not None and run.generation:
+            if not whole:
+                raise LogCorrupt(f"{folder}: positions {run.segment} to {run.last} are not in the sealed files that were recorded")
+            run = None
         evidence = SegmentEvidence(
             committed=run.end if run else None,
-            newest=run is not None and run is runs[-1],
+            newest=run is not None and run is held.runs[-1],
             length=path.stat().st_size if path.name in files else None,
             parquet=bool(mine),
-            parquet_whole=run is not None and bool(covering(mine, run)),
+            parquet_whole=whole,
             beyond_head=first > head,
+            dropped=run is None and held.segment_dropped(first),
         )
+        if run is None and evidence.length is None:
+            continue
         match judge_segment(evidence):
             case SegmentVerdict.KEEP:
                 pass
@@ -258,18 +332,35 @@ def _judge_files(folder: Path, files: list[str], runs: list[SegmentRun], head: i
             case SegmentVerdict.REMOVE:
                 repairs.remove.append(path)
             case SegmentVerdict.UNSEAL:
-                repairs.remove += [folder / name for name in mine]
+                repairs.remove += [folder / name.file for name in mine]
                 unseal.add(first)
             case SegmentVerdict.CORRUPT:
                 raise LogCorrupt(_what_is_wrong(path, evidence))
             case never:
                 assert_never(never)
-    for name in files:
-        if name.startswith(ASIDE):
-            repairs.remove.append(folder / name)
-        elif first_of(name) is None and name not in claimed:
-            raise LogCorrupt(f"{folder / name}: the timeline knows nothing of this file")
     return unseal
+
+
+def _judge_sealed(folder: Path, files: list[str], held: _HeldPositions, repairs: _Repairs) -> dict[int, list[Sealed]]:
+    """Judges one topic's sealed files, and those that are neither they nor segments; returns those that stay by the beginning of what they hold."""
+    stay: dict[int, list[Sealed]] = {}
+    for file in files:
+        name = sealed_of(file)
+        if name is None:
+            if file.startswith(ASIDE):
+                repairs.remove.append(folder / file)
+            elif first_of(file) is None:
+                raise LogCorrupt(f"{folder / file}: the timeline knows nothing of this file")
+            continue
+        holder = held.holder(name.first)
+        verdict = judge_sealed(held.sealed(name))
+        if verdict is SealedVerdict.KEEP and holder is not None:
+            stay.setdefault(holder.segment, []).append(name)
+        elif verdict is SealedVerdict.REMOVE:
+            repairs.remove.append(folder / file)
+        else:
+            raise LogCorrupt(f"{folder / file}: the timeline knows nothing of this file")
+    return stay
 
 
 def _what_is_wrong(path: Path, found: SegmentEvidence) -> str:
@@ -284,19 +375,24 @@ def _what_is_wrong(path: Path, found: SegmentEvidence) -> str:
 def _check_segment(
     segment: Segment, index: TopicIndex, run: SegmentRun, before: SegmentRun | None, *, newest: bool, unseal: bool
 ) -> None:
-    """Its header names what came before it. The newest one's last part is read, because that is where appends go on; and all of
-    one whose Parquet files are about to go."""
+    """Its header names what came before it. The newest one's last part is read, because that is where appends go on, unless that is the whole segment
+    as a checkpoint names it; and all of one whose Parquet files are about to go."""
     header = segment.header
-    expected = (before.segment, before.last, before.chain) if before else (0, 0, 0)
+    previous = (header.previous, header.previous_last, header.previous_chain)
+    if before is None:
+        follows = previous == (0, 0, 0) or (header.previous_last < run.segment and bool(index.retired.kept_from))
+    elif before.generation:
+        follows = header.previous_last == before.last
+    else:
+        follows = previous == (before.segment, before.last, before.chain)
     try:
-        if (header.previous, header.previous_last, header.previous_chain) != expected:
+        if not follows:
             raise Damaged(0, "does not follow the segment before it")
         if (segment.header_bytes, segment.header_crc) != (run.start, run.seed):
             raise Damaged(0, "the header is not the one that was committed")
         if unseal:
             _check_frames(segment, run)
-        elif newest:
-            size = len(index.parts)
+        elif newest and (size := len(index.parts)) and int(index.parts["last"][-1]) > index.begun_at:
             _check_frames(segment, index.run(size - 1, size))
     except Damaged as damage:
         raise segment.corrupt(damage) from None

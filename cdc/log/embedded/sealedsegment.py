@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from cdc.errors import LogCorrupt
 from cdc.log.embedded.format import VERSION, check_version, crc32c
-from cdc.log.embedded.names import Sealed, sealed_of
+from cdc.log.embedded.names import Sealed, digest_of, sealed_of
 from cdc.log.embedded.segment import SegmentPlace
-from cdc.log.embedded.timeline import SegmentRun
+from cdc.log.embedded.topicindex import SegmentRun
 from cdc.log.views import clip, joined
 from cdc.model.batch import LSN, POSITION, first_position, last_position
 
@@ -69,26 +69,29 @@ class Encoder:
             self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema), row_group_size=2 * ROW_GROUP_ROWS)
             self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
-    def finish(self) -> tuple[Sealed, pa.Buffer]:
+    def finish(self, generation: int) -> tuple[Sealed, pa.Buffer]:
         """The file's name and bytes."""
         self._flush()
         self._writer.add_key_value_metadata({ORIGIN: _origin(self._place)})
         self._writer.close()
         data = self._sink.getvalue()
-        return Sealed(self.first, self.last, self.rows, crc32c(data)), data
+        return Sealed(self.first, self.last, self.rows, crc32c(data), generation), data
 
 
-def encode(place: SegmentPlace, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Sealed, pa.Buffer]]:
-    """A segment's batches, in order, as Parquet files: a new one wherever the schema changes. Pure."""
+def encode(place: SegmentPlace, batches: Iterable[pa.RecordBatch], generation: int = 0) -> Iterator[tuple[Sealed, pa.Buffer]]:
+    """A segment's batches, in order, as Parquet files: a new one wherever the schema changes. Pure.
+
+    ``generation``: that of the REPLACED record which the files are written for; ``place`` then begins at the first of its positions.
+    """
     encoder: Encoder | None = None
     for batch in joined(batches, LARGE_BYTES):
         if encoder is None or not encoder.schema.equals(batch.schema, check_metadata=True):
             if encoder is not None:
-                yield encoder.finish()
+                yield encoder.finish(generation)
             encoder = Encoder(place, batch.schema)
         encoder.add(batch)
     if encoder is not None:
-        yield encoder.finish()
+        yield encoder.finish(generation)
 
 
 _MOST_DIGITS: Final = 18
@@ -108,13 +111,20 @@ def _origin(place: SegmentPlace) -> bytes:
     ).encode()
 
 
-def covering(files: Sequence[str], run: SegmentRun) -> list[Sealed]:
-    """Those of a topic's files that stand for this segment; empty unless they hold all of it."""
-    found = sorted(name for name in map(sealed_of, files) if name is not None and run.segment <= name.first <= run.last)
+def covering(sealed: Iterable[Sealed], run: SegmentRun) -> list[Sealed] | None:
+    """Those of a topic's sealed files that stand for this segment, or for what has replaced it; None unless they hold all of it."""
+    found = sorted(name for name in sealed if name.generation == run.generation and run.segment <= name.first <= run.last)
+    if run.generation:
+        return found if digest_of(found) == run.chain and sum(name.rows for name in found) == run.rows else None
     if not found or found[0].first != run.segment or found[-1].last != run.last:
-        return []
+        return None
     rising = all(left.last < right.first for left, right in pairwise(found))
-    return found if rising and sum(name.rows for name in found) == run.rows else []
+    return found if rising and sum(name.rows for name in found) == run.rows else None
+
+
+def sealed_in(folder: Path) -> list[Sealed]:
+    """A topic's sealed files."""
+    return [name for name in map(sealed_of, (path.name for path in folder.iterdir())) if name is not None]
 
 
 class SealedFile:
@@ -168,8 +178,8 @@ class SealedSegment:
 
     def __init__(self, folder: Path, run: SegmentRun, place: SegmentPlace) -> None:
         """Raises FileNotFoundError when the files there do not hold the whole segment."""
-        names = covering([path.name for path in folder.iterdir()], run)
-        if not names:
+        names = covering(sealed_in(folder), run)
+        if names is None:
             raise FileNotFoundError(folder)
         self._files = [SealedFile(folder / name.file, name, place) for name in names]
 

@@ -20,7 +20,7 @@ from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.names import ASIDE, LogPlaces
 from cdc.log.embedded.sealedsegment import encode
 from cdc.log.embedded.segment import Segment, SegmentPlace
-from cdc.log.embedded.timeline import SegmentRun
+from cdc.log.embedded.topicindex import SegmentRun
 
 JOB = tuple[SegmentPlace, SegmentRun]
 CHUNK_BYTES: Final = 4 * 2**20

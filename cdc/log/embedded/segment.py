@@ -25,7 +25,7 @@ from cdc.log.embedded.format import (
     decode_segment_header,
     frame_length,
 )
-from cdc.log.embedded.timeline import SegmentRun
+from cdc.log.embedded.topicindex import SegmentRun
 
 COPY_BELOW_BYTES: Final = 256 * 2**10
 """Ranges below this are read into memory; larger ones are mapped. Mapping costs a system call and page faults."""

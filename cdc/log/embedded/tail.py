@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cdc.errors import HeadwaterError
 from cdc.log.embedded.names import folder_of
-from cdc.log.embedded.timeline import SegmentRun
+from cdc.log.embedded.topicindex import SegmentRun
 from cdc.model.batch import POSITION, TABLE_METADATA
 
 Positions = npt.NDArray[np.int64]
@@ -99,6 +99,7 @@ class OpenTopic:
 
     number: int
     name: str
+    producer: str
     tip: Tip
     """As staged."""
     durable: Tip
@@ -117,7 +118,7 @@ class OpenTopics:
     def get(self, name: str) -> OpenTopic | None:
         return self._topics.get(name)
 
-    def begin(self, name: str) -> OpenTopic:
+    def begin(self, name: str, producer: str) -> OpenTopic:
         """A new topic. Raises HeadwaterError where its folder would be another's: files of two topics in one could never be told apart again."""
         holder = self._holders.setdefault(folder_of(name), name)
         if holder != name:
@@ -125,7 +126,7 @@ class OpenTopics:
                 f"table {name} cannot be logged: its folder in the log is that of {holder}",
                 hint="rename the table, or leave it out: [source] tables",
             )
-        topic = self._topics[name] = OpenTopic(self._next_number, name, Tip(), Tip(), folder_exists=False)
+        topic = self._topics[name] = OpenTopic(self._next_number, name, producer, Tip(), Tip(), folder_exists=False)
         self._next_number += 1
         return topic
 

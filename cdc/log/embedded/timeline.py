@@ -1,206 +1,160 @@
-"""The timeline's records as an index in memory: which cuts there are, and where each topic's changes lie. Pure.
-
-Columns are numpy arrays that grow by doubling, so a reader follows a live log by decoding only what is new.
-"""
+"""The timeline's records as an index in memory: which cuts there are, the producers' marks, and where each topic's changes lie. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cdc.log.embedded.format import (
+from cdc.log.embedded import checkpoint
+from cdc.log.embedded.checkpoint import NOTHING, Before
+from cdc.log.embedded.format import Damaged
+from cdc.log.embedded.marks import MarkHistory
+from cdc.log.embedded.records import (
     CUT_DTYPE,
     PART_DTYPE,
     RECORD_BYTES,
-    Damaged,
+    SOURCE,
+    TEXTS,
     GroupEntry,
     GroupPart,
+    Listed,
+    NewMark,
+    NewProducer,
+    NewTopic,
     RecordKind,
+    Replaced,
+    TimelineHeader,
     decode_group,
-    name_piece,
+    decode_timeline_header,
+    text_at,
     whole_records,
 )
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.log.embedded.topicindex import GrowingArray, TopicIndex
+from cdc.model.position import Cut, Lsn, Position, format_lsn
 
-_CUT_KIND, _PART_KIND, _NAME_KIND = int(RecordKind.CUT), int(RecordKind.PART), int(RecordKind.NAME)
+_CUT_KIND, _PART_KIND = int(RecordKind.CUT), int(RecordKind.PART)
+_TEXT_KINDS: Final = np.array(sorted(TEXTS), np.uint16)
+NO_TEXTS: Final = np.empty(0, np.intp)
+_RARE_KIND: Final = int(RecordKind.REPLACED)
+"""Records of this kind and those behind it: they are taken in group by group, which refuses the others."""
 _CUTS: Final = np.dtype([("last", "i8"), ("lsn", "i8"), ("ts", "i8"), ("bytes", "i8")])
-_PARTS: Final = np.dtype(
-    [
-        ("base", "i8"), ("last", "i8"), ("segment", "i8"), ("start", "i8"), ("end", "i8"),
-        ("rows", "i8"), ("bytes", "i8"), ("seed", "u4"), ("chain", "u4"),
-    ]
-)  # fmt: skip
 
 FEW_RECORDS: Final = 16
 """Up to this many are taken in group by group: what a follower of a live log has to do at every commit. Numpy's calls cost the same for one record
 as for hundreds."""
 
 
-class GrowingArray:
-    """A structured array that grows at its end; what was handed out before stays valid."""
-
-    __slots__ = ("_room", "size")
-
-    def __init__(self, dtype: np.dtype[np.void]) -> None:
-        self._room = np.empty(8, dtype)
-        self.size = 0
-
-    def extend(self, rows: npt.NDArray[np.void]) -> None:
-        size = self.size + len(rows)
-        self._reserve(size)
-        self._room[self.size : size] = rows
-        self.size = size
-
-    def append(self, row: tuple[int, ...]) -> None:
-        self._reserve(self.size + 1)
-        self._room[self.size] = row
-        self.size += 1
-
-    def _reserve(self, size: int) -> None:
-        if size > len(self._room):
-            room = np.empty(max(size, 2 * len(self._room)), self._room.dtype)
-            room[: self.size] = self._room[: self.size]
-            self._room = room
-
-    @property
-    def rows(self) -> npt.NDArray[np.void]:
-        return self._room[: self.size]
-
-
-class SegmentRun(NamedTuple):
-    """Bytes [start, end) of one segment: parts that lie one behind the other. ``seed`` and ``chain`` as in ``GroupPart``."""
-
-    segment: int
-    start: int
-    end: int
-    rows: int
-    last: int
-    seed: int
-    chain: int
-
-
-class TopicIndex:
-    """One topic's parts. In ``parts``: ``base`` is the group's first position, ``rows`` and ``bytes`` are running totals."""
-
-    def __init__(self, number: int, name: str) -> None:
-        self.number = number
-        self.name = name
-        self.rows = 0
-        self.bytes = 0
-        self.first = 0
-        """A segment is named after its first change."""
-        self.last = 0
-        self.newest_segment = 1
-        self._parts = GrowingArray(_PARTS)
-
-    @property
-    def parts(self) -> npt.NDArray[np.void]:
-        return self._parts.rows
-
-    def extend(self, new: npt.NDArray[np.void], bases: npt.NDArray[np.int64]) -> None:
-        rows = np.empty(len(new), _PARTS)
-        for name in ("last", "segment", "start", "end", "seed", "chain"):
-            rows[name] = new[name]
-        rows["base"] = bases
-        rows["rows"] = new["rows"].cumsum(dtype=np.int64) + self.rows
-        rows["bytes"] = (rows["end"] - rows["start"]).cumsum() + self.bytes
-        self._parts.extend(rows)
-        _, last, segment, _, _, total, size, _, _ = rows[-1].item()
-        self._now_ends(last, segment, total, size)
-
-    def append(self, new: GroupPart, base: int) -> None:
-        rows, size = self.rows + new.rows, self.bytes + new.end - new.start
-        self._parts.append((base, new.last, new.segment, new.start, new.end, rows, size, new.seed, new.chain))
-        self._now_ends(new.last, new.segment, rows, size)
-
-    def _now_ends(self, last: int, segment: int, rows: int, size: int) -> None:
-        self.first = self.first or int(self.parts["segment"][0])
-        self.last, self.newest_segment, self.rows, self.bytes = last, segment, rows, size
-
-    def last_within(self, upto: int) -> int:
-        """The last position at or below a cut; 0 when there is none. A part never reaches across a cut."""
-        before = int(self.parts["last"].searchsorted(upto, "right"))
-        return int(self.parts["last"][before - 1]) if before else 0
-
-    def between(self, after: int, upto: int) -> tuple[int, int]:
-        """The parts [from, to) that may hold positions in (after, upto]."""
-        parts = self.parts
-        lasts = parts["last"]
-        low = int(lasts.searchsorted(after, "right"))
-        high = min(int(parts["base"].searchsorted(upto, "right")), int(lasts.searchsorted(upto, "left")) + 1)
-        return low, max(low, high)
-
-    def inside(self, low: int, high: int, after: int, upto: int) -> bool:
-        """Whether all that the parts [low, high) hold has positions in (after, upto]: so it is between two cuts."""
-        parts = self.parts
-        return high <= low or (int(parts["base"][low]) > after and int(parts["last"][high - 1]) <= upto)
-
-    def totals(self, low: int, high: int) -> tuple[int, int]:
-        """(rows, bytes) of the parts [low, high)."""
-        if high <= low:
-            return 0, 0
-        parts = self.parts
-        rows, size = int(parts["rows"][high - 1]), int(parts["bytes"][high - 1])
-        return (rows - int(parts["rows"][low - 1]), size - int(parts["bytes"][low - 1])) if low else (rows, size)
-
-    def within_segments(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-        """The parts [low, high) by segment: (segment, its low, its high)."""
-        segments = self.parts["segment"][:high]
-        while low < high:
-            end = low + int(segments[low:].searchsorted(segments[low], "right"))
-            yield int(segments[low]), low, end
-            low = end
-
-    def runs(self, low: int, high: int, target_bytes: int) -> Iterator[SegmentRun]:
-        """The parts [low, high) of one segment as runs of about ``target_bytes`` each."""
-        sizes = self.parts["bytes"][:high]
-        while low < high:
-            done = int(sizes[low - 1]) if low else 0
-            end = max(int(sizes.searchsorted(done + target_bytes, "right")), low + 1)
-            yield self.run(low, end)
-            low = end
-
-    def run(self, low: int, high: int) -> SegmentRun:
-        parts = self.parts
-        _, _, segment, start, _, _, _, seed, _ = parts[low].item()
-        _, last, _, _, end, rows, _, _, running = parts[high - 1].item()
-        before = int(parts["rows"][low - 1]) if low else 0
-        return SegmentRun(segment=segment, start=start, end=end, rows=rows - before, last=last, seed=seed, chain=running)
-
-    def segments(self) -> list[SegmentRun]:
-        """Every segment of the topic, whole (header not included), in order."""
-        return [self.run(low, high) for _, low, high in self.within_segments(0, self._parts.size)]
-
-
 class Timeline:
-    """Everything that the timeline's groups say, decoded so far. ``length`` bytes of the file are in it."""
+    """Everything that one of the timeline's files says, decoded so far: what came before it, and its groups. ``length`` bytes of it are in it."""
 
-    def __init__(self, log_id: int, header_crc: int) -> None:
-        self.log_id = log_id
-        self.crc = header_crc
-        self.length = RECORD_BYTES
-        self.epoch = 0
+    def __init__(self, log_id: int, crc: int, number: int = 1, before: Before = NOTHING) -> None:
+        """``crc``: the checksum of the file's header, or of its checkpoint; see ``beginning``."""
+        self._header = TimelineHeader(log_id, number)
+        self.before = before
+        self.crc = crc
+        self.length = self.begun = RECORD_BYTES
+        """``begun``: where the first group stands."""
+        self.epoch = before.epoch
         self.topics: dict[int, TopicIndex] = {}
         self.numbers: dict[str, int] = {}
+        self.lsns_rise_from = before.lsns_rise_from
+        """See ``Before``."""
+        self._marks = MarkHistory()
         self._cuts = GrowingArray(_CUTS)
-        self._head = ZERO_CUT
-        self._lsns_rise_from = 0
-        """The first cut of the source's present history: an LSN of an earlier one (the database was restored, or is another) says nothing."""
+        self._head = before.head
+
+    @classmethod
+    def beginning(cls, data: bytes) -> Timeline:
+        """A file that begins with these bytes, as it is before its first group. Raises Damaged, and HeadwaterError for another version."""
+        header, crc = decode_timeline_header(data)
+        if header.number == 1:
+            return cls(header.log_id, crc)
+        before, found, length, crc = checkpoint.decode(data, crc)
+        end = before.volumes[-1]
+        if len(before.volumes) != header.number - 1 or (end["length"], end["end_crc"]) != (
+            header.previous_bytes,
+            header.previous_crc,
+        ):
+            raise Damaged(0, "the checkpoint does not go on where the file before it ends")
+        timeline = cls(header.log_id, crc, header.number, before)
+        timeline.length = timeline.begun = length
+        timeline._take_kept(found, length - RECORD_BYTES)
+        return timeline
+
+    @classmethod
+    def whole(cls, data: bytes) -> Timeline:
+        """All whole groups of a file's bytes. Raises as ``beginning``, with offsets in the file."""
+        timeline = cls.beginning(data)
+        try:
+            timeline.extend(data[timeline.begun :])
+        except Damaged as damage:
+            raise Damaged(timeline.begun + damage.offset, damage.what) from None
+        return timeline
+
+    def _take_kept(self, found: Listed, at: int) -> None:
+        """What a checkpoint lists."""
+        for producer in found.producers:
+            self._take_producer(producer, at)
+        for name in found.names:
+            self._take_name(name, at)
+        for mark in found.marks:
+            self._take_mark(mark, -1, at)
+        kept: dict[int, list[GroupPart | Replaced]] = {number: [] for number in self.topics}
+        for one in found.kept():
+            if one.topic not in kept:
+                raise Damaged(at, "a topic without a name")
+            kept[one.topic].append(one)
+        retired = {one.topic: one for one in found.retired}
+        for number, index in self.topics.items():
+            index.begin(kept[number], retired.get(number))
+            if not len(index.parts) or index.last > self.before.head.position:
+                raise Damaged(at, "a topic without segments, or with some that are still to come")
+
+    @property
+    def log_id(self) -> int:
+        return self._header.log_id
+
+    @property
+    def number(self) -> int:
+        """The file's."""
+        return self._header.number
+
+    @property
+    def producers(self) -> list[str]:
+        """Their names; the first one's number is 1."""
+        return self._marks.producers
 
     @property
     def cuts(self) -> npt.NDArray[np.void]:
-        """One row per group: last position, commit LSN and time, running bytes."""
+        """One row per group of this file: last position, commit LSN and time, running bytes."""
         return self._cuts.rows
+
+    @property
+    def groups(self) -> int:
+        """How many there are, those of earlier files included."""
+        return self.before.groups + self._cuts.size
+
+    @property
+    def total_bytes(self) -> int:
+        """The length of all files up to this one."""
+        return self.length + int(self.before.volumes["length"].sum())
+
+    @property
+    def appended(self) -> int:
+        """Bytes of changes, those of earlier files included."""
+        return int(self.cuts["bytes"][-1]) if self._cuts.size else self.before.appended
 
     @property
     def head(self) -> Cut:
         return self._head
 
     def cut(self, number: int) -> Cut:
+        """The cut of one of this file's groups, by its number there; -1: the last one before it."""
+        if number < 0:
+            return self.before.head
         last, lsn, ts_us, _ = self.cuts[number].item()
         return Cut(Position(last), Lsn(lsn), ts_us)
 
@@ -214,42 +168,68 @@ class Timeline:
             return self._extend_by_group(data)
         raw = np.frombuffer(data, np.uint8, count * RECORD_BYTES).reshape(count, RECORD_BYTES)
         whole = whole_records(raw, self.crc)
-        cut_records = raw[:whole].reshape(-1).view(CUT_DTYPE)
+        kinds = raw[:whole].reshape(-1).view(CUT_DTYPE)["kind"]
+        cut_at = (kinds == _CUT_KIND).nonzero()[0]
+        rare = kinds >= _RARE_KIND
+        done = 0
+        # Groups that drop something are taken in one by one: what they mean depends on what stood before them.
+        for group in np.unique(cut_at.searchsorted(rare.nonzero()[0])).tolist() if rare.any() else ():
+            if group == len(cut_at):
+                break
+            begin, end = int(cut_at[group - 1]) + 1 if group else 0, int(cut_at[group]) + 1
+            self._take_many(data, raw, done, begin)
+            self._extend_by_group(data[: end * RECORD_BYTES], begin * RECORD_BYTES)
+            done = end
+        end = int(cut_at[-1]) + 1 if len(cut_at) else 0
+        self._take_many(data, raw, done, end)
+        return end * RECORD_BYTES
+
+    def _take_many(self, data: bytes, raw: npt.NDArray[np.uint8], begin: int, end: int) -> None:
+        """Takes in the records [begin, end), which are whole groups."""
+        if begin == end:
+            return
+        try:
+            self._take_groups(data[begin * RECORD_BYTES : end * RECORD_BYTES] if begin else data, raw[begin:end])
+        except Damaged as damage:
+            raise Damaged(begin * RECORD_BYTES + damage.offset, damage.what) from None
+
+    def _take_groups(self, data: bytes, raw: npt.NDArray[np.uint8]) -> None:
+        cut_records = raw.reshape(-1).view(CUT_DTYPE)
         kinds = cut_records["kind"]
         cut_at = (kinds == _CUT_KIND).nonzero()[0]
-        if not len(cut_at):
-            return 0
-        whole = int(cut_at[-1]) + 1
-        parts = raw[:whole].reshape(-1).view(PART_DTYPE)
-        part_at = (kinds[:whole] == _PART_KIND).nonzero()[0]
-        name_at = (kinds[:whole] == _NAME_KIND).nonzero()[0]
-        cuts, parts = cut_records[cut_at], parts[part_at]
+        part_at = (kinds == _PART_KIND).nonzero()[0]
+        texts = NO_TEXTS if len(cut_at) + len(part_at) == len(raw) else np.isin(kinds, _TEXT_KINDS).nonzero()[0]
+        cuts, parts = cut_records[cut_at], raw.reshape(-1).view(PART_DTYPE)[part_at]
         group_of = cut_at.searchsorted(part_at)
-        self._check(cuts, cut_at, parts, group_of, whole - len(name_at))
-        self._take_names(data, name_at)
+        self._check(cuts, cut_at, parts, group_of, len(raw) - len(texts))
+        self._take_texts(data, texts, cut_at)
         self._take_parts(parts, cuts["first"][group_of], part_at)
         self._take_cuts(cuts, parts, group_of)
         self._head = self.cut(self._cuts.size - 1)
         self.crc = int(cuts["crc"][-1])
         self.epoch = int(cuts["epoch"][-1])
-        self.length += whole * RECORD_BYTES
-        return whole * RECORD_BYTES
+        self.length += len(raw) * RECORD_BYTES
 
-    def _extend_by_group(self, data: bytes) -> int:
+    def _extend_by_group(self, data: bytes, done: int = 0) -> int:
         """The same, one group after the other."""
-        done = 0
         while (found := decode_group(data, done, self.crc)) is not None:
             group, end, crc = found
             self._check_group(group, end - RECORD_BYTES)
-            for number, name in group.names:
-                self.topics[number] = TopicIndex(number, name)
-                self.numbers[name] = number
+            cut = self._cuts.size
+            if group.producers or group.names or group.marks:
+                for producer in group.producers:
+                    self._take_producer(producer, end - RECORD_BYTES)
+                for name in group.names:
+                    self._take_name(name, end - RECORD_BYTES)
+                for mark in group.marks:
+                    self._take_mark(mark, cut, end - RECORD_BYTES)
             for part in group.parts:
                 self.topics[part.topic].append(part, group.first)
-            before = self.cuts[-1].item() if self._cuts.size else (0, 0, 0, 0)
-            size = before[3] + sum(part.end - part.start for part in group.parts)
-            if group.commit_lsn < before[1]:
-                self._lsns_rise_from = self._cuts.size
+            if group.replaced or group.retired:
+                self._take_dropped(group, end - RECORD_BYTES)
+            size = self.appended + sum(part.end - part.start for part in group.parts)
+            if group.commit_lsn < self._head.commit_lsn:
+                self.lsns_rise_from = self.groups
             self._cuts.append((group.last, group.commit_lsn, group.commit_ts_us, size))
             self._head = Cut(Position(group.last), Lsn(group.commit_lsn), group.commit_ts_us)
             self.crc, self.epoch = crc, group.epoch
@@ -258,15 +238,11 @@ class Timeline:
         return done
 
     def _check_group(self, group: GroupEntry, at: int) -> None:
-        """``_check`` and what taking the names and parts in finds out."""
+        """``_check`` and what taking the parts in finds out."""
         before = self._head.position
         if group.first != before + 1 or group.last - before != sum(part.rows for part in group.parts):
             raise Damaged(at, "a group's positions are not dense")
-        named: dict[int, str] = {}
-        for number, name in group.names:
-            if number in self.topics or name in self.numbers or number in named or name in named.values():
-                raise Damaged(at, "a topic is named twice")
-            named[number] = name
+        named = {name.number for name in group.names}
         tips: dict[int, tuple[int, int]] = {}
         for part in group.parts:
             if part.end <= part.start or part.last < part.segment:
@@ -280,6 +256,60 @@ class Timeline:
             if part.last <= last or part.segment < segment:
                 raise Damaged(at, "a topic's parts do not rise")
             tips[part.topic] = part.last, part.segment
+
+    # --- producers, names, marks -------------------------------------------------------------------------------------
+
+    def _take_producer(self, new: NewProducer, at: int) -> None:
+        if new.number != len(self.producers) + 1 or new.name in self.producers:
+            raise Damaged(at, "a producer is named twice")
+        self.producers.append(new.name)
+
+    def _take_name(self, new: NewTopic, at: int) -> None:
+        if new.number in self.topics or new.name in self.numbers:
+            raise Damaged(at, "a topic is named twice")
+        self.topics[new.number] = TopicIndex(new.number, new.name, self._producer(new.producer, at))
+        self.numbers[new.name] = new.number
+
+    def _take_mark(self, new: NewMark, cut: int, at: int) -> None:
+        self._marks.take(self._producer(new.producer, at), new.value, cut)
+
+    def _producer(self, number: int, at: int) -> str:
+        if not 0 < number <= len(self.producers):
+            raise Damaged(at, "a producer without a name")
+        return self.producers[number - 1]
+
+    def marks(self, upto: int | None = None) -> dict[str, bytes]:
+        """See ``LogReader.marks``."""
+        number = self._cuts.size if upto is None else int(self.cuts["last"].searchsorted(upto, "right"))
+        if not number and not self.before.groups:
+            return {}
+        found = self._marks.at(number - 1)
+        if self.producers:
+            found[self.producers[SOURCE - 1]] = format_lsn(self.cut(number - 1).commit_lsn).encode()
+        return found
+
+    def stored_marks(self) -> dict[str, bytes]:
+        """Those of the head that MARK records say: of all producers but the source."""
+        return self._marks.at(self._cuts.size)
+
+    # --- what is dropped ---------------------------------------------------------------------------------------------
+
+    def _take_dropped(self, group: GroupEntry, at: int) -> None:
+        for replaced in group.replaced:
+            self.topics[replaced.topic] = self._replaced(replaced, at)
+        for retired in group.retired:
+            index = self.topics.get(retired.topic)
+            refused = "a topic without a name" if index is None else index.refuses_retiring(retired)
+            if index is None or refused:
+                raise Damaged(at, refused or "")
+            self.topics[retired.topic] = index.retire(retired)
+
+    def _replaced(self, new: Replaced, at: int) -> TopicIndex:
+        index = self.topics.get(new.topic)
+        refused = "a topic without a name" if index is None else index.refuses(new)
+        if index is None or refused:
+            raise Damaged(at, refused or "")
+        return index.replaced(new)
 
     def _check(
         self,
@@ -305,21 +335,22 @@ class Timeline:
         if (ends < firsts[group_of]).any() or (ends > lasts[group_of]).any():
             raise Damaged(0, "a part that ends outside its group")
 
-    def _take_names(self, data: bytes, name_at: npt.NDArray[np.intp]) -> None:
-        name = b""
-        for at in name_at:
-            topic, piece, follow = name_piece(data[at * RECORD_BYTES : (at + 1) * RECORD_BYTES])
-            name += piece
-            if follow == 0:
-                try:
-                    text = name.decode()
-                except UnicodeDecodeError:
-                    raise Damaged(int(at) * RECORD_BYTES, "a topic's name is not text") from None
-                if topic in self.topics or text in self.numbers:
-                    raise Damaged(int(at) * RECORD_BYTES, "a topic is named twice")
-                self.topics[topic] = TopicIndex(topic, text)
-                self.numbers[text] = topic
-                name = b""
+    def _take_texts(self, data: bytes, text_records: npt.NDArray[np.intp], cut_at: npt.NDArray[np.intp]) -> None:
+        """Producers, names and marks, in the order in which they stand."""
+        end = 0
+        for at in (text_records * RECORD_BYTES).tolist():
+            if at < end:
+                continue  # a piece that has been read
+            text = text_at(data, at, len(data))
+            end = text.at
+            match text.kind:
+                case RecordKind.PRODUCER:
+                    self._take_producer(NewProducer(text.number, text.name()), at)
+                case RecordKind.NAME:
+                    self._take_name(NewTopic(text.number, text.name(), text.producer), at)
+                case _:
+                    cut = self._cuts.size + int(cut_at.searchsorted(at // RECORD_BYTES))
+                    self._take_mark(NewMark(text.number, text.value), cut, at)
 
     def _take_parts(self, parts: npt.NDArray[np.void], bases: npt.NDArray[np.int64], part_at: npt.NDArray[np.intp]) -> None:
         if not len(parts):
@@ -349,26 +380,27 @@ class Timeline:
             rows[name] = cuts[name]
         sizes = np.zeros(len(cuts), np.int64)
         np.add.at(sizes, group_of, parts["end"].astype(np.int64) - parts["start"])
-        before = self.cuts[-1] if self._cuts.size else None
-        rows["bytes"] = sizes.cumsum() + (before["bytes"] if before is not None else 0)
+        rows["bytes"] = sizes.cumsum() + self.appended
         lsns = rows["lsn"]
-        earlier = np.concatenate(([before["lsn"] if before is not None else 0], lsns[:-1]))
-        falls = (lsns < earlier).nonzero()[0]
+        falls = (lsns < np.concatenate(([self._head.commit_lsn], lsns[:-1]))).nonzero()[0]
         if len(falls):
-            self._lsns_rise_from = self._cuts.size + int(falls[-1])
+            self.lsns_rise_from = self.groups + int(falls[-1])
         self._cuts.extend(rows)
 
-    def within(self, after: int, max_rows: int, max_bytes: int) -> Cut:
-        """See ``LogReader.cut_within``."""
-        cuts = self.cuts
-        lasts = cuts["last"]
-        following = int(lasts.searchsorted(after, "right"))
-        if following >= len(cuts):
-            return self.head
-        done = int(cuts["bytes"][following - 1]) if following else 0
-        by_rows = int(lasts.searchsorted(after + max_rows, "right")) - 1
-        by_bytes = int(cuts["bytes"].searchsorted(done + max_bytes, "right")) - 1
-        return self.cut(max(following, min(by_rows, by_bytes)))
+    # --- questions about this file's cuts ----------------------------------------------------------------------------
+
+    def following(self, after: int) -> tuple[Cut, int] | None:
+        """The first cut behind a position, and the running bytes before it; None when there is none."""
+        number = int(self.cuts["last"].searchsorted(after, "right"))
+        if number >= self._cuts.size:
+            return None
+        return self.cut(number), int(self.cuts["bytes"][number - 1]) if number else self.before.appended
+
+    def furthest(self, position: int, running_bytes: int) -> Cut:
+        """The last cut up to a position and to so many running bytes; the one before this file when there is none in it."""
+        by_rows = int(self.cuts["last"].searchsorted(position, "right"))
+        by_bytes = int(self.cuts["bytes"].searchsorted(running_bytes, "right"))
+        return self.cut(min(by_rows, by_bytes) - 1)
 
     def at_lsn(self, lsn: int) -> Cut | None:
         """See ``LogReader.cut_at_lsn``."""
@@ -377,14 +409,12 @@ class Timeline:
 
     def number_at_lsn(self, lsn: int) -> int:
         """The number of the first cut that reaches the LSN; the number of all cuts when none does."""
-        first = self._lsns_rise_from
+        first = max(0, self.lsns_rise_from - self.before.groups)
         return first + int(np.searchsorted(self.cuts["lsn"][first:], lsn, "left"))
 
     def last_commit(self) -> Cut:
         """The last cut that brought changes together with a new LSN (ZERO_CUT: none has), so that it is one of the source's commits."""
-        cuts = self.cuts
-        lasts, lsns = cuts["last"], cuts["lsn"]
+        lasts = np.concatenate(([self.before.head.position], self.cuts["last"]))
+        lsns = np.concatenate(([self.before.head.commit_lsn], self.cuts["lsn"]))
         at = ((lasts[1:] > lasts[:-1]) & (lsns[1:] != lsns[:-1])).nonzero()[0]
-        if len(at):
-            return self.cut(int(at[-1]) + 1)
-        return self.cut(0) if len(cuts) and lasts[0] > 0 and lsns[0] != 0 else ZERO_CUT
+        return self.cut(int(at[-1])) if len(at) else self.before.last_commit

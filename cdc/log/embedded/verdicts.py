@@ -46,6 +46,40 @@ def judge_timeline(found: TimelineEvidence) -> TimelineVerdict:
     return TimelineVerdict.CORRUPT if found.group_follows else TimelineVerdict.CUT
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierFileEvidence:
+    """One of the timeline's files before the newest. It was synced before the next one got its name, so there is nothing to repair in it."""
+
+    length: int | None
+    """None when there is no file."""
+    recorded: int
+    """The length that the newest file's checkpoint says."""
+    published: int | None
+    """The length that the head says is durable, where the head still names this file; else None."""
+    ends_as_published: bool
+    """The checkpoint and the head give the same checksum of its end."""
+
+
+def is_whole(found: EarlierFileEvidence) -> bool:
+    """Whether the file is what it should be; a log of which one is not is CORRUPT.
+
+    ===========  ==============  =================  =====
+    length       head's length   ends as published  whole
+    ===========  ==============  =================  =====
+    as recorded  none, or less   (any)              yes
+    as recorded  as recorded     yes                yes
+    as recorded  as recorded     no                 no
+    as recorded  more            (any)              no
+    otherwise    (any)           (any)              no
+    ===========  ==============  =================  =====
+    """
+    if found.length != found.recorded:
+        return False
+    if found.published is None or found.published < found.recorded:
+        return True
+    return found.published == found.recorded and found.ends_as_published
+
+
 class SegmentVerdict(Enum):
     KEEP = auto()
     CUT = auto()
@@ -71,6 +105,8 @@ class SegmentEvidence:
     """… and hold all of it."""
     beyond_head: bool
     """Its first position lies behind the last durable cut."""
+    dropped: bool = False
+    """The timeline says that its positions are retired, or that other files have replaced them."""
 
 
 def judge_segment(found: SegmentEvidence) -> SegmentVerdict:
@@ -85,11 +121,14 @@ def judge_segment(found: SegmentEvidence) -> SegmentVerdict:
     knows it   shorter                 any           CORRUPT
     knows it   none                    whole         KEEP
     knows it   none                    none, partly  CORRUPT
+    not        its positions dropped   any           REMOVE
     not        begins behind the head  none          REMOVE
     not        otherwise               any           CORRUPT
     =========  ======================  ============  =======
     """
     if found.committed is None:
+        if found.dropped:
+            return SegmentVerdict.REMOVE
         return SegmentVerdict.REMOVE if found.beyond_head and not found.parquet else SegmentVerdict.CORRUPT
     if found.length is None:
         return SegmentVerdict.KEEP if found.parquet_whole else SegmentVerdict.CORRUPT
@@ -98,3 +137,43 @@ def judge_segment(found: SegmentEvidence) -> SegmentVerdict:
     if found.length > found.committed and found.newest and not found.parquet:
         return SegmentVerdict.CUT
     return SegmentVerdict.CORRUPT
+
+
+class SealedVerdict(Enum):
+    KEEP = auto()
+    REMOVE = auto()
+    """It was written and never recorded, or its content was dropped since. Remove it."""
+    CORRUPT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SealedEvidence:
+    """A sealed file, by its name."""
+
+    generation: int
+    newest: int
+    """The topic's newest generation in the timeline; 0 when nothing was ever replaced."""
+    held: bool
+    """Its first position is one of a segment's (generation 0), or of what its own generation has replaced."""
+    dropped: bool
+    """The timeline says that its positions are retired, or that a later generation has replaced them."""
+
+
+def judge_sealed(found: SealedEvidence) -> SealedVerdict:
+    """
+    =================  ==================  ==================  =======
+    generation         holds its position  position dropped    verdict
+    =================  ==================  ==================  =======
+    beyond the newest  (no)                any                 REMOVE
+    known              yes                 (no)                KEEP
+    known              no                  yes                 REMOVE
+    known              no                  no                  CORRUPT
+    =================  ==================  ==================  =======
+
+    Removing what is beyond the newest loses nothing: whether the files that are held hold everything is judged before anything is changed.
+    """
+    if found.generation > found.newest:
+        return SealedVerdict.REMOVE
+    if found.held:
+        return SealedVerdict.KEEP
+    return SealedVerdict.REMOVE if found.dropped else SealedVerdict.CORRUPT

@@ -17,29 +17,31 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError
+from cdc.log.contract import SOURCE_NAME
 from cdc.log.embedded import histories
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import (
     MAX_BODY_BYTES,
     MAX_SEGMENT_BYTES,
     FrameKind,
-    GroupEntry,
-    GroupPart,
     SegmentHeader,
     chain,
     encode_frame,
     padding,
 )
-from cdc.log.embedded.groupfiles import GroupFiles
+from cdc.log.embedded.groupfiles import FILE_BYTES, GroupFiles
 from cdc.log.embedded.lock import hold, is_held
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.openfiles import OpenFiles
+from cdc.log.embedded.records import GroupEntry
 from cdc.log.embedded.recover import head_of, recover
+from cdc.log.embedded.register import Register
 from cdc.log.embedded.sealer import Sealer
 from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.syncpool import SyncPool
 from cdc.log.embedded.tail import Density, OpenPart, OpenTopic, OpenTopics, Positions, Staged, Tip, positions_of, run_of
-from cdc.log.embedded.timeline import TopicIndex
+from cdc.log.embedded.topicindex import TopicIndex
+from cdc.log.embedded.upkeep import LogUpkeep
 from cdc.model.batch import table_of
 from cdc.model.position import Cut, Lsn, Position
 
@@ -66,8 +68,10 @@ class EmbeddedLogWriter:
         seal: bool = True,
         disk: Disk | None = None,
         sync_threads: int = SYNC_THREADS,
+        source: str = SOURCE_NAME,
     ) -> None:
-        """``sync_threads``: the most files that are synced at once; 1: one after the other, by the caller's own thread."""
+        """``sync_threads``: the most files that are synced at once; 1: one after the other, by the caller's own thread. ``source``: the name of
+        the producer whose LSNs the cuts carry."""
         if not 0 < segment_bytes <= MAX_SEGMENT_OPTION_BYTES:
             raise ValueError("segment_bytes is between 1 and 2**30")
         self._places = LogPlaces(Path(dir))
@@ -79,7 +83,11 @@ class EmbeddedLogWriter:
         self._lock_fd = hold(self._places, self._disk)
         try:
             recovered = recover(self._places, self._disk, segment_bytes)
-            self._published = GroupFiles(self._places, self._disk, head_of(recovered))
+            self._register = Register(self._places.root, source, recovered.timeline)
+            self._published = GroupFiles(
+                self._places, self._disk, head_of(recovered),
+                file_bytes=min(FILE_BYTES, segment_bytes // 8), begun=recovered.timeline.begun,
+            )  # fmt: skip
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -99,6 +107,11 @@ class EmbeddedLogWriter:
     def next_position(self) -> Position:
         return Position(self.head.position + self._staged.density.rows + 1)
 
+    @property
+    def upkeep(self) -> LogUpkeep:
+        """Takes what compaction and retention have made; the next commit records it."""
+        return self._register.upkeep
+
     def alarm(self) -> str | None:
         """Why the disk refuses to take sealed files, with what helps, while it does; the log itself goes on."""
         refused = self._sealer.refused if self._sealer else None
@@ -112,7 +125,7 @@ class EmbeddedLogWriter:
         self._check_usable()
         histories.begin(self._places.root, self._published.head.log_id, self.head.position)
 
-    def append(self, batch: pa.RecordBatch) -> None:
+    def append(self, batch: pa.RecordBatch, producer: str | None = None) -> None:
         """See ``LogWriter``. Raises ValueError for a batch that cannot be staged (what was staged stays), OSError when the disk
         refuses (everything staged is then dropped)."""
         self._check_usable()
@@ -123,39 +136,38 @@ class EmbeddedLogWriter:
         self._staged.density.check(name, positions)
         try:
             crashpoint("log.append.begun")
-            self._write(self._topic(name), batch, positions)
+            self._write(self._topic(name, producer or self._register.producers.source), batch, positions)
         except OSError as error:
             self.rollback()
             raise self._located(error) from error
         self._staged.density.add(name, positions)
 
-    def commit(self, commit_lsn: Lsn, commit_ts_us: int) -> Cut:
-        """See ``LogWriter``. A commit of nothing is recorded when its LSN is new. Raises LogCorrupt when sealing met damage."""
+    def mark(self, producer: str, value: bytes) -> None:
+        """See ``LogWriter``."""
+        self._check_usable()
+        self._register.producers.stage(producer, value)
+
+    def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
+        """See ``LogWriter``. A commit of nothing is recorded when its LSN or a mark is new, or something waits in ``upkeep``. Raises LogCorrupt
+        when sealing met damage."""
         self._check_usable()
         if self._sealer and self._sealer.corrupt:
             raise self._sealer.corrupt
         staged, before = self._staged, self._published.head
+        if commit_lsn is None:
+            commit_lsn, commit_ts_us = before.cut.commit_lsn, before.commit_ts_us
         if not staged.density.dense:
             self.rollback()
             raise ValueError(f"the staged positions are not dense behind {before.position}")
-        if not staged.parts and commit_lsn == before.commit_lsn:
+        if not staged.parts and commit_lsn == before.commit_lsn and not self._register.waiting:
             return self.head
+        cut = Cut(Position(before.position + staged.density.rows), commit_lsn, commit_ts_us)
+        group = self._register.entry(staged, before.position + 1, cut, before.epoch)
         try:
+            self._begin_next_file()
             self._sync_staged()
         except OSError as error:
             raise self._located(error) from error
-        group = GroupEntry(
-            first=before.position + 1,
-            last=before.position + staged.density.rows,
-            commit_lsn=commit_lsn,
-            commit_ts_us=commit_ts_us,
-            epoch=before.epoch,
-            names=tuple((topic.number, topic.name) for topic in staged.named),
-            parts=tuple(
-                GroupPart(part.topic.number, part.segment, part.start, part.end, part.last, part.rows, part.seed, part.chain)
-                for part in staged.parts
-            ),
-        )
         crashpoint("log.commit.fsynced")
         try:
             self._publish(group)
@@ -165,6 +177,7 @@ class EmbeddedLogWriter:
             topic.durable = topic.tip
         # From here on nothing of it may be taken back, whatever else goes wrong.
         self._staged = Staged(Density(self.head.position))
+        self._register.recorded(group)
         self._refuse_another_place()
         crashpoint("log.commit.published")
         self._close_full(staged)
@@ -174,6 +187,7 @@ class EmbeddedLogWriter:
         """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened again."""
         self._check_usable()
         staged, self._staged = self._staged, Staged(Density(self.head.position))
+        self._register.producers.take_back()
         with self._fatal():
             crashpoint("log.rollback.begun")
             for topic, segment in staged.created:
@@ -199,6 +213,7 @@ class EmbeddedLogWriter:
             self._syncs.close()
             self._files.close()
             self._published.close()
+            self._register.upkeep.close()
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
@@ -215,12 +230,15 @@ class EmbeddedLogWriter:
 
     # --- staging -----------------------------------------------------------------------------------------------------
 
-    def _topic(self, name: str) -> OpenTopic:
+    def _topic(self, name: str, producer: str) -> OpenTopic:
+        """Raises ValueError for a topic that another producer brings."""
         staged = self._staged
         topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics.begin(name)
+            topic = self._topics.begin(name, producer)
             staged.named.append(topic)
+        elif topic.producer != producer:
+            raise ValueError(f"topic {name} is brought by {topic.producer!r}, not {producer!r}")
         staged.topics[name] = topic
         return topic
 
@@ -301,6 +319,18 @@ class EmbeddedLogWriter:
                 for topic, _ in staged.created:
                     topic.folder_exists = True
 
+    def _begin_next_file(self) -> None:
+        """… of the timeline, where the one at hand is long. Before the group, so that nothing has become durable when it fails."""
+        published = self._published
+        if not published.full:
+            return
+        try:
+            head = published.write_next()
+        except OSError:
+            return  # the file at hand grows on
+        with self._fatal():
+            published.begin_next(head)
+
     def _publish(self, group: GroupEntry) -> None:
         published = self._published
         if not published.is_ours():
@@ -332,13 +362,13 @@ class EmbeddedLogWriter:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _resumed(self, index: TopicIndex) -> OpenTopic:
-        newest = index.segments()[-1]
+        newest = index.newest()
         # One that was full when segments were shorter is sealed, and its file gone.
         closed = newest.end >= self._segment_bytes or not self._places.segment(index.name, newest.segment).exists()
         tip = Tip(
             newest.segment, newest.start, newest.seed, newest.end, newest.last, newest.chain, newest.rows, closed=closed
         )  # fmt: skip
-        return OpenTopic(index.number, index.name, tip, tip, folder_exists=True)
+        return OpenTopic(index.number, index.name, index.producer, tip, tip, folder_exists=True)
 
     def _place(self, number: int, name: str, segment: int) -> SegmentPlace:
         return SegmentPlace(self._published.head.log_id, number, name, segment)

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from cdc.source import inspection, watch
+from cdc.source.facts import FILE
 from tests.conftest import Database
 from tests.integration.capture.running import Capture
 from tests.integration.schema.folding import Row, fold
@@ -98,6 +99,37 @@ def test_what_changes_while_capture_is_away(postgres: Database, tmp_path: Path) 
         capture.until(lambda: len(rows(capture, "public.kept")) == 5)
     said = {topic: changes for topic in capture.topics() if (changes := capture.changes(topic, head))}
     assert {topic: [op for _, op, _ in changes] for topic, changes in said.items()} == {"public.kept": ["c", "c"]}
+
+
+def test_what_changed_is_found_without_what_capture_last_saw_of_the_tables(postgres: Database, tmp_path: Path) -> None:
+    """catalog.json is lost while it is away, and what happened to stored rows is in no event."""
+    sql = postgres.connect()
+    sql.execute(
+        """
+        create table kept (id int primary key, v text); insert into kept values (1, 'a');
+        create table retyped (id int primary key, v text); insert into retyped values (1, 'abc');
+        create table parted (id int primary key) partition by range (id);
+        create table p1 partition of parted for values from (0) to (10); create table p2 partition of parted for values from (10) to (20);
+        insert into parted values (1), (11);
+        create publication cdc for all tables with (publish_via_partition_root = true);
+        """
+    )
+    capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
+    with capture.running():
+        capture.until_snapshot_done()
+    (capture.settings.log.dir / FILE).unlink()
+    sql.execute("alter table retyped alter v type int using length(v); alter table parted detach partition p1")
+    with capture.running():
+        capture.until(
+            lambda: rows(capture, "public.retyped") == [("1", "3")] and rows(capture, "public.parted") == [("11",)], "for the rows"
+        )
+        capture.until(lambda: len(rows(capture, "public.kept")) == 1 and records(capture, "public.kept") == ["rewritten!"])
+        capture.until_snapshot_done()
+    head = capture.reader.head().position
+    with capture.running():
+        sql.execute("insert into kept values (2, 'b')")
+        capture.until(lambda: len(rows(capture, "public.kept")) == 2)
+    assert {topic: len(changes) for topic in capture.topics() if (changes := capture.changes(topic, head))} == {"public.kept": 1}
 
 
 def test_a_table_that_is_named_and_then_dropped_holds_no_other_up(postgres: Database, tmp_path: Path) -> None:

@@ -409,3 +409,33 @@ def test_a_table_that_comes_back_has_joined() -> None:
     assert other.definitions.take_again() == {7: True}, "both in one group"
     other.message(replace(OLD, columns=(*OLD.columns[:1], replace(OLD.columns[1], type_oid=23, version="9"), *OLD.columns[2:])))
     assert other.definitions.take_again() == {7: False}, "a rewrite"
+
+
+def test_a_table_whose_facts_were_lost_is_emptied_and_read_again_once() -> None:
+    """Nobody knows what became of its stored rows since they were logged: as without catalog.json."""
+    run = Run(tables=[OLD.table()])
+    assert run.relation(OLD.table()) == [], "its rows go on"
+    assert run.again == []
+    assert run.message(OLD) == ["t rewritten!"]
+    assert run.again == [7]
+    run.definitions.settle()
+    assert run.kept == [{7}]
+    assert run.message(OLD) == []
+    assert run.again == []
+
+
+def test_what_takes_the_place_of_a_table_whose_facts_were_lost_empties_it_once() -> None:
+    run = Run(tables=[OLD.table()])
+    assert run.message(facts(7, "t", (1, "id", 20), A)) == ["t rewritten!"], "it has another key"
+    assert run.again == [7]
+    run = Run(tables=[OLD.table()])
+    assert run.message(dropped=[7]) == ["t dropped!"]
+    assert run.message(facts(8, "t", ID, A)) == ["t created!"]
+    assert run.again == [7, 8]
+
+
+def test_a_table_that_the_stream_has_shown_first_is_not_emptied_when_its_facts_come() -> None:
+    run = Run(live=[OLD])
+    assert run.relation(OLD.table()) == []
+    assert run.message(OLD) == []
+    assert run.again == [7]

@@ -96,7 +96,7 @@ def nothing_uncommitted_is_left(root: Path) -> None:
     lengths = {
         LogPlaces(root).segment(index.name, run.segment): run.end for index in timeline.topics.values() for run in index.segments()
     }
-    assert (root / "timeline").stat().st_size == timeline.length
+    assert LogPlaces(root).timeline(timeline.number).stat().st_size == timeline.length
     for path in root.rglob("*.seg"):
         assert path.stat().st_size == lengths[path]
     reader.close()
@@ -171,5 +171,5 @@ def commit_one(folder: Path, disk: ModelDisk) -> None:
         writer.append(batch)
         writer.commit(Lsn(10), 0)
         [segment] = (folder / "log" / "topics").rglob("*.seg")
-        for path in (folder / "log" / "timeline", segment):
+        for path in (folder / "log" / "timeline-00000001", segment):
             assert not disk.lacks(path, path.stat().st_size), path

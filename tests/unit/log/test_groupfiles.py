@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.embedded.format import GroupEntry, Head
+from cdc.log.embedded.format import Head
 from cdc.log.embedded.groupfiles import GroupFiles
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.names import LogPlaces
+from cdc.log.embedded.records import GroupEntry
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Lsn
 from tests.unit.log.disks import FailingDisk
@@ -43,7 +44,7 @@ def test_a_group_is_published_when_the_head_goes_on(places: LogPlaces) -> None:
     assert (files.head, head_in(places)) == (before, before)
     files.advance(after)
     assert (files.head, head_in(places)) == (after, after)
-    assert places.timeline.stat().st_size == after.timeline_bytes > before.timeline_bytes
+    assert places.timeline(1).stat().st_size == after.timeline_bytes > before.timeline_bytes
     assert disk.calls == ["write", "sync", "write"]
     files.close()
 
@@ -53,7 +54,7 @@ def test_what_was_entered_is_taken_back(places: LogPlaces) -> None:
     files = GroupFiles(places, FailingDisk(), before)
     files.enter(GROUP)
     files.take_back()
-    assert places.timeline.stat().st_size == before.timeline_bytes
+    assert places.timeline(1).stat().st_size == before.timeline_bytes
     files.close()
 
 
@@ -64,7 +65,7 @@ def test_an_entry_that_was_not_synced_does_not_stay(places: LogPlaces) -> None:
     disk.fail("sync", errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         files.advance(after)
-    assert places.timeline.stat().st_size == before.timeline_bytes
+    assert places.timeline(1).stat().st_size == before.timeline_bytes
     assert (files.head, head_in(places)) == (before, before)
     files.close()
 
@@ -98,11 +99,11 @@ def test_closing_twice_is_closing_once(places: LogPlaces) -> None:
 
 def test_a_writer_that_cannot_open_the_log_lets_go_of_it(places: LogPlaces) -> None:
     before = open_files()
-    places.timeline.rename(places.root / "elsewhere")
-    places.timeline.symlink_to(places.root / "elsewhere")
+    places.timeline(1).rename(places.root / "elsewhere")
+    places.timeline(1).symlink_to(places.root / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
         EmbeddedLogWriter(places.root)
     assert open_files() == before
-    places.timeline.unlink()
-    (places.root / "elsewhere").rename(places.timeline)
+    places.timeline(1).unlink()
+    (places.root / "elsewhere").rename(places.timeline(1))
     EmbeddedLogWriter(places.root).close()

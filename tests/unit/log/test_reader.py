@@ -17,10 +17,21 @@ import pytest
 
 from cdc.errors import LogCorrupt
 from cdc.log.embedded import reader as readers
-from cdc.log.embedded.format import RECORD_BYTES, GroupEntry, GroupPart, Head, crc32c, encode_group, encode_timeline_header
+from cdc.log.embedded import writer as writer_module
+from cdc.log.embedded.format import Head, crc32c
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.inspect import ls, stat
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.records import (
+    RECORD_BYTES,
+    GroupEntry,
+    GroupPart,
+    NewProducer,
+    NewTopic,
+    TimelineHeader,
+    encode_group,
+    encode_timeline_header,
+)
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
@@ -212,8 +223,10 @@ def test_reading_the_newest_rows_opens_and_lists_nothing(tmp_path: Path, monkeyp
 
 def test_a_timeline_of_a_million_groups_opens_quickly() -> None:
     """CPU time, and a loose bound: this must not grow into seconds, however busy the machine is."""
-    header, crc = encode_timeline_header(1)
-    name, crc = encode_group(GroupEntry(1, 1, 1, 0, 1, ((1, "a"),), (GroupPart(1, 1, 64, 72, 1, 1, 0, 0),)), crc)
+    header, crc = encode_timeline_header(TimelineHeader(1))
+    name, crc = encode_group(
+        GroupEntry(1, 1, 1, 0, 1, (NewTopic(1, "a"),), (GroupPart(1, 1, 64, 72, 1, 1, 0, 0),), (NewProducer(1, "p"),)), crc
+    )
     count = 1_000_000
     empty = np.frombuffer(encode_group(GroupEntry(2, 1, 1, 0, 1, (), ()), 0)[0], np.uint8)
     bodies = np.tile(empty, (count, 1))
@@ -222,7 +235,7 @@ def test_a_timeline_of_a_million_groups_opens_quickly() -> None:
     data = name + bodies.tobytes()
     started = time.process_time()
     assert timeline.extend(data) == len(data) == (count + len(name) // RECORD_BYTES) * RECORD_BYTES
-    assert timeline.within(0, 10, 10**9).position == 1
+    assert timeline.furthest(10, 10**9).position == 1
     assert time.process_time() - started < 10, "half a second, and no loop over the groups in Python"
 
 
@@ -235,15 +248,16 @@ def test_a_head_that_points_beyond_the_timeline_is_corrupt(tmp_path: Path) -> No
     reader = EmbeddedLogReader(root)
     timeline = reader.timeline
     assert timeline is not None
-    forged = Head(timeline.log_id, 1, 2, 1, 0, timeline.length + RECORD_BYTES, timeline.crc)
+    forged = Head(timeline.log_id, 1, 2, 1, 0, 1, timeline.length + RECORD_BYTES, timeline.crc)
     (root / "head").write_bytes(forged.encode())
     with pytest.raises(LogCorrupt, match="timeline"):
         EmbeddedLogReader(root).head()
 
 
-def test_random_histories_equal_the_twins(quick_folder: Path, seed: int) -> None:
+def test_random_histories_equal_the_twins(quick_folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for history in range(8):
         chance = random.Random(f"{seed}:{history}")
+        monkeypatch.setattr(writer_module, "FILE_BYTES", chance.choice((100, 2000, 2**23)))
         root, twin = quick_folder / f"log-{history}", MemoryLog()
         segment_bytes = chance.choice((1, 3000, 2**20))
         real, model = EmbeddedLogWriter(root, segment_bytes=segment_bytes, disk=QuickDisk()), twin.writer()
@@ -256,7 +270,11 @@ def test_random_histories_equal_the_twins(quick_folder: Path, seed: int) -> None
                 real.rollback()
                 model.rollback()
             elif chance.random() < 0.9:
-                lsn = Lsn(turn * 10)
+                lsn = chance.choice((Lsn(turn * 10), Lsn(turn * 10), Lsn(turn), None))
+                for producer in chance.sample(("view", "inbox"), chance.choice((0, 0, 1, 2))):
+                    value = chance.choice((b"", b"a", b"b" * 50))
+                    real.mark(producer, value)
+                    model.mark(producer, value)
                 assert real.commit(lsn, turn) == model.commit(lsn, turn)
             if chance.random() < 0.1:
                 model.rollback()
@@ -299,8 +317,15 @@ def compare(reader: EmbeddedLogReader, twin: MemoryLog, chance: random.Random) -
             assert real == rows_of(model.read(topic, Position(after), Position(upto)))
         rows = chance.choice((1, 10, 1000))
         assert reader.cut_within(Position(after), rows, 2**60) == model.cut_within(Position(after), rows, 2**60)
+        assert reader.cut_within(Position(after), 2**40, chance.choice((1, 5000, 2**40))).position >= min(after, head)
         lsn = Lsn(chance.randrange(500))
         assert reader.cut_at_lsn(lsn) == model.cut_at_lsn(lsn)
+        assert reader.marks(Position(upto)) == model.marks(Position(upto))
+        cut = chance.choice(twin.cuts or [ZERO_CUT]).position
+        assert reader.last_change("public.orders", cut) == model.last_change("public.orders", cut)
+    assert reader.cuts() == twin.cuts
+    assert reader.marks() == model.marks()
+    assert reader.last_commit() == model.last_commit()
     assert {t.name: (t.rows, t.first, t.last, t.table) for t in reader.topics()} == {
         t.name: (t.rows, t.first, t.last, t.table) for t in model.topics()
     }

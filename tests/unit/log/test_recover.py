@@ -12,9 +12,10 @@ import pytest
 
 from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.embedded import headfile
-from cdc.log.embedded.format import HEAD_BYTES, RECORD_BYTES
+from cdc.log.embedded.format import HEAD_BYTES
 from cdc.log.embedded.names import folder_of
 from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.records import RECORD_BYTES
 from cdc.log.embedded.verdicts import (
     SegmentEvidence,
     SegmentVerdict,
@@ -48,6 +49,8 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, group in enumerate([[(SMALL, [1, 2, 3])], [(OTHER, [4]), (SMALL, [5])], [(SMALL, [6, 7])], [(OTHER, [8])]], 1):
         for table, positions in group:
             writer.append(changes(table, positions))
+        if number % 2 == 0:
+            writer.mark("view", bytes([number]) * 20 * number)
         writer.commit(Lsn(number * 10), number)
     writer.close()
     return root
@@ -143,7 +146,7 @@ def test_truncated_at_every_byte(log: Path, part: int) -> None:
 def test_a_torn_tail_that_no_head_vouches_for_is_cut(log: Path) -> None:
     whole = contents(log)
     rows = read_all(log)
-    timeline, head = log / "timeline", log / "head"
+    timeline, head = log / "timeline-00000001", log / "head"
     for length in range(RECORD_BYTES, len(whole[timeline])):
         head.unlink()
         timeline.write_bytes(whole[timeline][:length])
@@ -156,7 +159,7 @@ def test_a_torn_tail_that_no_head_vouches_for_is_cut(log: Path) -> None:
 
 def test_bytes_behind_the_last_entry_are_cut(log: Path) -> None:
     rows = read_all(log)
-    for path in [log / "timeline", *log.rglob("*.seg")]:
+    for path in [log / "timeline-00000001", *log.rglob("*.seg")]:
         for extra in (b"\0", b"\0" * 100, b"HWFR" + bytes(300)):
             with path.open("ab") as file:
                 file.write(extra)
@@ -185,7 +188,7 @@ def test_flipped_at_every_byte(log: Path, part: int) -> None:
                 assert found == rows
             elif found is not None:
                 # Only a checksum within the timeline may be damaged unseen: the chain runs over what it protects.
-                assert path.name == "timeline"
+                assert path.name == "timeline-00000001"
                 assert number % RECORD_BYTES >= RECORD_BYTES - 4
                 assert found == rows
             restore(log, whole)
@@ -200,7 +203,7 @@ def test_a_reader_alone_meets_every_flip(log: Path) -> None:
             path.write_bytes(flipped)
             try:
                 assert read_all(log) == rows
-                assert path.name == "timeline"
+                assert path.name == "timeline-00000001"
                 assert number % RECORD_BYTES >= RECORD_BYTES - 4
             except LogCorrupt as corrupt:
                 named(corrupt, path)
@@ -328,8 +331,8 @@ def test_an_older_copy_of_a_segment_is_no_substitute(quick_folder: Path) -> None
 
 
 def test_a_missing_timeline_or_a_foreign_head(log: Path, quick_folder: Path) -> None:
-    timeline = (log / "timeline").read_bytes()
-    (log / "timeline").unlink()
+    timeline = (log / "timeline-00000001").read_bytes()
+    (log / "timeline-00000001").unlink()
     with pytest.raises(LogCorrupt, match="missing"):
         open_writer(log)
     with pytest.raises(LogCorrupt, match="missing"):
@@ -337,7 +340,7 @@ def test_a_missing_timeline_or_a_foreign_head(log: Path, quick_folder: Path) -> 
     (log / "head").unlink()
     with pytest.raises(LogCorrupt, match="missing"):
         open_writer(log)
-    (log / "timeline").write_bytes(timeline)
+    (log / "timeline-00000001").write_bytes(timeline)
     other = quick_folder / "other"
     open_writer(other).close()
     shutil.copy(other / "head", log / "head")
@@ -375,7 +378,7 @@ def test_segment_and_its_parquet_both_there(quick_folder: Path) -> None:
     assert list(root.rglob("*.parquet")), "what is still good is not thrown away for what is not"
 
 
-@pytest.mark.parametrize(("file", "at"), [("head", 8), ("timeline", 2)])
+@pytest.mark.parametrize(("file", "at"), [("head", 8), ("timeline-00000001", 2)])
 def test_a_newer_format_is_refused_with_words(log: Path, file: str, at: int) -> None:
     from cdc.log.embedded.format import crc32c
 

@@ -195,7 +195,7 @@ def test_every_one_of_many_files_is_synced_before_the_timeline(tmp_path: Path) -
     assert len(segments) == len(folders) == 100
     assert sorted(synced[:100]) == segments
     assert sorted(synced[100:200]) == folders
-    assert synced[200:] == [str(root / "topics"), str(root / "timeline")]
+    assert synced[200:] == [str(root / "topics"), str(root / "timeline-00000001")]
     writer.close()
 
 
@@ -266,8 +266,8 @@ def test_a_log_that_was_moved_while_it_is_written_confirms_nothing(tmp_path: Pat
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     root = tmp_path / "log"
     EmbeddedLogWriter(root).close()
-    (root / "timeline").rename(tmp_path / "elsewhere")
-    (root / "timeline").symlink_to(tmp_path / "elsewhere")
+    (root / "timeline-00000001").rename(tmp_path / "elsewhere")
+    (root / "timeline-00000001").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
         EmbeddedLogWriter(root)
 

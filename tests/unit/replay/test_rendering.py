@@ -20,7 +20,7 @@ from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from cdc.replay.envelope import documents, envelopes
 from cdc.replay.export import write
-from cdc.replay.former import Replaced, with_former
+from cdc.replay.former import WithFormer, with_former
 from cdc.replay.match import KeyMatch, TextMatch, chosen
 from cdc.replay.query import alone
 from cdc.replay.rows import chosen as chosen_columns
@@ -44,7 +44,7 @@ def orders() -> MemoryReader:
     )
 
 
-def answer(log: MemoryReader) -> list[Replaced]:
+def answer(log: MemoryReader) -> list[WithFormer]:
     return list(with_former(log, "public.orders", Position(0), log.head().position))
 
 
@@ -154,7 +154,7 @@ def test_a_change_feed_as_delta_names_it() -> None:
 
 
 def matched(match: KeyMatch | TextMatch, changes: pa.RecordBatch) -> list[int]:
-    found = chosen(Replaced(changes, changes, np.ones(len(changes), np.bool_)), match.rows(changes))
+    found = chosen(WithFormer(changes, changes, np.ones(len(changes), np.bool_)), match.rows(changes))
     assert found.former is not None
     assert len(found.changes) == len(found.former) == len(found.known)
     return list(found.changes.column(0).to_pylist())

@@ -13,7 +13,7 @@ from cdc.log.memory import MemoryLog, MemoryReader
 from cdc.model.batch import OP, POSITION, Op, topic_schema
 from cdc.model.position import Lsn, Position
 from cdc.replay import former
-from cdc.replay.former import Replaced, with_former
+from cdc.replay.former import WithFormer, with_former
 from cdc.replay.netchange import net_changes
 from cdc.replay.place import before, parse_place, upto
 from cdc.replay.state import rows_as_of
@@ -36,7 +36,7 @@ def test_rows_as_of_every_position(seed: int) -> None:
         assert len(found) == len(expected)
 
 
-def pairs(answer: Iterable[Replaced]) -> list[tuple[int, Op, Row | None]]:
+def pairs(answer: Iterable[WithFormer]) -> list[tuple[int, Op, Row | None]]:
     found = []
     for changes, rows, known in answer:
         old = [None] * len(changes) if rows is None else texts(rows)

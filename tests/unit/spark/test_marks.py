@@ -320,7 +320,7 @@ def test_two_services_that_follow_copies_of_one_log_do_not_fence_each_other_for_
             one.idle()
         pipe.write(1)
         shutil.copytree(tmp_path / "log" / "topics", tmp_path / "other" / "log" / "topics", dirs_exist_ok=True)
-        for file in ("timeline", "head"):
+        for file in ("timeline-00000001", "head"):
             (tmp_path / "other" / "log" / file).write_bytes((tmp_path / "log" / file).read_bytes())
     stopped = [one for one in (ours, other) if one.stopped]
     assert len(stopped) == 1
