@@ -112,7 +112,7 @@ def diff(
     """Show how a table differs between two places: per key the row before and after, however often it changed in between. This prints row values."""
     from cdc.replay.netchange import net_changes
     from cdc.replay.place import parse_place, upto
-    from cdc.replay.query import topics
+    from cdc.replay.query import sliced, topics
 
     with closing(open_log(invocation(context).settings())) as log:
         (one,) = topics(log, topic)
@@ -123,13 +123,14 @@ def diff(
         totals = dict.fromkeys("cud", 0)
         with _progress("diff", None) as advance:
             for replaced in net_changes(log, one.name, after, until):
-                for letter in replaced.changes.column(1).to_pylist():
-                    totals[chr(letter)] += 1
+                for letter in totals:
+                    totals[letter] += int((replaced.changes.column(1).to_numpy() == ord(letter)).sum())
                 if as_json or form is Format.json:
                     _say_envelopes([replaced])
                 else:
-                    for shown in _differences(replaced):
-                        say(shown)
+                    for some in sliced([replaced]):
+                        for shown in _differences(some):
+                            say(shown)
                 advance(len(replaced.changes))
     sys.stderr.write(f"{totals['c']} inserted, {totals['u']} updated, {totals['d']} deleted\n")
 
@@ -205,23 +206,26 @@ def _print(log: LogReader, found: Iterable[Topic], query: LogQuery, as_json: boo
 
 def _enveloped(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
     from cdc.replay.envelope import envelopes
+    from cdc.replay.query import sliced
 
-    for replaced in answer:
+    for replaced in sliced(answer):
         lines = envelopes(replaced).decode().split("\n")[:-1]
         yield from zip(replaced.changes.column(0).to_pylist(), lines, strict=True)
 
 
 def _say_envelopes(answer: Iterable[WithFormer]) -> None:
     from cdc.replay.envelope import envelopes
+    from cdc.replay.query import sliced
 
-    for replaced in answer:
+    for replaced in sliced(answer):
         say_lines(envelopes(replaced).decode())
 
 
 def _say_parts(form: FileFormat, answer: Iterable[WithFormer]) -> None:
     from cdc.replay.export import rendered
+    from cdc.replay.query import sliced
 
-    for replaced in answer:
+    for replaced in sliced(answer):
         say_lines(rendered(form, replaced).decode())
 
 
@@ -229,8 +233,9 @@ def _told(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
     """Position, LSN, operation, table and values of each change, as a line."""
     from cdc.model.batch import topic_schema
     from cdc.replay.envelope import values
+    from cdc.replay.query import sliced
 
-    for replaced in answer:
+    for replaced in sliced(answer):
         changes = replaced.changes
         schema, now = topic_schema(changes.schema), values(changes)
         keys = [column.name for column in schema.key]

@@ -15,6 +15,7 @@ from cdc.errors import ConfigError
 from cdc.model.topic import TopicSchema
 from cdc.replay.envelope import documents, envelopes
 from cdc.replay.former import WithFormer
+from cdc.replay.query import sliced
 from cdc.replay.rows import rows_schema, to_rows
 from cdc.state import jsonfile
 
@@ -51,7 +52,7 @@ def rendered(form: str, replaced: WithFormer) -> bytes:
 
 def _lines(file: IO[bytes], form: str, answer: Iterable[WithFormer]) -> int:
     done = 0
-    for replaced in answer:
+    for replaced in sliced(answer):
         file.write(rendered(form, replaced))
         done += len(replaced.changes)
     return done

@@ -21,7 +21,7 @@ from sinks.past import all_keys, live_rows
 from sinks.render.rowtext import keys, row_text
 from sinks.reshape import conformed, rekeyed, same_origin
 
-LOOKUP_BYTES: Final = 64 * 2**20
+LOOKUP_BYTES: Final = 32 * 2**20
 """Rows that are compared at a time; each time costs one look at everything before."""
 
 

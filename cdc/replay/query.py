@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,8 @@ from cdc.replay.former import WithFormer, with_former
 from cdc.replay.match import KeyMatch, TextMatch, chosen
 from cdc.replay.place import LogPlace, before, upto
 from cdc.replay.state import rows_as_of
+
+RENDERED_ROWS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,13 @@ class LogQuery:
 def alone(batch: pa.RecordBatch) -> WithFormer:
     """The changes without what they replaced."""
     return WithFormer(batch, None, np.zeros(batch.num_rows, np.bool_))
+
+
+def sliced(answer: Iterable[WithFormer], rows: int = RENDERED_ROWS) -> Iterator[WithFormer]:
+    """The same in batches of at most so many rows: as text they take several times what they take as columns."""
+    for changes, former, known in answer:
+        for at in range(0, len(changes), rows):
+            yield WithFormer(changes.slice(at, rows), None if former is None else former.slice(at, rows), known[at : at + rows])
 
 
 def span(log: LogReader, begin: LogPlace | None, end: LogPlace | None) -> tuple[Position, Position]:

@@ -1,4 +1,5 @@
-"""A table's changes as one DataFrame, read at the speed of Parquet: Spark's own reader takes the log's sealed files, and ``format("cdc")`` the rest.
+"""A table's changes as one DataFrame, read at the speed of Parquet: Spark's own reader takes the log's sealed files, and what is not sealed yet
+is handed over beside them.
 
 Spark 4.1 gives a data source in Python no way to hand its files to the reader of Parquet, nor does it say which columns are asked for. So this is a
 function beside ``format("cdc")``, with the same rows and columns.
@@ -11,6 +12,7 @@ import re
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -23,9 +25,13 @@ from cdc.log.home import parquet_files
 from cdc.model.batch import OP, POSITION
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
-from cdc.replay.rows import chosen, rows_schema
+from cdc.replay.rows import chosen, rows_schema, to_rows
 from cdc.spark.options import ReadPlan
 from cdc.spark.source import CdcSource
+
+HANDED_OVER_BYTES: Final = 96 * 2**20
+"""So much that is not sealed is read by the caller and handed to the JVM: a segment and a half. Reading it on Spark's Python workers takes
+two to three times the CPU, and half a second to begin with; but several of them can read at once, and none of it lies in the driver's memory."""
 
 Ranges = list[tuple[Position, Position]]
 
@@ -41,8 +47,8 @@ def scan(
 ) -> DataFrame:
     """The table's changes in (start, end], by default all of the log: the rows of ``format("cdc")``, in no particular order.
 
-    Which files hold them is decided now: later changes are not among them. columns: only these. Spark leaves out columns that are not asked for by
-    itself where it reads Parquet, but not in what ``format("cdc")`` reads.
+    Which files hold them is decided now, and what is not sealed is read now: later changes are not among them. columns: only these; where it reads
+    Parquet, Spark leaves out columns that are not asked for by itself.
     Raises ConfigError for a log, a table or a column that does not exist.
     """
     options = {"log": str(log), "table": table, "startPosition": str(start)}
@@ -54,16 +60,26 @@ def scan(
         ((after, upto),) = plan.wanted(reader)
         files = [file for file in parquet_files(plan.dir, topic.name, after, upto) if _readable(file, topic.schema)]
         rest = _uncovered(reader, topic.name, files, after, upto)
+        size = sum(piece.bytes for low, high in rest for piece in reader.slices([topic.name], low, high, 2**62))
+        parts = []
+        if files:
+            parts.append(_from_parquet(spark, files, topic.schema, after, upto).select(*map(_quoted, wanted.names)))
+        if size <= HANDED_OVER_BYTES and (rest or not files):
+            parts.append(_handed_over(spark, reader, topic.name, rest, wanted))
     finally:
         reader.close()
-    spark.dataSource.register(CdcSource)
-    parts = []
-    if files:
-        parts.append(_from_parquet(spark, files, topic.schema, after, upto).select(*map(_quoted, wanted.names)))
-    if rest or not files:
+    if size > HANDED_OVER_BYTES:
+        spark.dataSource.register(CdcSource)
         given = {"log": str(log), "table": table, "ranges": json.dumps(rest), "columns": json.dumps(wanted.names)}
         parts.append(spark.read.format("cdc").options(**given).load())
     return reduce(DataFrame.unionAll, parts)
+
+
+def _handed_over(spark: SparkSession, log: LogReader, topic: str, ranges: Ranges, wanted: pa.Schema) -> DataFrame:
+    """These pieces, read here."""
+    batches = [to_rows(batch, wanted) for low, high in ranges for batch in log.read(topic, low, high)]
+    rows = pa.Table.from_batches(batches, wanted) if batches else []
+    return spark.createDataFrame(rows, from_arrow_schema(wanted))
 
 
 def _from_parquet(

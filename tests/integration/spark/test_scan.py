@@ -19,6 +19,7 @@ from cdc.model.batch import Op
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
+from cdc.spark import scan as scans
 from cdc.spark.scan import scan
 from cdc.spark.source import CdcSource
 from tests.contract.rows import NUMBERED, ORDERS, TYPES, batch, order, schema, upserts
@@ -61,7 +62,7 @@ def counted(frame: Any) -> Counter[Any]:
     )
 
 
-def test_the_same_rows_and_columns_as_format_cdc(spark: Any, tmp_path: Path) -> None:
+def test_the_same_rows_and_columns_as_format_cdc(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wider = dataclasses.replace(NUMBERED, columns=(*NUMBERED.columns, Column("extra", TEXT, -1, "text", attnum=9)))
     folder = tmp_path / "log [odd] {name}"
     sealed(folder, NUMBERED, wider)
@@ -76,6 +77,9 @@ def test_the_same_rows_and_columns_as_format_cdc(spark: Any, tmp_path: Path) -> 
     assert whole.schema.simpleString() == plain.schema.simpleString()
     assert counted(whole) == counted(plain)
     assert whole.count() == head
+    monkeypatch.setattr(scans, "HANDED_OVER_BYTES", 0)
+    assert counted(scan(spark, folder, "public.orders")) == counted(plain), "what is not sealed through format, too"
+    monkeypatch.undo()
     edge = int(files[1].first) + 5
     for start, end in (
         (0, edge),
