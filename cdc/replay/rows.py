@@ -52,7 +52,12 @@ def rows_schema(shape: TopicSchema) -> pa.Schema:
 
 
 def feed_schema(shape: TopicSchema) -> pa.Schema:
-    """… of ``as = changefeed``."""
+    """… of ``as = changefeed``. Raises ConfigError where the table has a column of a name that the feed needs itself."""
+    own = {field.name for field in CHANGE_FIELDS}
+    # Spark does not tell names apart by the case of their letters.
+    taken = next((name for name in shape.names if name.casefold() in own), None)
+    if taken is not None:
+        raise ConfigError(f"the change feed of {shape.topic} would have the column {taken} twice: read it with as = changes")
     return _of_topic(shape, [*_own_fields(shape), *CHANGE_FIELDS, *_told_apart()])
 
 
@@ -77,12 +82,15 @@ def _told_apart() -> list[pa.Field]:
 
 
 def chosen(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """The schema with these columns only, in their order. Raises ConfigError for one that it does not have."""
+    """The schema with these columns only, in their order. Raises ConfigError for one that it does not have, and for one that is named twice."""
     if columns is None:
         return schema
     unknown = [name for name in columns if name not in schema.names]
     if unknown:
         raise ConfigError(f"the table has no column {unknown[0]!r}", hint='.option("columns", …) names columns of printSchema()')
+    twice = next((name for number, name in enumerate(columns) if name in columns[:number]), None)
+    if twice is not None:
+        raise ConfigError(f"columns names {twice!r} twice", hint="name it once")
     return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
 
 

@@ -12,7 +12,7 @@ from cdc.model.evolution import Kind
 from cdc.model.pgtypes import BYTEA, FLOAT4, FLOAT8, INT4, INT8, NUMERIC, TEXT
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
-from cdc.replay.rows import chosen, rows_schema, to_rows
+from cdc.replay.rows import chosen, feed_schema, rows_schema, to_rows
 from tests.contract.rows import batch, numeric, schema
 
 KEY = Column("id", INT4, -1, "int4", key=True, attnum=1)
@@ -82,3 +82,11 @@ def test_a_record_of_a_definition_keeps_what_it_tells() -> None:
     (found,) = to_rows(record, rows_schema(TopicSchema.of(new))).to_pylist()
     assert dict(found[EXACT]) == {"kind": "rewritten", "empties": "true"}
     assert found["kind"] is None
+
+
+def test_a_column_with_a_name_of_the_change_feed_is_refused_by_name() -> None:
+    for name in ("_change_type", "_commit_version", "_Commit_Timestamp"):
+        shape = TopicSchema.of(table(text(name, 2)))
+        with pytest.raises(ConfigError, match=rf"column {name} .*as = changes"):
+            feed_schema(shape)
+        assert name in rows_schema(shape).names
