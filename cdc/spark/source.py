@@ -66,8 +66,10 @@ class CdcSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:
         plan = ReadPlan.of(self.options)
-        if plan.form is RowForm.ROWS or plan.ranges is not None:
-            raise ConfigError("asOf and ranges are for reading in batch", hint="spark.read in place of spark.readStream")
+        if plan.form is RowForm.ROWS or plan.ranges is not None or plan.end is not None:
+            raise ConfigError(
+                "asOf, endPosition and ranges are for reading in batch", hint="spark.read in place of spark.readStream"
+            )
         return StreamReader(plan, _loaded(PinnedRows.of(plan), schema))
 
 
