@@ -36,7 +36,10 @@ class FileFormat(StrEnum):
     debezium = "debezium"
 
 
-_PLACE = "a position (4711), an LSN (16/B374D848) or a time (2026-11-22T18:00:00Z; without a zone UTC)"
+_PLACE = (
+    "a position (4711), an LSN (16/B374D848; of a source that was restored, one of its newest history) "
+    "or a time (2026-11-22T18:00:00Z; without a zone UTC)"
+)
 Topics = Annotated[str | None, typer.Argument(help="schema.table; all topics when left out.")]
 OneTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="schema.table")]
 From = Annotated[str | None, typer.Option("--from", metavar="PLACE", help=f"Begin with the first change at or after {_PLACE}.")]
@@ -46,7 +49,12 @@ At = Annotated[
     typer.Option("--at", metavar="PLACE", help="In place of changes: the rows of the table as they were at such a place."),
 ]
 Key = Annotated[
-    list[str] | None, typer.Option("--key", help="Only changes of this key: its value, or column=value for each column of the key.")
+    list[str] | None,
+    typer.Option(
+        "--key",
+        help="Only changes of this key: its value, or column=value for each column of the key. The key is that of the newest definition: "
+        "deletes from before another column became the key do not carry it and are not found.",
+    ),
 ]
 Form = Annotated[Format, typer.Option("--format", help="json: one Debezium-style envelope a line.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]

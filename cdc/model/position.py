@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 Position = NewType("Position", int)
 """int64, rising from 1, given by the log. Dense when given; a reader meets gaps, because the log may drop what was superseded. 0 means "before
@@ -13,6 +14,9 @@ Lsn = NewType("Lsn", int)
 """A Postgres log sequence number as an integer. Only talks to Postgres; orders nothing but commits."""
 
 START = Position(0)
+
+_LSN: Final = re.compile("([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+"""``int`` takes signs, underscores and 0x besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def parse_lsn(text: str) -> Lsn:
     >>> parse_lsn('16/B374D848') == 0x16_B374D848
     True
     """
-    high, slash, low = text.strip().partition("/")
-    if not slash or not (1 <= len(high) <= 8 and 1 <= len(low) <= 8):
+    found = _LSN.fullmatch(text.strip())
+    if found is None:
         raise ValueError("an LSN looks like 16/B374D848")
-    return Lsn(int(high, 16) << 32 | int(low, 16))
+    return Lsn(int(found[1], 16) << 32 | int(found[2], 16))

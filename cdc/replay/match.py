@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,19 +14,28 @@ from cdc.errors import ConfigError
 from cdc.model.batch import ALONE, OP, topic_schema
 from cdc.model.topic import TopicField, TopicSchema
 from cdc.replay.former import WithFormer
+from sinks.render.fromtext import spelled
 from sinks.render.rowtext import column_text, exact_values
+
+NAMED_COLUMNS: Final = 50
+"""In an error that lists the columns there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyMatch:
     """Changes of one row, by its key. Changes of the table as a whole concern every key."""
 
+    origin: str
+    """Of which table the key is, at its newest definition."""
     parts: tuple[tuple[TopicField, str], ...]
-    """Each field of the key at its newest definition, and the text of its value."""
+    """Each field of the key at that definition, and the text that was given for it."""
 
     @classmethod
     def of(cls, schema: TopicSchema, given: Sequence[str]) -> KeyMatch:
-        """given: ``value`` for a key of one column, ``column=value`` for each column of another. Raises ConfigError, which shows no value."""
+        """given: ``value`` for a key of one column, ``column=value`` for each column of another; in any spelling of the column's type.
+
+        Raises ConfigError, which shows no value.
+        """
         names = [column.name for column in schema.key]
         found = {}
         for text in given:
@@ -38,17 +48,25 @@ class KeyMatch:
             key = ", ".join(names) or "nothing"
             hint = " ".join(f"--key {name}=…" for name in names) or "cdc log grep searches all columns"
             raise ConfigError(f"the key of {schema.topic} is {key}: name the value of each of its columns", hint=hint)
-        return cls(tuple((column, found[column.name]) for column in schema.key))
+        for column in schema.key:
+            if spelled(found[column.name], column) is None:
+                named = column.type_name or str(column.type)
+                raise ConfigError(
+                    f"what is given for {column.name} of {schema.topic} is no value of its type, {named}", hint="cdc log cat --help"
+                )
+        return cls(schema.origin, tuple((column, found[column.name]) for column in schema.key))
 
     def rows(self, changes: pa.RecordBatch) -> pa.Array:
         """A mask."""
         if changes.column(OP)[0].as_py() in ALONE:
             return pa.array([True] * len(changes))
-        fields, exact = topic_schema(changes.schema).fields, exact_values(changes)
+        schema, exact = topic_schema(changes.schema), exact_values(changes)
+        by_number = schema.origin == self.origin
         mask = pa.array(np.ones(len(changes), np.bool_))
-        for wanted, text in self.parts:
-            held = next((one for one in fields if _same(one, wanted)), None)
-            if held is None:
+        for wanted, given in self.parts:
+            held = next((one for one in schema.fields if _same(one, wanted, by_number)), None)
+            text = None if held is None else spelled(given, held)
+            if held is None or text is None:
                 return pa.array(np.zeros(len(changes), np.bool_))
             mask = pc.and_(mask, pc.fill_null(pc.equal(column_text(changes, held.name, exact), text), False))
         return mask
@@ -67,8 +85,10 @@ class TextMatch:
         """Raises ConfigError for a column that no topic has, and for a pattern that cannot be one."""
         for name in self.columns:
             if not any(name in schema.names for schema in schemas):
+                known = list(dict.fromkeys(column for schema in schemas for column in schema.names))
+                more = ", …" if len(known) > NAMED_COLUMNS else ""
                 raise ConfigError(
-                    f"no topic that is searched has a column {name!r}", hint="cdc log cat TOPIC --limit 1 shows its columns"
+                    f"no topic that is searched has a column {name!r}", hint=f"one of {', '.join(known[:NAMED_COLUMNS])}{more}"
                 )
         try:
             self._holds(pa.array([""], pa.utf8()))
@@ -98,5 +118,6 @@ def chosen(replaced: WithFormer, mask: pa.Array) -> WithFormer:
     return WithFormer(replaced.changes.filter(mask), former, replaced.known[mask.to_numpy(zero_copy_only=False)])
 
 
-def _same(one: TopicField, other: TopicField) -> bool:
-    return one.origin == other.origin if one.origin and other.origin else one.name == other.name
+def _same(one: TopicField, other: TopicField, by_number: bool) -> bool:
+    """by_number: both are of one table; the columns of two tables of one name are the same when their names are."""
+    return one.origin == other.origin if by_number and one.origin and other.origin else one.name == other.name

@@ -17,9 +17,10 @@ from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from cdc.replay.former import WithFormer, rows_with, taken
 from cdc.replay.state import definition_at, rows_as_of
+from sinks.barrier import emptied
 from sinks.past import all_keys, live_rows
 from sinks.render.rowtext import keys, row_text
-from sinks.reshape import conformed, rekeyed, same_origin
+from sinks.reshape import conformed
 
 LOOKUP_BYTES: Final = 32 * 2**20
 """Rows that are compared at a time; each time costs one look at everything before."""
@@ -95,15 +96,26 @@ def _lost_of_all(
 
 
 def _begins_again(log: LogReader, topic: str, after: Position, upto: Position) -> bool:
-    """Whether something in between took all rows away, or changed what tells rows apart: then last changes of keys do not say what is gone."""
-    first, last = definition_at(log, topic, after), definition_at(log, topic, upto)
-    if first is None or last is None or not same_origin(first, last) or rekeyed(first, last):
+    """Whether something in between took all rows away, or changed what tells rows apart: then last changes of keys do not say what is gone.
+
+    A key that was changed and changed back counts, too, and so does a key column's new name: a delete carries its key under the definition of then.
+    """
+    held = definition_at(log, topic, after)
+    if held is None:
         return True
+    key = _identity(held)
     for batch in log.read(topic, after, upto):
         change = topic_change_of(batch)
-        if (change is not None and change.empties) or (len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE):
+        if len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE:
+            return True
+        if change is not None and (emptied(held, change) or _identity(change.schema) != key):
             return True
     return False
+
+
+def _identity(schema: TopicSchema) -> list[tuple[str, int, pa.DataType]]:
+    """What makes the text of a key: equal texts are equal keys only where this is equal."""
+    return [(column.name, column.origin, column.type) for column in schema.key]
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[pa.RecordBatch]:

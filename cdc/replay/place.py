@@ -44,13 +44,18 @@ def parse_place(text: str) -> LogPlace:
 
 
 def before(log: LogReader, place: LogPlace) -> Position:
-    """The position before the first change at or after the place; the head's when there is none. Raises PositionGone."""
+    """The position before the first change at or after the place; the head's where that is a time after all of them.
+
+    Raises PositionGone, and ConfigError for a position or an LSN that the log has not reached.
+    """
     if place.position is not None:
-        return Position(max(0, min(place.position - 1, log.head().position)))
+        _refuse_beyond(log, place)
+        return Position(max(0, place.position - 1))
     if place.lsn is not None:
         lsn = place.lsn
-        cut = log.cut_at_lsn(lsn)
-        return log.head().position if cut is None else _first(log, _group(log, lambda one: one.position >= cut.position), LSN, lsn)
+        if (cut := log.cut_at_lsn(lsn)) is None:
+            raise _beyond(log, place)
+        return _first(log, _group(log, lambda one: one.position >= cut.position), LSN, lsn)
     time_us = place.time_us or 0
     return _first(log, _group(log, lambda one: one.commit_ts_us >= time_us), TS, time_us)
 
@@ -59,21 +64,43 @@ def upto(log: LogReader, place: LogPlace) -> Position:
     """The position of the last change at or before the place. Raises ConfigError for a position or an LSN that the log has not reached."""
     head = log.head()
     if place.position is not None:
-        if place.position > head.position:
-            raise ConfigError(f"the log ends at position {head.position}, before {place.text}", hint="cdc log stat")
+        _refuse_beyond(log, place)
         return place.position
     if place.lsn is not None:
         lsn = place.lsn
         if log.cut_at_lsn(lsn) is None:
-            raise ConfigError(
-                f"the log ends at LSN {format_lsn(head.commit_lsn)}, before {place.text}", hint="cdc wait, or cdc log stat"
-            )
+            raise _beyond(log, place)
         beyond = log.cut_at_lsn(Lsn(lsn + 1))
         if beyond is None:
             return head.position
         return _first(log, _group(log, lambda one: one.position >= beyond.position), LSN, lsn + 1)
     time_us = place.time_us or 0
     return _first(log, _group(log, lambda one: one.commit_ts_us > time_us), TS, time_us + 1)
+
+
+def _refuse_beyond(log: LogReader, place: LogPlace) -> None:
+    if place.position is not None and place.position > log.head().position:
+        raise _beyond(log, place)
+
+
+def _beyond(log: LogReader, place: LogPlace) -> ConfigError:
+    head = log.head()
+    if place.lsn is not None:
+        return ConfigError(
+            f"the log ends at LSN {format_lsn(head.commit_lsn)}, before {place.text}", hint="cdc wait, or cdc log stat"
+        )
+    hint = "cdc log stat"
+    if day := _day_of(place.text):
+        hint = f"{day} if a day is meant"
+    return ConfigError(f"the log ends at position {head.position}, before {place.text}", hint=hint)
+
+
+def _day_of(text: str) -> str | None:
+    """Eight digits as the day that they may be meant to be; they are a position."""
+    try:
+        return datetime.strptime(text, "%Y%m%d").date().isoformat() if len(text) == 8 else None
+    except ValueError:
+        return None
 
 
 def _group(log: LogReader, reached: Callable[[Cut], bool]) -> tuple[Position, Position]:

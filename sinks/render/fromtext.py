@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import time
+from typing import Final
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.model.batch import EXACT_TYPE
 from cdc.model.pgtypes import canonical_text
+from cdc.model.structure import Scalar, ScalarType
+from cdc.model.topic import TopicField
+
+_UUID: Final = Scalar(ScalarType.UUID)
+_BOOLEANS: Final = dict.fromkeys(("t", "true", "y", "yes", "on", "1"), "t") | dict.fromkeys(
+    ("f", "false", "n", "no", "off", "0"), "f"
+)
+_NO_NUMBERS: Final = {text.lower(): text for text in ("NaN", "Infinity", "-Infinity")}
+_BEYOND: Final = re.compile(r"-?infinity|\d{4,}-.* BC|\d{5,}-.*|24:00:00")
+"""Of times and dates, what their Arrow types do not hold."""
 
 
 def typed(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mapping[int, str]]:
@@ -29,6 +44,33 @@ def typed(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mapping[int, st
     if not odd:
         return values, {}
     return pc.if_else(same, values, pa.scalar(None, kind)), {row: texts[row].as_py() for row in odd}
+
+
+def spelled(text: str, field: TopicField) -> str | None:
+    """The canonical text of a value of this field that somebody wrote in a way of their own; None where it is no value of the field's type."""
+    kind, plain = field.type, text.strip()
+    if field.structure == _UUID:
+        try:
+            return str(UUID(plain))
+        except ValueError:
+            return None
+    if pa.types.is_string(kind):
+        return text
+    if pa.types.is_boolean(kind):
+        return _BOOLEANS.get(plain.lower())
+    values = _one(pa.array([plain], pa.utf8()), kind)
+    if values.null_count and pa.types.is_timestamp(kind) and kind.tz:
+        with suppress(pa.ArrowInvalid):
+            values = pa.array([plain], pa.utf8()).cast(kind)  # in a zone of its own
+    if pa.types.is_time64(kind):
+        with suppress(ValueError):
+            values = pa.array([time.fromisoformat(plain).replace(tzinfo=None)], kind)
+    if not values.null_count:
+        found: str = canonical_text(values)[0].as_py()
+        return found
+    if pa.types.is_decimal(kind):
+        return _NO_NUMBERS.get(plain.lower())
+    return plain if pa.types.is_temporal(kind) and _BEYOND.fullmatch(plain) else None
 
 
 def exact_column(rows: int, exact: Mapping[str, Mapping[int, str]]) -> pa.Array:

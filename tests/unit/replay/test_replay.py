@@ -121,13 +121,21 @@ def test_places() -> None:
     assert before(reader, parse_place("0/1F")) == 3, "within a group"
     assert upto(reader, parse_place("0/1E")) == 3
     assert upto(reader, parse_place("0/7")) == 0
-    assert before(reader, parse_place("0/7000")) == 6
+    with pytest.raises(ConfigError, match="the log ends at LSN 0/3C, before 0/7000"):
+        before(reader, parse_place("0/7000"))
+    assert before(reader, parse_place("6")) == 5
+    with pytest.raises(ConfigError, match="the log ends at position 6, before 7"):
+        before(reader, parse_place("7"))
+    for place in (before, upto):
+        with pytest.raises(ConfigError, match="the log ends at position 6") as refused:
+            place(reader, parse_place("20261122"))
+        assert refused.value.hint == "2026-11-22 if a day is meant"
     assert before(reader, parse_place("1970-01-01T00:00:00Z")) == 0
     with pytest.raises(ConfigError, match="the log ends at position 6"):
         upto(reader, parse_place("7"))
     with pytest.raises(ConfigError, match="the log ends at LSN 0/3C, before 0/3D"):
         upto(reader, parse_place("0/3D"))
-    for text in ("yesterday", "1/2/3", "-1", "0x3", ""):
+    for text in ("yesterday", "1/2/3", "-1", "0x3", "", "0/1_0", "-1/5", "+1/5", "0x1/2", "1/ 2", "1/123456789"):
         with pytest.raises(ConfigError, match="is not a place in the log"):
             parse_place(text)
 
