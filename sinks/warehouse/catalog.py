@@ -386,7 +386,8 @@ class IcebergTable:
     def expire(self, older_than_ms: int) -> None:
         """Forgets snapshots older than that, and deletes the files that only they needed: not before the metadata without them is durable, for
         a power cut brings the former back."""
-        unneeded, keep = self._use.values.kept()
+        with errors("look for what has expired"):
+            unneeded, keep = self._use.values.kept()
         with commit_errors():
             expiry = self._java.expireSnapshots().expireOlderThan(older_than_ms).retainLast(2)
             expiry.cleanExpiredFiles(True).deleteWith(keep).commit()
