@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
+from typing import Final
 
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic, selected
@@ -15,6 +17,19 @@ from cdc.model.position import Position
 from cdc.model.selection import literal
 from cdc.replay.place import LogPlace, parse_place
 from cdc.spark.checkpoint import position_in
+
+_NAMES: Final = (
+    *("log", "table", "tables", "as", "asOf", "preimages", "columns", "startPosition", "endPosition", "ranges"),
+    *("maxRows", "maxBytes", "checkpoint", "fresh", "waitSeconds", "sliceBytes"),
+)
+_SPARKS: Final = frozenset({"path", "paths"})
+"""What Spark adds by itself."""
+_ALTERNATIVES: Final = (
+    ("table", "tables"),
+    *(("asOf", name) for name in ("startPosition", "endPosition", "ranges")),
+    *(("ranges", name) for name in ("startPosition", "endPosition")),
+)
+"""Of each pair one."""
 
 
 class RowForm(StrEnum):
@@ -64,19 +79,27 @@ class ReadPlan:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadPlan:
         """Raises ConfigError, naming the option."""
-        end = options.get("endPosition")
+        _check_names(options)
+        end = None if "endPosition" not in options else Position(_number(options, "endPosition", 0))
+        start = Position(_number(options, "startPosition", 0))
         columns, as_of, ranges = options.get("columns"), options.get("asOf"), options.get("ranges")
         form, preimages = _form(options), _yes(options, "preimages")
         if preimages and form is not RowForm.CHANGEFEED:
             raise ConfigError("the option preimages belongs to as = changefeed", hint='.option("as", "changefeed")')
+        if columns is not None and form is RowForm.SLICES:
+            raise ConfigError("the option columns is not for as = slices", hint="leave one of them out")
+        if end is not None and start > end:
+            raise ConfigError(
+                f"the option startPosition, {start}, lies beyond endPosition, {end}", hint="name the earlier one first"
+            )
         return cls(
             dir=Path(_needed(options, "log")),
             tables=_patterns(options),
             form=form,
-            start=Position(_number(options, "startPosition", 0)),
-            end=None if end is None else Position(_number(options, "endPosition", 0)),
-            ranges=None if ranges is None else tuple((Position(after), Position(upto)) for after, upto in json.loads(ranges)),
-            columns=None if columns is None else _names(columns),
+            start=start,
+            end=end,
+            ranges=None if ranges is None else _pairs(ranges),
+            columns=None if columns is None else _names(columns, "columns"),
             as_of=None if as_of is None else parse_place(as_of),
             preimages=preimages,
             # Former rows cost one look at all earlier changes for each piece.
@@ -84,7 +107,7 @@ class ReadPlan:
             stream=MicroBatches(
                 max_rows=_number(options, "maxRows", 1_000_000),
                 max_bytes=_number(options, "maxBytes", 256 * 2**20),
-                wait_s=float(options.get("waitSeconds") or 1),
+                wait_s=_seconds(options, "waitSeconds", 1.0),
                 fresh=_yes(options, "fresh"),
                 checkpoint=options.get("checkpoint"),
             ),
@@ -114,6 +137,16 @@ class ReadPlan:
         return [(after, Position(min(upto, head))) for after, upto in (whole if self.ranges is None else self.ranges)]
 
 
+def _check_names(options: Mapping[str, str]) -> None:
+    known = {name.casefold() for name in _NAMES} | _SPARKS
+    for name in options:
+        if name.casefold() not in known:
+            raise ConfigError(f'format("cdc") has no option {name}: it has {", ".join(_NAMES)}')
+    for one, other in _ALTERNATIVES:
+        if one in options and other in options:
+            raise ConfigError(f"the options {one} and {other} exclude each other", hint="leave one of them out")
+
+
 def _form(options: Mapping[str, str]) -> RowForm:
     text = options.get("as") or ("rows" if "asOf" in options else "changes")
     if text not in [form.value for form in RowForm]:
@@ -138,12 +171,50 @@ def _patterns(options: Mapping[str, str]) -> tuple[str, ...]:
         return (literal(table),)
     if not tables:
         raise ConfigError('format("cdc") needs the option table or tables', hint='.option("table", "schema.name")')
-    return _names(tables)
+    return _names(tables, "tables")
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(text: str, option: str) -> tuple[str, ...]:
     """A list as JSON, for names that hold a comma, or separated by commas."""
-    return tuple(json.loads(text)) if text.startswith('["') else tuple(part.strip() for part in text.split(","))
+    if not text.startswith('["'):
+        return tuple(part.strip() for part in text.split(","))
+    found = _json(text)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"the option {option} is not a list of names as JSON", hint=f"""{option} = '["a", "b"]'""")
+    return tuple(found)
+
+
+def _pairs(text: str) -> tuple[tuple[Position, Position], ...]:
+    found = _json(text)
+    if not isinstance(found, list) or not all(map(_is_pair, found)):
+        raise ConfigError("the option ranges is not a JSON list of pairs [after, upto]", hint='.option("ranges", "[[0, 10]]")')
+    return tuple((Position(after), Position(upto)) for after, upto in found)
+
+
+def _is_pair(found: object) -> bool:
+    """Whether it is [after, upto], two positions in order."""
+    return isinstance(found, list) and [type(one) for one in found] == [int, int] and 0 <= found[0] <= found[1]
+
+
+def _json(text: str) -> object:
+    """None for what is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    text = options.get(name)
+    if text is None:
+        return default
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not isfinite(found) or found < 0:
+        raise ConfigError(f"the option {name} is not a number of seconds", hint=f'.option("{name}", "1")')
+    return found
 
 
 def _number(options: Mapping[str, str], name: str, default: int) -> int:

@@ -22,10 +22,10 @@ from pyspark.sql.types import ByteType, StructField, StructType
 
 from cdc.log.contract import LogReader, ParquetFile
 from cdc.log.home import parquet_files
-from cdc.model.batch import OP, POSITION
+from cdc.model.batch import OP, POSITION, topic_schema
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
-from cdc.replay.rows import chosen, rows_schema, to_rows
+from cdc.replay.rows import alike, chosen, rows_schema, to_rows
 from cdc.spark.options import ReadPlan
 from cdc.spark.source import CdcSource
 
@@ -95,10 +95,8 @@ def _from_parquet(
 
 
 def _readable(file: ParquetFile, shape: TopicSchema) -> bool:
-    """Whether Spark reads from the file what ``format("cdc")`` gives: every column has the type that it has now, and Spark has that type."""
-    there = file.schema.names
-    same = all(file.schema.field(field.name).type == field.type for field in shape.fields if field.name in there)
-    return same and not any(pa.types.is_time64(field.type) for field in shape.fields)
+    """Whether Spark reads from the file what ``format("cdc")`` gives: every column has the name and type that it has now, and Spark has that type."""
+    return alike(topic_schema(file.schema), shape) and not any(pa.types.is_time64(field.type) for field in shape.fields)
 
 
 def _uncovered(log: LogReader, topic: str, files: Sequence[ParquetFile], after: Position, upto: Position) -> Ranges:

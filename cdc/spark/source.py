@@ -58,19 +58,47 @@ class CdcSource(DataSource):
         return "cdc"
 
     def schema(self) -> StructType:
-        plan = ReadPlan.of(self.options)
-        if plan.form is RowForm.SLICES:
-            return from_arrow_schema(SLICES)
-        return from_arrow_schema(_schema(plan, plan.log()))
+        return from_arrow_schema(PinnedRows.of(ReadPlan.of(self.options)).schema)
 
-    def reader(self, schema: StructType) -> SparkLogReader:  # noqa: ARG002
-        return SparkLogReader(ReadPlan.of(self.options))
-
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: ARG002
+    def reader(self, schema: StructType) -> SparkLogReader:
         plan = ReadPlan.of(self.options)
-        if plan.form is RowForm.ROWS or plan.ranges is not None:
-            raise ConfigError("asOf and ranges are for reading in batch", hint="spark.read in place of spark.readStream")
-        return StreamReader(plan)
+        return SparkLogReader(plan, _loaded(PinnedRows.of(plan), schema))
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        plan = ReadPlan.of(self.options)
+        if plan.form is RowForm.ROWS or plan.ranges is not None or plan.end is not None:
+            raise ConfigError(
+                "asOf, endPosition and ranges are for reading in batch", hint="spark.read in place of spark.readStream"
+            )
+        return StreamReader(plan, _loaded(PinnedRows.of(plan), schema))
+
+
+@dataclass(frozen=True)
+class PinnedRows:
+    """The rows of a read, fixed when its reader is made: all its tasks give the same columns, whatever happens to the table meanwhile."""
+
+    schema: pa.Schema
+    """… with the definition that the values come under (``cdc.replay.rows``)."""
+    as_of: Position | None
+    """The position that the option ``asOf`` stood for."""
+
+    @classmethod
+    def of(cls, plan: ReadPlan) -> PinnedRows:
+        """Raises ConfigError."""
+        log = plan.log()
+        return cls(_schema(plan, log), None if plan.as_of is None else upto(log, plan.as_of))
+
+
+def _loaded(rows: PinnedRows, schema: StructType) -> PinnedRows:
+    """The rows, if Spark has the same columns of them. Raises ConfigError where the definition has changed since it asked."""
+    if from_arrow_schema(rows.schema).simpleString() != schema.simpleString():
+        raise _changed()
+    return rows
+
+
+def _changed() -> ConfigError:
+    # All in the text: of a hint Spark tells nothing.
+    return ConfigError("the table's definition has changed since this was loaded: load it again, or start the stream again")
 
 
 @dataclass
@@ -86,25 +114,27 @@ class LogPiece(InputPartition):
 class SparkLogReader(DataSourceReader):
     """A batch read: everything between two positions."""
 
-    def __init__(self, plan: ReadPlan) -> None:
+    def __init__(self, plan: ReadPlan, rows: PinnedRows) -> None:
         self._plan = plan
+        self._rows = rows
 
     def partitions(self) -> Sequence[LogPiece]:
         log = self._plan.log()
-        if self._plan.as_of is not None:
+        if self._rows.as_of is not None:
             topic = self._plan.one_topic(log)
-            return [LogPiece(topic.name, 0, upto(log, self._plan.as_of), topic.rows)]
+            return [LogPiece(topic.name, 0, self._rows.as_of, topic.rows)]
         return _pieces(self._plan, log, self._plan.wanted(log))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._plan, partition)
+        return _read(self._plan, self._rows, partition)
 
 
 class StreamReader(DataSourceStreamReader):
     """A stream. Lives in a Python process of its own, one thread."""
 
-    def __init__(self, plan: ReadPlan) -> None:
+    def __init__(self, plan: ReadPlan, rows: PinnedRows) -> None:
         self._plan = plan
+        self._rows = rows
         self._log: LogReader | None = None
         self._given_out = plan.stream.known_start(plan.start)
         """The last offset; None as long as nothing tells where the stream stands."""
@@ -134,7 +164,7 @@ class StreamReader(DataSourceStreamReader):
         return _pieces(self._plan, self._log, [(Position(start["position"]), Position(end["position"]))])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._plan, partition)
+        return _read(self._plan, self._rows, partition)
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing to release: the log keeps its own account of who still needs what."""
@@ -161,9 +191,11 @@ def _pieces(plan: ReadPlan, log: LogReader, ranges: Iterable[tuple[Position, Pos
 
 def _schema(plan: ReadPlan, log: LogReader) -> pa.Schema:
     """… of the rows that a table gives: at its newest definition, or at that of the place that is asked for."""
+    if plan.form is RowForm.SLICES:
+        return SLICES
     topic = plan.one_topic(log)
     match plan.form:
-        case RowForm.CHANGES | RowForm.SLICES:
+        case RowForm.CHANGES:
             found = rows_schema(topic.schema)
         case RowForm.CHANGEFEED:
             found = feed_schema(topic.schema)
@@ -175,7 +207,7 @@ def _schema(plan: ReadPlan, log: LogReader) -> pa.Schema:
     return chosen(found, plan.columns)
 
 
-def _read(plan: ReadPlan, piece: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(plan: ReadPlan, rows: PinnedRows, piece: InputPartition) -> Iterator[pa.RecordBatch]:
     assert isinstance(piece, LogPiece)
     if not piece.topic:
         return
@@ -184,8 +216,10 @@ def _read(plan: ReadPlan, piece: InputPartition) -> Iterator[pa.RecordBatch]:
             {"topic": [piece.topic], "after": [piece.after], "upto": [piece.upto], "rows": [piece.rows]}, SLICES
         )
         return
-    log = plan.log()
-    schema = _schema(plan, log)
+    log, schema = plan.log(), rows.schema
+    # As of a place the definition is the one of then for ever.
+    if rows.as_of is None and _schema(plan, log) != schema:
+        raise _changed()
     after, end = Position(piece.after), Position(piece.upto)
     if plan.form is RowForm.CHANGEFEED:
         for replaced in with_former(log, piece.topic, after, end) if plan.preimages else _alone(log, piece.topic, after, end):

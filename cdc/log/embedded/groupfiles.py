@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from typing import Final
@@ -102,6 +103,8 @@ class GroupFiles:
     def begin_next(self, head: Head) -> None:
         """From now on groups go into the file that was written aside. The head's own file says so with the next group."""
         path = self._places.timeline(head.timeline)
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "somebody else has begun the timeline's next file", str(path))
         self._disk.rename(self._places.aside_timeline, path)
         crashpoint("log.rollover.named")
         self._disk.sync_folder(path.parent)

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -130,8 +131,9 @@ class EmbeddedLogReader:
             return timeline.marks(upto) if timeline else {}
 
     def last_commit(self) -> Cut:
-        timeline = self._refreshed()
-        return timeline.last_commit() if timeline else ZERO_CUT
+        with self._lock:
+            timeline = self._refreshed()
+            return timeline.last_commit() if timeline else ZERO_CUT
 
     def lineage(self) -> Lineage | None:
         timeline = self._refreshed()
@@ -147,10 +149,9 @@ class EmbeddedLogReader:
         return Position(found.last_within(upto) if found else 0)
 
     def topics(self) -> Sequence[Topic]:
-        timeline = self._refreshed()
-        if timeline is None:
-            return []
-        return [self._topic(index) for index in list(timeline.topics.values())]
+        with self._lock:  # else a topic may be named already by what another thread takes in, and have no changes yet
+            timeline = self._refreshed()
+            return [] if timeline is None else [self._topic(index) for index in timeline.topics.values()]
 
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
         index = self._index(topic, upto)
@@ -166,7 +167,23 @@ class EmbeddedLogReader:
             index = self._index(topic, upto)
             if index is not None:
                 _check_kept(index, after)
-                found += _slices(index, after, upto, target_bytes)
+                found += self._slices(index, after, upto, target_bytes)
+        return found
+
+    def _slices(self, index: TopicIndex, after: Position, upto: Position, target_bytes: int) -> list[Slice]:
+        found: list[Slice] = []
+        for topic, low, high in self._groups(index, *index.between(after, upto), after, upto):
+            # Of a checkpoint's part that is not resolved only the positions tell how many rows of it are meant.
+            for end in _ends(topic, low, high, target_bytes):
+                rows, size = topic.totals(low, end)
+                until = Position(min(upto, int(topic.parts["last"][end - 1])))
+                found.append(Slice(index.name, after, until, min(rows, until - after), size))
+                if len(found) > 1 and found[-2].bytes + size <= target_bytes:
+                    part, before = found.pop(), found.pop()
+                    found.append(Slice(index.name, before.after, until, before.rows + part.rows, before.bytes + size))
+                after, low = until, end
+        if found:
+            found[-1] = replace(found[-1], upto=upto)
         return found
 
     @property
@@ -265,8 +282,10 @@ class EmbeddedLogReader:
                         yield clipped
 
     def _groups(self, index: TopicIndex, low: int, high: int, after: int, upto: int) -> Iterator[tuple[TopicIndex, int, int]]:
-        """The parts [low, high) of a segment; where only some of what a checkpoint sums up is wanted, as the groups that the files before it tell of.
+        """The parts [low, high); where only some of what a checkpoint sums up is wanted, as the groups that the files before it tell of.
         Who follows a log is a little behind its newest file whenever one begins, and must not read a whole segment for that."""
+        if low >= high:
+            return
         first, last = int(index.parts["base"][low]), int(index.parts["last"][low])
         if last <= index.begun_at and not index.inside(low, low + 1, after, upto):
             low_end, high_end = max(after, first - 1), min(upto, last)
@@ -351,15 +370,10 @@ def _check_kept(index: TopicIndex, after: int) -> None:
         )
 
 
-def _slices(index: TopicIndex, after: Position, upto: Position, target_bytes: int) -> list[Slice]:
-    low, high = index.between(after, upto)
-    found: list[Slice] = []
+def _ends(index: TopicIndex, low: int, high: int, target_bytes: int) -> Iterator[int]:
+    """Where to divide the parts [low, high) so that each piece has about ``target_bytes``."""
+    sizes = index.parts["bytes"][:high]
     while low < high:
-        done = int(index.parts["bytes"][low - 1]) if low else 0
-        end = int(index.parts["bytes"][:high].searchsorted(done + target_bytes, "right"))
-        end = min(max(end, low + 1), high)
-        rows, size = index.totals(low, end)
-        until = upto if end == high else Position(min(upto, int(index.parts["last"][end - 1])))
-        found.append(Slice(index.name, after, until, rows, size))
-        after, low = until, end
-    return found
+        done = int(sizes[low - 1]) if low else 0
+        low = min(max(int(sizes.searchsorted(done + target_bytes, "right")), low + 1), high)
+        yield low

@@ -167,7 +167,9 @@ class SealedFile:
                 yield clipped
 
     def _overlaps(self, row_group: int, after: int, upto: int) -> bool:
-        statistics = self._file.metadata.row_group(row_group).column(0).statistics
+        column = self._file.metadata.row_group(row_group).column(0)
+        # Arrow ends the process when it is asked for statistics whose type is not the schema's.
+        statistics = column.statistics if column.physical_type == self._file.schema.column(0).physical_type else None
         if statistics is None or not isinstance(statistics.max, int) or not isinstance(statistics.min, int):
             raise LogCorrupt(f"{self.path}: not a sealed segment (no positions in its statistics)")
         return bool(statistics.max > after and statistics.min <= upto)

@@ -414,7 +414,8 @@ class Timeline:
 
     def last_commit(self) -> Cut:
         """The last cut that brought changes together with a new LSN (ZERO_CUT: none has), so that it is one of the source's commits."""
-        lasts = np.concatenate(([self.before.head.position], self.cuts["last"]))
-        lsns = np.concatenate(([self.before.head.commit_lsn], self.cuts["lsn"]))
+        cuts = self.cuts
+        lasts = np.concatenate(([self.before.head.position], cuts["last"]))
+        lsns = np.concatenate(([self.before.head.commit_lsn], cuts["lsn"]))
         at = ((lasts[1:] > lasts[:-1]) & (lsns[1:] != lsns[:-1])).nonzero()[0]
         return self.cut(int(at[-1])) if len(at) else self.before.last_commit

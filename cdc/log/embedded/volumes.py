@@ -56,6 +56,8 @@ class Volumes:
                 found = Timeline.beginning(_read_range(fd, 0, head.timeline_bytes))
                 if found.number != head.timeline or (timeline is not None and found.log_id != timeline.log_id):
                     raise Damaged(0, "the file is another one, or of another log")
+                if timeline is not None:
+                    self._take_leave(timeline, found)
             except BaseException:
                 os.close(fd)
                 raise
@@ -66,22 +68,35 @@ class Volumes:
             raise Damaged(0, "the head is of another log, or an older one")
         return timeline
 
+    def _take_leave(self, last: Timeline, found: Timeline) -> None:
+        """The file that was the newest until now has to end as the checkpoint in the new one says: else this is a log with another past, of
+        which this reader has told things that are not so. Raises Damaged."""
+        length, crc = _end_of(found, last.number)
+        last.extend(_read_range(self._fd, last.length, length))
+        if (last.length, last.crc) != (length, crc):
+            raise Damaged(
+                0,
+                f"what this reader knows of file {last.number} is not what this one follows: an older copy of the log was restored",
+            )
+
     def _earlier_file(self, newest: Timeline, number: int) -> Timeline:
-        found = self._earlier.pop(number, None) or self._read(newest, number)
+        found = self._earlier.pop(number, None)
+        if found is None or (found.length, found.crc) != _end_of(newest, number):
+            found = self._read(newest, number)
         self._earlier[number] = found
         while len(self._earlier) > EARLIER:
             self._earlier.popitem(last=False)
         return found
 
     def _read(self, newest: Timeline, number: int) -> Timeline:
-        path, end = self._places.timeline(number), newest.before.volumes[number - newest.number]
+        path, (length, crc) = self._places.timeline(number), _end_of(newest, number)
         try:
-            found = Timeline.whole(path.read_bytes()[: int(end["length"])])
+            found = Timeline.whole(path.read_bytes()[:length])
         except FileNotFoundError:
             raise LogCorrupt(f"{path}: missing") from None
         except Damaged as damage:
             raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
-        if (found.log_id, found.number, found.length, found.crc) != (newest.log_id, number, end["length"], end["end_crc"]):
+        if (found.log_id, found.number, found.length, found.crc) != (newest.log_id, number, length, crc):
             raise LogCorrupt(f"{path} at byte {found.length}: does not end as the file after it says")
         return found
 
@@ -156,6 +171,12 @@ class Volumes:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+
+
+def _end_of(newest: Timeline, number: int) -> tuple[int, int]:
+    """(length, last checksum) of an earlier file, as the newest one's checkpoint has it."""
+    end = newest.before.volumes[number - newest.number]
+    return int(end["length"]), int(end["end_crc"])
 
 
 def _read_range(fd: int, start: int, end: int) -> bytes:

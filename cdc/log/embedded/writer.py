@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import FULL, GOES_ON, described
-from cdc.errors import HeadwaterError
+from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.contract import SOURCE_NAME
 from cdc.log.embedded import histories
 from cdc.log.embedded.disk import Disk
@@ -324,18 +324,27 @@ class EmbeddedLogWriter:
         published = self._published
         if not published.full:
             return
+        # The file gets a name that another writer's may have by now.
+        self._refuse_another_writer()
+        self._refuse_another_place()
         try:
             head = published.write_next()
         except OSError:
             return  # the file at hand grows on
+        except LogCorrupt as error:
+            self._broken = str(error)
+            raise
         with self._fatal():
             published.begin_next(head)
 
-    def _publish(self, group: GroupEntry) -> None:
-        published = self._published
-        if not published.is_ours():
+    def _refuse_another_writer(self) -> None:
+        if not self._published.is_ours():
             self._broken = "another writer has taken the log over"
             self._check_usable()
+
+    def _publish(self, group: GroupEntry) -> None:
+        published = self._published
+        self._refuse_another_writer()
         try:
             head = published.enter(group)
         except OSError:

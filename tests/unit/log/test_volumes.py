@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import itertools
 import shutil
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from cdc.crashpoint import CrashKind, armed
@@ -322,3 +324,92 @@ def test_files_are_long_enough_for_their_checkpoints(quick_folder: Path, monkeyp
         data = places.timeline(number).read_bytes()
         assert Timeline.beginning(data).begun <= len(data) / 2, "no more is written twice than once"
     assert groupfiles.FILE_BYTES == 8 * 2**20
+
+
+# --- others at the same log ----------------------------------------------------------------------------------------------
+
+
+def test_a_writer_that_was_replaced_begins_no_file_over_its_successors(quick_folder: Path) -> None:
+    folder = quick_folder / "log"
+    first = opened(folder)
+    while not first._published.full:
+        fill(first, 1)
+    (folder / "lock").unlink()
+    with closing(opened(folder)) as second:
+        fill(second, 30)
+        durable, file = second.head, LogPlaces(folder).timeline(2).read_bytes()
+        with pytest.raises(HeadwaterError, match="another writer has taken the log over"):
+            first.commit(Lsn(10**6), 1)
+        assert LogPlaces(folder).timeline(2).read_bytes() == file
+    with closing(opened(folder)) as third:
+        assert third.head == durable
+
+
+def test_power_lost_in_the_recovery_of_a_killed_rollover(quick_folder: Path) -> None:
+    """The name of the file that the head comes to name has to be durable before the head says it."""
+    calls: list[str] = []
+
+    class Listening(QuickDisk):
+        def sync_folder(self, path: Path) -> None:
+            calls.append(f"sync {path.name}")
+            super().sync_folder(path)
+
+        def write(self, fd: int, parts: Sequence[bytes | pa.Buffer], offset: int) -> None:
+            calls.append("write")
+            super().write(fd, parts, offset)
+
+    folder = quick_folder / "log"
+    writer = opened(folder)
+    with armed(f"log.rollover.named={CrashKind.ERROR}"), pytest.raises(OSError):
+        fill(writer, 60)
+    writer.abandon()
+    assert LogPlaces(folder).timelines() == [1, 2]
+    with closing(opened(folder, Listening())):
+        pass
+    assert "sync log" in calls[: calls.index("write")], "the head named a file whose name the power could take"
+
+
+def test_a_reader_does_not_follow_a_log_of_another_past(quick_folder: Path) -> None:
+    folder, copy = quick_folder / "log", quick_folder / "copy"
+    with closing(opened(folder)) as writer:
+        fill(writer, 8)
+    shutil.copytree(folder, copy)
+    with closing(opened(folder)) as writer:
+        fill(writer, 2)
+    with closing(EmbeddedLogReader(folder)) as reader:
+        known = reader.head()
+        with closing(opened(copy)) as writer:
+            for at in range(30):
+                writer.append(changes(USERS, [writer.next_position]))
+                writer.commit(Lsn(10_000 + at), at)
+            assert writer.head.position > known.position
+        for path in copy.iterdir():  # as cp does: files that are there keep their inode
+            if path.is_file():
+                (folder / path.name).write_bytes(path.read_bytes())
+        with pytest.raises(LogCorrupt, match="an older copy of the log was restored"):
+            reader.head()
+
+
+def test_rows_behind_a_new_file_are_counted_and_not_those_of_its_checkpoint(root: Path) -> None:
+    with closing(opened(root)) as writer, closing(EmbeddedLogReader(root)) as reader:
+        for _ in range(40):
+            fill(writer, 1)
+            head = reader.head().position
+            pieces = reader.slices(["public.orders", "public.users"], Position(head - 6), head, 2**40)
+            assert sum(piece.rows for piece in pieces) == 6
+            assert sum(piece.bytes for piece in pieces) < 20_000
+
+
+def test_damage_that_a_rollover_finds_ends_the_writer(quick_folder: Path) -> None:
+    folder = quick_folder / "log"
+    with closing(opened(folder)) as writer:
+        while not writer._published.full:
+            fill(writer, 1)
+        path = LogPlaces(folder).timeline(1)
+        with path.open("r+b") as file:
+            file.seek(2 * RECORD_BYTES + 8)
+            file.write(b"\xff")
+        with pytest.raises(LogCorrupt):
+            fill(writer, 1)
+        with pytest.raises(HeadwaterError, match="takes nothing more"):
+            writer.commit(Lsn(10**6), 1)

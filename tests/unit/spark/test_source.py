@@ -1,0 +1,128 @@
+"""The readers that ``format("cdc")`` gives Spark, asked as Spark asks them: pickled, and long after they were made."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.errors import ConfigError
+from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.model.batch import Op, last_position
+from cdc.model.pgtypes import NUMERIC, TEXT
+from cdc.model.position import Lsn
+from cdc.model.table import Column, Table
+from cdc.spark.source import CdcSource
+from tests.contract.rows import batch, numeric, schema
+
+TS_US = 1_700_000_000_000_000
+
+
+def table(precision: int, scale: int) -> Table:
+    columns = (
+        Column("id", TEXT, -1, "text", key=True, attnum=1),
+        Column("x", NUMERIC, numeric(precision, scale), "numeric", attnum=2),
+    )
+    return Table(900, "public", "t", columns)
+
+
+class Log:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._writer = EmbeddedLogWriter(folder, seal=False)
+        self.close = self._writer.close
+
+    def put(self, *batches: Any) -> None:
+        for one in batches:
+            self._writer.append(one)
+            last = last_position(one)
+            self._writer.commit(Lsn(last * 10), TS_US + last * 1_000_000)
+
+    def source(self, **more: str) -> CdcSource:
+        return CdcSource({"log": str(self.folder), "table": "public.t", **more})
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    made = Log(tmp_path / "log")
+    made.put(batch(table(12, 2), [(Op.INSERT, 1, {"id": "1", "x": "1.10"})]))
+    yield made
+    made.close()
+
+
+def wider(log: Log) -> None:
+    log.put(schema(table(14, 4), 2), batch(table(14, 4), [(Op.INSERT, 3, {"id": "2", "x": "1.2345"})]))
+
+
+def rows(reader: Any, pieces: Any) -> list[dict[str, Any]]:
+    worker = pickle.loads(pickle.dumps(reader))
+    return [row for piece in pieces for found in worker.read(piece) for row in found.to_pylist()]
+
+
+@pytest.mark.parametrize("form", ["changes", "changefeed"])
+def test_a_frame_that_was_loaded_before_the_definition_changed_says_so(log: Log, form: str) -> None:
+    source = log.source(**{"as": form})
+    loaded = source.schema()
+    reader = source.reader(loaded)
+    pieces = reader.partitions()
+    assert [row["x"] for row in rows(reader, pieces)] == [Decimal("1.10")]
+    wider(log)
+    with pytest.raises(ConfigError, match="definition has changed since this was loaded: load it again"):
+        rows(reader, reader.partitions())
+    with pytest.raises(ConfigError, match="has changed"):
+        source.reader(loaded)
+    again = source.reader(source.schema())
+    assert Decimal("1.2345") in [row["x"] for row in rows(again, again.partitions())]
+
+
+def test_a_stream_ends_where_the_definition_changes_and_goes_on_when_it_is_started_again(log: Log) -> None:
+    source = log.source(fresh="true", waitSeconds="0.01")
+    loaded = source.schema()
+    reader = source.streamReader(loaded)
+    first = reader.latestOffset()
+    assert [row["x"] for row in rows(reader, reader.partitions(reader.initialOffset(), first))] == [Decimal("1.10")]
+    wider(log)
+    second = reader.latestOffset()
+    with pytest.raises(ConfigError, match="start the stream again"):
+        rows(reader, reader.partitions(first, second))
+    with pytest.raises(ConfigError, match="has changed"):
+        source.streamReader(loaded)
+    again = source.streamReader(source.schema())
+    assert [row["x"] for row in rows(again, again.partitions(first, second))] == [None, Decimal("1.2345")]
+
+
+def test_a_change_of_columns_that_are_not_asked_for_disturbs_nobody(log: Log) -> None:
+    source = log.source(columns="id,_cdc_op")
+    reader = source.reader(source.schema())
+    wider(log)
+    assert rows(reader, reader.partitions()) == [
+        {"id": "1", "_cdc_op": "c"},
+        {"id": None, "_cdc_op": "s"},
+        {"id": "2", "_cdc_op": "c"},
+    ]
+
+
+def test_names_that_are_swapped_while_a_reader_is_at_work_stay_with_their_values(log: Log) -> None:
+    old = replace(
+        table(12, 2), columns=tuple(Column(name, TEXT, -1, "text", key=name == "a", attnum=n) for n, name in enumerate("abc", 1))
+    )
+    a, b, c = old.columns
+    new = replace(old, columns=(a, replace(b, name="c"), replace(c, name="b")))
+    log.put(schema(old, 2), batch(old, [(Op.INSERT, 3, {"a": "1", "b": "x", "c": "y"})]))
+    source = log.source(startPosition="2", columns="a,b,c")
+    reader = source.reader(source.schema())
+    log.put(schema(new, 4), batch(new, [(Op.INSERT, 5, {"a": "2", "c": "x", "b": "y"})]))
+    found = [(row["a"], row["b"], row["c"]) for row in rows(reader, reader.partitions())]
+    assert found == [("1", "x", "y"), (None, None, None), ("2", "x", "y")]
+
+
+def test_a_time_stands_for_the_same_position_in_every_task(log: Log) -> None:
+    source = log.source(asOf="2030-01-01T00:00:00Z")
+    reader = source.reader(source.schema())
+    wider(log)
+    assert [row["x"] for row in rows(reader, reader.partitions())] == [Decimal("1.10")]
