@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -54,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _USAGE_ERROR as error:
         _complain(f"{_first_line(error)} → {_command_path(error)} --help")
         return USAGE
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError) and _reader_left():
+            return 0  # typer's own answer is 1; nobody reads what we would print
+        raise
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left; there is nobody to tell
         return 0
@@ -84,6 +89,13 @@ def _open_closed() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads our standard output any longer."""
+    found = select.poll()
+    found.register(1, select.POLLOUT)
+    return any(state & select.POLLERR for _, state in found.poll(0))
 
 
 def _leave_unwritten() -> None:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from enum import StrEnum
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from cdc.log.contract import LogReader, Topic
     from cdc.replay.former import WithFormer
     from cdc.replay.query import LogQuery
+
+PRINTED_CHARACTERS: Final = 2**20
+"""After so many, lines are printed and no more are collected."""
 
 
 class Format(StrEnum):
@@ -202,7 +205,7 @@ def _print(log: LogReader, found: Iterable[Topic], query: LogQuery, as_json: boo
     each = [(_enveloped if as_json else _told)(query.of(log, topic.name)) for topic in found]
     merged = each[0] if len(each) == 1 else heapq.merge(*each, key=lambda one: one[0])
     printed = 0
-    while some := list(islice(merged, 1000)):
+    for some in _portions(merged):
         printed += len(some)
         if as_json:
             say_lines("".join(line + "\n" for _, line in some))
@@ -210,6 +213,20 @@ def _print(log: LogReader, found: Iterable[Topic], query: LogQuery, as_json: boo
             for _, line in some:
                 say(line)
     return printed
+
+
+def _portions(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """What is printed at once: a thousand lines, fewer of long ones."""
+    some: list[tuple[int, str]] = []
+    size = 0
+    for line in lines:
+        some.append(line)
+        size += len(line[1])
+        if len(some) == 1000 or size >= PRINTED_CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _enveloped(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:

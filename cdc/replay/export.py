@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc.errors import ConfigError
+from cdc.diskspace import FULL, MAKE_ROOM
+from cdc.errors import ConfigError, HeadwaterError
 from cdc.model.topic import TopicSchema
 from cdc.replay.envelope import documents, envelopes
 from cdc.replay.former import WithFormer
@@ -24,25 +28,72 @@ def write(path: Path, form: str, shape: TopicSchema, answer: Iterable[WithFormer
     """Writes the changes to a new file, which only its owner can read, and returns how many they were.
 
     form: parquet (typed columns of this definition, as ``format("cdc")`` has them), ndjson or debezium.
-    Raises ConfigError when the file exists, or a value does not fit the column's type there; OSError.
+    Raises ConfigError when something of that name exists, before or at the end, or a value does not fit the column's type there; HeadwaterError
+    when the file cannot be written.
     """
-    if path.exists():
-        raise ConfigError(f"{path} exists already", hint="name another file, or remove it")
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
-    aside = path.with_name(f".{path.name}.aside")
+    # A name of its own: another export to the same file writes aside, too.
+    aside = path.with_name(f".{os.getpid()}-{secrets.token_hex(8)}.aside")
     try:
-        with open(jsonfile.create(aside), "wb") as file:
+        if _is_there(path):
+            raise _exists(path)
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
+        with io.BufferedWriter(_NamedFile(jsonfile.create(aside), aside)) as file:
             done = _parquet(file, shape, answer) if form == "parquet" else _lines(file, form, answer)
             file.flush()
             os.fsync(file.fileno())
-        aside.rename(path)
-    except BaseException:
+        _link(aside, path)
+        jsonfile.sync_folder(path.parent)
+    except OSError as error:
+        if error.filename not in (str(aside), str(path)):
+            raise  # the log's
+        hint = MAKE_ROOM if error.errno in FULL else "name another file"
+        raise HeadwaterError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+    finally:
         with suppress(OSError):
             aside.unlink()
-        raise
-    jsonfile.sync_folder(path.parent)
     return done
+
+
+class _NamedFile(io.FileIO):
+    """A file whose errors say which it is."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        super().__init__(descriptor, "wb")
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+
+def _is_there(path: Path) -> bool:
+    """Whether anything has the name, a link that leads nowhere among them."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _link(aside: Path, path: Path) -> None:
+    """Gives the file its name, unless something has come to have it."""
+    try:
+        try:
+            os.link(aside, path)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # a file system without links
+            aside.rename(path)
+    except FileExistsError:
+        raise _exists(path) from None
+
+
+def _exists(path: Path) -> ConfigError:
+    return ConfigError(f"{path} exists already", hint="name another file, or remove it")
 
 
 def rendered(form: str, replaced: WithFormer) -> bytes:

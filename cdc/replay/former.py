@@ -1,7 +1,7 @@
 """Changes with the rows that they replaced. The log holds no row twice: what an UPDATE or a DELETE replaced is the last change of its key before.
 
-It is looked up for a window of changes at a time, by one look at everything before the window, so memory is bounded by the window and not by the
-table.
+It is looked up for a window of changes at a time, by one look at everything before the window. A window whose former rows take more than it may
+take itself is divided, so memory is bounded by the window and not by the table.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def with_former(
         change = topic_change_of(batch)
         whole = change is not None or (len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE)
         if window and (whole or size >= window_bytes):
-            yield from _window(log if any_before else None, topic, start, window)
+            yield from _window(log if any_before else None, topic, start, window, window_bytes)
             start, window, size, any_before = Position(last_position(window[-1])), [], 0, True
         if whole:
             yield WithFormer(batch, None, np.zeros(1, np.bool_))
@@ -60,18 +60,26 @@ def with_former(
             window.append(batch)
             size += batch.nbytes
     if window:
-        yield from _window(log if any_before else None, topic, start, window)
+        yield from _window(log if any_before else None, topic, start, window, window_bytes)
 
 
-def _window(log: LogReader | None, topic: str, start: Position, batches: Sequence[pa.RecordBatch]) -> Iterator[WithFormer]:
+def _window(
+    log: LogReader | None, topic: str, start: Position, batches: Sequence[pa.RecordBatch], most_bytes: int
+) -> Iterator[WithFormer]:
     """``log``: None where nothing comes before."""
     arrow_schema, shape = batches[0].schema, topic_schema(batches[0].schema)
     own = pa.chunked_array([keys(batch, shape) for batch in batches], pa.utf8())
     ops = np.concatenate([batch.column(OP).to_numpy() for batch in batches])
     replaces = (ops == _UPDATE) | (ops == _DELETE)
-    earlier: list[pa.RecordBatch] = []
+    earlier: list[pa.RecordBatch] | None = []
     if log is not None and replaces.any():
-        earlier = list(rows_with(log, topic, start, shape, pc.unique(own.filter(pa.array(replaces)))))
+        earlier = few_rows_with(log, topic, start, shape, pc.unique(own.filter(pa.array(replaces))), most_bytes)
+    if earlier is None:
+        window, half = pa.Table.from_batches(batches, arrow_schema), len(ops) // 2
+        first, second = window.slice(0, half).to_batches(), window.slice(half).to_batches()
+        yield from _window(log, topic, start, first, most_bytes)
+        yield from _window(log, topic, Position(last_position(first[-1])), second, most_bytes)
+        return
     held = [pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema) for batch in earlier]
     whole = pa.Table.from_batches([*held, *batches], arrow_schema).combine_chunks()
     all_keys = pa.chunked_array([*(keys(batch, shape) for batch in earlier), *own.chunks], pa.utf8())
@@ -104,6 +112,19 @@ def rows_with(log: LogReader, topic: str, upto: Position, shape: TopicSchema, wa
         mine = rows.filter(pc.is_in(keys(rows, shape), value_set=wanted))
         if mine.num_rows:
             yield mine
+
+
+def few_rows_with(
+    log: LogReader, topic: str, upto: Position, shape: TopicSchema, wanted: pa.Array, most_bytes: int
+) -> list[pa.RecordBatch] | None:
+    """The same at once; None where they take more bytes than this and fewer keys can be asked for."""
+    found, size = [], 0
+    for rows in rows_with(log, topic, upto, shape, wanted):
+        found.append(rows)
+        size += rows.nbytes
+        if size > most_bytes and len(wanted) > 1:
+            return None
+    return found
 
 
 def _predecessors(all_keys: pa.ChunkedArray, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

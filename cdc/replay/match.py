@@ -52,7 +52,8 @@ class KeyMatch:
             if spelled(found[column.name], column) is None:
                 named = column.type_name or str(column.type)
                 raise ConfigError(
-                    f"what is given for {column.name} of {schema.topic} is no value of its type, {named}", hint="cdc log cat --help"
+                    f"what is given for {column.name} of {schema.topic} is not a value of its type, {named}",
+                    hint="cdc log cat --help",
                 )
         return cls(schema.origin, tuple((column, found[column.name]) for column in schema.key))
 

@@ -15,7 +15,7 @@ from cdc.model.batch import OP, POSITION, Op, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
-from cdc.replay.former import WithFormer, rows_with, taken
+from cdc.replay.former import WithFormer, few_rows_with, rows_with, taken
 from cdc.replay.state import definition_at, rows_as_of
 from sinks.barrier import emptied
 from sinks.past import all_keys, live_rows
@@ -40,12 +40,25 @@ def net_changes(
         return
     newer = (batch.filter(pc.greater(batch.column(POSITION), after)) for batch in rows_as_of(log, topic, upto))
     for rows in _chunks(newer, lookup_bytes):
-        wanted = keys(rows, shape)
-        yield from _paired(list(rows_with(log, topic, after, shape, wanted)), wanted, rows, shape)
+        yield from _compared(log, topic, after, shape, rows, lookup_bytes)
     lost = _lost_of_all if _begins_again(log, topic, after, upto) else _deleted
     for rows in lost(log, topic, after, upto, shape, lookup_bytes):
         if rows.num_rows:
             yield WithFormer(_as(rows, np.full(len(rows), int(Op.DELETE), np.int8)), rows, np.ones(len(rows), np.bool_))
+
+
+def _compared(
+    log: LogReader, topic: str, after: Position, shape: TopicSchema, rows: pa.RecordBatch, lookup_bytes: int
+) -> Iterator[WithFormer]:
+    """The rows that were others as of ``after``; in two parts where the former ones take too much at once."""
+    wanted = keys(rows, shape)
+    former = few_rows_with(log, topic, after, shape, wanted, lookup_bytes)
+    if former is not None:
+        yield from _paired(former, wanted, rows, shape)
+        return
+    half = len(rows) // 2
+    for part in (rows.slice(0, half), rows.slice(half)):
+        yield from _compared(log, topic, after, shape, part, lookup_bytes)
 
 
 def _paired(former: list[pa.RecordBatch], wanted: pa.Array, rows: pa.RecordBatch, shape: TopicSchema) -> Iterator[WithFormer]:

@@ -19,6 +19,7 @@ from cdc.replay.place import LogPlace, before, upto
 from cdc.replay.state import rows_as_of
 
 RENDERED_ROWS: Final = 8192
+RENDERED_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,12 @@ def alone(batch: pa.RecordBatch) -> WithFormer:
 
 
 def sliced(answer: Iterable[WithFormer], rows: int = RENDERED_ROWS) -> Iterator[WithFormer]:
-    """The same in batches of at most so many rows: as text they take several times what they take as columns."""
+    """The same in batches of at most so many rows, and fewer where rows are large: as text they take several times what they take as columns."""
     for changes, former, known in answer:
-        for at in range(0, len(changes), rows):
-            yield WithFormer(changes.slice(at, rows), None if former is None else former.slice(at, rows), known[at : at + rows])
+        size = changes.nbytes + (0 if former is None else former.nbytes)
+        step = max(1, min(rows, len(changes) * RENDERED_BYTES // max(1, size)))
+        for at in range(0, len(changes), step):
+            yield WithFormer(changes.slice(at, step), None if former is None else former.slice(at, step), known[at : at + step])
 
 
 def span(log: LogReader, begin: LogPlace | None, end: LogPlace | None) -> tuple[Position, Position]:

@@ -47,7 +47,7 @@ def typed(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mapping[int, st
 
 
 def spelled(text: str, field: TopicField) -> str | None:
-    """The canonical text of a value of this field that somebody wrote in a way of their own; None where it is no value of the field's type."""
+    """The canonical text of a value of this field that somebody wrote in a way of their own; None where the field's type has no such value."""
     kind, plain = field.type, text.strip()
     if field.structure == _UUID:
         try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,3 +179,14 @@ def test_there_is_no_log(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--config", str(config), "log", "cat"])
     assert isinstance(result.exception, ConfigError)
     assert "there is no log yet" in str(result.exception)
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("verb", [["cat"], ["cat", "--json"], ["grep", "new"]])
+def test_a_reader_that_leaves_is_no_failure(verb: list[str], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "cdc", "--config", str(tmp_path / "cdc.toml"), "log", *verb]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, b"")

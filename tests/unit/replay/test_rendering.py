@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import resource
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, HeadwaterError
 from cdc.log.memory import MemoryReader
 from cdc.model.batch import Op
 from cdc.model.evolution import Kind
@@ -223,3 +226,51 @@ def test_a_file_is_whole_private_and_never_replaces_another(form: str, tmp_path:
     assert [found.name for found in tmp_path.iterdir()] == ["out"]
     with pytest.raises(ConfigError, match="there is no folder"):
         write(tmp_path / "nowhere" / "out", form, TopicSchema.of(ORDERS), [])
+
+
+def test_two_exports_to_one_file_and_a_file_that_appears_meanwhile(tmp_path: Path) -> None:
+    path, shape = tmp_path / "out", TopicSchema.of(ORDERS)
+
+    def meanwhile() -> Any:
+        yield from answer(orders())[:1]
+        assert write(path, "ndjson", shape, answer(orders())) == 7
+        yield from answer(orders())[1:]
+
+    with pytest.raises(ConfigError, match="out exists already"):
+        write(path, "ndjson", shape, meanwhile())
+    assert len(parsed(path.read_bytes())) == 7, "the other's, whole"
+    assert [found.name for found in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_file_where_the_file_system_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    assert write(tmp_path / "out", "ndjson", TopicSchema.of(ORDERS), answer(orders())) == 7
+    assert [found.name for found in tmp_path.iterdir()] == ["out"]
+    assert len(parsed((tmp_path / "out").read_bytes())) == 7
+
+
+def test_what_cannot_be_written_is_said_of_the_file(tmp_path: Path) -> None:
+    shape = TopicSchema.of(ORDERS)
+    with pytest.raises(HeadwaterError, match="cannot be written: File name too long"):
+        write(tmp_path / ("x" * 300), "ndjson", shape, answer(orders()))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="link exists already"):
+        write(tmp_path / "link", "ndjson", shape, answer(orders()))
+    with pytest.raises(HeadwaterError, match="/proc/out cannot be written"):
+        write(Path("/proc/out"), "ndjson", shape, answer(orders()))
+    assert [found.name for found in tmp_path.iterdir()] == ["link"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "ndjson"])
+def test_a_file_that_becomes_too_large(form: str, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(HeadwaterError, match="out cannot be written: File too large"):
+            write(tmp_path / "out", form, TopicSchema.of(ORDERS), answer(orders()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
