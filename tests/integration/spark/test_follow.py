@@ -440,7 +440,7 @@ def test_what_spark_ended_a_query_for_is_told(traffic: Traffic, tmp_path: Path, 
         following.until_at(traffic.transactions(3))
     again = f"the query of store {name} starts again: "
     assert told[0] is not None
-    assert told[0].startswith(f"{again}SparkException: ")
+    assert told[0].startswith(f"{again}AnalysisException: ConfigError: there is no log in ")
     assert str(tmp_path / "nowhere") in told[0]
     assert told[1] is not None
     assert told[1].startswith(f"{again}ParentNotDirectoryException: ")
