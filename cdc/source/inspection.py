@@ -53,6 +53,12 @@ where c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartitio
   and n.nspname !~ '^pg_' and n.nspname not in ('information_schema', 'headwater') and not c.oid = any (%s::oid[])
 """
 
+_LOCKED: Final = """
+select l.relation::int8
+from pg_locks l
+where l.granted and l.relation = any (%s::oid[]) and l.database = (select d.oid from pg_database d where d.datname = current_database())
+"""
+
 
 class Inspection:
     """Looks in full at first, and then for what has changed since the look before.
@@ -182,7 +188,13 @@ class Inspection:
 
     # --- what is shown -------------------------------------------------------------------------------------------------------
 
-    def _drop(self, connection: psycopg.Connection, dropped: Sequence[int]) -> None:
+    def _drop(self, connection: psycopg.Connection, missing: Sequence[int]) -> None:
+        """A table that the look has not found is gone, or nobody sees it yet: the stream may show one before its creation becomes visible, for a
+        synchronous standby's sake. A later look decides where its creator still holds its lock."""
+        if not missing:
+            return
+        settled = set(missing) - _locked(connection, missing)
+        dropped = sorted(settled - {facts.oid for facts in read_facts(connection, self._source.publication, list(settled))})
         self._announcements.drop(connection, dropped)
         for oid in dropped:
             self._absent.stays(oid)
@@ -267,6 +279,11 @@ def _withheld(table: Table, publication: str) -> Refusal:
 def _bare(facts: Facts) -> bool:
     """Nothing identifies the table's rows, so nothing but inserts can come."""
     return facts.identity != "f" and bool(facts.published) and not facts.table().key
+
+
+def _locked(connection: psycopg.Connection, oids: Sequence[int]) -> set[int]:
+    """Those of the tables that somebody holds a lock of. What was done under a lock is visible before the lock is released."""
+    return {oid for (oid,) in connection.execute(_LOCKED, (list(oids),))}
 
 
 def _lock(connection: psycopg.Connection, facts: Facts) -> bool:

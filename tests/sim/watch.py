@@ -60,7 +60,7 @@ class Watch:
         announcements.take_noted()
         seen = {oid: facts for oid in sorted(source.catalog) if (facts := self._seen(oid)) is not None}
         yield
-        if gone := [oid for oid in announcements.oids if oid not in source.catalog and oid not in seen]:
+        if gone := [oid for oid in announcements.oids - seen.keys() if source.can_read(oid) and oid not in source.catalog]:
             announcements.drop(self._connection, gone)
             self._met("looks that missed tables")
             yield

@@ -171,6 +171,18 @@ def unobserved(monkeypatch: pytest.MonkeyPatch) -> threading.Lock:
     return held
 
 
+def counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One number: how many looks at the catalog have ended. To be asked for before capture starts."""
+    looks, look = [0], CatalogWatch._look
+
+    def one_more(self: CatalogWatch, connection: psycopg.Connection[Any]) -> None:
+        look(self, connection)
+        looks[0] += 1
+
+    monkeypatch.setattr(CatalogWatch, "_look", one_more)
+    return looks
+
+
 def changes_of(batch: pa.RecordBatch) -> list[tuple[int, str, dict[str, str | None]]]:
     table = table_of(batch.schema)
     columns = {name: canonical_text(batch.column(name)).to_pylist() for name in table.names}

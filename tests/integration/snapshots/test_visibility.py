@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import psycopg
@@ -18,6 +17,7 @@ from cdc.source import connect
 from snapshots.catalog import load_tables
 from snapshots.fence import Snapshot, Window
 from snapshots.flight import IN_FLIGHT
+from tests.integration.heldcommit import held_commit
 from tests.integration.snapshots.pipeline import Pipeline, fold, operations, rows_of, settle
 
 ROWS = 500
@@ -29,31 +29,6 @@ def table(postgres_server: Postgres) -> Iterator[psycopg.Connection[Any]]:
         sql.execute("create table t (id int primary key, v text)")
         sql.execute(f"insert into t select i, 'old' from generate_series(1, {ROWS}) i")
         yield sql
-
-
-@contextlib.contextmanager
-def held_commit(server: Postgres, statement: str) -> Iterator[None]:
-    """The statement's commit is in the WAL for the whole block, and becomes visible at its end."""
-    with psycopg.connect(server.dsn(), autocommit=True) as admin:
-        admin.execute("alter system set synchronous_standby_names = 'nobody'")
-        admin.execute("select pg_reload_conf()")
-        committing = Thread(target=_execute, args=(server.dsn(), statement))
-        try:
-            while admin.execute("show synchronous_standby_names").fetchone() != ("nobody",):
-                time.sleep(0.01)
-            committing.start()
-            while not admin.execute("select 1 from pg_stat_activity where wait_event = 'SyncRep'").fetchone():
-                time.sleep(0.01)
-            yield
-        finally:
-            admin.execute("alter system reset synchronous_standby_names")
-            admin.execute("select pg_reload_conf()")
-            committing.join()
-
-
-def _execute(dsn: str, statement: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as sql:
-        sql.execute(statement)
 
 
 @contextlib.contextmanager

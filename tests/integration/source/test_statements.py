@@ -20,7 +20,7 @@ import pytest
 
 from cdc.source import inspection, watch
 from tests.conftest import Database, PostgresServers
-from tests.integration.capture.running import Capture
+from tests.integration.capture.running import Capture, counted_looks
 from tests.integration.schema.folding import Row, fold
 from tests.integration.source.random_schemas import Known, Statements, known_tables
 
@@ -106,7 +106,7 @@ def test_statements_work_as_without_headwater(
     if trigger:
         psql = [str(here.server.binary("psql")), "-Xqd", here.dsn, "-v", "role=postgres", "-v", "schema=public", "-f", str(ROLES)]
         subprocess.run(psql, check=True, timeout=120)
-    looks = counted(monkeypatch)
+    looks = counted_looks(monkeypatch)
     capture = Capture(here.dsn, tmp_path, tables=("public.*",), slot=f"s_{here.name}")
     try:
         with capture.running():
@@ -119,17 +119,6 @@ def test_statements_work_as_without_headwater(
         pair.history.append(f"-- {error}")
         print(f"seed {seed}, trigger {trigger}, publication {publication}", *pair.history, sep="\n")
         raise
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    looks, look = [0], watch.CatalogWatch._look
-
-    def one_more(self: watch.CatalogWatch, connection: psycopg.Connection) -> None:
-        look(self, connection)
-        looks[0] += 1
-
-    monkeypatch.setattr(watch.CatalogWatch, "_look", one_more)
-    return looks
 
 
 def play(pair: Pair, chance: random.Random, capture: Capture, looks: list[int], *, trigger: bool) -> None:
