@@ -305,17 +305,21 @@ class IcebergTable:
 
     def commit(self, pending: Pending, changes: Changes, signed: Signed, properties: Mapping[str, str]) -> None:
         """Makes everything durable at once, as a snapshot of its own also when no row changes. Raises CommitConflict or CommitUnknown
-        (then refresh and look again)."""
-        with commit_errors():
-            update = self._update(pending.java, changes).scanManifestsWith(self._use.directly)
-            for key, value in signed.properties().items():
-                update.set(key, value)
-            update.commit()
-            set_properties = pending.java.updateProperties()
-            for key, value in {**signed.properties(), **properties}.items():
-                set_properties.set(key, value)
-            set_properties.commit()
-            pending.java.commitTransaction()
+        (then refresh and look again), and StoreError, not retryable, where a file that the table needs was deleted."""
+        try:
+            with commit_errors():
+                update = self._update(pending.java, changes).scanManifestsWith(self._use.directly)
+                for key, value in signed.properties().items():
+                    update.set(key, value)
+                update.commit()
+                set_properties = pending.java.updateProperties()
+                for key, value in {**signed.properties(), **properties}.items():
+                    set_properties.set(key, value)
+                set_properties.commit()
+                pending.java.commitTransaction()
+        except Vanished:
+            self.files()  # raises what no waiting brings back
+            raise
         self._committed()
 
     def _committed(self) -> None:

@@ -919,6 +919,18 @@ def test_a_file_of_a_tables_metadata_that_stays_away_is_named(shop: Shop) -> Non
     assert sink.applied() == cut(2)
 
 
+@pytest.mark.parametrize("op", [Op.INSERT, Op.UPDATE, Op.TRUNCATE], ids=["insert", "update", "truncate"])
+def test_a_commit_that_lacks_a_file_of_the_tables_metadata_names_the_table_and_is_not_tried_for_ever(shop: Shop, op: Op) -> None:
+    sink = filled(shop, 2)
+    for path in (shop.folder / "public" / "orders" / "metadata").glob("snap-*.avro"):
+        path.unlink()
+    sink.apply(batch(ORDERS, [(op, 3, {} if op is Op.TRUNCATE else order(1))]))
+    with pytest.raises(StoreError, match=r"public\.orders lacks a file that it needs: a part of its metadata") as refused:
+        sink.commit(cut(3))
+    assert not refused.value.retryable
+    assert "--rebuild" in (refused.value.hint or "")
+
+
 @pytest.mark.parametrize("what", ["public/orders", "_headwater", ""])
 @pytest.mark.parametrize("how", ["gone", "older"])
 def test_folders_that_are_lost_or_put_back_from_a_copy_are_noticed_at_once_and_filled_again(

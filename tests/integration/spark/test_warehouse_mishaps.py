@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -90,7 +90,9 @@ class Course:
             try:
                 self._advance()
                 return
-            except StoreError:
+            except StoreError as error:
+                if not error.retryable and "--rebuild" in (error.hint or ""):
+                    self._rebuild()
                 if self.sink is not None:
                     if self.chance.random() < 0.2:
                         self.zombies.append(self.sink)
@@ -99,6 +101,13 @@ class Course:
                 self.sink = None
                 if attempt == attempts - 1:
                     raise
+
+    def _rebuild(self) -> None:
+        """As the operator is told to. Folders that were put back in the middle of a commit lack what it had written by then."""
+        self.did.append("rebuild")
+        sink = self.shop.sink_unopened()
+        sink.erase()
+        sink.close()
 
     def _advance(self) -> None:
         self.mishap()
@@ -224,16 +233,10 @@ class Course:
             zombie.close()
 
 
-NOT_WHOLE: Final = frozenset({-357079951})
-"""Histories that are known to end with a table that cannot be written to."""
-
-
 @pytest.mark.parametrize("number", range(2))
 def test_whatever_happens_to_a_warehouse_it_is_made_whole_and_says_nothing_else(
     spark: Any, tmp_path: Path, seed: int, number: int
 ) -> None:
-    if seed + number in NOT_WHOLE:
-        pytest.xfail("a table whose current snapshot has lost its list of manifests is not made whole by itself")
     chance = random.Random(seed + number)
     course = Course(spark, tmp_path / "warehouse", chance)
     for step in range(10):
