@@ -168,6 +168,9 @@ class SnapshotFeed:
         with self._lock:
             self._check()
             self._progress.wait_for_rows(table.oid)
+            for window in self._windows:
+                if window.table.oid == table.oid:
+                    window.meet(table)
             if table.oid not in self._holds or not self._same_shape(table):
                 self._holds[table.oid] = Holds(table)
             self._holds[table.oid].add(rows, missing)

@@ -173,10 +173,14 @@ class Window:
     _hidden: Keys | None = None
     _emptied: bool = False
 
+    def meet(self, table: Table) -> bool:
+        """The table, as changes that the stream delivered have it: whether they and the chunks' rows can be put together."""
+        self.mixed |= (table.columns, table.identity) != (self.table.columns, self.table.identity)
+        return not self.mixed
+
     def add(self, batch: pa.RecordBatch, table: Table, transactions: Transactions) -> None:
         """A batch of this table's changes, as the stream delivered it."""
-        if (table.columns, table.identity) != (self.table.columns, self.table.identity):
-            self.mixed = True
+        if not self.meet(table):
             return
         slim = batch.select([POSITION, OP, EXACT, *(column.name for column in table.key)])
         self._changes.append((slim, transactions))

@@ -242,3 +242,12 @@ def test_changes_of_another_shape_before_a_held_row_do_not_let_it_go(feed: Snaps
     assert not feed.to_read_again()
     feed.on_group(group([batch(T, [{"a": 1, "b": "x"}], first=4)], (101, 4)))
     assert feed.to_read_again() == {T.oid}
+
+
+def test_a_chunk_of_another_shape_than_a_held_row_is_read_again(feed: SnapshotFeed) -> None:
+    """A rename and one update that is held back: nothing but the held row tells of either, and the chunk has the row from before."""
+    chunk = ready(feed)
+    renamed = replace(T, columns=(*T.columns[:3], replace(T.columns[3], name="renamed")))
+    feed.hold(batch(renamed, [{"a": 1, "b": "x"}]), {"renamed": np.array([True])})
+    assert feed.chunk_at(Watermark(b"chunk:1", 50)) is None
+    assert chunk.state is State.REFUSED
