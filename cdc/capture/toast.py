@@ -104,6 +104,11 @@ class ToastMemory:
         """Whether it remembers any row of the table, so that it has to hear of deletes."""
         return table.oid in self._relations
 
+    @property
+    def relations(self) -> frozenset[int]:
+        """The tables (OIDs) of which it may remember rows."""
+        return frozenset(self._relations)
+
     def fill(self, table: Table, block: Bytes, rows: tuples.RowFields) -> tuple[Bytes, Flags | None]:
         """See ``cdc.capture.decoder.Memory``."""
         shape = tuples.shape_of(table)
@@ -146,8 +151,9 @@ class ToastMemory:
                     end += len(value)
                 if old != key:
                     self._forget(table.oid, old)
-                    self._forget(table.oid, key)  # what it knows is another row's, should this one stay unresolved
-            if not unresolved[row] and not nameless:
+                    self._forget(table.oid, key)  # what it knows is another row's
+            if not nameless:
+                # Of a row that stays unresolved, too: what it brought is newer than what is remembered of its key.
                 self._remember(
                     table.oid,
                     key,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +17,16 @@ from cdc.capture import assembly, toast
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.toast import ToastMemory
+from cdc.ingest.intake import Intake
+from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model import pgtypes
 from cdc.model.batch import EXACT, LSN, OP, POSITION, TS, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
 from cdc.model.group import Group
+from cdc.model.position import Lsn
 from cdc.model.table import Column, Table
 from tests.unit.capture import wire
+from tests.unit.log.disks import QuickDisk
 
 DOCS = Table(
     20,
@@ -149,6 +155,16 @@ def test_what_it_does_not_know_is_held_and_never_null(memory: ToastMemory) -> No
     assert [row["id"] for row in rest] == ["y"]
 
 
+def test_what_a_held_row_brought_is_newer_than_what_was_known_of_its_key(memory: ToastMemory) -> None:
+    """A row that lacks one value and is held brings another; the next one has the one, and leaves the other out."""
+    new = '{"k": "%s"}' % ("n" * 3000)
+    decode(memory, wire.insert(20, ["a", None, '{"k": "%s"}' % ("o" * 3000), "1"]))
+    (held,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, new, "2"]))
+    assert [row["n"] for row in held["held"]] == [2]  # type: ignore[attr-defined]
+    (row,) = decode(memory, wire.update(20, ["a", "short", wire.UNCHANGED, "3"]))
+    assert (row["body"], row["meta"]) == ("short", new)
+
+
 def test_rollback_forgets_and_commit_remembers(memory: ToastMemory, tmp_path: Path) -> None:
     decode(memory, wire.insert(20, ["a", LONG, None, "1"]))
     memory.commit(1)
@@ -179,6 +195,20 @@ def test_it_learns_from_the_log(memory: ToastMemory) -> None:
     (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "2"]))
     assert row["body"] == LONG
     assert "held" in decode(memory, wire.update(20, ["narrow", wire.UNCHANGED, None, "2"]))[0]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_where_rows_were_held_back_the_log_does_not_tell_what_the_stream_has_brought(
+    memory: ToastMemory, tmp_path: Path, held: bool
+) -> None:
+    """What a crash took of the memory is read from the log, which lacks the rows that were held."""
+    row = {POSITION: 1, OP: int(Op.READ), LSN: 1, TS: 0, EXACT: None, "id": "a", "body": LONG, "meta": "{}", "n": 4}
+    with closing(EmbeddedLogWriter(tmp_path / "log", disk=QuickDisk())) as writer:
+        writer.append(pa.RecordBatch.from_pylist([row], schema=batch_schema(DOCS)))
+        writer.commit(Lsn(1), 0)
+        Intake(tmp_path / "log", writer, memory, Mock(unresolved=Mock(return_value=held)), Mock()).catch_up()
+    assert memory.position == 1
+    assert ("held" in decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "5"]))[0]) == held
 
 
 def test_a_truncated_table_is_forgotten(memory: ToastMemory) -> None:
