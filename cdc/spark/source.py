@@ -36,7 +36,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -45,8 +44,8 @@ from pyspark.sql.types import StructType
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Lsn, Position
-from cdc.replay.former import WithFormer, with_former
 from cdc.replay.place import upto
+from cdc.replay.query import LogQuery
 from cdc.replay.rows import SLICES, chosen, feed_schema, rows_schema, state_schema, to_feed, to_rows
 from cdc.replay.state import definition_at, rows_as_of
 from cdc.spark.options import ReadPlan, RowForm
@@ -222,16 +221,10 @@ def _read(plan: ReadPlan, rows: PinnedRows, piece: InputPartition) -> Iterator[p
         raise _changed()
     after, end = Position(piece.after), Position(piece.upto)
     if plan.form is RowForm.CHANGEFEED:
-        for replaced in with_former(log, piece.topic, after, end) if plan.preimages else _alone(log, piece.topic, after, end):
+        for replaced in LogQuery(after, end, former=plan.preimages).of(log, piece.topic):
             fed = to_feed(replaced, schema)
             if fed is not None:
                 yield fed
         return
     for batch in rows_as_of(log, piece.topic, end) if plan.form is RowForm.ROWS else log.read(piece.topic, after, end):
         yield to_rows(batch, schema)
-
-
-def _alone(log: LogReader, topic: str, after: Position, end: Position) -> Iterator[WithFormer]:
-    """The changes without what they replaced."""
-    for batch in log.read(topic, after, end):
-        yield WithFormer(batch, None, np.zeros(batch.num_rows, np.bool_))
