@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from cdc.kernels.digests import digests
 from cdc.log.contract import LogReader
-from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, topic_schema
+from cdc.model.batch import META_FIELDS, OP, POSITION, Op, first_position, is_truncate, topic_schema
 from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
@@ -117,7 +117,7 @@ class _History:
     def _take(self, batch: pa.RecordBatch) -> None:
         schema, change = topic_schema(batch.schema), topic_change_of(batch)
         position = Position(first_position(batch))
-        if _truncates(batch) or (change is not None and emptied(self._held, change)):
+        if is_truncate(batch) or (change is not None and emptied(self._held, change)):
             self._again()
             self._start, self._definitions = position, []
         elif change is not None:
@@ -268,11 +268,7 @@ def _brought_to(batch: pa.RecordBatch, definitions: Sequence[TopicSchema], posit
 
 
 def _rows_only(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return (batch for batch in batches if batch.num_rows and not _truncates(batch) and topic_change_of(batch) is None)
-
-
-def _truncates(batch: pa.RecordBatch) -> bool:
-    return bool(len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE)
+    return (batch for batch in batches if batch.num_rows and not is_truncate(batch) and topic_change_of(batch) is None)
 
 
 def _refuse_gone(log: LogReader, after: Position) -> None:

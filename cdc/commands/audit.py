@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from cdc.commands.invocation import invocation
-from cdc.commands.output import console, line, print_json
+from cdc.commands.output import console, line, print_json, progress_bar
 from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
@@ -80,17 +78,11 @@ def _verdict(table: TableAudit) -> str:
 @contextmanager
 def _shown(out: Console, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """A progress bar per table on a terminal, nothing elsewhere."""
-    if quiet or not out.is_terminal:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=out, transient=True) as bar:
-        task = bar.add_task("audit", total=None)
+    with progress_bar(out, "audit", shown=out.is_terminal and not quiet) as update:
 
         def show(now: Progress) -> None:
             done = max(now.source_rows, now.store_rows)
-            bar.update(
-                task,
+            update(
                 description=visible(f"{now.store} {now.table} {now.phase}"),
                 completed=done,
                 total=max(now.expected_rows, done) or None,

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.console import Console
 
 from cdc.commands.invocation import invocation, open_log
-from cdc.commands.output import say, say_lines
+from cdc.commands.output import progress_bar, say, say_lines
 from cdc.errors import ConfigError
 from cdc.model.position import format_lsn
 from cdc.terminal import counted
@@ -121,6 +122,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show how a table differs between two places: per key the row before and after, however often it changed in between. This prints row values."""
+    from cdc.model.batch import OP
     from cdc.replay.netchange import net_changes
     from cdc.replay.place import parse_place, upto
     from cdc.replay.query import sliced, topics
@@ -135,9 +137,9 @@ def diff(
         with _progress("diff", None) as advance:
             for replaced in net_changes(log, one.name, after, until):
                 for letter in totals:
-                    totals[letter] += int((replaced.changes.column(1).to_numpy() == ord(letter)).sum())
+                    totals[letter] += int((replaced.changes.column(OP).to_numpy() == ord(letter)).sum())
                 if as_json or form is Format.json:
-                    _say_envelopes([replaced])
+                    _say_rendered(FileFormat.debezium, [replaced])
                 else:
                     for some in sliced([replaced]):
                         for shown in _differences(some):
@@ -173,7 +175,7 @@ def export(
         with _progress("export", rows) as advance:
             answer = _counted(query.of(log, one.name), advance)
             if file == "-":
-                _say_parts(chosen, answer)
+                _say_rendered(chosen, answer)
                 return
             written = write(Path(file), chosen, definition_at(log, one.name, query.upto) or one.schema, answer)
     sys.stderr.write(f"{counted(written, 'change')} written\n")
@@ -230,23 +232,16 @@ def _portions(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]
 
 
 def _enveloped(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
+    from cdc.model.batch import POSITION
     from cdc.replay.envelope import envelopes
     from cdc.replay.query import sliced
 
     for replaced in sliced(answer):
         lines = envelopes(replaced).decode().split("\n")[:-1]
-        yield from zip(replaced.changes.column(0).to_pylist(), lines, strict=True)
+        yield from zip(replaced.changes.column(POSITION).to_pylist(), lines, strict=True)
 
 
-def _say_envelopes(answer: Iterable[WithFormer]) -> None:
-    from cdc.replay.envelope import envelopes
-    from cdc.replay.query import sliced
-
-    for replaced in sliced(answer):
-        say_lines(envelopes(replaced).decode())
-
-
-def _say_parts(form: FileFormat, answer: Iterable[WithFormer]) -> None:
+def _say_rendered(form: FileFormat, answer: Iterable[WithFormer]) -> None:
     from cdc.replay.export import rendered
     from cdc.replay.query import sliced
 
@@ -256,7 +251,7 @@ def _say_parts(form: FileFormat, answer: Iterable[WithFormer]) -> None:
 
 def _told(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
     """Position, LSN, operation, table and values of each change, as a line."""
-    from cdc.model.batch import topic_schema
+    from cdc.model.batch import LSN, OP, POSITION, topic_schema
     from cdc.replay.envelope import values
     from cdc.replay.query import sliced
 
@@ -264,7 +259,7 @@ def _told(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
         changes = replaced.changes
         schema, now = topic_schema(changes.schema), values(changes)
         keys = [column.name for column in schema.key]
-        heads = zip(*(changes.column(number).to_pylist() for number in range(3)), strict=True)
+        heads = zip(*(changes.column(name).to_pylist() for name in (POSITION, OP, LSN)), strict=True)
         for row, (position, op, lsn) in enumerate(heads):
             names: Iterable[str] = {"d": keys, "t": (), "s": ()}.get(chr(op), now)
             shown = [f"{name}={_value(now[name][row])}" for name in names]
@@ -273,12 +268,12 @@ def _told(answer: Iterable[WithFormer]) -> Iterator[tuple[int, str]]:
 
 def _differences(replaced: WithFormer) -> Iterator[str]:
     """One line for each key: + for a new row, - for one that is gone, ~ for one that is another."""
-    from cdc.model.batch import topic_schema
+    from cdc.model.batch import OP, topic_schema
     from cdc.replay.envelope import values
 
     keys = [column.name for column in topic_schema(replaced.changes.schema).key]
     now, was = values(replaced.changes), None if replaced.former is None else values(replaced.former)
-    for row, op in enumerate(replaced.changes.column(1).to_pylist()):
+    for row, op in enumerate(replaced.changes.column(OP).to_pylist()):
         if chr(op) != "u" or was is None:
             yield " ".join(chain("-" if chr(op) == "d" else "+", (f"{name}={_value(now[name][row])}" for name in now)))
             continue
@@ -301,13 +296,6 @@ def _counted(answer: Iterable[WithFormer], advance: Callable[[int], None]) -> It
 @contextmanager
 def _progress(what: str, rows: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on standard error where that is a terminal and standard output is not."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=rows)
-        yield lambda done: bar.advance(task, done)
+    shown = sys.stderr.isatty() and not sys.stdout.isatty()
+    with progress_bar(Console(stderr=True), what, rows, shown=shown) as update:
+        yield lambda done: update(advance=done)

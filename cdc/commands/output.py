@@ -6,11 +6,14 @@ import codecs
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -53,6 +56,14 @@ def say_lines(lines: str) -> None:
 
 def _speaks_utf8() -> bool:
     return codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+
+
+@contextmanager
+def progress_bar(out: Console, what: str, total: int | None = None, *, shown: bool) -> Iterator[Callable[..., None]]:
+    """A bar that goes when it is done. Gives what moves it, which takes what ``rich.progress.Progress.update`` does."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out, transient=True, disable=not shown) as bar:
+        yield partial(bar.update, bar.add_task(what, total=total))
 
 
 def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.log.contract import LogReader
-from cdc.model.batch import OP, Op, first_position, topic_schema
+from cdc.model.batch import first_position, is_truncate, topic_schema
 from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
@@ -76,7 +76,7 @@ def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicR
     size = defined = defined_size = 0  # of what is kept, and of that up to the last SCHEMA record
     for batch in reader.read(found.topic, found.after, found.upto):
         change = topic_change_of(batch)
-        truncates = len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE
+        truncates = is_truncate(batch)
         found.truncated |= truncates
         if truncates or (change is not None and change.empties):
             # Rows before this one come and go unseen, but for those before a SCHEMA record: what a store keeps of that record says that it has

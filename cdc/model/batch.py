@@ -23,7 +23,7 @@ the topic's schema under ``cdc.topic`` (``TopicSchema.to_json``). ``topic_schema
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -122,3 +122,19 @@ def first_position(batch: pa.RecordBatch) -> int:
 
 def last_position(batch: pa.RecordBatch) -> int:
     return int(batch.column(0)[-1].as_py())
+
+
+def is_truncate(batch: pa.RecordBatch) -> bool:
+    """Whether the batch is a TRUNCATE, which has no other change beside it."""
+    return bool(len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE)
+
+
+def op_letters(batch: pa.RecordBatch) -> pa.Array:
+    """Each change's operation as its letter, utf8."""
+    return _letters().take(batch.column(OP))
+
+
+@cache
+def _letters() -> pa.Array:
+    # No constant: with the first value that Arrow makes it loads pandas, which most commands do not need.
+    return pa.array([chr(op) for op in range(128)], pa.utf8())

@@ -11,14 +11,14 @@ b'{"_cdc_position":7,"_cdc_op":"c","_cdc_lsn":10,"_cdc_ts":"2013-01-31T10:00:00Z
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.model.batch import LSN, META_FIELDS, OP, POSITION, TS, Op, topic_schema
+from cdc.model.batch import LSN, META_FIELDS, OP, POSITION, TS, Op, is_truncate, op_letters, topic_schema
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.replay.former import WithFormer
@@ -26,8 +26,6 @@ from sinks.render.jsonkernels import ABSENT, NULL, VALUE
 from sinks.render.jsonrows import Piece, join, members, object_pieces, plain_documents
 from sinks.render.rowtext import column_text, exact_values
 from sinks.render.texts import Texts, raw_texts
-
-_LETTERS: Final = pa.array([chr(op) for op in range(128)], pa.utf8())
 
 
 def envelopes(replaced: WithFormer) -> bytes:
@@ -72,7 +70,7 @@ def documents(changes: pa.RecordBatch) -> bytes:
     if change is not None:
         facts = {"kind": str(change.kind), "empties": change.empties, "now": change.now, "columns": list(schema.names)}
         head.append(Piece(_nothing(rows), before=f',"_cdc_schema":{_json(facts)}'.encode()))
-    elif not _truncates(changes):
+    elif not is_truncate(changes):
         return bytes(join([*object_pieces(members(changes, schema), head, rows=rows), _line_ends(rows)]).data.tobytes())
     return bytes(join([*head, Piece(_nothing(rows), before=b"}"), _line_ends(rows)]).data.tobytes())
 
@@ -91,7 +89,7 @@ def values(batch: pa.RecordBatch) -> dict[str, list[Any]]:
 def _of_whole_table(changes: pa.RecordBatch) -> bytes | None:
     """The envelope of a TRUNCATE or SCHEMA record: no row, but of the latter what happened, and the definition from here on."""
     change = schema_change_of(changes)
-    if change is None and not _truncates(changes):
+    if change is None and not is_truncate(changes):
         return None
     schema = topic_schema(changes.schema)
     position, lsn, ts_us = (changes.column(name).cast(pa.int64())[0].as_py() for name in (POSITION, LSN, TS))
@@ -101,10 +99,6 @@ def _of_whole_table(changes: pa.RecordBatch) -> bytes | None:
         table = json.loads(change.table.to_json())
         payload |= {"kind": str(change.kind), "empties": change.empties, "now": change.now, "table": table}
     return (_json({"payload": payload}) + "\n").encode()
-
-
-def _truncates(changes: pa.RecordBatch) -> bool:
-    return bool(len(changes) == 1 and changes.column(OP)[0].as_py() == Op.TRUNCATE)
 
 
 def _json(value: Any) -> str:
@@ -125,7 +119,7 @@ def _times(times: pa.Array) -> Texts:
 
 
 def _letters(changes: pa.RecordBatch) -> Texts:
-    return raw_texts(_LETTERS.take(changes.column(OP)))
+    return raw_texts(op_letters(changes))
 
 
 def _line_ends(rows: int) -> Piece:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log.contract import LogReader
-from cdc.model.batch import LSN, OP, POSITION, Op, first_position, last_position, topic_schema
+from cdc.model.batch import LSN, OP, POSITION, Op, first_position, is_truncate, last_position, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
@@ -49,7 +49,7 @@ def with_former(
     start, size, any_before = after, 0, True
     for batch in log.read(topic, after, upto):
         change = topic_change_of(batch)
-        whole = change is not None or (len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE)
+        whole = change is not None or is_truncate(batch)
         if window and (whole or size >= window_bytes):
             yield from _window(log if any_before else None, topic, start, window, window_bytes)
             start, window, size, any_before = Position(last_position(window[-1])), [], 0, True

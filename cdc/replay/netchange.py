@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log.contract import LogReader
-from cdc.model.batch import OP, POSITION, Op, topic_schema
+from cdc.model.batch import OP, POSITION, Op, is_truncate, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
@@ -119,7 +119,7 @@ def _begins_again(log: LogReader, topic: str, after: Position, upto: Position) -
     key = _identity(held)
     for batch in log.read(topic, after, upto):
         change = topic_change_of(batch)
-        if len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE:
+        if is_truncate(batch):
             return True
         if change is not None and (emptied(held, change) or _identity(change.schema) != key):
             return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pyarrow.compute as pc
@@ -40,7 +40,7 @@ def parse_place(text: str) -> LogPlace:
     except ValueError:
         raise ConfigError(f"{text!r} is not a place in the log", hint=_HINT) from None
     since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return LogPlace(given, time_us=since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds)
+    return LogPlace(given, time_us=since // timedelta(microseconds=1))
 
 
 def before(log: LogReader, place: LogPlace) -> Position:
@@ -49,12 +49,10 @@ def before(log: LogReader, place: LogPlace) -> Position:
     Raises PositionGone, and ConfigError for a position or an LSN that the log has not reached.
     """
     if place.position is not None:
-        _refuse_beyond(log, place)
-        return Position(max(0, place.position - 1))
+        return Position(max(0, _reached(log, place.position, place.text) - 1))
     if place.lsn is not None:
         lsn = place.lsn
-        if (cut := log.cut_at_lsn(lsn)) is None:
-            raise _beyond(log, place)
+        cut = _cut_at_lsn(log, lsn, place.text)
         return _first(log, _group(log, lambda one: one.position >= cut.position), LSN, lsn)
     time_us = place.time_us or 0
     return _first(log, _group(log, lambda one: one.commit_ts_us >= time_us), TS, time_us)
@@ -64,12 +62,10 @@ def upto(log: LogReader, place: LogPlace) -> Position:
     """The position of the last change at or before the place. Raises ConfigError for a position or an LSN that the log has not reached."""
     head = log.head()
     if place.position is not None:
-        _refuse_beyond(log, place)
-        return place.position
+        return _reached(log, place.position, place.text)
     if place.lsn is not None:
         lsn = place.lsn
-        if log.cut_at_lsn(lsn) is None:
-            raise _beyond(log, place)
+        _cut_at_lsn(log, lsn, place.text)
         beyond = log.cut_at_lsn(Lsn(lsn + 1))
         if beyond is None:
             return head.position
@@ -78,21 +74,23 @@ def upto(log: LogReader, place: LogPlace) -> Position:
     return _first(log, _group(log, lambda one: one.commit_ts_us > time_us), TS, time_us + 1)
 
 
-def _refuse_beyond(log: LogReader, place: LogPlace) -> None:
-    if place.position is not None and place.position > log.head().position:
-        raise _beyond(log, place)
+def _reached(log: LogReader, position: Position, text: str) -> Position:
+    """The position. Raises ConfigError, which names it by ``text``, when the log ends before it."""
+    head = log.head().position
+    if position > head:
+        day = _day_of(text)
+        hint = f"{day} if a day is meant" if day else "cdc log stat"
+        raise ConfigError(f"the log ends at position {head}, before {text}", hint=hint)
+    return position
 
 
-def _beyond(log: LogReader, place: LogPlace) -> ConfigError:
-    head = log.head()
-    if place.lsn is not None:
-        return ConfigError(
-            f"the log ends at LSN {format_lsn(head.commit_lsn)}, before {place.text}", hint="cdc wait, or cdc log stat"
-        )
-    hint = "cdc log stat"
-    if day := _day_of(place.text):
-        hint = f"{day} if a day is meant"
-    return ConfigError(f"the log ends at position {head.position}, before {place.text}", hint=hint)
+def _cut_at_lsn(log: LogReader, lsn: Lsn, text: str) -> Cut:
+    """The first cut that reaches the LSN. Raises ConfigError, which names it by ``text``, when none does."""
+    cut = log.cut_at_lsn(lsn)
+    if cut is None:
+        ends = format_lsn(log.head().commit_lsn)
+        raise ConfigError(f"the log ends at LSN {ends}, before {text}", hint="cdc wait, or cdc log stat")
+    return cut
 
 
 def _day_of(text: str) -> str | None:

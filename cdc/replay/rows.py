@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
-from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TOPIC_METADATA, TS, Op, topic_schema
+from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TOPIC_METADATA, TS, Op, op_letters, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.pgtypes import canonical_text
 from cdc.model.topic import TopicSchema
@@ -18,7 +18,6 @@ from cdc.replay.former import WithFormer
 from sinks.reshape import conformed, origins
 
 SLICES: Final = pa.schema([("topic", pa.utf8()), ("after", pa.int64()), ("upto", pa.int64()), ("rows", pa.int64())])
-_LETTERS: Final = pa.array([chr(op) for op in range(128)], pa.utf8())
 
 CHANGE_TYPE: Final = "_change_type"
 CHANGE_FIELDS: Final = (
@@ -120,7 +119,7 @@ def to_rows(changes: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         index = rows.schema.get_field_index(field.name)
         if field.name == OP:
-            arrays.append(_LETTERS.take(rows.column(OP)))
+            arrays.append(op_letters(rows))
         elif index < 0:
             arrays.append(_of_commit(rows, field))
         else:

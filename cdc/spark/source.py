@@ -33,10 +33,10 @@ head, whatever ``maxRows`` says: any earlier end might lie before the checkpoint
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -45,8 +45,8 @@ from pyspark.sql.types import StructType
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
 from cdc.model.position import Cut, Lsn, Position
-from cdc.replay.former import WithFormer, with_former
 from cdc.replay.place import upto
+from cdc.replay.query import LogQuery
 from cdc.replay.rows import SLICES, chosen, feed_schema, rows_schema, state_schema, to_feed, to_rows
 from cdc.replay.state import definition_at, rows_as_of
 from cdc.spark.options import ReadPlan, RowForm
@@ -85,8 +85,13 @@ class PinnedRows:
     @classmethod
     def of(cls, plan: ReadPlan) -> PinnedRows:
         """Raises ConfigError."""
-        log = plan.log()
-        return cls(_schema(plan, log), None if plan.as_of is None else upto(log, plan.as_of))
+        with closing(plan.log()) as log:
+            if plan.as_of is None:
+                return cls(_newest_schema(plan, log), None)
+            topic = plan.one_topic(log)
+            as_of = upto(log, plan.as_of)
+            schema = state_schema(definition_at(log, topic.name, as_of) or topic.schema)
+            return cls(chosen(schema, plan.columns), as_of)
 
 
 def _loaded(rows: PinnedRows, schema: StructType) -> PinnedRows:
@@ -119,11 +124,11 @@ class SparkLogReader(DataSourceReader):
         self._rows = rows
 
     def partitions(self) -> Sequence[LogPiece]:
-        log = self._plan.log()
-        if self._rows.as_of is not None:
-            topic = self._plan.one_topic(log)
-            return [LogPiece(topic.name, 0, self._rows.as_of, topic.rows)]
-        return _pieces(self._plan, log, self._plan.wanted(log))
+        with closing(self._plan.log()) as log:
+            if self._rows.as_of is not None:
+                topic = self._plan.one_topic(log)
+                return [LogPiece(topic.name, 0, self._rows.as_of, topic.rows)]
+            return _pieces(self._plan, log, self._plan.wanted(log))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._plan, self._rows, partition)
@@ -189,22 +194,12 @@ def _pieces(plan: ReadPlan, log: LogReader, ranges: Iterable[tuple[Position, Pos
     return [LogPiece(one.topic, one.after, one.upto, one.rows) for one in slices] or [LogPiece("", 0, 0, 0)]
 
 
-def _schema(plan: ReadPlan, log: LogReader) -> pa.Schema:
-    """… of the rows that a table gives: at its newest definition, or at that of the place that is asked for."""
+def _newest_schema(plan: ReadPlan, log: LogReader) -> pa.Schema:
+    """… of the rows that a read of changes gives: at the table's newest definition."""
     if plan.form is RowForm.SLICES:
         return SLICES
-    topic = plan.one_topic(log)
-    match plan.form:
-        case RowForm.CHANGES:
-            found = rows_schema(topic.schema)
-        case RowForm.CHANGEFEED:
-            found = feed_schema(topic.schema)
-        case RowForm.ROWS:
-            assert plan.as_of is not None
-            found = state_schema(definition_at(log, topic.name, upto(log, plan.as_of)) or topic.schema)
-        case never:
-            assert_never(never)
-    return chosen(found, plan.columns)
+    shape = plan.one_topic(log).schema
+    return chosen(feed_schema(shape) if plan.form is RowForm.CHANGEFEED else rows_schema(shape), plan.columns)
 
 
 def _read(plan: ReadPlan, rows: PinnedRows, piece: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -218,20 +213,14 @@ def _read(plan: ReadPlan, rows: PinnedRows, piece: InputPartition) -> Iterator[p
         return
     log, schema = plan.log(), rows.schema
     # As of a place the definition is the one of then for ever.
-    if rows.as_of is None and _schema(plan, log) != schema:
+    if rows.as_of is None and _newest_schema(plan, log) != schema:
         raise _changed()
     after, end = Position(piece.after), Position(piece.upto)
     if plan.form is RowForm.CHANGEFEED:
-        for replaced in with_former(log, piece.topic, after, end) if plan.preimages else _alone(log, piece.topic, after, end):
+        for replaced in LogQuery(after, end, former=plan.preimages).of(log, piece.topic):
             fed = to_feed(replaced, schema)
             if fed is not None:
                 yield fed
         return
     for batch in rows_as_of(log, piece.topic, end) if plan.form is RowForm.ROWS else log.read(piece.topic, after, end):
         yield to_rows(batch, schema)
-
-
-def _alone(log: LogReader, topic: str, after: Position, end: Position) -> Iterator[WithFormer]:
-    """The changes without what they replaced."""
-    for batch in log.read(topic, after, end):
-        yield WithFormer(batch, None, np.zeros(batch.num_rows, np.bool_))

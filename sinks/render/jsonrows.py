@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.kernels.memory import Reused
-from cdc.model.batch import OP, POSITION, Op
+from cdc.model.batch import OP, POSITION, Op, is_truncate
 from cdc.model.display import As
 from cdc.model.evolution import topic_change_of
 from cdc.model.pgtypes import canonical_text
@@ -225,7 +225,7 @@ def lines(batch: pa.RecordBatch, schema: TopicSchema, style: Style = EXACT) -> b
             | ({"now": change.now} if change.now else {})
         )
         return (json.dumps(told, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
-    if len(batch) == 1 and batch.column(OP)[0].as_py() == Op.TRUNCATE:
+    if is_truncate(batch):
         position = batch.column(POSITION)[0].as_py()
         return (json.dumps({POSITION: position, "_cdc_truncated": schema.topic}, separators=(",", ":")) + "\n").encode()
     pieces = document_pieces(batch, schema, style)

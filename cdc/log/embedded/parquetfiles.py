@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 
 from cdc.errors import LogCorrupt
 from cdc.log.contract import ParquetFile
-from cdc.log.embedded.names import LogPlaces, segment_name
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealedsegment import covering, sealed_in
 from cdc.model.position import Position
@@ -17,22 +18,18 @@ from cdc.model.position import Position
 
 def parquet_files(root: Path, topic: str, after: Position, upto: Position) -> list[ParquetFile]:
     """See ``cdc.log.home.parquet_files``. Raises LogCorrupt for a footer that cannot be read."""
-    reader = EmbeddedLogReader(root)
-    try:
+    with closing(EmbeddedLogReader(root)) as reader:
         timeline = reader.timeline
         if timeline is None or topic not in timeline.numbers:
             return []
         index = timeline.topics[timeline.numbers[topic]]
         wanted = {segment for segment, _, _ in index.within_segments(*index.between(after, upto))}
-        runs = [run for run in index.segments() if run.segment in wanted]
-    finally:
-        reader.close()
+        # Asked before the files are listed: those beside a segment that is still there may not be whole yet.
+        runs = [run for run in index.segments() if run.segment in wanted and reader.is_sealed(topic, run)]
     folder = LogPlaces(root).folder(topic)
     sealed_files = sealed_in(folder)
     found = []
     for run in runs:
-        if (folder / segment_name(run.segment)).exists():
-            continue  # the files beside it may not be whole yet
         for sealed in covering(sealed_files, run) or ():
             if sealed.last > after and sealed.first <= upto:
                 path = folder / sealed.file

@@ -177,10 +177,11 @@ class EmbeddedLogReader:
             for end in _ends(topic, low, high, target_bytes):
                 rows, size = topic.totals(low, end)
                 until = Position(min(upto, int(topic.parts["last"][end - 1])))
-                found.append(Slice(index.name, after, until, min(rows, until - after), size))
-                if len(found) > 1 and found[-2].bytes + size <= target_bytes:
-                    part, before = found.pop(), found.pop()
-                    found.append(Slice(index.name, before.after, until, before.rows + part.rows, before.bytes + size))
+                one = Slice(index.name, after, until, min(rows, until - after), size)
+                if found and found[-1].bytes + size <= target_bytes:
+                    before = found.pop()
+                    one = replace(one, after=before.after, rows=before.rows + one.rows, bytes=before.bytes + size)
+                found.append(one)
                 after, low = until, end
         if found:
             found[-1] = replace(found[-1], upto=upto)

@@ -77,9 +77,8 @@ def recover(places: LogPlaces, disk: Disk, segment_bytes: int) -> Recovered:
     recovered = Recovered(timeline, epoch, unsealed)
     crashpoint("recover.repaired")
     disk.make_folder(places.topics)  # a power loss may have taken it while there was no topic
-    disk.sync_folder(
-        places.root
-    )  # whoever began the timeline's newest file may have died before its name was durable, and the head will name it
+    # Whoever began the timeline's newest file may have died before its name was durable, and the head will name it.
+    disk.sync_folder(places.root)
     publish_first(places, disk, head_of(recovered))
     crashpoint("recover.published")
     return recovered

@@ -296,20 +296,20 @@ class Timeline:
 
     def _take_dropped(self, group: GroupEntry, at: int) -> None:
         for replaced in group.replaced:
-            self.topics[replaced.topic] = self._replaced(replaced, at)
+            index = self._named(replaced.topic, at)
+            if refused := index.refuses(replaced):
+                raise Damaged(at, refused)
+            self.topics[replaced.topic] = index.replaced(replaced)
         for retired in group.retired:
-            index = self.topics.get(retired.topic)
-            refused = "a topic without a name" if index is None else index.refuses_retiring(retired)
-            if index is None or refused:
-                raise Damaged(at, refused or "")
+            index = self._named(retired.topic, at)
+            if refused := index.refuses_retiring(retired):
+                raise Damaged(at, refused)
             self.topics[retired.topic] = index.retire(retired)
 
-    def _replaced(self, new: Replaced, at: int) -> TopicIndex:
-        index = self.topics.get(new.topic)
-        refused = "a topic without a name" if index is None else index.refuses(new)
-        if index is None or refused:
-            raise Damaged(at, refused or "")
-        return index.replaced(new)
+    def _named(self, number: int, at: int) -> TopicIndex:
+        if number not in self.topics:
+            raise Damaged(at, "a topic without a name")
+        return self.topics[number]
 
     def _check(
         self,

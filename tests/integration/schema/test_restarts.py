@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,6 +21,23 @@ def _prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "INTERVAL_S", 0.2)
 
 
+@pytest.fixture
+def sql(postgres: Database) -> psycopg.Connection[Any]:
+    """To a database that publishes three tables with rows: one to leave as it is, one to give another type, one in partitions."""
+    connection = postgres.connect()
+    connection.execute(
+        """
+        create table kept (id int primary key, v text); insert into kept values (1, 'a');
+        create table retyped (id int primary key, v text); insert into retyped values (1, 'abc');
+        create table parted (id int primary key) partition by range (id);
+        create table p1 partition of parted for values from (0) to (10); create table p2 partition of parted for values from (10) to (20);
+        insert into parted values (1), (11);
+        create publication cdc for all tables with (publish_via_partition_root = true);
+        """
+    )
+    return connection
+
+
 def records(capture: Capture, topic: str) -> list[str]:
     return [f"{change.kind}{'!' * change.empties}" for _, change in fold(capture.batches(topic))[1]]
 
@@ -28,19 +46,12 @@ def rows(capture: Capture, topic: str) -> list[Row]:
     return fold(capture.batches(topic))[0]
 
 
-def test_what_changes_while_capture_is_away(postgres: Database, tmp_path: Path) -> None:
-    sql = postgres.connect()
+def test_what_changes_while_capture_is_away(postgres: Database, sql: psycopg.Connection[Any], tmp_path: Path) -> None:
     sql.execute(
         """
-        create table kept (id int primary key, v text); insert into kept values (1, 'a');
         create table gone (id int primary key); insert into gone values (1);
         create table again (id int primary key); insert into again values (1);
         create table moved (id int primary key); insert into moved values (1);
-        create table retyped (id int primary key, v text); insert into retyped values (1, 'abc');
-        create table parted (id int primary key) partition by range (id);
-        create table p1 partition of parted for values from (0) to (10); create table p2 partition of parted for values from (10) to (20);
-        insert into parted values (1), (11);
-        create publication cdc for all tables with (publish_via_partition_root = true);
         """
     )
     capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
@@ -101,19 +112,10 @@ def test_what_changes_while_capture_is_away(postgres: Database, tmp_path: Path) 
     assert {topic: [op for _, op, _ in changes] for topic, changes in said.items()} == {"public.kept": ["c", "c"]}
 
 
-def test_what_changed_is_found_without_what_capture_last_saw_of_the_tables(postgres: Database, tmp_path: Path) -> None:
+def test_what_changed_is_found_without_what_capture_last_saw_of_the_tables(
+    postgres: Database, sql: psycopg.Connection[Any], tmp_path: Path
+) -> None:
     """catalog.json is lost while it is away, and what happened to stored rows is in no event."""
-    sql = postgres.connect()
-    sql.execute(
-        """
-        create table kept (id int primary key, v text); insert into kept values (1, 'a');
-        create table retyped (id int primary key, v text); insert into retyped values (1, 'abc');
-        create table parted (id int primary key) partition by range (id);
-        create table p1 partition of parted for values from (0) to (10); create table p2 partition of parted for values from (10) to (20);
-        insert into parted values (1), (11);
-        create publication cdc for all tables with (publish_via_partition_root = true);
-        """
-    )
     capture = Capture(postgres.dsn, tmp_path, slot=f"s_{postgres.name}")
     with capture.running():
         capture.until_snapshot_done()
