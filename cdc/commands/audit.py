@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.commands.invocation import invocation
+from cdc.commands.invocation import finite, invocation
 from cdc.commands.output import console, line, print_json, progress_bar
 from cdc.terminal import counted, visible
 
@@ -22,7 +22,9 @@ def audit(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="The store's name; all stores when left out.")] = None,
     table: Annotated[str | None, typer.Option(help="Only the tables that match (schema.table, * and ? match).")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for a store to get as far as the database.", min=0.0)] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for a store to get as far as the database.", min=0.0, callback=finite)
+    ] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare every row of a store with the database at one position; list the keys that differ; exit 1 if any does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,13 @@ def invocation(context: typer.Context) -> Invocation:
     found = context.find_object(Invocation)
     assert found is not None
     return found
+
+
+def finite(seconds: float | None) -> float | None:
+    """The callback of options that take seconds: ``nan`` and ``inf`` are floats too."""
+    if seconds is not None and not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is not a number of seconds")
+    return seconds
 
 
 def store_options(settings: Settings, name: str) -> StoreOptions:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.commands.invocation import invocation
+from cdc.commands.invocation import finite, invocation
 from cdc.commands.output import console, line, print_json
 from cdc.terminal import counted
 
@@ -21,7 +21,9 @@ def plan(
     ddl: Annotated[
         str | None, typer.Option(help="One DDL statement: run in a transaction that is rolled back, to see what it would do.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that the statement may take, and hold its locks.", min=0.001)] = 5.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that the statement may take, and hold its locks.", min=0.001, max=86_400, callback=finite)
+    ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what the source's catalog, the configuration or a DDL statement will do to every store; exit 1 if one would pause or break."""

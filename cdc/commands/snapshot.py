@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.commands.invocation import invocation
+from cdc.commands.invocation import finite, invocation
 from cdc.commands.output import console, print_json, say
 from cdc.errors import ConfigError, HeadwaterError, WaitTimeout
 from cdc.settings.models import Settings
@@ -35,7 +35,7 @@ def snapshot(
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Void everything that the log has of the table first.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the rows are in the log, or at once.")] = True,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait; exit 3 after that.", min=0.0)] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait; exit 3 after that.", min=0.0, callback=finite)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Read a table again into the log while streaming goes on.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.commands.invocation import invocation, open_log, store_options
+from cdc.commands.invocation import finite, invocation, open_log, store_options
 from cdc.commands.output import print_json, say, seconds
 from cdc.model.position import format_lsn
 
@@ -17,7 +17,7 @@ def wait(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The store's name in the configuration.")],
     lsn: Annotated[str | None, typer.Option(help="An LSN such as 16/B374D848; everything committed by now when left out.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds; exit 3 after that.", min=0.0)] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds; exit 3 after that.", min=0.0, callback=finite)] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Return when the store shows everything up to an LSN; exit 3 on timeout."""

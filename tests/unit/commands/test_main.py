@@ -84,3 +84,15 @@ def test_what_every_verb_loads_does_not_hold_it_up() -> None:
     loaded = "import sys, cdc.commands.app, cdc.report.collector, cdc.client.wait; print({'pandas', 'numba', 'pyspark'} & sys.modules.keys())"
     said = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout
     assert said == "set()\n"
+
+
+@pytest.mark.parametrize("command", [["plan", "--ddl", "x"], ["wait", "cache"], ["audit"], ["snapshot", "t"]])
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1"])
+def test_a_time_limit_is_a_number_of_seconds(capsys: pytest.CaptureFixture[str], command: list[str], seconds: str) -> None:
+    assert main([*command, "--timeout", seconds]) == 2
+    assert capsys.readouterr().err.startswith("error: Invalid value for '--timeout': ")
+
+
+def test_a_statement_is_tried_for_a_day_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--ddl", "x", "--timeout", "1e12"]) == 2
+    assert capsys.readouterr().err.startswith("error: Invalid value for '--timeout': ")
