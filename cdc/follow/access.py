@@ -13,7 +13,7 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.reporter import Show, written
-from cdc.log.contract import LogReader, selected
+from cdc.log.contract import COMES_WITH_CAPTURE, LogReader, selected
 from cdc.model.position import ZERO_CUT, Cut
 from cdc.settings.models import StoreOptions
 from cdc.state import rebuilds
@@ -111,7 +111,7 @@ class Opening:
             raise StoreError(
                 f"there is no log in {self._log_dir} yet",
                 retryable=True,
-                hint="capture makes it when it begins; cdc status says whether it runs",
+                hint=COMES_WITH_CAPTURE,
             )
         asked = rebuilds.requested(self._run_dir, self._store)
         if asked is not None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cdc.log.contract import COMES_WITH_CAPTURE
 from cdc.report.problems import STARTS
 from cdc.report.shape import Report
 from cdc.state import jsonfile
@@ -16,6 +17,8 @@ MINUTES: Final = 24 * 60
 EPISODES: Final = 200
 BEGINS_S: Final = 60.0
 """A part that starts takes no longer, as a rule."""
+_BEGINNINGS: Final = (STARTS, COMES_WITH_CAPTURE)
+"""So end the lines of parts that are starting, and of those that wait for one."""
 FILE: Final = "past.json"
 _FORMAT: Final = 1
 
@@ -91,7 +94,7 @@ class Past:
         begun = [
             one
             for one in self.episodes
-            if one.until == report.at and one.until - one.since < BEGINS_S and one.text.endswith(STARTS)
+            if one.until == report.at and one.until - one.since < BEGINS_S and one.text.endswith(_BEGINNINGS)
         ]
         for episode in begun:
             # What has begun as quickly as it should was not wrong.

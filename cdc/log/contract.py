@@ -17,6 +17,8 @@ from cdc.model.topic import TopicSchema
 
 SOURCE_NAME: Final = "postgres"
 """The source's name as a producer, where nobody gives it another."""
+COMES_WITH_CAPTURE: Final = "capture makes it when it begins; cdc status says whether it runs"
+"""What helps whoever finds no log yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cdc.http.past import BEGINS_S, EPISODES, FILE, MINUTES, Past, save
+from cdc.log.contract import COMES_WITH_CAPTURE
 from cdc.report.problems import STARTS
 from cdc.report.shape import FollowerReport, Lag, LogReport, Report, SourceReport
 
@@ -50,8 +51,11 @@ def test_a_problem_with_other_numbers_is_the_same_until_it_goes() -> None:
     ]
 
 
-def test_a_start_is_no_problem_of_the_past_unless_it_lasts() -> None:
-    past, starts = Past(), f"capture is starting → {STARTS}"
+@pytest.mark.parametrize(
+    "starts", [f"capture is starting → {STARTS}", f"follower cache is waiting: no log yet → {COMES_WITH_CAPTURE}"]
+)
+def test_a_start_is_no_problem_of_the_past_unless_it_lasts(starts: str) -> None:
+    past = Past()
     past.take(at(600, problems=(starts, "store search waits")))
     assert [one.text for one in past.episodes] == [starts, "store search waits"]
     past.take(at(610))
