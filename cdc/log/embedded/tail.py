@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -164,6 +165,9 @@ class Staged:
     """Each topic's last part, by its number: a search would cost as much as there are topics."""
     created: list[tuple[OpenTopic, int]] = field(default_factory=list)
     closed: list[tuple[OpenTopic, SegmentRun]] = field(default_factory=list)
+    left: set[Path] = field(default_factory=set)
+    """Folders of segments that were taken back. Their removal has to be durable before the positions in their names are anybody's: a power loss
+    would bring them back as segments that nobody knows of."""
 
 
 def run_of(tip: Tip) -> SegmentRun:

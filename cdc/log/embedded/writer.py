@@ -186,7 +186,9 @@ class EmbeddedLogWriter:
     def rollback(self) -> None:
         """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened again."""
         self._check_usable()
-        staged, self._staged = self._staged, Staged(Density(self.head.position))
+        staged = self._staged
+        left = staged.left | {self._places.folder(topic.name) for topic, _ in staged.created}
+        self._staged = Staged(Density(self.head.position), left=left)
         self._register.producers.take_back()
         with self._fatal():
             crashpoint("log.rollback.begun")
@@ -311,9 +313,10 @@ class EmbeddedLogWriter:
         with self._fatal():
             crashpoint("log.commit.before_fsync")
             self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])
-            if staged.created:
+            folders = staged.left | {self._places.folder(topic.name) for topic, _ in staged.created}
+            if folders:
                 crashpoint("log.commit.before_folder_fsync")
-                self._syncs.together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))
+                self._syncs.together(self._disk.sync_folder, list(folders))
                 if any(not topic.folder_exists for topic, _ in staged.created):
                     self._disk.sync_folder(self._places.topics)
                 for topic, _ in staged.created:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from cdc.crashpoint import armed
 from cdc.errors import ConfigError, HeadwaterError
 from cdc.log.embedded import openfiles
 from cdc.log.embedded import writer as writer_module
+from cdc.log.embedded.names import folder_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import ZERO_CUT, Lsn, Position
@@ -363,3 +365,29 @@ def test_longer_segments_go_on_behind_a_sealed_one(tmp_path: Path) -> None:
     assert everything(EmbeddedLogReader(tmp_path / "log")) == expected(
         [changes(ORDERS, [1, 2]), changes(ORDERS, [3])], [ORDERS] * 2
     )
+
+
+class NotingDisk(QuickDisk):
+    """Notes the folders that were synced."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+
+    def sync_folder(self, path: Path) -> None:
+        self.synced.append(path.name)
+
+
+def test_a_segment_that_was_taken_back_is_gone_for_good_before_its_positions_are_anothers(tmp_path: Path) -> None:
+    """A power loss brings back a file whose removal was not synced, and nobody would know of it."""
+    disk = NotingDisk()
+    with closing(EmbeddedLogWriter(tmp_path, disk=disk, seal=False)) as log:
+        log.append(changes(ORDERS, [1]))
+        log.rollback()
+        log.append(changes(USERS, [1]))
+        disk.synced.clear()
+        log.commit(Lsn(1), 0)
+        assert {folder_of("public.orders"), folder_of("public.users")} <= set(disk.synced)
+        log.append(changes(USERS, [2]))
+        disk.synced.clear()
+        log.commit(Lsn(2), 0)
+        assert disk.synced == []
