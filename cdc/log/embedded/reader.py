@@ -28,7 +28,7 @@ from cdc.log.embedded.volumes import EARLIER, Volumes
 from cdc.log.views import alone, clip, joined
 from cdc.model.batch import table_of
 from cdc.model.lineage import Lineage
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 from cdc.state.filewatch import Watch
 
@@ -141,12 +141,12 @@ class EmbeddedLogReader:
 
     def last_change(self, topic: str, upto: Position) -> Position:
         index = self._index(topic, upto)
-        if index is None or upto >= index.begun_at:
-            return Position(0 if index is None else index.last_within(upto))
-        with self._lock:
-            timeline = self._volumes.behind(upto)
-        found = timeline.topics.get(index.number) if timeline else None
-        return Position(found.last_within(upto) if found else 0)
+        while index is not None:
+            try:
+                return Position(self._last_within(index, upto))
+            except _Superseded:
+                index = self._index(topic, upto)
+        return START
 
     def topics(self) -> Sequence[Topic]:
         with self._lock:  # else a topic may be named already by what another thread takes in, and have no changes yet
@@ -253,6 +253,28 @@ class EmbeddedLogReader:
         if timeline is None or topic not in timeline.numbers:
             return None
         return timeline.topics[timeline.numbers[topic]]
+
+    def _last_within(self, index: TopicIndex, upto: int) -> int:
+        """The last position at or below a cut that the topic still has; 0 when there is none. Raises _Superseded."""
+        for number in index.back_from(upto):
+            if found := self._last_of_part(index, number, upto):
+                return found
+        return 0
+
+    def _last_of_part(self, index: TopicIndex, number: int, upto: int) -> int:
+        _, last, segment, *_, generation = index.parts[number].item()
+        if generation:
+            source = self._segment(index, segment, generation)
+            return source.last_within(upto) if isinstance(source, SealedSegment) else 0
+        if last <= upto:
+            return int(last)
+        if last > index.begun_at:
+            return 0  # a group's part never reaches across a cut
+        with self._lock:
+            timeline = self._volumes.behind(upto)
+        earlier = timeline.topics.get(index.number) if timeline else None
+        found = earlier.last_within(upto) if earlier else 0
+        return found if found >= segment else 0
 
     def _batches(self, index: TopicIndex | None, after: int, upto: int) -> Iterator[pa.RecordBatch]:
         while index is not None:
