@@ -180,8 +180,9 @@ class LogReader(Protocol):
         ...
 
     def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
-        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out. Raises PositionGone as
-        ``read`` does."""
+        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out. Each can be read: where nobody
+        may go on reading any more, one reaches across, however large it is. Raises PositionGone exactly when ``read`` of one of these
+        topics over all of (after, upto] would."""
         ...
 
     def close(self) -> None: ...

@@ -167,7 +167,7 @@ class EmbeddedLogReader:
             index = self._index(topic, upto)
             if index is not None:
                 _check_kept(index, after)
-                found += self._slices(index, after, upto, target_bytes)
+                found += self._slices(index, after, upto, target_bytes) if after < upto else ()
         return found
 
     def _slices(self, index: TopicIndex, after: Position, upto: Position, target_bytes: int) -> list[Slice]:
@@ -178,7 +178,8 @@ class EmbeddedLogReader:
                 rows, size = topic.totals(low, end)
                 until = Position(min(upto, int(topic.parts["last"][end - 1])))
                 one = Slice(index.name, after, until, min(rows, until - after), size)
-                if found and found[-1].bytes + size <= target_bytes:
+                # Nobody may begin to read at some places; a piece that reaches across them has to do then.
+                if found and (found[-1].bytes + size <= target_bytes or not _is_kept(index, after)):
                     before = found.pop()
                     one = replace(one, after=before.after, rows=before.rows + one.rows, bytes=before.bytes + size)
                 found.append(one)
@@ -383,13 +384,18 @@ class _Superseded(Exception):
     """What a reader looked for has been replaced or retired since it last asked where changes lie."""
 
 
+def _is_kept(index: TopicIndex, after: int) -> bool:
+    """Whether reading may begin behind a position."""
+    kept_from, floor = index.retired.kept_from, index.retired.floor
+    return after + 1 >= kept_from and not 0 < after < floor - 1
+
+
 def _check_kept(index: TopicIndex, after: int) -> None:
     """Raises PositionGone."""
-    kept_from, floor = index.retired.kept_from, index.retired.floor
-    if after + 1 < kept_from or 0 < after < floor - 1:
+    if not _is_kept(index, after):
         raise PositionGone(
             f"the log no longer keeps all of {index.name} from position {after} on: "
-            f"changes before {kept_from} are gone, and DELETEs before {floor} may be",
+            f"changes before {index.retired.kept_from} are gone, and DELETEs before {index.retired.floor} may be",
         )
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from cdc.errors import PositionGone
+from cdc.log.contract import Slice
 from cdc.log.embedded.groupfiles import GroupFiles
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Lsn, Position
 from cdc.model.topic import TopicSchema
 from cdc.replay.state import definition_at
-from tests.unit.log.changes import ORDERS, ORDERS_WIDER, USERS, changes
+from tests.unit.log.changes import ORDERS, ORDERS_WIDER, USERS, changes, positions_in
 from tests.unit.log.test_upkeep import TOPIC, opened, remove_superseded, runs, write
 
 
@@ -27,6 +29,8 @@ class History:
         self.writer = opened(root)
         self.cuts = [0]
         self.kept: set[int] = set()
+        self.retired = [0, 0, 0]
+        """Kept from, floor, clean from."""
         self._chance = chance
         self._wide_from = 2**40
         self._lsn = 0
@@ -62,6 +66,19 @@ class History:
         self.writer.upkeep.replace(TOPIC, first, last, names, size)
         self.commit()
         self.kept = {position for position in self.kept if not first <= position <= last} | set(stay)
+        remove_superseded(self.root)
+
+    def retire(self, *, keeps: bool) -> None:
+        """``keeps``: only DELETEs may be gone, no change is for its position alone."""
+        self.writer.drain_seals()
+        newest = runs(self.root)[-1][0]
+        now = sorted(self._chance.randint(0, newest) for _ in range(3))
+        now = [max(numbers) for numbers in zip(self.retired, [0, *now[1:]] if keeps else now, strict=True)]
+        kept_from, floor, clean_from = self.retired = now
+        self.writer.upkeep.retire(TOPIC, kept_from=kept_from, floor=floor, clean_from=clean_from)
+        self.commit()
+        first = runs(self.root)[0][0]
+        self.kept = {position for position in self.kept if position >= first}
         remove_superseded(self.root)
 
     def reopen(self) -> None:
@@ -115,4 +132,64 @@ def test_the_last_change_is_one_that_the_log_still_has(history: History, rolls: 
             assert reader.last_change(TOPIC, Position(upto)) == history.last(upto), upto
             found = definition_at(reader, TOPIC, Position(upto))
             assert found == history.definition(upto), upto
+    following.close()
+
+
+def read_or_gone(reader: EmbeddedLogReader, after: int, upto: int) -> list[int] | None:
+    """The positions there; None where they can no longer be read."""
+    try:
+        return positions_in(reader.read(TOPIC, Position(after), Position(upto)))
+    except PositionGone:
+        return None
+
+
+def slices_or_gone(reader: EmbeddedLogReader, after: int, upto: int, target_bytes: int) -> Sequence[Slice] | None:
+    try:
+        return reader.slices([TOPIC], Position(after), Position(upto), target_bytes)
+    except PositionGone:
+        return None
+
+
+def compare_slices(reader: EmbeddedLogReader, chance: random.Random, most: int) -> None:
+    after, upto = sorted((chance.choice((0, 0, chance.randint(0, most))), chance.choice((most, chance.randint(0, most)))))
+    wanted = read_or_gone(reader, after, upto)
+    pieces = slices_or_gone(reader, after, upto, chance.choice((1, 1, 3000, 2**40)))
+    assert (pieces is None) == (wanted is None), (after, upto)
+    found: list[int] = []
+    edge = after
+    for piece in pieces or ():
+        assert edge <= piece.after < piece.upto <= upto
+        edge = piece.upto
+        positions = read_or_gone(reader, piece.after, piece.upto)
+        assert positions is not None, (after, upto, piece)
+        assert len(positions) <= piece.rows
+        found += positions
+    assert found == (wanted or [])
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["a floor only", "kept from"])
+@pytest.mark.parametrize("rolls", [False, True])
+def test_slices_can_be_read_exactly_where_their_whole_can(
+    history: History, keeps: bool, rolls: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed + 1)
+    monkeypatch.setattr(GroupFiles, "full", rolls)
+    following = EmbeddedLogReader(history.root)
+    for number in range(40):
+        history.grow(wider=number == 20)
+        if number % 4 == 3:
+            history.replace()
+        if number > 20 and number % 5 == 0:
+            history.retire(keeps=keeps)
+        following.head()
+        for _ in range(5):
+            compare_slices(following, chance, history.cuts[-1] + 2)
+    monkeypatch.setattr(GroupFiles, "full", True)
+    for reader in (following, *standing(history)):
+        for _ in range(50):
+            compare_slices(reader, chance, history.cuts[-1] + 2)
+        for upto in history.cuts:
+            assert reader.last_change(TOPIC, Position(upto)) == history.last(upto), upto
+            if keeps:
+                assert definition_at(reader, TOPIC, Position(upto)) == history.definition(upto), upto
     following.close()
