@@ -169,7 +169,10 @@ class LogReader(Protocol):
     def topics(self) -> Sequence[Topic]: ...
 
     def last_change(self, topic: str, upto: Position) -> Position:
-        """The position of the topic's last change at or below ``upto``, which is a cut; 0 when there is none. Costs no reading of rows."""
+        """The position of the last change of the topic at or below ``upto``, which is a cut, that the log still has: the last one that ``read``
+        gives, where that reaches so far back. 0 when there is none. As changes are dropped the answer for the same place may fall; it never rises,
+        so whoever finds a change behind the place that he holds can read one there. Reads no rows, at most positions where changes
+        were dropped."""
         ...
 
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
@@ -179,8 +182,9 @@ class LogReader(Protocol):
         ...
 
     def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
-        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out. Raises PositionGone as
-        ``read`` does."""
+        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out. Each can be read: where nobody
+        may go on reading any more, one reaches across, however large it is. Raises PositionGone exactly when ``read`` of one of these
+        topics over all of (after, upto] would."""
         ...
 
     def close(self) -> None: ...

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from cdc.errors import PositionGone
 from cdc.log.contract import LogReader
 from cdc.model.batch import topic_schema
 from cdc.model.position import START, Position
@@ -26,11 +27,21 @@ def rows_as_of(log: LogReader, topic: str, upto: Position) -> Iterator[pa.Record
 
 
 def definition_at(log: LogReader, topic: str, upto: Position) -> TopicSchema | None:
-    """The topic's definition as of ``upto``; None where it has no change yet. Reads one change."""
-    last = log.last_change(topic, upto)
-    if last == START:
-        return None
-    found = None
-    for batch in log.read(topic, Position(last - 1), upto):
-        found = topic_schema(batch.schema)
+    """The topic's definition as of ``upto``: that of the last change there that the log still has; None where it has none. Reads one change, or
+    where DELETEs behind that may be gone everything up to it. Raises PositionGone when the log no longer has the topic's beginning, either."""
+    before, found = START, None
+    # A change may be dropped between the two questions; then the log has an earlier one.
+    while found is None and (last := log.last_change(topic, upto)) not in (START, before):
+        before = last
+        for batch in _one_change(log, topic, last):
+            found = topic_schema(batch.schema)
     return found
+
+
+def _one_change(log: LogReader, topic: str, position: Position) -> Iterator[pa.RecordBatch]:
+    """The change at a position, and perhaps some before it."""
+    try:
+        yield from log.read(topic, Position(position - 1), position)
+    except PositionGone:
+        # Nobody may go on from there. From the beginning everybody may read.
+        yield from log.read(topic, START, position)

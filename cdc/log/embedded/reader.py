@@ -28,7 +28,7 @@ from cdc.log.embedded.volumes import EARLIER, Volumes
 from cdc.log.views import alone, clip, joined
 from cdc.model.batch import table_of
 from cdc.model.lineage import Lineage
-from cdc.model.position import ZERO_CUT, Cut, Lsn, Position
+from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 from cdc.state.filewatch import Watch
 
@@ -141,12 +141,12 @@ class EmbeddedLogReader:
 
     def last_change(self, topic: str, upto: Position) -> Position:
         index = self._index(topic, upto)
-        if index is None or upto >= index.begun_at:
-            return Position(0 if index is None else index.last_within(upto))
-        with self._lock:
-            timeline = self._volumes.behind(upto)
-        found = timeline.topics.get(index.number) if timeline else None
-        return Position(found.last_within(upto) if found else 0)
+        while index is not None:
+            try:
+                return Position(self._last_within(index, upto))
+            except _Superseded:
+                index = self._index(topic, upto)
+        return START
 
     def topics(self) -> Sequence[Topic]:
         with self._lock:  # else a topic may be named already by what another thread takes in, and have no changes yet
@@ -167,7 +167,7 @@ class EmbeddedLogReader:
             index = self._index(topic, upto)
             if index is not None:
                 _check_kept(index, after)
-                found += self._slices(index, after, upto, target_bytes)
+                found += self._slices(index, after, upto, target_bytes) if after < upto else ()
         return found
 
     def _slices(self, index: TopicIndex, after: Position, upto: Position, target_bytes: int) -> list[Slice]:
@@ -178,7 +178,8 @@ class EmbeddedLogReader:
                 rows, size = topic.totals(low, end)
                 until = Position(min(upto, int(topic.parts["last"][end - 1])))
                 one = Slice(index.name, after, until, min(rows, until - after), size)
-                if found and found[-1].bytes + size <= target_bytes:
+                # Nobody may begin to read at some places; a piece that reaches across them has to do then.
+                if found and (found[-1].bytes + size <= target_bytes or not _is_kept(index, after)):
                     before = found.pop()
                     one = replace(one, after=before.after, rows=before.rows + one.rows, bytes=before.bytes + size)
                 found.append(one)
@@ -253,6 +254,28 @@ class EmbeddedLogReader:
         if timeline is None or topic not in timeline.numbers:
             return None
         return timeline.topics[timeline.numbers[topic]]
+
+    def _last_within(self, index: TopicIndex, upto: int) -> int:
+        """The last position at or below a cut that the topic still has; 0 when there is none. Raises _Superseded."""
+        for number in index.back_from(upto):
+            if found := self._last_of_part(index, number, upto):
+                return found
+        return 0
+
+    def _last_of_part(self, index: TopicIndex, number: int, upto: int) -> int:
+        _, last, segment, *_, generation = index.parts[number].item()
+        if generation:
+            source = self._segment(index, segment, generation)
+            return source.last_within(upto) if isinstance(source, SealedSegment) else 0
+        if last <= upto:
+            return int(last)
+        if last > index.begun_at:
+            return 0  # a group's part never reaches across a cut
+        with self._lock:
+            timeline = self._volumes.behind(upto)
+        earlier = timeline.topics.get(index.number) if timeline else None
+        found = earlier.last_within(upto) if earlier else 0
+        return found if found >= segment else 0
 
     def _batches(self, index: TopicIndex | None, after: int, upto: int) -> Iterator[pa.RecordBatch]:
         while index is not None:
@@ -361,13 +384,18 @@ class _Superseded(Exception):
     """What a reader looked for has been replaced or retired since it last asked where changes lie."""
 
 
+def _is_kept(index: TopicIndex, after: int) -> bool:
+    """Whether reading may begin behind a position."""
+    kept_from, floor = index.retired.kept_from, index.retired.floor
+    return after + 1 >= kept_from and not 0 < after < floor - 1
+
+
 def _check_kept(index: TopicIndex, after: int) -> None:
     """Raises PositionGone."""
-    kept_from, floor = index.retired.kept_from, index.retired.floor
-    if after + 1 < kept_from or 0 < after < floor - 1:
+    if not _is_kept(index, after):
         raise PositionGone(
             f"the log no longer keeps all of {index.name} from position {after} on: "
-            f"changes before {kept_from} are gone, and DELETEs before {floor} may be",
+            f"changes before {index.retired.kept_from} are gone, and DELETEs before {index.retired.floor} may be",
         )
 
 

@@ -166,6 +166,19 @@ class SealedFile:
             if clipped.num_rows:
                 yield clipped
 
+    def last_within(self, upto: int) -> int:
+        """The last position at or below this one; 0 when there is none. Reads positions only. Raises LogCorrupt as ``batches``."""
+        if self.name.last <= upto:
+            return self.name.last
+        groups = [number for number in range(self._file.num_row_groups) if self._overlaps(number, 0, upto)]
+        if not groups:
+            return 0
+        try:
+            positions = self._file.read_row_group(groups[-1], columns=[POSITION], use_threads=False).column(0).to_numpy()
+        except (pa.ArrowException, OSError) as error:
+            raise LogCorrupt(f"{self.path}: not a sealed segment ({type(error).__name__})") from None
+        return int(positions[int(positions.searchsorted(upto, "right")) - 1])
+
     def _overlaps(self, row_group: int, after: int, upto: int) -> bool:
         column = self._file.metadata.row_group(row_group).column(0)
         # Arrow ends the process when it is asked for statistics whose type is not the schema's.
@@ -189,6 +202,10 @@ class SealedSegment:
         for file in self._files:
             if file.name.last > after and file.name.first <= upto:
                 yield from file.batches(after, upto)
+
+    def last_within(self, upto: int) -> int:
+        """The last position at or below this one; 0 when there is none."""
+        return next((file.last_within(upto) for file in reversed(self._files) if file.name.first <= upto), 0)
 
     @property
     def newest_schema(self) -> pa.Schema:

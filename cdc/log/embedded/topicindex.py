@@ -166,11 +166,19 @@ class TopicIndex:
         self.last, self.newest_segment, self.rows, self.bytes = last, segment, rows, size
 
     def last_within(self, upto: int) -> int:
-        """The last position at or below a cut; 0 when there is none. A part never reaches across a cut."""
+        """The last position at or below a cut that was given to a change; 0 when there is none. A part never reaches across a cut."""
         if self.last <= upto:
             return self.last
         before = int(self.parts["last"].searchsorted(upto, "right"))
         return int(self.parts["last"][before - 1]) if before else 0
+
+    def back_from(self, upto: int) -> Iterator[int]:
+        """The parts that may hold positions at or below a cut, the last first."""
+        parts = self.parts
+        number = int(parts["last"].searchsorted(upto, "right"))
+        if number < len(parts) and int(parts["segment"][number]) <= upto:
+            yield number
+        yield from range(number - 1, -1, -1)
 
     def between(self, after: int, upto: int) -> tuple[int, int]:
         """The parts [from, to) that may hold positions in (after, upto]."""
