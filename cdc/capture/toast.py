@@ -35,6 +35,7 @@ MIN_TOAST_BYTES: Final = 8
 text says little about their size on disk (an int[] of one element: 3 and 28 bytes) are remembered at any length."""
 
 _DELETED: Final = int(Op.DELETE)
+_UPDATED: Final = int(Op.UPDATE)
 """Numpy compares a number with a number ten times as fast as with a member of an enumeration."""
 
 _SCHEMA: Final = """
@@ -125,7 +126,10 @@ class ToastMemory:
             at, length = int(rows.offsets[column, row]), int(rows.lengths[column, row])
             return fresh[at] if at in fresh else block[at : at + length].tobytes()
 
-        for row in map(int, np.flatnonzero(rows.partial | rows.wide | (rows.op == _DELETED))):
+        chosen = rows.partial | rows.wide | (rows.op == _DELETED)
+        if table.oid in self._relations or rows.wide.any():
+            chosen = chosen | (rows.op == _UPDATED)
+        for row in map(int, np.flatnonzero(chosen)):
             key = _key([field(int(c), row) for c in keys]) if not nameless else b""
             if rows.op[row] == _DELETED:
                 # The second row of a changed key may still need what the first one's key knew.
@@ -152,8 +156,9 @@ class ToastMemory:
                 if old != key:
                     self._forget(table.oid, old)
                     self._forget(table.oid, key)  # what it knows is another row's
-            if not nameless:
-                # Of a row that stays unresolved, too: what it brought is newer than what is remembered of its key.
+            # A narrow row replaces what is remembered of its key: a value of it may be out of line all the same, as what is not published (a
+            # generated column, say) makes the stored row wider. A row that stays unresolved does, too: what it brought is newer.
+            if not nameless and (rows.partial[row] or rows.wide[row] or self._forget(table.oid, key)):
                 self._remember(
                     table.oid,
                     key,
@@ -210,7 +215,9 @@ class ToastMemory:
             return
         op = batch.column(OP).to_numpy()
         deleted = op == _DELETED
-        if not (table.oid in self._relations and deleted.any()) and _none_is_wide(batch, table, shape):
+        # A row that was read is as new as what is remembered of its key; one that was updated is newer.
+        newer = deleted | (op == _UPDATED)
+        if not (table.oid in self._relations and newer.any()) and _none_is_wide(batch, table, shape):
             return
         width = np.full(len(batch), tuples.ROW_HEADER_BYTES + len(table.columns) // 8, np.int64)
         for column, weight in zip(table.columns, shape.weight, strict=True):
@@ -224,18 +231,20 @@ class ToastMemory:
         wide = (width >= tuples.TOAST_TUPLE_BYTES) & ~deleted
         if not wide.any() and table.oid not in self._relations:
             return
-        chosen = wide | deleted
+        chosen = wide | newer
         rows = batch if chosen.all() else batch.filter(pa.array(chosen))
         keys = [canonical_text(rows.column(column.name)).to_pylist() for column in table.key]
         values = {name: canonical_text(_not_too_large(rows.column(name))).to_pylist() for name in shortest}
         labels = {column.name: _label(column) for column in table.columns}
         exact = rows.column(EXACT).to_pylist()
-        for row, gone in enumerate(deleted[chosen]):
+        for row, (gone, narrow) in enumerate(zip(deleted[chosen], ~wide[chosen], strict=True)):
             odd = dict(exact[row] or ())
             # As in ``fill``, NULL is no bytes: only without a primary key, under FULL, where nothing is ever asked for.
             key = _key([(odd.get(c.name) or column[row] or "").encode() for c, column in zip(table.key, keys, strict=True)])
             if gone:
                 self._forget(table.oid, key)
+                continue
+            if narrow and not self._forget(table.oid, key):
                 continue
             found = {name: (odd.get(name) or column[row] or "").encode() for name, column in values.items()}
             self._remember(table.oid, key, {labels[name]: value for name, value in found.items() if len(value) >= shortest[name]})
@@ -292,8 +301,9 @@ class ToastMemory:
         rows = ((relation, key, name, value, _crc(relation, key, name, value)) for name, value in small)
         self._db.executemany("INSERT INTO wide VALUES (?, ?, ?, ?, ?)", rows)
 
-    def _forget(self, relation: int, key: bytes) -> None:
-        self._db.execute("DELETE FROM wide WHERE relation = ? AND key = ?", (relation, key))
+    def _forget(self, relation: int, key: bytes) -> bool:
+        """Whether anything was remembered."""
+        return self._db.execute("DELETE FROM wide WHERE relation = ? AND key = ?", (relation, key)).rowcount > 0
 
 
 def _not_too_large(column: pa.Array) -> pa.Array:

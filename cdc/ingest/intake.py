@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from cdc.crashpoint import crashpoint
 from cdc.ingest.ports import Gauge
 from cdc.log.contract import LogWriter
 from cdc.log.home import open_reader
+from cdc.model.batch import table_of
 from cdc.model.position import Position
 from cdc.source import identity
 from snapshots.feed import SnapshotFeed
@@ -39,11 +41,16 @@ class Intake:
         if known is not None and memory.position < known.since_position:
             memory.begin_at(known.since_position)
         with closing(open_reader(self.folder)) as reader:
+            homes: dict[int, set[str]] = defaultdict(set)
             for topic in [topic for topic in reader.topics() if topic.last > memory.position]:
                 for batch in reader.read(topic.name, Position(memory.position), head.position):
                     memory.learn(batch)
+                    homes[table_of(batch.schema).oid].add(topic.name)
         # Rows that were held back are not in the log: what it has of their keys may be older than what the stream has brought since.
         for oid in filter(self.feed.unresolved, memory.relations):
+            memory.forget(oid)
+        # A table that has changed its name lies in several topics, which were not read in the order of its changes.
+        for oid in (oid for oid, topics in homes.items() if len(topics) > 1):
             memory.forget(oid)
         crashpoint("capture.toast_caught_up")
         memory.commit(head.position)

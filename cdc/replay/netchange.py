@@ -16,7 +16,7 @@ from cdc.model.evolution import topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from cdc.replay.former import WithFormer, few_rows_with, rows_with, taken
-from cdc.replay.state import definition_at, rows_as_of
+from cdc.replay.state import definition_at, last_change, rows_as_of
 from sinks.barrier import emptied
 from sinks.past import all_keys, live_rows
 from sinks.render.rowtext import keys, row_text
@@ -36,7 +36,7 @@ def net_changes(
     Raises PositionGone when the log no longer has the topic's beginning.
     """
     shape = definition_at(log, topic, upto)
-    if shape is None or log.last_change(topic, upto) <= after:
+    if shape is None or last_change(log, topic, upto) <= after:
         return
     newer = (batch.filter(pc.greater(batch.column(POSITION), after)) for batch in rows_as_of(log, topic, upto))
     for rows in _chunks(newer, lookup_bytes):

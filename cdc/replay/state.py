@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cdc.errors import PositionGone
 from cdc.log.contract import LogReader
-from cdc.model.batch import topic_schema
+from cdc.model.batch import last_position, topic_schema
 from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
 from sinks.past import live_rows
@@ -31,11 +31,20 @@ def definition_at(log: LogReader, topic: str, upto: Position) -> TopicSchema | N
     where DELETEs behind that may be gone everything up to it. Raises PositionGone when the log no longer has the topic's beginning, either."""
     before, found = START, None
     # A change may be dropped between the two questions; then the log has an earlier one.
-    while found is None and (last := log.last_change(topic, upto)) not in (START, before):
+    while found is None and (last := last_change(log, topic, upto)) not in (START, before):
         before = last
         for batch in _one_change(log, topic, last):
             found = topic_schema(batch.schema)
     return found
+
+
+def last_change(log: LogReader, topic: str, upto: Position) -> Position:
+    """``LogReader.last_change`` at any position: one that lies between the commits of a group is no cut."""
+    last = log.last_change(topic, upto)
+    if log.cut_within(Position(upto - 1), 1, 1).position != upto > last:
+        for batch in log.read(topic, last, upto):  # no more than one group's
+            last = Position(last_position(batch))
+    return last
 
 
 def _one_change(log: LogReader, topic: str, position: Position) -> Iterator[pa.RecordBatch]:

@@ -26,6 +26,7 @@ from cdc.model.batch import OP, POSITION, topic_schema
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from cdc.replay.rows import alike, chosen, rows_schema, to_rows
+from cdc.replay.state import last_change
 from cdc.spark.options import ReadPlan
 from cdc.spark.source import CdcSource
 
@@ -103,7 +104,7 @@ def _uncovered(log: LogReader, topic: str, files: Sequence[ParquetFile], after: 
     """The pieces (after, upto] that no file holds, without those that hold no change of the topic."""
     edges = [after, *(position for file in files for position in (Position(file.first - 1), file.last)), upto]
     gaps = [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
-    return [(low, high) for low, high in gaps if log.last_change(topic, high) > low]
+    return [(low, high) for low, high in gaps if last_change(log, topic, high) > low]
 
 
 def _literal(path: Path) -> str:

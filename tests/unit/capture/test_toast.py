@@ -165,6 +165,25 @@ def test_what_a_held_row_brought_is_newer_than_what_was_known_of_its_key(memory:
     assert (row["body"], row["meta"]) == ("short", new)
 
 
+def test_what_came_whole_replaces_what_was_remembered(memory: ToastMemory) -> None:
+    """A narrow row may be wide as it is stored: not all of it is published. Nothing older comes back, be it learnt from the stream or from the log."""
+    decode(memory, wire.insert(20, ["a", "old" * 1000, None, "1"]))
+    decode(memory, wire.update(20, ["a", "new" * 500, None, "2"]))
+    (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "3"]))
+    assert row["body"] == "new" * 500
+    *_, row = decode(
+        memory,
+        wire.insert(20, ["b", "old" * 1000, None, "1"]),
+        wire.update(20, ["b", "new" * 500, None, "2"]),
+        wire.update(20, ["b", wire.UNCHANGED, None, "3"]),
+    )
+    assert row["body"] == "new" * 500
+    newer = {POSITION: 4, OP: int(Op.UPDATE), LSN: 1, TS: 0, EXACT: None, "id": "a", "body": "log" * 500, "meta": None, "n": 4}
+    memory.learn(pa.RecordBatch.from_pylist([newer], schema=batch_schema(DOCS)))
+    (row,) = decode(memory, wire.update(20, ["a", wire.UNCHANGED, None, "5"]))
+    assert row["body"] == "log" * 500
+
+
 def test_rollback_forgets_and_commit_remembers(memory: ToastMemory, tmp_path: Path) -> None:
     decode(memory, wire.insert(20, ["a", LONG, None, "1"]))
     memory.commit(1)
