@@ -39,7 +39,7 @@ def definition_at(log: LogReader, topic: str, upto: Position) -> TopicSchema | N
 
 
 def last_change(log: LogReader, topic: str, upto: Position) -> Position:
-    """``LogReader.last_change`` at any position: one that lies between the commits of a group is no cut."""
+    """The position of the topic's last change at or below ``upto``, which may lie between two commits of a group."""
     last = log.last_change(topic, upto)
     if log.cut_within(Position(upto - 1), 1, 1).position != upto > last:
         for batch in log.read(topic, last, upto):  # no more than one group's
