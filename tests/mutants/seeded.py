@@ -130,7 +130,7 @@ MUTANTS = (
     ),
     Mutant(
         "a new segment's name is not synced", "cdc/log/embedded/writer.py",
-        "                self._syncs.together(self._disk.sync_folder, list({self._places.folder(topic.name) for topic, _ in staged.created}))\n", "                pass\n", (CRASH,),
+        "                self._syncs.together(self._disk.sync_folder, list(folders))\n", "                pass\n", (CRASH,),
     ),
     Mutant(
         "a failed sync is tried again", "cdc/log/embedded/writer.py",
