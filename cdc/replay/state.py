@@ -41,7 +41,7 @@ def definition_at(log: LogReader, topic: str, upto: Position) -> TopicSchema | N
 def last_change(log: LogReader, topic: str, upto: Position) -> Position:
     """The position of the topic's last change at or below ``upto``, which may lie between two commits of a group."""
     last = log.last_change(topic, upto)
-    if log.cut_within(Position(upto - 1), 1, 1).position != upto > last:
+    if last < upto and log.cut_within(Position(upto - 1), 1, 1).position != upto:
         for batch in log.read(topic, last, upto):  # no more than one group's
             last = Position(last_position(batch))
     return last

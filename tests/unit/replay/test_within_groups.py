@@ -68,6 +68,16 @@ def test_the_difference_between_two_commits_of_a_group(kind: str, tmp_path: Path
     log.close()
 
 
+@KINDS
+def test_before_the_first_commit_there_are_no_rows(kind: str, tmp_path: Path) -> None:
+    log = logged(kind, tmp_path, [change(Op.INSERT, 1, "first")])
+    assert list(rows_as_of(log, PAIRS.qualified, Position(0))) == []
+    assert [texts(one.changes) for one in net_changes(log, PAIRS.qualified, Position(0), Position(1))] == [
+        [{"a": "1", "v": "first"}]
+    ]
+    log.close()
+
+
 def test_a_scan_reads_up_to_its_end(tmp_path: Path) -> None:
     log = logged("embedded", tmp_path, [change(Op.INSERT, 1, "x"), change(Op.UPDATE, 2, "y"), change(Op.UPDATE, 3, "z")])
     ranges = _uncovered(log, PAIRS.qualified, [], Position(0), Position(2))
