@@ -102,7 +102,7 @@ class ToastMemory:
         return self._position
 
     def knows(self, table: Table) -> bool:
-        """Whether it remembers any row of the table, so that it has to hear of deletes."""
+        """Whether it remembers any row of the table, so that it has to hear of deletes and updates."""
         return table.oid in self._relations
 
     @property

@@ -106,6 +106,15 @@ def history(quick_folder: Path, seed: int) -> Iterator[History]:
     found.writer.close()
 
 
+def lived(history: History) -> Iterator[int]:
+    """The number of each step, once the history has taken it."""
+    for number in range(40):
+        history.grow(wider=number == 20)
+        if number % 4 == 3:
+            history.replace()
+        yield number
+
+
 def standing(history: History) -> Iterator[EmbeddedLogReader]:
     """A new reader now, after the timeline has begun another file, and after the writer was opened again."""
     for then in (None, history.grow, history.reopen):
@@ -119,10 +128,7 @@ def standing(history: History) -> Iterator[EmbeddedLogReader]:
 def test_the_last_change_is_one_that_the_log_still_has(history: History, rolls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GroupFiles, "full", rolls)
     following = EmbeddedLogReader(history.root)
-    for number in range(40):
-        history.grow(wider=number == 20)
-        if number % 4 == 3:
-            history.replace()
+    for number in lived(history):
         upto = history.cuts[number]
         following.head()
         assert following.last_change(TOPIC, Position(upto)) == history.last(upto)
@@ -175,10 +181,7 @@ def test_slices_can_be_read_exactly_where_their_whole_can(
     chance = random.Random(seed + 1)
     monkeypatch.setattr(GroupFiles, "full", rolls)
     following = EmbeddedLogReader(history.root)
-    for number in range(40):
-        history.grow(wider=number == 20)
-        if number % 4 == 3:
-            history.replace()
+    for number in lived(history):
         if number > 20 and number % 5 == 0:
             history.retire(keeps=keeps)
         following.head()
