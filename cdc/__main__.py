@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _say_all()
         os.umask(_umask())
+        _refuse_no_text(given)
         from cdc.commands.app import app
 
         code = app(args=hoisted(given), prog_name="cdc", standalone_mode=False)
@@ -115,6 +116,18 @@ def _say_all() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _refuse_no_text(arguments: Sequence[str]) -> None:
+    """Bytes that are no letters in the terminal's encoding are in no value, no name and no statement, and some libraries raise on them.
+
+    Raises ConfigError, which shows no argument: it may be a row's value.
+    """
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"argument {number} has bytes that are not UTF-8", hint="give it in that encoding") from None
 
 
 def _umask() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 
@@ -25,6 +26,7 @@ class StopState(StrEnum):
     STORE_REFUSES = "STORE_REFUSES"
     SCHEMA_PAUSED = "SCHEMA_PAUSED"
     CONTRACT_BROKEN = "CONTRACT_BROKEN"
+    INBOX_CONFLICT = "INBOX_CONFLICT"
 
 
 class HeadwaterError(Exception):
@@ -57,6 +59,10 @@ class SourceError(HeadwaterError):
 
 class SourceUnreachable(SourceError):
     """Postgres does not answer now (down, starting up, out of connections); it may do so later."""
+
+
+class WriterElsewhere(HeadwaterError):
+    """Another process writes to the log."""
 
 
 class WaitTimeout(HeadwaterError):
@@ -111,6 +117,13 @@ class StoreError(HeadwaterError):
     def __init__(self, message: str, *, retryable: bool, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.retryable = retryable
+
+
+class LogReplaced(StoreError):
+    """Another folder stands where the log was that somebody has open: a copy was put back, say. Whoever asks again is answered from that one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"the log's folder {folder} was replaced", retryable=True, hint="start again whatever reads it")
 
 
 _QUOTING: Final = {"22": "a data exception", "23": "a violated constraint"}

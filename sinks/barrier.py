@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from cdc.model.batch import OP, Op, first_position, topic_schema
+from cdc.model.batch import first_position, is_truncate, topic_schema
 from cdc.model.evolution import TopicChange, topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
@@ -70,7 +70,7 @@ def barrier_of(changes: pa.RecordBatch, held: TopicSchema | None) -> TableBarrie
     change = topic_change_of(changes)
     if change is not None:
         return TableBarrier(change.schema, Position(first_position(changes)), rows_before_change(held, change), True)
-    if changes.column(OP)[0].as_py() == Op.TRUNCATE:
+    if is_truncate(changes):
         return TableBarrier(topic_schema(changes.schema), Position(first_position(changes)), RowsBefore.GONE, False)
     return None
 

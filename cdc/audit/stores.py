@@ -16,7 +16,7 @@ from cdc.audit.findings import Progress, Report, StoreAudit, TableAudit
 from cdc.audit.settlement import CaughtUp, settle
 from cdc.client.wait import nudge, wait
 from cdc.errors import ConfigError, SourceError, StoreError, WaitTimeout
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, captured
 from cdc.log.home import open_reader
 from cdc.log.orphans import ended_topics
 from cdc.model.evolution import Kind
@@ -126,7 +126,7 @@ def targets(settings: Settings, reader: LogReader, database: SourceSide, store: 
     patterns = settings.stores[store].tables
     # Of a table that was dropped or renamed there is nothing to compare: its rows went from the stores with it.
     gone = {name for name, kind in ended_topics(reader).items() if kind in (Kind.DROPPED, Kind.RENAMED)}
-    found = {topic.name: Target(topic.table, topic.rows) for topic in reader.topics() if topic.name not in gone}
+    found = {topic.name: Target(topic.table, topic.rows) for topic in captured(reader) if topic.name not in gone}
     for published in load_published(database.connection, settings.source.publication, settings.source.tables):
         if published.qualified not in found:
             found[published.qualified] = Target(database.protection.logged(published), captured=False)

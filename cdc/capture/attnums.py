@@ -101,15 +101,26 @@ def _guessed(table: Table, live: Table | None, before: Table | None) -> Table:
     certain = [number for number in numbers if number]
     if any(left >= right for left, right in pairwise(certain)):
         numbers = [0] * len(numbers)  # columns stand in the order of their numbers, so some of these are wrong
-    key = next(([column.name for column in known.key] for known in (live, before) if known is not None), [])
     told = [(number, structures.get(column.type_oid, "")) for number, column in zip(numbers, table.columns, strict=True)]
-    return _with(table, tuple(told), tuple(key))
+    return _with(table, tuple(told), _key_of(table, live, before))
+
+
+def _key_of(table: Table, live: Table | None, before: Table | None) -> tuple[str, ...]:
+    """The key, whose columns may have other names where it is looked up. All of them, or none: a part of a key does not tell rows apart."""
+    for known in (live, before):
+        key = () if known is None else tuple(column.name for column in known.key)
+        if known is not None and len(key) == len(known.columns):
+            return ()  # it has no key, so that the whole row is one, with columns that are not there as well
+        if key and set(key) <= set(table.names):
+            return key
+    return ()
 
 
 @lru_cache(maxsize=4096)
 def _with(table: Table, told: tuple[tuple[int, str], ...], key: tuple[str, ...]) -> Table:
-    """``told``: each column's number and structure. Under FULL the stream flags every column; ``key`` tells which of them identify a row."""
+    """``told``: each column's number and structure. Under FULL the stream flags every column; ``key`` tells which of them identify a row, where it
+    is known: else the whole row does."""
     columns = [replace(c, attnum=number, structure=structure) for c, (number, structure) in zip(table.columns, told, strict=True)]
-    if table.identity == "f" and set(key) & set(table.names):
+    if table.identity == "f" and key:
         columns = [replace(column, key=column.name in key) for column in columns]
     return replace(table, columns=tuple(columns))

@@ -7,7 +7,7 @@ has written something.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 import psycopg
 
 from cdc.errors import ConfigError, SourceError, WaitTimeout
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, selected
 from cdc.log.home import head_file
-from cdc.model.position import Cut, Lsn, Position, format_lsn, parse_lsn
+from cdc.model.position import START, Cut, Lsn, Position, format_lsn, parse_lsn
 from cdc.settings.models import Settings, StoreOptions
 from cdc.source.connection import connect, reason
 from cdc.state import status, stops
@@ -93,6 +93,11 @@ def target_of(reader: LogReader, lsn: Lsn, received: Lsn, complete: Position | N
     return reader.head().position if received >= lsn else None
 
 
+def clean_point(reader: LogReader, tables: Sequence[str]) -> Position:
+    """Before this position a store of these tables may lack rows that the log holds as later changes only, whatever it has applied."""
+    return Position(max((topic.clean_from - 1 for topic in selected(reader, tables)), default=START))
+
+
 def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None = None, timeout_s: float = 60.0) -> Waited:
     """Returns once the store shows everything up to ``lsn`` (None: whatever is committed at the source now).
 
@@ -125,13 +130,18 @@ def _until_shown(
         if target is None:
             received, complete = _capture_says(settings, reader.head())
             target = target_of(reader, wanted, received, complete)
+            if target is not None:
+                target = max(target, clean_point(reader, settings.stores[store].tables))
         else:
             received = wanted
         saved = status.read_follower(settings.run_dir, store)
         awaited = judge(store, wanted, target, received, *_follower_says(saved))
         if awaited.done:
             assert target is not None
-            return target
+            if (clean := clean_point(reader, settings.stores[store].tables)) <= target:
+                return target
+            target = clean  # the log was compacted meanwhile
+            continue
         # What an operator has to decide does not get better by waiting.
         _refuse_stopped(settings, f"follow-{store}")
         if target is None:

@@ -18,7 +18,7 @@ from cdc.commands.invocation import invocation, open_log
 from cdc.commands.output import progress_bar, say, say_lines
 from cdc.errors import ConfigError
 from cdc.model.position import format_lsn
-from cdc.terminal import counted
+from cdc.terminal import counted, visible
 
 if TYPE_CHECKING:
     from cdc.log.contract import LogReader, Topic
@@ -56,8 +56,9 @@ Key = Annotated[
     list[str] | None,
     typer.Option(
         "--key",
-        help="Only changes of this key: its value, or column=value for each column of the key. The key is that of the newest definition: "
-        "deletes from before another column became the key do not carry it and are not found.",
+        help="Only changes of this key: its value, or column=value for each column of the key. Numbers, booleans, bytes, uuids, dates and times may "
+        "be spelled as Postgres takes them, a char(n) without its padding; every other type as Postgres prints it (SELECT column::text). "
+        "The key is that of the newest definition: deletes from before another column became the key do not carry it and are not found.",
     ),
 ]
 Form = Annotated[Format, typer.Option("--format", help="json: one Debezium-style envelope a line.")]
@@ -83,7 +84,9 @@ def cat(
         if topic is None and (key or at):
             raise ConfigError("--key and --at are of one table", hint="cdc log cat TOPIC …; cdc log ls names the topics")
         match = KeyMatch.of(found[0].schema, key) if key else None
-        _print(log, found, _query(log, begin, to, at, match=match), as_json or form is Format.json)
+        printed = _print(log, found, _query(log, begin, to, at, match=match), as_json or form is Format.json)
+        if match is not None and not printed:
+            sys.stderr.write(f"{visible(match.absence())}\n")
 
 
 def grep(

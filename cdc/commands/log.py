@@ -1,12 +1,13 @@
-"""`cdc log`: look into the log."""
+"""`cdc log`: look into the log, and append to it."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
-from cdc.commands import changes
+from cdc.commands import append, changes
 from cdc.commands.invocation import invocation
 from cdc.commands.output import console, moment, print_json, say, size, table_of
 from cdc.model.position import format_lsn
@@ -44,16 +45,39 @@ def _cells(topic: dict[str, Any]) -> tuple[str, ...]:
 
 @app.command("stat")
 def stat(context: typer.Context, as_json: Json = False) -> None:
-    """The log as a whole: head, groups, sizes, how much is sealed."""
-    from cdc.log.embedded import inspect
+    """The log as a whole: head, groups, sizes, how much is sealed, what of each topic is kept and which stores hold compaction back."""
+    from dataclasses import asdict
 
-    facts = inspect.stat(invocation(context).settings().log.dir)
+    from cdc.compaction.standing import kept
+    from cdc.log.embedded import inspect
+    from cdc.log.home import open_reader
+
+    settings = invocation(context).settings()
+    facts = inspect.stat(settings.log.dir)
     facts["commit_lsn"] = format_lsn(facts["commit_lsn"])
+    with closing(open_reader(settings.log.dir)) as reader:
+        topics = kept(settings, reader)
     if as_json:
-        print_json(facts)
+        print_json({**facts, "kept": [asdict(topic) for topic in topics]})
         return
     for name, value in facts.items():
         say(f"{name.removesuffix('_us')}: {_readable(name, value)}")
+    for topic in topics:
+        whole = f"whole from position {topic.clean_from}" if topic.clean_from else "whole"
+        held = ", ".join(f"{store} (at {position})" for store, position in topic.held_by.items())
+        say(f"{topic.topic}: {topic.cleanup}, {topic.rows} changes, {whole}{f'; held back by {held}' if held else ''}")
+
+
+@app.command("compact")
+def compact(
+    context: typer.Context,
+    topic: Annotated[str | None, typer.Argument(help="A topic, such as public.orders; every one when left out.")] = None,
+) -> None:
+    """Drop superseded changes now, as far as their age and the stores allow. cdc run does it by itself, and has to be stopped for this."""
+    from cdc.compaction.standing import compact_now
+
+    for done in compact_now(invocation(context).settings(), topic):
+        say(f"{done.topic}: {done.dropped} of {done.read} changes were superseded; {size(done.written)} written")
 
 
 def _readable(name: str, value: Any) -> str:
@@ -66,3 +90,4 @@ app.command("cat")(changes.cat)
 app.command("grep")(changes.grep)
 app.command("diff")(changes.diff)
 app.command("export")(changes.export)
+app.command("append")(append.append)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
-from cdc.errors import Stopped, StopState, StoreError
+from cdc.errors import LogReplaced, Stopped, StopState, StoreError
 from cdc.follow.apply import StoreWriter
 from cdc.follow.reporter import Show, written
 from cdc.log.contract import COMES_WITH_CAPTURE, LogReader, selected
@@ -96,10 +96,10 @@ class Opening:
             ) from error
 
     def check(self) -> None:
-        """Raises StoreError when the log's folder was replaced: what is being read may be the one that was there before."""
+        """Raises LogReplaced when the log's folder was: what is being read may be the one that was there before."""
         if self._lease is None or not self._lease.ours:
             self._reader.close()  # it opens what stands there now
-            raise StoreError(f"the log's folder {self._log_dir} was replaced", retryable=True)
+            raise LogReplaced(self._log_dir)
 
     def open(self) -> Cut:
         """Returns from where the store is to be brought on. Raises StoreError, Stopped, ConfigError."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
 
+from cdc.errors import LogReplaced
 from cdc.follow.follower import Follower
 from cdc.log.contract import LogReader, selected
 from cdc.model.position import Position
@@ -33,7 +35,8 @@ class StoreLog:
         now = time.monotonic()
         if now - self._counted_at >= INTERVAL_S:
             self._counted_at = now
-            self._counted = self._count(capture)
+            with suppress(LogReplaced):  # the follower says so, and goes on with the other log
+                self._counted = self._count(capture)
         line = self._chronicle.look(self._follower.status, self._counted, now)
         if line is not None:
             getattr(self._log, line.level)(line.words, facts=line.facts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,13 +14,14 @@ from starlette.applications import Starlette
 
 from cdc.errors import ConfigError
 from cdc.http.app import make_app
+from cdc.http.certificate import Certificate
 from cdc.http.door import MAX_HEADER_BYTES, Door, Listener, protocol_behind
 from cdc.http.guard import host_and_port
 from cdc.settings.models import Settings
 
 DRAIN_S: Final = 5
 TICK_S: Final = 1.0
-"""How often the server sets the date that its answers carry."""
+"""How often the server sets the date that its answers carry, and looks whether its certificate was renewed."""
 BACKLOG: Final = 128
 """The number of connections accepted before those that make room for them are closed."""
 
@@ -29,14 +29,17 @@ BACKLOG: Final = 128
 class _Server(uvicorn.Server):
     """Is woken when it is to end. Uvicorn's own looks ten times a second, which was an eighth of what an idle daemon costs."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, certificate: Certificate | None) -> None:
         super().__init__(config)
+        self._certificate = certificate
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
         self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):  # 0: it sets the date
+            if self._certificate is not None:
+                self._certificate.look()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), TICK_S)
 
@@ -57,7 +60,7 @@ def serving(settings: Settings, app: Starlette | None = None, *, current: Callab
     without a token and TLS.
     """
     app = app or make_app(settings, current=current)
-    tls = _tls(settings)
+    certificate = _certificate(settings)
     door = Door()
     listener = Listener(door, listen(settings.http.listen))
     config = uvicorn.Config(
@@ -76,13 +79,13 @@ def serving(settings: Settings, app: Starlette | None = None, *, current: Callab
         timeout_graceful_shutdown=DRAIN_S,
     )
     config.load()
-    config.ssl = tls
-    server = _Server(config)
+    config.ssl = None if certificate is None else certificate.context
+    server = _Server(config, certificate)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
     thread.start()
     try:
         host, port = listener.getsockname()[:2]
-        yield f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+        yield f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
     finally:
         app.state.feed.end()
         app.state.waits.end()
@@ -101,14 +104,6 @@ def listen(address: str) -> socket.socket:
         raise ConfigError(f"http.listen: cannot listen on {address}: {error.strerror}", hint="set another http.listen") from None
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def _certificate(settings: Settings) -> Certificate | None:
     http = settings.http
-    if http.tls_cert is None or http.tls_key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(http.tls_cert, http.tls_key)
-    except OSError as error:
-        raise ConfigError(f"http.tls_cert: cannot use {http.tls_cert}: {error.strerror or error}", hint="give PEM files") from None
-    return context
+    return None if http.tls_cert is None or http.tls_key is None else Certificate(http.tls_cert, http.tls_key)

@@ -14,6 +14,7 @@ import structlog
 from cdc import source
 from cdc.capture.definitions import CapturedPart, Definitions, Outside
 from cdc.errors import Stopped
+from cdc.log.contract import captured
 from cdc.log.home import open_reader
 from cdc.log.orphans import ended_topics
 from cdc.model.facts import Facts
@@ -146,7 +147,7 @@ class Evolving:
         """The newest definition of each topic, and the topics whose table is gone."""
         reader = open_reader(self._folder)
         try:
-            return {topic.name: topic.table for topic in reader.topics()}, list(ended_topics(reader))
+            return {topic.name: topic.table for topic in captured(reader)}, list(ended_topics(reader))
         finally:
             reader.close()
 

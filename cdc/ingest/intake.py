@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from cdc.capture.toast import ToastMemory
 from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
+from cdc.errors import PositionGone
+from cdc.inbox.writerside import Inbox
 from cdc.ingest.ports import Gauge
-from cdc.log.contract import LogWriter
+from cdc.log.contract import LogReader, LogWriter, captured
 from cdc.log.home import open_reader
 from cdc.model.batch import table_of
-from cdc.model.position import Position
+from cdc.model.position import START, Position
 from cdc.source import identity
 from snapshots.feed import SnapshotFeed
 
@@ -29,6 +34,22 @@ class Intake:
     feed: SnapshotFeed
     gauge: Gauge
     clock: Clock = MACHINE
+    inbox: Inbox | None = None
+    """What other producers hand over."""
+
+    def serve_inbox(self) -> bool:
+        """Takes at most one group of another producer's into the log, between two of the source's; returns whether there may be more. Raises as the
+        writer does."""
+        if self.inbox is None:
+            return False
+        before = self.writer.head.position
+        more = self.inbox.serve()
+        position = self.writer.head.position
+        if position != before:
+            state = self.gauge.status
+            state.position = position
+            state.changes += position - before
+        return more
 
     def catch_up(self) -> None:
         """Reads from the log what the memory missed by a crash."""
@@ -42,8 +63,8 @@ class Intake:
             memory.begin_at(known.since_position)
         with closing(open_reader(self.folder)) as reader:
             homes: dict[int, set[str]] = defaultdict(set)
-            for topic in [topic for topic in reader.topics() if topic.last > memory.position]:
-                for batch in reader.read(topic.name, Position(memory.position), head.position):
+            for topic in [topic for topic in captured(reader) if topic.last > memory.position]:
+                for batch in _all_behind(reader, topic.name, Position(memory.position), head.position):
                     memory.learn(batch)
                     homes[table_of(batch.schema).oid].add(topic.name)
         # Rows that were held back are not in the log: what it has of their keys may be older than what the stream has brought since.
@@ -61,3 +82,12 @@ class Intake:
         self.memory.rollback()
         self.feed.reset()
         self.feed.check()
+
+
+def _all_behind(reader: LogReader, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+    """At least what the log still has of the topic in (after, upto]. From where DELETEs may be gone the log gives nothing; a memory that keeps a value
+    of a deleted row takes no harm, so it reads from the beginning then."""
+    try:
+        yield from reader.read(topic, after, upto)
+    except PositionGone:
+        yield from reader.read(topic, START, upto)

@@ -48,7 +48,7 @@ class Ingest:
 
     def __init__(self, intake: Intake, wire: Wire, decoder: Decoder, continuity: Continuity | None = None) -> None:
         self._writer = intake.writer
-        self._memory = intake.memory
+        self._intake = intake
         self._feed = intake.feed
         self._gauge = intake.gauge
         self._clock = intake.clock
@@ -57,6 +57,7 @@ class Ingest:
         self._torn = Torn()
         self._idle = Idle(self._clock.monotonic())
         self._stop = threading.Event()
+        self._handed_over = False
         self._continuity = continuity
         self._check_continuity(0)
 
@@ -68,7 +69,7 @@ class Ingest:
 
     def turn(self) -> None:
         """Takes what has come, once. Raises as ``run`` does."""
-        taken = self._wire.take(TAKE_S)
+        taken = self._wire.take(0.0 if self._handed_over else TAKE_S)
         if len(taken):
             began = self._clock.monotonic()
             block = self._torn.join(taken, self._wire.behind)
@@ -78,6 +79,8 @@ class Ingest:
                 self._clock.wait(self._stop, PACE.rest_s(self._clock.monotonic() - began))
         self._feed.check()
         self._record_idle(force=False)
+        # One group, and then the source's changes come first again.
+        self._handed_over = self._intake.serve_inbox()
         self._gauge.write()
 
     def finish(self) -> None:
@@ -133,7 +136,7 @@ class Ingest:
         if chunk is not None:
             for batch in place([*self._entering(chunk), *chunk], self._writer.next_position, end_lsn, commit_ts_us):
                 self._writer.append(batch)
-                self._memory.learn(batch)
+                self._intake.memory.learn(batch)
         elif self._writer.next_position == self._writer.head.position + 1:
             # Nothing of ours in these transactions (the watermark is somebody else's): as good as a keepalive.
             self._idle.passed(end_lsn)
@@ -163,7 +166,7 @@ class Ingest:
         before = self._writer.head.position
         cut = self._writer.commit(Lsn(lsn), commit_ts_us)
         crashpoint("ingest.commit.durable")
-        self._memory.commit(cut.position)
+        self._intake.memory.commit(cut.position)
         crashpoint("ingest.commit.remembered")
         self._feed.on_durable(cut)
         crashpoint("ingest.commit.before_confirm")
@@ -182,6 +185,7 @@ class Ingest:
         head = self._writer.head
         if self._writer.next_position != head.position + 1:
             return
+        self._writer.commit()  # nearly always of nothing: compaction may wait for it
         lsn = self._idle.due(head.commit_lsn, self._clock.monotonic(), force=force)
         if lsn is not None:
             crashpoint("ingest.idle.before_record")

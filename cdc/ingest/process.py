@@ -18,16 +18,18 @@ from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory
 from cdc.capture.warm import warm
+from cdc.compaction.worker import Compaction
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError, ProtocolError, SourceError, SourceUnreachable, Stopped, StopState
+from cdc.inbox.writerside import Inbox, check_names
 from cdc.ingest.definitions import Evolving
 from cdc.ingest.intake import Intake
-from cdc.ingest.meter import STATUS_S, Meter
+from cdc.ingest.meter import Meter
 from cdc.ingest.preparation import Preparation
 from cdc.ingest.round import Round, begun
 from cdc.ingest.slotalarms import Alarms
-from cdc.log.home import open_reader, open_writer
+from cdc.log.home import open_reader, open_writer, upkeep_of
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, format_lsn
 from cdc.privacy.policies import ProtectedWriter, Protection, protection_of
@@ -46,6 +48,9 @@ from snapshots.requests import Requests
 BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Before the first, second, … attempt to reconnect in a row."""
 
+PAUSE_LOOK_S: Final = 0.1
+"""How often the inbox is looked into while the source cannot be reached."""
+
 _log = structlog.get_logger("capture")
 
 
@@ -57,10 +62,17 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
     """
     with closing(open_writer(settings.log.dir, segment_bytes=settings.log.segment_bytes, source=settings.source.name)) as unguarded:
         with closing(open_reader(settings.log.dir)) as log:
+            check_names(log, settings.source.tables)
             protection = protection_of(settings, log, remember=True)
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
-        meter = Meter(settings.run_dir, settings.source.slot, progress, log_alarm=unguarded.alarm)
+        upkeep = upkeep_of(unguarded)
+        compaction = None if upkeep is None else Compaction(settings, upkeep, stop)
+
+        def log_alarm() -> str | None:
+            return unguarded.alarm() or (compaction.alarm() if compaction else None)
+
+        meter = Meter(settings.run_dir, settings.source.slot, progress, log_alarm=log_alarm)
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
         meter.say("starting")
         warm()
@@ -68,8 +80,13 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
         state, problem = "exited", None
         try:
             with closing(ToastMemory(settings.log.dir / "toast.db", protection.kept_back)) as memory:
-                intake = Intake(settings.log.dir, writer, memory, SnapshotFeed(progress), meter)
+                inbox = Inbox(
+                    settings.log.dir, writer, settings.run_dir, source=settings.source.name, tables=settings.source.tables
+                )
+                intake = Intake(settings.log.dir, writer, memory, SnapshotFeed(progress), meter, inbox=inbox)
                 intake.catch_up()
+                if compaction is not None:
+                    compaction.start()
                 _capture(settings, protection, intake, progress, meter, stop)
         except Stopped as stopped:
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
@@ -79,6 +96,9 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
             raise
         finally:
             meter.say(state, problem)
+            if compaction is not None:
+                stop.set()
+                compaction.join()
     return 0
 
 
@@ -179,10 +199,17 @@ def _problem(error: Exception) -> str:
 
 
 def _pause(seconds: float, intake: Intake, stop: threading.Event) -> None:
-    """Says meanwhile that we live."""
+    """Says meanwhile that we live, and takes what other producers hand over: they do not need the source."""
     clock = intake.clock
     until = clock.monotonic() + seconds
-    while (left := until - clock.monotonic()) > 0 and not clock.wait(stop, min(left, STATUS_S)):
+    more = True
+    while (left := until - clock.monotonic()) > 0 and not clock.wait(stop, 0.0 if more else min(left, PAUSE_LOOK_S)):
+        try:
+            more = intake.serve_inbox()
+            intake.writer.commit()  # the rollback has left nothing staged, but compaction may wait for it
+        except OSError as error:
+            _log.warning("the log takes nothing now", problem=_problem(error))
+            more = False
         intake.gauge.write()
 
 

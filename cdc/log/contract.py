@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -38,6 +38,8 @@ class Topic:
     """Who brings its changes: the source, or another of the log's producers."""
     clean_from: Position = START
     """At cuts from here on the topic shows what it showed when they were made. Below, changes that were superseded since may be missing."""
+    floor: Position = START
+    """DELETEs below this may be missing: whoever has read up to a position below it, but not 0, cannot go on."""
 
     @property
     def schema(self) -> TopicSchema:
@@ -66,6 +68,52 @@ class ParquetFile:
     last: Position
     rows: int
     schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRange:
+    """A stretch of one topic that is written no more, and can be replaced as a whole: its changes with positions in [first, last]. ``bytes``: as
+    appended or, once ``rewritten``, as they lie on the disk."""
+
+    topic: str
+    first: int
+    last: int
+    rows: int
+    bytes: int
+    rewritten: bool
+
+
+class LogUpkeep(Protocol):
+    """How compaction reaches a log. May be used by any one thread beside the writer's; what it hands over is recorded by the writer's next commit."""
+
+    def waiting(self) -> bool:
+        """Whether the next commit has something to record, so that one has to be made also when there are no changes."""
+        ...
+
+    def ranges(self, topic: str) -> list[ClosedRange]:
+        """The topic's, in order, from its beginning to the first that cannot be replaced yet. Raises ValueError for a topic that the log
+        does not have."""
+        ...
+
+    def batches(self, closed: ClosedRange, only: Callable[[pa.Schema], pa.Schema] | None = None) -> Iterator[pa.RecordBatch]:
+        """The changes of one of ``ranges``, checked. ``only``: these columns of them. Raises LogCorrupt."""
+        ...
+
+    def retire(self, topic: str, *, kept_from: int, floor: int, clean_from: int) -> None:
+        """Changes below ``kept_from`` will be gone, DELETEs below ``floor`` may be, and below ``clean_from`` others may be that later ones below
+        it have superseded. None of the three ever falls, and each is at least the one before. Raises ValueError when that contradicts
+        the log, or something of this topic still waits."""
+        ...
+
+    def rewrite(self, topic: str, first: int, last: int, batches: Iterable[pa.RecordBatch]) -> int:
+        """These changes stand in the place of the ranges from ``first`` to ``last``. Returns the bytes that were written. Raises ValueError
+        as ``retire``, OSError when the disk refuses: then nothing is replaced."""
+        ...
+
+    def remove_replaced(self, grace_s: float = 0.0) -> None:
+        """Frees the space of what was replaced so long ago. Until then whoever was reading it reads on undisturbed; after a restart of the
+        writer it is gone. Raises OSError when the disk refuses; it can be asked again."""
+        ...
 
 
 class LogWriter(Protocol):
@@ -98,6 +146,10 @@ class LogWriter(Protocol):
     def mark(self, producer: str, value: bytes) -> None:
         """Stages the mark of a producer other than the source: the next commit carries it, and those after it repeat it. A mark that
         has not changed costs nothing. Raises ValueError for one of more than 4096 bytes."""
+        ...
+
+    def marks(self) -> Mapping[str, bytes]:
+        """The durable mark of each producer other than the source that has one."""
         ...
 
     def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
@@ -169,10 +221,9 @@ class LogReader(Protocol):
     def topics(self) -> Sequence[Topic]: ...
 
     def last_change(self, topic: str, upto: Position) -> Position:
-        """The position of the last change of the topic at or below ``upto``, which is a cut, that the log still has: the last one that ``read``
-        gives, where that reaches so far back. 0 when there is none. As changes are dropped the answer for the same place may fall; it never rises,
-        so whoever finds a change behind the place that he holds can read one there. Reads no rows, at most positions where changes
-        were dropped."""
+        """The position of the last change of the topic at or below ``upto``, which is a cut, that the log still has, or where a DELETE may have
+        stood that it has no longer: whoever holds an earlier place lacks something. 0 when there is none. As changes are dropped the answer for the
+        same place may fall; it never rises. Reads no rows, at most positions where changes were dropped."""
         ...
 
     def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
@@ -193,3 +244,8 @@ class LogReader(Protocol):
 def selected(log: LogReader, patterns: Sequence[str]) -> list[Topic]:
     """The topics whose tables the patterns select. Asked of the tables, not of the topics' names: one name may read as several tables'."""
     return [topic for topic in log.topics() if matches(patterns, topic.table)]
+
+
+def captured(log: LogReader) -> list[Topic]:
+    """The topics of the source's tables, without those that another producer brings."""
+    return [topic for topic in log.topics() if not topic.table.derived]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc.log.contract import SOURCE_NAME, LogReader, LogWriter, ParquetFile
+from cdc.log.contract import SOURCE_NAME, LogReader, LogUpkeep, LogWriter, ParquetFile
 from cdc.log.embedded import parquetfiles
 from cdc.log.embedded.names import HEAD
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -25,6 +25,11 @@ def open_writer(folder: Path, *, segment_bytes: int, source: str = SOURCE_NAME) 
     for damage, OSError when the disk refuses.
     """
     return EmbeddedLogWriter(folder, segment_bytes=segment_bytes, source=source)
+
+
+def upkeep_of(writer: LogWriter) -> LogUpkeep | None:
+    """How compaction reaches the log of this writer; None where the log's home sees to that itself."""
+    return writer.upkeep if isinstance(writer, EmbeddedLogWriter) else None
 
 
 def head_file(folder: Path) -> Path:

@@ -82,6 +82,9 @@ class MemoryWriter:
             raise ValueError("not a mark of a producer beside the source")
         self._marks[producer] = value
 
+    def marks(self) -> Mapping[str, bytes]:
+        return {producer: value for _, producer, value in self._log.marks}
+
     def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
         if commit_lsn is None:
             commit_lsn, commit_ts_us = self.head.commit_lsn, self.head.commit_ts_us

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from cdc.model.jsonvalue import JsonValue
 
 Identity = Literal["d", "n", "f", "i"]
 """pg_class.relreplident: default, nothing, full, index."""
+
+DERIVED_OID: Final = 2**32
+"""From here on no OID is one of Postgres's: definitions of topics that the source does not bring have such a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class Table(JsonValue):
     columns: tuple[Column, ...]
     identity: Identity = "d"
     epoch: int = 0
+
+    @property
+    def derived(self) -> bool:
+        """Whether it is not a table of the source: another producer brings the topic's changes."""
+        return self.oid >= DERIVED_OID
 
     @property
     def qualified(self) -> str:

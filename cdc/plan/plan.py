@@ -18,7 +18,7 @@ import psycopg
 from cdc.capture.definitions import CapturedPart, Definitions
 from cdc.errors import ConfigError, HeadwaterError, SourceError, StopState
 from cdc.follow.rules import Rules
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, captured
 from cdc.log.home import open_reader
 from cdc.log.orphans import ended_topics
 from cdc.model.evolution import Kind, SchemaChange, TopicChange
@@ -214,7 +214,7 @@ def _ddl_hint(error: psycopg.Error) -> str | None:
 
 
 def _known(settings: Settings, reader: LogReader) -> _KnownTables:
-    tables = {topic.name: topic.table for topic in reader.topics()}
+    tables = {topic.name: topic.table for topic in captured(reader)}
     return _KnownTables(tables, frozenset(ended_topics(reader)), load_facts(settings.log.dir))
 
 
@@ -403,6 +403,6 @@ def _written_again(store: str, sink: Sink, reader: LogReader, connection: psycop
     what = sink.projected()
     if what is None:
         return
-    held = {topic.table.oid for topic in reader.topics() if sink.shape(topic.name) is not None}
+    held = {topic.table.oid for topic in captured(reader) if sink.shape(topic.name) is not None}
     rows = sum(max(found.rows_estimate, 0) for found in find_tables(connection) if found.table.oid in held)
     yield Remark(store, f"{what}: about {counted(rows, 'row')}")

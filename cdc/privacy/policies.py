@@ -34,7 +34,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from cdc.errors import ConfigError, Stopped, StopState
-from cdc.log.contract import LogReader, LogWriter
+from cdc.log.contract import LogReader, LogWriter, captured
 from cdc.model.batch import EXACT, EXACT_TYPE, META_FIELDS, batch_schema, table_of
 from cdc.model.evolution import schema_change_of
 from cdc.model.pgtypes import TEXT, canonical_text
@@ -300,7 +300,7 @@ def protection_of(settings: Settings, log: LogReader, *, remember: bool = False)
         settings.source.columns,
         None if key is None else key.get_secret_value(),
         strict=settings.privacy.strict,
-        known=[topic.table for topic in log.topics()],
+        known=[topic.table for topic in captured(log)],
         decisions=load_decisions(folder),
         remember=partial(save_decisions, folder) if remember else lambda _: None,
     )
@@ -322,10 +322,14 @@ class ProtectedWriter:
         return self._writer.next_position
 
     def append(self, batch: pa.RecordBatch, producer: str | None = None) -> None:
-        self._writer.append(self._protect(batch), producer)
+        # The policies are of the source's tables; what another producer brings is not one of them.
+        self._writer.append(self._protect(batch) if producer is None else batch, producer)
 
     def mark(self, producer: str, value: bytes) -> None:
         self._writer.mark(producer, value)
+
+    def marks(self) -> Mapping[str, bytes]:
+        return self._writer.marks()
 
     def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
         return self._writer.commit(commit_lsn, commit_ts_us)

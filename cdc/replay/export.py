@@ -32,7 +32,7 @@ def write(path: Path, form: str, shape: TopicSchema, answer: Iterable[WithFormer
     when the file cannot be written.
     """
     # A name of its own: another export to the same file writes aside, too.
-    aside = path.with_name(f".{os.getpid()}-{secrets.token_hex(8)}.aside")
+    aside = path.parent / f".{os.getpid()}-{secrets.token_hex(8)}.aside"
     try:
         if _is_there(path):
             raise _exists(path)
@@ -93,6 +93,8 @@ def _link(aside: Path, path: Path) -> None:
 
 
 def _exists(path: Path) -> ConfigError:
+    if path.is_dir():
+        return ConfigError(f"{path} is a folder", hint="name a file in it")
     return ConfigError(f"{path} exists already", hint="name another file, or remove it")
 
 

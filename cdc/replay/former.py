@@ -19,6 +19,7 @@ from cdc.model.batch import LSN, OP, POSITION, Op, first_position, is_truncate, 
 from cdc.model.evolution import topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
+from cdc.replay.state import clean_from
 from sinks.past import live_rows
 from sinks.render.rowtext import keys
 from sinks.reshape import conformed
@@ -41,17 +42,19 @@ class WithFormer(NamedTuple):
 def with_former(
     log: LogReader, topic: str, after: Position, upto: Position, *, window_bytes: int = WINDOW_BYTES
 ) -> Iterator[WithFormer]:
-    """The topic's changes in (after, upto], in position order. Only updates and deletes replace a row.
+    """The topic's changes in (after, upto], in position order. Only updates and deletes replace a row, and of those before the topic's clean
+    point it is not known.
 
     Raises PositionGone when the log no longer has the topic's beginning.
     """
     window: list[pa.RecordBatch] = []
+    clean = clean_from(log, topic)
     start, size, any_before = after, 0, True
     for batch in log.read(topic, after, upto):
         change = topic_change_of(batch)
         whole = change is not None or is_truncate(batch)
         if window and (whole or size >= window_bytes):
-            yield from _window(log if any_before else None, topic, start, window, window_bytes)
+            yield from _window(log if any_before else None, topic, start, window, window_bytes, clean)
             start, window, size, any_before = Position(last_position(window[-1])), [], 0, True
         if whole:
             yield WithFormer(batch, None, np.zeros(1, np.bool_))
@@ -60,13 +63,14 @@ def with_former(
             window.append(batch)
             size += batch.nbytes
     if window:
-        yield from _window(log if any_before else None, topic, start, window, window_bytes)
+        yield from _window(log if any_before else None, topic, start, window, window_bytes, clean)
 
 
 def _window(
-    log: LogReader | None, topic: str, start: Position, batches: Sequence[pa.RecordBatch], most_bytes: int
+    log: LogReader | None, topic: str, start: Position, batches: Sequence[pa.RecordBatch], most_bytes: int, clean: Position
 ) -> Iterator[WithFormer]:
-    """``log``: None where nothing comes before."""
+    """``log``: None where nothing comes before. ``clean``: changes before this position get no former row: what is left of those before them
+    need not be what stood directly before."""
     arrow_schema, shape = batches[0].schema, topic_schema(batches[0].schema)
     own = pa.chunked_array([keys(batch, shape) for batch in batches], pa.utf8())
     ops = np.concatenate([batch.column(OP).to_numpy() for batch in batches])
@@ -77,8 +81,8 @@ def _window(
     if earlier is None:
         window, half = pa.Table.from_batches(batches, arrow_schema), len(ops) // 2
         first, second = window.slice(0, half).to_batches(), window.slice(half).to_batches()
-        yield from _window(log, topic, start, first, most_bytes)
-        yield from _window(log, topic, Position(last_position(first[-1])), second, most_bytes)
+        yield from _window(log, topic, start, first, most_bytes, clean)
+        yield from _window(log, topic, Position(last_position(first[-1])), second, most_bytes, clean)
         return
     held = [pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema) for batch in earlier]
     whole = pa.Table.from_batches([*held, *batches], arrow_schema).combine_chunks()
@@ -86,7 +90,9 @@ def _window(
     count = whole.num_rows - len(ops)
     last = _predecessors(all_keys, whole.column(POSITION).to_numpy())[count:]
     all_ops = whole.column(OP).to_numpy()
-    known = replaces & (last >= 0) & (all_ops[np.maximum(last, 0)] != _DELETE)
+    positions = whole.column(POSITION).to_numpy()[count:]
+    # Below the clean point what stands before a change is not always what stood directly before it.
+    known = replaces & (last >= 0) & (all_ops[np.maximum(last, 0)] != _DELETE) & (positions >= clean)
     for low in range(0, len(ops), ROWS):
         mine = slice(low, low + ROWS)
         at = pa.array(last[mine], mask=~known[mine])

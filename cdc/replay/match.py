@@ -14,7 +14,7 @@ from cdc.errors import ConfigError
 from cdc.model.batch import ALONE, OP, topic_schema
 from cdc.model.topic import TopicField, TopicSchema
 from cdc.replay.former import WithFormer
-from sinks.render.fromtext import spelled
+from sinks.render.fromtext import alike, is_by_text, spelled
 from sinks.render.rowtext import column_text, exact_values
 
 NAMED_COLUMNS: Final = 50
@@ -57,6 +57,17 @@ class KeyMatch:
                 )
         return cls(schema.origin, tuple((column, found[column.name]) for column in schema.key))
 
+    def absence(self) -> str:
+        """Says that nothing was found, and how the key has to be spelled where that matters. Shows no value."""
+        said = "no change of this key in what was searched"
+        for column, _ in self.parts:
+            if is_by_text(column):
+                said += (
+                    f"; {column.name} is compared as text: it has to be spelled as Postgres prints a value of its type, "
+                    f"{column.type_name or column.type} (SELECT {column.name}::text)"
+                )
+        return said
+
     def rows(self, changes: pa.RecordBatch) -> pa.Array:
         """A mask."""
         if changes.column(OP)[0].as_py() in ALONE:
@@ -69,7 +80,7 @@ class KeyMatch:
             text = None if held is None else spelled(given, held)
             if held is None or text is None:
                 return pa.array(np.zeros(len(changes), np.bool_))
-            mask = pc.and_(mask, pc.fill_null(pc.equal(column_text(changes, held.name, exact), text), False))
+            mask = pc.and_(mask, pc.fill_null(alike(column_text(changes, held.name, exact), text, held), False))
         return mask
 
 

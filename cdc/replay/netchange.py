@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from cdc.model.evolution import topic_change_of
 from cdc.model.position import Position
 from cdc.model.topic import TopicSchema
 from cdc.replay.former import WithFormer, few_rows_with, rows_with, taken
-from cdc.replay.state import definition_at, last_change, rows_as_of
+from cdc.replay.state import definition_at, last_change, refuse_compacted, rows_as_of
 from sinks.barrier import emptied
 from sinks.past import all_keys, live_rows
 from sinks.render.rowtext import keys, row_text
@@ -33,8 +34,17 @@ def net_changes(
     the order of their last changes, then a DELETE for those that have none any longer. Position, LSN and time are those of the row's last change.
     Rows of both sides stand under the definition as of ``upto``.
 
-    Raises PositionGone when the log no longer has the topic's beginning.
+    Raises PositionGone when the log no longer has the topic's beginning, or no longer all that it had at either place.
     """
+    for found in chain(_differing(log, topic, after, upto, lookup_bytes), (None,)):
+        # Asked after each piece was made: the log may have been compacted meanwhile, and then rows were missing.
+        refuse_compacted(log, topic, after)
+        refuse_compacted(log, topic, upto)
+        if found is not None:
+            yield found
+
+
+def _differing(log: LogReader, topic: str, after: Position, upto: Position, lookup_bytes: int) -> Iterator[WithFormer]:
     shape = definition_at(log, topic, upto)
     if shape is None or last_change(log, topic, upto) <= after:
         return

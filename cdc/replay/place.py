@@ -74,6 +74,11 @@ def upto(log: LogReader, place: LogPlace) -> Position:
     return _first(log, _group(log, lambda one: one.commit_ts_us > time_us), TS, time_us + 1)
 
 
+def cut_before_time(log: LogReader, time_us: int) -> Position:
+    """The last cut before the first whose commit is of that time (microseconds since 1970-01-01 UTC) or later; the head's where none is."""
+    return _group(log, lambda one: one.commit_ts_us >= time_us)[0]
+
+
 def _reached(log: LogReader, position: Position, text: str) -> Position:
     """The position. Raises ConfigError, which names it by ``text``, when the log ends before it."""
     head = log.head().position

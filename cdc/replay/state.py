@@ -18,12 +18,30 @@ from sinks.reshape import conformed
 def rows_as_of(log: LogReader, topic: str, upto: Position) -> Iterator[pa.RecordBatch]:
     """The topic's rows as of ``upto``, each as its last change at or before that (``cdc.model.batch``), in the order of these.
 
-    In bounded memory, whatever the table's size (``sinks.past``). Raises PositionGone when the log no longer has the topic's beginning.
+    In bounded memory, whatever the table's size (``sinks.past``). Raises PositionGone when the log no longer has the topic's beginning, or no longer all
+    that it had at ``upto``.
     """
+    refuse_compacted(log, topic, upto)
     shape = definition_at(log, topic, upto)
     if shape is not None:
         for batch in live_rows(log, topic, upto):
             yield conformed(batch, shape)
+        refuse_compacted(log, topic, upto)  # it may have been meanwhile, and then rows were missing
+
+
+def clean_from(log: LogReader, topic: str) -> Position:
+    """From where on the log shows the topic as it was; the log's beginning for a topic that it does not have."""
+    return next((one.clean_from for one in log.topics() if one.name == topic), START)
+
+
+def refuse_compacted(log: LogReader, topic: str, upto: Position) -> None:
+    """Raises PositionGone where changes at or before ``upto`` may be missing that were superseded only later."""
+    clean = clean_from(log, topic)
+    if 0 < upto < clean - 1:
+        raise PositionGone(
+            f"the log no longer shows {topic} as it was at position {upto}: changes before position {clean} that were superseded are gone",
+            hint="ask for a later moment; [log] history_hours says how long every change is kept",
+        )
 
 
 def definition_at(log: LogReader, topic: str, upto: Position) -> TopicSchema | None:

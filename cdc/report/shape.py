@@ -106,7 +106,7 @@ class TopicReport:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
     dir: str
     position: int

@@ -11,7 +11,7 @@ import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.display import As, AsRules
-from cdc.model.selection import matches, named
+from cdc.model.selection import Qualified, matches, named
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Nobody writes a longer configuration by hand."""
@@ -136,13 +136,39 @@ class Source(Database):
         return self
 
 
+Cleanup = Literal["compact", "keep"]
+"""What becomes of changes that later ones have superseded."""
+
+
+class LogTable(Strict):
+    """``[log.tables."schema.table"]``: how one table's changes are kept."""
+
+    cleanup: Cleanup
+
+
 class Log(Strict):
     dir: Path = Path("var/log")
     """The log's folder; give it a disk whose fsync can be trusted."""
     segment_bytes: int = Field(64 * 2**20, ge=4096)
     """A segment that has grown to this size is closed and becomes Parquet."""
-    cleanup: Literal["keep"] = "keep"
-    """The log keeps everything; there is no other choice yet."""
+    cleanup: Cleanup = "keep"
+    """`keep`: every change stays for ever. `compact`: of changes that are older than `history_hours` only each row's last stays, which may be its
+    DELETE ([log.md](log.md))."""
+    history_hours: float = Field(24.0, ge=0)
+    """Every change stays for at least so long, so that the log can be asked how a table was at any moment since then."""
+    pin_hours: float = Field(336.0, ge=0)
+    """A configured store that stands still (it is down, or has stopped) keeps what it still has to read for so long, and so shows whole commits when
+    it goes on."""
+    tables: Mapping[str, LogTable] = {}
+    """The same for single tables (`schema.table`, `*` and `?` match); the last that matches decides."""
+
+    def cleanup_of(self, table: Qualified) -> Cleanup:
+        """How this table's changes are kept."""
+        found = self.cleanup
+        for pattern, options in self.tables.items():
+            if matches((pattern,), table):
+                found = options.cleanup
+        return found
 
 
 class Http(Strict):
@@ -151,7 +177,7 @@ class Http(Strict):
     token: SecretStr | None = None
     """The token that clients send as `Authorization: Bearer …`."""
     tls_cert: Path | None = None
-    """PEM: the server's certificate and its chain."""
+    """PEM: the server's certificate and its chain. When the files are renewed, the port shows the new one within seconds."""
     tls_key: Path | None = None
     """PEM: the certificate's key."""
     hosts: tuple[str, ...] = ()

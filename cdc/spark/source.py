@@ -211,10 +211,15 @@ def _read(plan: ReadPlan, rows: PinnedRows, piece: InputPartition) -> Iterator[p
             {"topic": [piece.topic], "after": [piece.after], "upto": [piece.upto], "rows": [piece.rows]}, SLICES
         )
         return
-    log, schema = plan.log(), rows.schema
-    # As of a place the definition is the one of then for ever.
-    if rows.as_of is None and _newest_schema(plan, log) != schema:
-        raise _changed()
+    # Spark's workers live on, and leave a generator where it stands when nobody wants the rest.
+    with closing(plan.log()) as log:
+        # As of a place the definition is the one of then for ever.
+        if rows.as_of is None and _newest_schema(plan, log) != rows.schema:
+            raise _changed()
+        yield from _rows(plan, rows.schema, log, piece)
+
+
+def _rows(plan: ReadPlan, schema: pa.Schema, log: LogReader, piece: LogPiece) -> Iterator[pa.RecordBatch]:
     after, end = Position(piece.after), Position(piece.upto)
     if plan.form is RowForm.CHANGEFEED:
         for replaced in LogQuery(after, end, former=plan.preimages).of(log, piece.topic):

@@ -40,6 +40,8 @@ class StateFile(Generic[T]):
                 return self.decode(raw)
         except FileNotFoundError:
             return None
+        except IsADirectoryError:
+            raise self.unreadable(path, "is a folder") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise self.unreadable(path, "is damaged") from None
         raise self.unreadable(path, f"has format {found}, this version reads {self.format}")

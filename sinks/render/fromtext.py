@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import time
+from decimal import Decimal, InvalidOperation
 from typing import Final
 from uuid import UUID
 
@@ -18,6 +19,11 @@ from cdc.model.structure import Scalar, ScalarType
 from cdc.model.topic import TopicField
 
 _UUID: Final = Scalar(ScalarType.UUID)
+_NUMBER: Final = Scalar(ScalarType.NUMERIC)
+_PADDED: Final = Scalar(ScalarType.BPCHAR)
+_WORDS: Final = frozenset(Scalar(one) for one in (ScalarType.TEXT, ScalarType.VARCHAR, ScalarType.NAME, ScalarType.BPCHAR))
+_DIGITS_MAX: Final = 150_000
+"""More than any numeric has before its point or behind it."""
 _BOOLEANS: Final = dict.fromkeys(("t", "true", "y", "yes", "on", "1"), "t") | dict.fromkeys(
     ("f", "false", "n", "no", "off", "0"), "f"
 )
@@ -54,6 +60,8 @@ def spelled(text: str, field: TopicField) -> str | None:
             return str(UUID(plain))
         except ValueError:
             return None
+    if field.structure == _NUMBER and pa.types.is_string(kind):
+        return _plain_number(plain)
     if pa.types.is_string(kind):
         return text
     if pa.types.is_boolean(kind):
@@ -73,6 +81,26 @@ def spelled(text: str, field: TopicField) -> str | None:
     return plain if pa.types.is_temporal(kind) and _BEYOND.fullmatch(plain) else None
 
 
+def alike(texts: pa.Array, text: str, field: TopicField) -> pa.Array:
+    """A mask: which of a field's canonical texts are the value that ``spelled`` has given this text.
+
+    They are that text, but where the type itself takes several texts for one value: a numeric without a scale keeps the zeros that it came with,
+    and what pads a char(n) counts for nothing.
+    """
+    if field.structure == _PADDED:
+        texts, text = pc.ascii_rtrim(texts, " "), text.rstrip(" ")
+    elif field.structure == _NUMBER and pa.types.is_string(field.type):
+        texts = pc.replace_substring_regex(texts, r"(\.\d*?)0*$", r"\1")
+        texts = pc.replace_substring_regex(texts, r"\.$", "")
+    return pc.equal(texts, text)
+
+
+def is_by_text(field: TopicField) -> bool:
+    """Whether ``spelled`` takes a value of this field as it is written, though its type may have several spellings of it."""
+    plain = not field.defined and field.structure in _WORDS
+    return pa.types.is_string(field.type) and not plain and field.structure not in (_UUID, _NUMBER, _PADDED)
+
+
 def exact_column(rows: int, exact: Mapping[str, Mapping[int, str]]) -> pa.Array:
     """``_cdc_exact`` of a batch: column → row → text."""
     if not any(exact.values()):
@@ -83,6 +111,21 @@ def exact_column(rows: int, exact: Mapping[str, Mapping[int, str]]) -> pa.Array:
             pairs[row].append((name, text))
     found: Sequence[list[tuple[str, str]] | None] = [entry or None for entry in pairs]
     return pa.array(found, EXACT_TYPE)
+
+
+def _plain_number(text: str) -> str | None:
+    """A numeric without an exponent and without zeros that say nothing."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    if not number.is_finite():
+        return _NO_NUMBERS.get(text.lower())
+    if abs(number.adjusted()) > _DIGITS_MAX:
+        return None
+    found = f"{number:f}"
+    found = found.rstrip("0").rstrip(".") if "." in found else found
+    return "0" if found == "-0" else found
 
 
 def _one(text: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -14,7 +14,7 @@ from cdc.model.batch import POSITION, topic_schema
 from cdc.model.position import START, Position
 from sinks.barrier import RowsBefore, Steps, TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, Outcome
-from sinks.past import live_rows, rows_under
+from sinks.past import rows_and_under
 from sinks.retry import Fate
 from sinks.search import bulk, fence
 from sinks.search.rows import Rows
@@ -86,12 +86,8 @@ class _Rewriting:
     def rows_before(self, barrier: TableBarrier) -> Iterator[_Again]:
         """Rows without a key go by the position of the change that brought them."""
         log, schema, upto = self.tables.followed.log, barrier.schema, Position(barrier.position - 1)
-        rows = rows_under(log, schema, upto, barrier.position)
-        if schema.key:
-            yield from ((batch, None) for batch in rows)
-            return
-        for own, batch in zip(live_rows(log, schema.topic, upto), rows, strict=True):
-            yield batch, own.column(POSITION).cast(pa.utf8())
+        for own, batch in rows_and_under(log, schema, upto, barrier.position):
+            yield batch, None if schema.key else own.column(POSITION).cast(pa.utf8())
 
     def write_into(self, writer: str, barrier: TableBarrier, rows: Iterable[_Again]) -> tuple[DeadLetter, ...]:
         dead: tuple[DeadLetter, ...] = ()

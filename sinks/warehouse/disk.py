@@ -15,8 +15,8 @@ import pyarrow as pa
 from cdc.errors import StopState, StoreError
 from sinks.warehouse.failures import Vanished, errors
 
-_STANDS_STILL_S: Final = 0.5
-"""A folder whose files come or go changes again within this time."""
+_STANDS_STILL_S: Final = 2.0
+"""A table whose files come or go changes again within this time, in one of its folders, also on a machine that is short of time."""
 
 _PUT_BACK: Final = f"put it back, or build the store again: cdc resume {StopState.STORE_REFUSES} --rebuild"
 
@@ -52,15 +52,20 @@ def looked_at(table: str, folder: Path, look: Callable[[], Seen]) -> Seen:
     is missing and nothing changes: it was deleted by hand, and no waiting brings it back.
     """
     for _ in range(2):
-        before = stamp(folder / "metadata")
+        before = _stamps(folder)
         try:
             return look()
         except Vanished as error:
             missing = error
         time.sleep(_STANDS_STILL_S)
-        if before is None or stamp(folder / "metadata") != before:
+        if None in before[:2] or _stamps(folder) != before:
             raise missing
     raise lacking(table, "a part of its metadata") from missing
+
+
+def _stamps(folder: Path) -> list[tuple[int, int] | None]:
+    """A new table has no ``data`` yet."""
+    return [stamp(one) for one in (folder, folder / "metadata", folder / "data")]
 
 
 @contextmanager

@@ -43,6 +43,13 @@ ELSEWHERE: Final[tuple[tuple[str, str, str], ...]] = (
     ("B103–B105", "a torn tail, damage anywhere else, missing and swapped segments", "tests/unit/log/test_recover.py"),
     ("B106", "what was not synced is lost, directory entries included", "tests/unit/log/test_crash.py"),
     ("B107", "one writer per log", "tests/unit/log/test_writer.py"),
+    ("B108", "a clock that jumps ahead makes nothing in the log old", "tests/unit/log/compaction/test_worker.py"),
+    (
+        "B109",
+        "compaction with the power lost in any step: nobody who may read on misses a row",
+        "tests/unit/log/compaction/test_power_loss.py",
+    ),
+    ("B110", "whoever has read less than the log still tells of gets POSITION_GONE", "tests/unit/log/compaction/test_merge.py"),
     ("B111", "kill -9 at every named point", "tests/faults/test_crashpoints.py"),
     ("B112", "a log of another format is refused", "tests/unit/log/test_recover.py"),
     ("B113, B115", "a snapshot under every kind of traffic", "tests/integration/snapshots/test_traffic.py"),
@@ -55,8 +62,5 @@ ELSEWHERE: Final[tuple[tuple[str, str, str], ...]] = (
 NOT_BUILT: Final[tuple[tuple[str, str], ...]] = (
     ("B90", "an upgrade of the source's cluster has not been tried"),
     ("B94", "no case: capture reads one publication, in which a table has one column list"),
-    ("B108", "retention does not exist yet, so it reads no clock; clock jumps have not been tried"),
-    ("B109", "compaction does not exist yet"),
-    ("B110", "nothing is removed from the log yet, so POSITION_GONE cannot happen"),
 )
 """(lines, why no test is named)"""

@@ -14,6 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from cdc.embedded.postgres import Postgres
+from cdc.errors import PositionGone
 from cdc.log.embedded.format import HEAD_BYTES, decode_head
 from cdc.state import status, stops
 from snapshots.progress import SnapshotProgress
@@ -37,6 +38,7 @@ class Lab:
         self.unix = unix
         self.slot = database
         self.segment_bytes = 16384
+        self.log_options: dict[str, Any] = {}
         self.process: Process | None = None
         self.dsn_override: str | None = None
         self._nursery = nursery
@@ -61,7 +63,8 @@ class Lab:
         source = {
             "dsn": self.dsn_override or self.dsn, "slot": self.slot, "publication": "cdc", "tables": ["public.*"], "snapshot_chunk_rows": 15,
         }  # fmt: skip
-        return {"run": run, "folder": str(self.folder), "source": source, "segment_bytes": self.segment_bytes, **more}
+        log = {"segment_bytes": self.segment_bytes, **self.log_options}
+        return {"run": run, "folder": str(self.folder), "source": source, "log_options": log, **more}
 
     def start(self, crash: str | None = None, run: str = "capture", **more: Any) -> Process:
         self._runs += 1
@@ -120,6 +123,8 @@ class Lab:
         fold = LogFold(self.folder / "log")
         try:
             return difference(of_source(self.connection), fold.tables())
+        except PositionGone:
+            return "the log was compacted while it was read"
         finally:
             fold.close()
 

@@ -191,7 +191,7 @@ def settings_of(job: Job) -> Any:
     stores = {name: options_model(given["kind"]).model_validate(given) for name, given in job.get("stores", {}).items()}
     return Settings(
         source=Source(**job["source"]),
-        log=Log(dir=folder / "log", segment_bytes=job.get("segment_bytes", 1 << 20)),
+        log=Log(dir=folder / "log", **job.get("log_options", {"segment_bytes": job.get("segment_bytes", 1 << 20)})),
         stores=stores,
         run_dir=folder / "run",
     )

@@ -12,6 +12,7 @@ _CALL: Final = re.compile(r'\bcrashpoint\(\s*"([^"]+)"\s*\)')
 
 ROOMS: Final = {
     "capture": ("log", "seal", "recover", "toast", "stream", "ingest", "capture", "identity", "slot", "publication", "snapshot", "status"),
+    "compaction": ("compaction",),
     "cache": ("follower", "cache"),
     "search": ("search",),
     "warehouse": ("warehouse",),
@@ -19,6 +20,7 @@ ROOMS: Final = {
     "erasing": ("erasing",),
     "stops": ("stops",),
     "supervise": ("supervise",),
+    "inbox": ("inbox",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 

@@ -99,6 +99,31 @@ def test_capture(
     counters.add("crash points", str(kind))
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize(("point", "kind"), every_kind(points.of("compaction")))
+def test_compaction(
+    point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path, seed: int
+) -> None:
+    """Under traffic, in a log that keeps nothing for its age's sake."""
+    with lab(fault_server, nursery, server_folder / f"{point}-{kind}", template=filled_database) as one:
+        work = Workload(random.Random(seed))
+        work.calm = True
+        one.segment_bytes = 4096
+        one.log_options = {"cleanup": "compact", "history_hours": 0}
+        mark = one.folder / "reached"
+        one.start(crash=f"{point}={kind}@{mark}")
+        steps(one, work, 6)
+        deadline = time.monotonic() + DEADLINE_S
+        while not mark.exists():
+            one.connection.execute("update accounts set owner = md5(random()::text)")
+            time.sleep(0.1)
+            assert time.monotonic() < deadline, f"{point} was not reached\n{one.told}"
+        fall(one, kind)
+        steps(one, work, 6)
+        one.converge()
+    counters.add("crash points", str(kind))
+
+
 def test_what_the_toast_memory_missed_by_an_error_it_reads_from_the_log(
     fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
 ) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from pydantic import SecretStr
 
 from cdc.settings.models import Source
@@ -60,6 +63,19 @@ def test_the_role_is_enough_and_no_more(pg_versions: Database) -> None:
     assert row == (False, False, False, False)
     admin.execute(f'drop owned by "{role}"')
     admin.execute(f'drop role "{role}"')
+
+
+def test_systemd_has_nothing_to_say_about_the_unit(tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("no systemd-analyze to ask")
+    unit = (ROOT / "deploy/headwater.service").read_text()
+    installed = "/opt/headwater/.venv/bin/cdc"
+    assert unit.count(f"ExecStart={installed} ") == 1
+    asked = tmp_path / "headwater.service"
+    asked.write_text(unit.replace(installed, sys.executable))
+    done = subprocess.run([program, "verify", "--man=no", str(asked)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "headwater" in line]) == (0, [])
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:

@@ -20,9 +20,10 @@ from cdc.commands.run import _capture as run_part
 from cdc.errors import ConfigError, Stopped
 from cdc.http.app import make_app
 from cdc.http.events import MAX_READERS, PERIOD_S
-from cdc.http.serve import listen, serving
+from cdc.http.serve import TICK_S, listen, serving
 from cdc.settings.models import Http, Settings
 from tests.conftest import Database
+from tests.integration.certificates import Authority
 from tests.integration.pipeline import service, settings_of
 from tests.unit.http import reports
 
@@ -198,6 +199,39 @@ def test_a_certificate_that_is_none(tmp_path: Path) -> None:
     settings = served(tmp_path, tls_cert=tmp_path / "not.pem", tls_key=tmp_path / "not.pem")
     with pytest.raises(ConfigError, match="cannot use"), serving(settings):
         pass
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
+    authority = Authority()
+    first, second = authority.server(), authority.server()
+    cert, key = first.write(tmp_path, "port")
+    (tmp_path / "authority.pem").write_bytes(authority.pem)
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+
+    def shown(port: int) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", port), 60) as plain,
+            trusting.wrap_socket(plain, server_hostname="localhost") as tls,
+        ):
+            return ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"").encode()
+
+    settings = served(tmp_path, tls_cert=cert, tls_key=key)
+    with serving(settings, make_app(settings, take=reports.healthy)) as url, httpx.Client(verify=trusting, timeout=60) as standing:
+        port = int(url.rpartition(":")[2])
+        assert standing.get(f"{url}/healthz").status_code == 200
+        assert shown(port) == first.certificate
+        cert.write_bytes(second.certificate)  # which the key does not fit, until it comes as well
+        time.sleep(2.5 * TICK_S)
+        assert shown(port) == first.certificate
+        second.write(tmp_path, "port")
+        deadline = time.monotonic() + 60
+        while shown(port) != second.certificate:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        cert.unlink()
+        time.sleep(2.5 * TICK_S)
+        assert shown(port) == second.certificate
+        assert standing.get(f"{url}/healthz").status_code == 200
 
 
 def test_an_address_that_is_taken() -> None:

@@ -26,7 +26,9 @@ WRITER = "tests/unit/log/test_writer.py"
 FENCE = "tests/unit/snapshots/test_fence.py"
 READING = "tests/unit/snapshots/test_worker.py"
 TWIN = ("-k", "memory", "tests/contract/test_sinks.py")
+COMPACTION = "tests/unit/log/compaction/test_merge.py"
 RECOVER = "tests/unit/log/test_recover.py"
+INBOX = ("tests/unit/inbox/test_verdicts.py",)
 
 MUTANTS = (
     Mutant(
@@ -150,8 +152,36 @@ MUTANTS = (
     ),
     Mutant(
         "the segment goes before its Parquet files have their names", "cdc/log/embedded/sealer.py",
-        "        for aside, final in written:\n            disk.rename", "        disk.remove(segment.path)\n        disk.create(segment.path)\n        for aside, final in written:\n            disk.rename",
+        "        put(disk, folder, encode(", "        disk.remove(segment.path)\n        disk.create(segment.path)\n        put(disk, folder, encode(",
         (CRASH,),
+    ),
+    Mutant(
+        "a DELETE leaves the log before the row that it deletes", "cdc/compaction/survivors.py",
+        "stay = lives | self._rows_stay | (", "stay = lives | (", (COMPACTION,),
+    ),
+    Mutant(
+        "a DELETE leaves the log while somebody may still need it", "cdc/compaction/survivors.py",
+        " | (positions >= self._floor)", "", (COMPACTION,),
+    ),
+    Mutant(
+        "stores do not hold compaction back", "cdc/compaction/bounds.py",
+        "end_within(ranges, min([settled, *pins]))", "end_within(ranges, settled)", ("tests/unit/log/compaction/test_worker.py",),
+    ),
+    Mutant(
+        "what was replaced goes before the head that says so is durable", "cdc/log/embedded/upkeep.py",
+        "            self._disk.sync(fd)\n", "            pass\n", ("-k", "durable", COMPACTION),
+    ),
+    Mutant(
+        "compaction overtakes a question about the past unseen", "cdc/replay/state.py",
+        "        refuse_compacted(log, topic, upto)  # it", "        pass  # it", ("-k", "overtakes", COMPACTION),
+    ),
+    Mutant(
+        "compaction removes files of a copy that was put in the log's place", "cdc/log/embedded/upkeep.py",
+        "        self._check_place()\n        crashpoint", "        crashpoint", ("-k", "copy", COMPACTION),
+    ),
+    Mutant(
+        "a store that missed a dropped DELETE is taken for whole", "cdc/log/embedded/reader.py",
+        "least = dropped if 0 < dropped <= upto else 0", "least = 0", ("tests/unit/log/test_dropped.py",),
     ),
     Mutant("the confirmed LSN goes back", "cdc/capture/feedback.py", "max(self.durable_lsn, lsn)", "lsn", ("tests/unit/capture/test_feedback.py",)),
     Mutant("a store forgets where a TRUNCATE was", "sinks/memory.py", "        self.floor = max(self.floor, barrier.position)\n", "", TWIN),
@@ -174,4 +204,13 @@ MUTANTS = (
     ),
     Mutant("a stopped part is started again", "cdc/daemon/supervisor.py", "if exit_code == Stopped.exit_code and held:", "if False:", ("-k", "step or stopped", "tests/unit/test_supervise.py")),
     Mutant("resume clears every stop state", "cdc/state/stops.py", "if wanted in (stop.state.casefold(), stop.name.casefold())", "if True", ("tests/unit/test_stops.py",)),
+    Mutant("a group of an older opening is taken", "cdc/inbox/verdicts.py", "    if step.epoch < mark.epoch:\n        return InboxVerdict.FENCED\n", "", INBOX),
+    Mutant("a group is taken wherever it begins", "cdc/inbox/verdicts.py", "if step.begin == mark.to else InboxVerdict.GAP", "if True else InboxVerdict.GAP", INBOX),
+    Mutant("a group's file goes before its cut is durable", "cdc/inbox/writerside.py",
+        "            self._writer.commit()\n        except", "            self._folder.remove(group.name)\n            self._writer.commit()\n        except",
+        ("-k", "any_step", "tests/unit/inbox/test_writerside.py")),
+    Mutant("a mark that was rolled back is forgotten", "cdc/inbox/writerside.py",
+        "                self._writer.mark(name.producer, mark.encode())\n                if now", "                if now", ("tests/unit/inbox/test_writerside.py",)),
+    Mutant("a group's bytes are not compared with its name", "cdc/inbox/groupfile.py", "if digest_of(raw) != name.digest:", "if False:", ("tests/unit/inbox/test_lies.py",)),
+    Mutant("compressed buffers are let in", "cdc/inbox/groupfile.py", ' or _compressed(message.metadata.to_pybytes())', "", ("tests/unit/inbox/test_lies.py",)),
 )  # fmt: skip

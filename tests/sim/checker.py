@@ -37,12 +37,13 @@ from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from sinks.memory import Store
 from tests.sim.disk import ModelDisk
+from tests.sim.expected import Expected, expected_of, go_by_tag
 from tests.sim.source import Source
 from tests.sim.storecheck import StoreCheck, slim
-from tests.sim.tables import Key, Row, conversions, first_name, identity_of, key_of, retypes, written_again
+from tests.sim.tables import Key, Row, conversions, first_name, identity_of, keyless, retypes, tag_of, written_again
 from tests.sim.texts import texts
 from tests.sim.violation import Violation as Violation
-from tests.sim.wal import Change, Commit, State, converted
+from tests.sim.wal import Change, Rows, State, converted
 
 _OPS: Final = {int(op): op.name.lower() for op in Op}
 
@@ -79,32 +80,6 @@ class Entry:
         return f"{_OPS[self.op]} {self.topic}{list(self.key)} tag {self.row and self.row.get('tag')} at position {self.position}"
 
 
-@dataclass(slots=True)
-class Expected:
-    """One change as the source committed it."""
-
-    op: str
-    oid: int
-    key: Key
-    row: Row | None
-    commit: Commit
-    may_wait: bool
-    """An update that leaves values out: it may be held back until its row is known."""
-
-    def __str__(self) -> str:
-        return f"{self.op} of table {self.oid} {list(self.key)} tag {self.row and self.row.get('tag')} (commit {self.commit.end_lsn:X})"
-
-    def matches(self, entry: Entry) -> bool:
-        if self.op == "T":
-            return entry.op == Op.TRUNCATE and entry.oid == self.oid
-        ops = {"D": (Op.DELETE,), "I": (Op.INSERT,)}.get(self.op, (Op.UPDATE, Op.INSERT))
-        return (
-            entry.op in ops
-            and (entry.oid, entry.key, entry.row) == (self.oid, self.key, self.row)
-            and entry.lsn == self.commit.commit_lsn
-        )
-
-
 Folded = dict[str, dict[Key, Entry]]
 """Topic → its rows."""
 
@@ -133,6 +108,8 @@ class Checker:
     """Held rows: the log has them in an older version, or not at all."""
     waited: int = 0
     confirmed: int = 0
+    clean: dict[str, int] = field(default_factory=dict)
+    """Topic → its clean point, or what it was to become: changes below it may be gone that later ones below it have superseded."""
     _batches: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
     """The log as it was first read, by topic."""
     _cuts_seen: int = 0
@@ -205,11 +182,27 @@ class Checker:
             known[:] = _merged(known)
             found = _merged(reader.read(topic, Position(0), self.last.position))
             # Arrow's equality first: it is quick. It takes no NaN for another, so what differs is looked at value by value.
-            if found != known and [*_of_batches(found, topic)] != [*_of_batches(known, topic)]:
+            if topic in self.clean:
+                self._check_compacted(topic, known, found)
+            elif found != known and [*_of_batches(found, topic)] != [*_of_batches(known, topic)]:
                 both = zip(_of_batches(found, topic), _of_batches(known, topic), strict=False)
                 different = next((a for a, b in both if a != b), None)
                 raise Violation("c", f"read again, {different or 'the number of changes'} is not what it was")
         self.log_grew(reader)
+
+    def _check_compacted(self, topic: str, known: Iterable[pa.RecordBatch], found: Iterable[pa.RecordBatch]) -> None:
+        """What is left is what it was, and what is not was superseded below the clean point."""
+        left = {entry.position: entry for entry in _of_batches(found, topic)}
+        newest: dict[Key, int] = {}
+        for entry in sorted(_of_batches(known, topic), key=lambda entry: entry.position, reverse=True):
+            still = left.pop(entry.position, None)
+            gone = still is None and entry.op not in ALONE and newest.get(entry.key, 0) > 0
+            if not gone and (still is None or _change(still) != _change(entry)):
+                raise Violation("c", f"compacted below {self.clean[topic]}, {entry} is {still or 'gone'}")
+            if still is not None and entry.op not in ALONE and entry.position < self.clean[topic]:
+                newest[entry.key] = entry.position
+        if left:
+            raise Violation("c", f"compacted, {topic} has changes at {sorted(left)} that it never had")
 
     def _read(self, reader: EmbeddedLogReader, upto: Position) -> list[Entry]:
         timeline = reader.timeline
@@ -229,7 +222,7 @@ class Checker:
         ends_at = 0
         while self._commits < len(self.source.commits) and self.source.commits[self._commits].end_lsn <= cut.commit_lsn:
             commit = self.source.commits[self._commits]
-            expected += _expected(commit)
+            expected += expected_of(commit)
             ends_at = commit.end_lsn
             for change in commit.changes:
                 self._happen(change)
@@ -254,6 +247,8 @@ class Checker:
                 self._skip_waiting(expected, entry)
                 if not expected:
                     raise Violation("b", f"{entry} was never committed, or not yet, or is there twice")
+                if self._goes_by_tag(entry.oid, entry.table):
+                    go_by_tag(expected)
                 awaited = expected.popleft()
                 if not awaited.matches(entry):
                     raise Violation("d", f"{entry}, but the source has {awaited}")
@@ -310,7 +305,7 @@ class Checker:
             self.waited += 1
 
     def _check_read(self, entry: Entry, cut: Cut) -> None:
-        row = self._state.get(entry.oid, {}).get(entry.key)
+        row = self._rows_of(entry.oid).get(entry.key)
         if entry.op == Op.DELETE:
             if row is not None:
                 raise Violation("f", f"{entry}, which was asked for, is not the row at commit {cut.commit_lsn:X}")
@@ -341,6 +336,10 @@ class Checker:
                 if topic == entry.topic:
                     raise Violation("f", f"{entry} of table {entry.oid} stands among the rows of table {oid}")
             self._topics[entry.oid] = entry.topic
+        before = self._tables.get(entry.oid)
+        known = () if before is None or before is entry.table or keyless(before) else identity_of(before)
+        if known and keyless(entry.table) and set(known) <= set(entry.table.names):
+            raise Violation("d", f"{entry} has lost its key, which the log knew")
         self._tables[entry.oid] = entry.table
 
     def _leave(self, entry: Entry) -> None:
@@ -352,7 +351,7 @@ class Checker:
 
     def _compare(self, cut: Cut) -> None:
         for oid, rows in self._fold.items():
-            state, waiting = self._state.get(oid, {}), self.waiting[oid]
+            state, waiting = self._rows_of(oid), self.waiting[oid]
             waiting &= state.keys()
             for key, entry in rows.items():
                 if key in waiting or (key in state and (self._is_row(entry, state[key]) or entry.stale)):
@@ -361,6 +360,16 @@ class Checker:
                     raise Violation("f", f"at {cut} the log says {entry}, the source has {state.get(key)!r:.200}")
             if oid in self._whole and not waiting and len(rows) != len(state):
                 raise Violation("f", f"at {cut} table {oid} has {len(state)} rows, the log folds to {len(rows)}")
+
+    def _rows_of(self, oid: int) -> Rows:
+        """The source's, by what tells them apart in the log."""
+        rows = self._state.get(oid, {})
+        return {tag_of(row): row for row in rows.values()} if self._goes_by_tag(oid, self._tables.get(oid)) else rows
+
+    def _goes_by_tag(self, oid: int, table: Table | None) -> bool:
+        """Whether the whole row is the key in the log, though the table has one: under FULL the catalog alone tells it, and it may have had another
+        name for a column of it when the row came. Once the log knows the key, all rows come again under it."""
+        return oid in self.source.rekeyed and table is not None and keyless(table)
 
     def _is_row(self, entry: Entry, row: Row) -> bool:
         """Whether the log has this row of the source. What it still has in columns that are gone by now does not count."""
@@ -425,7 +434,7 @@ class Checker:
             yield "the checker has not seen the whole log"
         if self._commits < len(self.source.commits):
             missing = self.source.commits[self._commits :]
-            if any(_expected(commit) for commit in missing):
+            if any(expected_of(commit) for commit in missing):
                 yield f"{len(missing)} commits are not in the log"
         for oid, rows in self._fold.items():
             if oid not in self.complete and oid not in self._gone:
@@ -434,6 +443,11 @@ class Checker:
             if rows.keys() != visible.keys() or not all(self._is_row(entry, visible[key]) for key, entry in rows.items()):
                 yield f"table {oid} in the log is not the source's"
         yield from self.stores.differences(stores, head)
+
+
+def _change(entry: Entry) -> tuple[object, ...]:
+    """Without what only a record that stands alone in its batch tells."""
+    return entry.op, entry.key, entry.row, entry.lsn, entry.table
 
 
 def _merged(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -469,23 +483,3 @@ def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
                 row.update((first_name(name), text) for name, text in instead)
             key = tuple([row.get(name) or "" for name in keys])
             yield Entry(position, op, table.oid, topic, key, None if op == Op.DELETE else row, lsn, table=table)
-
-
-def _expected(commit: Commit) -> list[Expected]:
-    found: list[Expected] = []
-    for change in commit.changes:
-        found += _of_change(change, commit)
-    return found
-
-
-def _of_change(change: Change, commit: Commit) -> Iterator[Expected]:
-    if change.kind == "T":
-        for table in change.published:
-            yield Expected("T", table.oid, (), None, commit, may_wait=False)
-    elif change.table is not None and not change.unpublished:
-        table, oid = change.table, change.table.oid
-        if change.old is not None and (change.new is None or change.moves):
-            yield Expected("D", oid, key_of(table, change.old), None, commit, may_wait=False)
-        if change.new is not None:
-            may_wait = bool(change.unchanged) and table.identity != "f"
-            yield Expected(change.kind, oid, key_of(table, change.new), slim(change.new), commit, may_wait)

@@ -187,6 +187,9 @@ class Rare:
     """Of the starts of a process, before how many it loses what it last saw of the tables (catalog.json)."""
     asks: float
     """Of the clients' steps, how many ask for a snapshot."""
+    compacts: float
+    """Of the steps in which closed segments may be sealed, in how many the log is compacted. Then its segments are small:"""
+    segment_bytes: int
 
 
 def deal_rare(chance: Random) -> Rare:
@@ -194,4 +197,6 @@ def deal_rare(chance: Random) -> Rare:
     return Rare(
         catalog_lost=chance.choice((0.3, 0.8)) if chance.random() < 0.2 else 0.0,
         asks=chance.choice((0.005, 0.02)) if chance.random() < 0.2 else 0.0,
+        compacts=chance.choice((0.1, 0.5)) if chance.random() < 0.35 else 0.0,
+        segment_bytes=chance.choice((300, 1_500, 4_000)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cdc.errors import HeadwaterError, ProtocolError, Stopped
@@ -18,6 +19,7 @@ from tests.sim.disk import ModelDisk
 from tests.sim.points import Points
 from tests.sim.source import Source
 from tests.sim.stores import Died
+from tests.sim.upkeep import Compactor
 
 
 class Process:
@@ -32,6 +34,7 @@ class Process:
         self._disk = disk
         self._checker = checker
         self._log = log
+        self._compactor = Compactor(course, log, checker)
         self._folder: Path = disk.root
         self._places = LogPlaces(disk.root)
         self._since_lsn = 0
@@ -215,6 +218,25 @@ class Process:
                         seal(self._places, self._disk, SegmentPlace(timeline.log_id, index.number, index.name, run.segment), run)
         except OSError:
             return
+        except Died:
+            self._end()
+
+    def compact(self, pins: Sequence[int]) -> None:
+        """What the compacting thread does. A refusal in it ends the stream, as one of the writer's own does."""
+        assert self.capture is not None
+        self.look()
+        try:
+            try:
+                self._compactor.step(self.capture.writer, pins)
+            except OSError as error:
+                self._course.say(f"compaction was refused: {error}")
+                self._course.counts["compactions refused"] += 1
+                if self.capture.connected:
+                    self.capture.broken()
+        except (OSError, HeadwaterError) as error:
+            if not isinstance(error, OSError) and isinstance(error, ProtocolError | Stopped):
+                raise
+            self._end()
         except Died:
             self._end()
 

@@ -91,6 +91,8 @@ class Source:
         """By GID."""
         self.told: set[int] = set()
         """Tables that a process has once seen in the catalog."""
+        self.rekeyed: set[int] = set()
+        """Tables of which the catalog has given a key's column another name: rows in the WAL may have one, and the catalog the other."""
         self._facts: dict[int, tuple[Listing, int, Facts]] = {}
         """What was last said of each table, and when it holds: it is asked for far more often than it changes."""
         self._locks: Locks = {}
@@ -414,6 +416,9 @@ class Source:
         self.commits.append(commit)
         self.wal.append(commit)
         self._streamed.update(oid for oid, listing in session.altered.items() if listing.way)
+        self.rekeyed.update(
+            oid for oid, now in session.altered.items() if oid in self.catalog and not _same_key(self.catalog[oid], now)
+        )
         return commit
 
     def _show_now_or_later(self, session: Session, commit: Commit, *, waits: bool) -> None:
@@ -475,3 +480,7 @@ class Source:
     def _record_end(self, length: int) -> int:
         self.wal_lsn += (length + 7) // 8 * 8
         return self.wal_lsn
+
+
+def _same_key(before: Listing, now: Listing) -> bool:
+    return [column.name for column in before.table.key] == [column.name for column in now.table.key]

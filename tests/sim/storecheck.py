@@ -122,6 +122,8 @@ class StoreCheck:
             unit = store.tables.get(topic)
             if topic not in self._checker.known:
                 continue  # another service's
+            if at < self._checker.clean.get(topic, 0) - 1:
+                continue  # it is on its way through what was compacted
             upto = max(at, unit.mark.cut.position) if unit is not None else at
             fold = self._fold(name, at, upto).get(topic, {})
             held: dict[Key, int] = {}

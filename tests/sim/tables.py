@@ -170,6 +170,10 @@ def key_of(table: Table | TopicSchema, row: Row) -> Key:
     return tuple([row.get(name) or "" for name in identity_of(table)])
 
 
+def tag_of(row: Row) -> Key:
+    return (row["tag"] or "",)
+
+
 def index_of(table: Table) -> tuple[str, ...]:
     """The columns of the index that identifies its rows, in the index's order, which need not be theirs; none where no index does."""
     names = () if keyless(table) else tuple(column.name for column in table.key)
@@ -254,12 +258,27 @@ def retypes(before: Table, after: Table) -> bool:
 
 def written_again(before: Table, after: Table) -> dict[str, str] | None:
     """Where each column's values were that a store has to write again: both by their first names. None: it has nothing to write again."""
-    numbered = all(column.attnum for column in (*before.columns, *after.columns))
-    was = {column.attnum if numbered else column.name: column for column in before.columns}
-    now = {column.attnum if numbered else column.name: column for column in after.columns}
-    if all(which in now and now[which].name == column.name and _type(now[which]) == _type(column) for which, column in was.items()):
+    came = _came_from(before, after)
+    now = {old.name: column for column in after.columns if (old := came.get(column.name)) is not None}
+    if all(
+        (new := now.get(column.name)) is not None and (new.name, _type(new)) == (column.name, _type(column))
+        for column in before.columns
+    ):
         return None
-    return {first_name(column.name): first_name(was[which].name) for which, column in now.items() if which in was}
+    return {first_name(column.name): first_name(came[column.name].name) for column in after.columns if column.name in came}
+
+
+def _came_from(before: Table, after: Table) -> dict[str, Column]:
+    """By the name after: the column before. A column goes by its number where both definitions have one of it, else by its name: one whose
+    number nobody could tell leaves the others theirs."""
+    numbers = {column.attnum: column for column in before.columns if column.attnum}
+    found = {column.name: numbers[column.attnum] for column in after.columns if column.attnum in numbers}
+    names = {column.name: column for column in before.columns if column not in found.values()}
+    for column in after.columns:
+        old = None if column.name in found else names.get(column.name)
+        if old is not None and not (old.attnum and column.attnum):
+            found[column.name] = old
+    return found
 
 
 def _type(column: Column) -> tuple[pa.DataType, Structure]:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc.capture import definitions, tuples
+from cdc.capture import attnums, definitions, tuples
 from cdc.capture import rows as row_kernels
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
@@ -468,6 +468,40 @@ def renamed_columns_go_by_their_names(patch: Patch) -> None:
     _sharpen(patch, work={"alters": 0.15})
 
 
+def one_unknown_number_lets_all_columns_go_by_their_names(patch: Patch) -> None:
+    def unnumbered(schema: TopicSchema) -> TopicSchema:
+        return replace(schema, fields=tuple(replace(field, origin=0) for field in schema.fields))
+
+    def by_names(old: TopicSchema, new: TopicSchema) -> Any:
+        known = all(field.origin for field in (*old.fields, *new.fields))
+        return differences(old, new) if known else differences(unnumbered(old), unnumbered(new))
+
+    patch.setattr(reshape, "differences", by_names)
+    _sharpen(
+        patch,
+        work={"alters": 0.3, "transactions": 60, "reading": 1.0, "truncates": 0.0},
+        ddl={"retypes": 0.2, "looks": 0.1},
+        dangers={"process_dies": 0.006},
+    )
+
+
+def keys_are_forgotten(patch: Patch) -> None:
+    """… where the catalog has another definition by now, though the one before tells them."""
+    patch.setattr(attnums, "_key_of", lambda *_: ())
+    _sharpen(patch, work={"alters": 0.3, "reading": 1.0})
+
+
+def rows_under_the_whole_row_stay(patch: Patch) -> None:
+    """… when the key is known."""
+    original = Definitions._altered
+
+    def changed(self: Definitions, old: Table, new: Table, table: Table, **more: Any) -> SchemaChange:
+        return SchemaChange(table, Kind.ALTERED) if keyless(old) else original(self, old, new, table, **more)
+
+    patch.setattr(Definitions, "_altered", changed)
+    _sharpen(patch, work={"alters": 0.5, "transactions": 60}, rare={"catalog_lost": 1.0}, dangers={"process_dies": 0.02})
+
+
 def nothing_is_written_again_after_a_drop(patch: Patch) -> None:
     patch.setattr(barrier, "rewrites", lambda *_: False)
     _sharpen(patch, work={"alters": 0.15})
@@ -674,6 +708,9 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (an_older_copy_takes_a_new_shape, "cfij", 182),
     (erasing_spares_the_tables, "ik", 20),
     (renamed_columns_go_by_their_names, "cf", 1),
+    (one_unknown_number_lets_all_columns_go_by_their_names, "cf", 20),
+    (keys_are_forgotten, "d", 112),
+    (rows_under_the_whole_row_stay, "fi", 9),
     (nothing_is_written_again_after_a_drop, "cfj", 1),
     (renamed_tables_leave_their_rows_behind, "cfij", 7),
     (renamed_tables_are_not_read_again, "fi", 14),

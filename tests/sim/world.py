@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -47,9 +48,11 @@ class World:
     def __init__(self, seed: int, folder: Path, trace: Trace | None = None) -> None:
         chance = Random(seed)
         dangers, work = deal_dangers(chance), deal_work(chance)
-        ways, ddl = deal_ways(chance), deal_ddl(Random(f"{seed} ddl"))
-        self._course = course = Course(chance, dangers, work, ways, ddl, deal_rare(Random(f"{seed} rare")), trace)
-        self._seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
+        ways, ddl, rare = deal_ways(chance), deal_ddl(Random(f"{seed} ddl")), deal_rare(Random(f"{seed} rare"))
+        seals = ways.segment_bytes == 4_000 and chance.random() < 0.3
+        self._seals = seals or rare.compacts > 0
+        ways = replace(ways, segment_bytes=rare.segment_bytes) if rare.compacts else ways
+        self._course = course = Course(chance, dangers, work, ways, ddl, rare, trace)
         first_xid = chance.choice((700, 2**32 - 12, 2**32 * 3 + 2**31 - 9, 2**31 - 9))
         first_lsn = chance.choice((0x1_5000, 0xFFFF_F000, 0x16_B374_D848))
         self.source = Source(chance, make_tables(chance), first_xid, first_lsn, all_tables=ddl.all_tables or not ddl.any)
@@ -217,6 +220,9 @@ class World:
             source.save_slot()
         if self._seals and self.process.capture is not None and chance.random() < (0.1 if self._course.faulty else 0.4):
             self.process.seal()
+        compacts = self._course.rare.compacts
+        if self._seals and compacts and self.process.capture is not None and chance.random() < compacts:
+            self.process.compact([store.applied.position for _, store in self._followers.stores])
         return waited
 
     def _server_crashes(self) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 
 from cdc.capture.toast import ToastMemory
 from cdc.ingest.intake import Intake
+from cdc.ingest.process import _pause
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, batch_schema
 from cdc.model.position import Lsn
@@ -56,3 +58,11 @@ def test_a_commit_of_nothing_wide_is_not_read_again_by_a_new_connection_but_by_a
             Intake(tmp_path, writer, again, Mock(), Mock()).catch_up()
             assert again.position == 2
             assert again.knows(DOCS)
+
+
+def test_a_disk_that_refuses_what_was_handed_over_does_not_end_the_wait_for_the_source(tmp_path: Path) -> None:
+    """The next attempt to reach the source comes all the same, and shows what is the matter."""
+    inbox = Mock(serve=Mock(side_effect=[OSError(28, "full"), True, False, *[False] * 100]))
+    intake = Intake(tmp_path, Mock(head=Mock(position=0)), Mock(), Mock(), Mock(), inbox=inbox)
+    _pause(0.3, intake, Event())
+    assert inbox.serve.call_count > 2

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cdc.errors import ConfigError, LogCorrupt
+from cdc.errors import ConfigError, LogCorrupt, LogReplaced
 from cdc.follow.fleet import Fleet
 from cdc.follow.follower import Follower
+from cdc.follow.storelog import StoreLog
 from cdc.log.contract import LogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
-from cdc.model.position import Lsn, Position
+from cdc.log.memory import MemoryLog, MemoryReader
+from cdc.model.position import Cut, Lsn, Position
 from cdc.state import stops
 from sinks import options_model
 from tests.unit.log.changes import USERS, changes
@@ -109,3 +111,15 @@ def test_a_store_that_is_resumed_from_anything_else_is_opened_alone(tmp_path: Pa
         assert not two.halt.is_set()
     finally:
         fleet.close()
+
+
+def test_a_log_that_was_replaced_does_not_end_the_process(tmp_path: Path) -> None:
+    """The process that follows all stores looks here, and an error would end it; each follower goes on with the other log by itself."""
+
+    class Replaced(MemoryReader):
+        def head(self) -> Cut:
+            raise LogReplaced(tmp_path)
+
+    reader = Replaced(MemoryLog())
+    follower = Follower("twin", STORES["one"], tmp_path / "log", reader, tmp_path / "run", threading.Event())
+    StoreLog(follower, reader).look(lambda: None)

@@ -34,6 +34,7 @@ def files(text: str) -> list[str]:
 
 ROOMS: Final = rows(ARCHITECTURE, "The rooms")
 PLACES: Final = rows(CONTRIBUTING, "Where things go")
+TESTS_OF: Final = rows(CONTRIBUTING, "Which tests concern a room")
 
 
 def test_every_room_is_drawn_once() -> None:
@@ -78,6 +79,12 @@ def test_what_a_newcomer_is_sent_to_exists(cells: tuple[str, ...]) -> None:
             assert any((folder / name).exists() for folder in beside), (
                 f"CONTRIBUTING.md sends whoever wants to {cells[0]} to {name}"
             )
+
+
+@pytest.mark.parametrize("cells", TESTS_OF, ids=lambda cells: cells[0])
+def test_the_tests_that_a_room_is_said_to_have_exist(cells: tuple[str, ...]) -> None:
+    gone = [name for cell in cells for name in named(cell) if not (ROOT / name).exists()]
+    assert gone == [], "CONTRIBUTING.md, Which tests concern a room"
 
 
 def test_what_a_newcomer_is_told_to_make_can_be_made() -> None:

@@ -7,7 +7,7 @@ import fcntl
 import os
 from typing import Final
 
-from cdc.errors import ConfigError, HeadwaterError
+from cdc.errors import ConfigError, WriterElsewhere
 from cdc.folders import own
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.names import LogPlaces
@@ -18,7 +18,7 @@ _NO_PLACE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOE
 def hold(places: LogPlaces, disk: Disk) -> int:
     """The writer's lock, held as long as the descriptor lives, so a killed writer leaves none behind.
 
-    Makes the log's folder where it is missing. Raises HeadwaterError when another process holds the lock, ConfigError when this account cannot
+    Makes the log's folder where it is missing. Raises WriterElsewhere when another process holds the lock, ConfigError when this account cannot
     write there, OSError of the disk.
     """
     try:
@@ -37,7 +37,7 @@ def hold(places: LogPlaces, disk: Disk) -> int:
     except BlockingIOError:
         pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
         os.close(fd)
-        raise HeadwaterError(
+        raise WriterElsewhere(
             f"process {pid or '?'} already writes to the log in {places.root}",
             hint=f"stop it first: kill {pid}" if pid else "stop it first",
         ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from cdc.errors import ConfigError
@@ -26,6 +26,11 @@ class Producers:
                 f"the log was filled from source {timeline.producers[0]!r}, not {source!r}",
                 hint="correct source.name, or use another log.dir",
             )
+
+    @property
+    def durable(self) -> Mapping[str, bytes]:
+        """The marks that are in the log."""
+        return dict(self._marks)
 
     @property
     def staged(self) -> bool:

@@ -14,8 +14,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.errors import LogCorrupt, PositionGone
+from cdc.errors import LogCorrupt, LogReplaced, PositionGone
 from cdc.log.contract import Slice, Topic
+from cdc.log.embedded import plainfile
 from cdc.log.embedded.format import Damaged, Head
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.histories import lineage_of
@@ -39,13 +40,16 @@ JOINED_ROWS: Final = 65_536
 OPEN_SEGMENTS: Final = 64
 """Segments that stay open for the next read; a sealed one keeps its disk space until it is pushed out."""
 NO_LOG_POLL_S: Final = 0.05
+LONGEST_WAIT_S: Final = 60.0
+"""So long at most nobody looks whether the log is still the one that stands there: what is written into another wakes nobody."""
 
 
 class EmbeddedLogReader:
     """See ``LogReader``. Opens nothing before the first question, so it may be made before the log exists.
 
     ``read`` joins small neighbours into larger batches and lets a TRUNCATE stand alone in its batch. Several threads may
-    share one reader. Every method raises LogCorrupt for damage, naming the file and the byte.
+    share one reader. Every method raises LogCorrupt for damage, naming the file and the byte, and LogReplaced, once, when it finds that another folder
+    stands in the log's place: what was read before and what is read next may be two logs.
     """
 
     def __init__(self, dir: Path) -> None:
@@ -75,7 +79,7 @@ class EmbeddedLogReader:
             return None
         path = self._places.timeline(numbers[-1])
         try:
-            return Timeline.whole(path.read_bytes())
+            return Timeline.whole(plainfile.content(path))
         except Damaged as damage:
             raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
 
@@ -92,7 +96,7 @@ class EmbeddedLogReader:
                 if cut.position > after or left <= 0:
                     return cut
                 if watch is not None:
-                    watch.wait(left)
+                    watch.wait(min(left, LONGEST_WAIT_S))
                 else:
                     time.sleep(min(left, NO_LOG_POLL_S))
         finally:
@@ -221,6 +225,9 @@ class EmbeddedLogReader:
                     self._head_file = HeadFile(self._places.head)
                 except (FileNotFoundError, NotADirectoryError):
                     return None
+            if not self._head_file.stands():
+                self.close()  # the next question is answered from what stands there now
+                raise LogReplaced(self._places.root)
             head = self._head_file.read()
             if self._seen is not head and self._seen != head:
                 self._volumes.catch_up(head)
@@ -256,11 +263,13 @@ class EmbeddedLogReader:
         return timeline.topics[timeline.numbers[topic]]
 
     def _last_within(self, index: TopicIndex, upto: int) -> int:
-        """The last position at or below a cut that the topic still has; 0 when there is none. Raises _Superseded."""
+        """The last position at or below a cut that the topic still has, or the last below its floor; 0 when there is none. Raises _Superseded."""
+        dropped = index.retired.floor - 1
+        least = dropped if 0 < dropped <= upto else 0
         for number in index.back_from(upto):
             if found := self._last_of_part(index, number, upto):
-                return found
-        return 0
+                return max(found, least)
+        return least
 
     def _last_of_part(self, index: TopicIndex, number: int, upto: int) -> int:
         _, last, segment, *_, generation = index.parts[number].item()
@@ -365,10 +374,12 @@ class EmbeddedLogReader:
     def _topic(self, index: TopicIndex) -> Topic:
         """Made again only when something has been added to it: all topics are asked for whenever a follower looks at its store."""
         known, last = self._topics.get(index.number), index.last
-        if known is None or (known.last, known.rows, known.clean_from) != (last, index.rows, index.retired.clean_from):
+        retired = index.retired
+        now = (last, index.rows, retired.clean_from, retired.floor)
+        if known is None or (known.last, known.rows, known.clean_from, known.floor) != now:
             known = Topic(
                 index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last),
-                index.producer, Position(index.retired.clean_from),
+                index.producer, Position(retired.clean_from), Position(retired.floor),
             )  # fmt: skip
             self._topics[index.number] = known
         return known

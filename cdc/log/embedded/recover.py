@@ -14,6 +14,7 @@ from typing import assert_never
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
+from cdc.log.embedded import plainfile
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import HEAD_BYTES, MAX_EPOCH, Damaged, Head, crc32c, decode_head
 from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, first_of, folder_of, sealed_of, segment_name
@@ -64,7 +65,7 @@ def recover(places: LogPlaces, disk: Disk, segment_bytes: int) -> Recovered:
     """
     if _is_new(places):
         _create(places, disk)
-    head = decode_head(_bytes_of(places.head)) if places.head.exists() else None
+    head = decode_head(plainfile.content(places.head)) if places.head.exists() else None
     repairs = _Repairs()
     timeline = _read_timeline(places, head, repairs)
     if places.aside_timeline.exists():
@@ -114,7 +115,7 @@ def _is_new(places: LogPlaces) -> bool:
 def _refuse_former(path: Path) -> None:
     """Raises HeadwaterError for a log of an earlier format, LogCorrupt for anything else under that name."""
     try:
-        decode_timeline_header(_bytes_of(path))
+        decode_timeline_header(plainfile.content(path))
     except Damaged as damage:
         raise LogCorrupt(f"{path} at byte {damage.offset}: {damage.what}") from None
     raise LogCorrupt(f"{path}: a timeline of this format has no file of this name")
@@ -161,16 +162,12 @@ def publish_first(places: LogPlaces, disk: Disk, head: Head) -> None:
     disk.sync_folder(places.root)
 
 
-def _bytes_of(path: Path) -> bytes:
-    return path.read_bytes()
-
-
 def _read_timeline(places: LogPlaces, head: Head | None, repairs: _Repairs) -> Timeline:
     """Reads the newest of the timeline's files; of the others, its checkpoint says how long they are."""
     numbers = places.timelines()
     path = places.timeline(numbers[-1] if numbers else 1)
     try:
-        data = _bytes_of(path)
+        data = plainfile.content(path)
         timeline = Timeline.beginning(data)
         _check_files(places, numbers, timeline, head)
         published = head.timeline_bytes if head and head.timeline == timeline.number else None

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.producers import Producers
 from cdc.log.embedded.records import GroupEntry, GroupPart, NewProducer, NewTopic
 from cdc.log.embedded.tail import OpenTopic, Staged
 from cdc.log.embedded.timeline import Timeline
-from cdc.log.embedded.upkeep import LogUpkeep
+from cdc.log.embedded.upkeep import EmbeddedUpkeep
 from cdc.model.position import Cut
 
 
 class Register:
-    def __init__(self, folder: Path, source: str, timeline: Timeline) -> None:
+    def __init__(self, folder: Path, source: str, timeline: Timeline, disk: Disk, check_place: Callable[[], None]) -> None:
         """Raises ConfigError when the log was filled from another source."""
         self.producers = Producers(source, timeline)
-        self.upkeep = LogUpkeep(folder)
+        self.upkeep = EmbeddedUpkeep(folder, disk, check_place)
 
     @property
     def waiting(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,10 @@ ROW_GROUP_BYTES: Final = 24 * 2**20
 """… or, of wide rows, so many bytes: what waits for its row group stays mapped, so a whole segment would lie in memory."""
 LARGE_BYTES: Final = 2**18
 """The size from which Parquet's writer takes a batch as it is; what is smaller costs it more by itself than a copy that joins it with others."""
+
+
+Only = Callable[[pa.Schema], pa.Schema]
+"""Of a batch's columns those that are wanted: the same schema, metadata included, with fewer fields."""
 
 
 class Encoder:
@@ -150,19 +154,23 @@ class SealedFile:
         if metadata[ORIGIN] != _origin(place):
             raise LogCorrupt(f"{path}: belongs elsewhere (renamed, swapped or of another log)")
 
-    def batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
-        """The file's changes in (after, upto]. Raises LogCorrupt for what Arrow cannot read under a checksum that is right."""
+    def batches(self, after: int, upto: int, only: Only | None = None) -> Iterator[pa.RecordBatch]:
+        """The file's changes in (after, upto]; ``only``: these columns of them. Raises LogCorrupt for what Arrow cannot read under a checksum
+        that is right."""
         try:
-            yield from self._batches(after, upto)
+            yield from self._batches(after, upto, self.schema if only is None else only(self.schema))
         except (pa.ArrowException, OSError) as error:
             raise LogCorrupt(f"{self.path}: not a sealed segment ({type(error).__name__})") from None
 
-    def _batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, after: int, upto: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        names = None if schema is self.schema else schema.names
         wanted = [number for number in range(self._file.num_row_groups) if self._overlaps(number, after, upto)]
         if not wanted:
             return
-        for batch in self._file.iter_batches(batch_size=ROW_GROUP_ROWS, row_groups=wanted, use_threads=False):
-            clipped = clip(pa.RecordBatch.from_arrays(batch.columns, schema=self.schema), after, upto)
+        for batch in self._file.iter_batches(batch_size=ROW_GROUP_ROWS, row_groups=wanted, columns=names, use_threads=False):
+            # A name with a dot in it brings columns of the names before the dot, too.
+            columns = batch.columns if names is None else batch.select(names).columns
+            clipped = clip(pa.RecordBatch.from_arrays(columns, schema=schema), after, upto)
             if clipped.num_rows:
                 yield clipped
 
@@ -198,10 +206,11 @@ class SealedSegment:
             raise FileNotFoundError(folder)
         self._files = [SealedFile(folder / name.file, name, place) for name in names]
 
-    def batches(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, after: int, upto: int, only: Only | None = None) -> Iterator[pa.RecordBatch]:
+        """The segment's changes in (after, upto]; ``only``: these columns of them."""
         for file in self._files:
             if file.name.last > after and file.name.first <= upto:
-                yield from file.batches(after, upto)
+                yield from file.batches(after, upto, only)
 
     def last_within(self, upto: int) -> int:
         """The last position at or below this one; 0 when there is none."""

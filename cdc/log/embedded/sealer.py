@@ -11,13 +11,16 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.embedded.disk import Disk
-from cdc.log.embedded.names import ASIDE, LogPlaces
+from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed
 from cdc.log.embedded.sealedsegment import encode
 from cdc.log.embedded.segment import Segment, SegmentPlace
 from cdc.log.embedded.topicindex import SegmentRun
@@ -39,9 +42,24 @@ def seal(places: LogPlaces, disk: Disk, place: SegmentPlace, run: SegmentRun) ->
     segment = Segment(places.segment(place.name, place.first), place)
     folder = segment.path.parent
     try:
-        written: list[tuple[Path, Path]] = []
-        for name, data in encode(place, segment.scan(run, CHUNK_BYTES)):
-            aside, final = folder / f"{ASIDE}{name.file}", folder / name.file
+        put(disk, folder, encode(place, segment.scan(run, CHUNK_BYTES)))
+        crashpoint("seal.before_remove")
+        disk.remove(segment.path)
+        crashpoint("seal.removed")
+        disk.sync_folder(folder)
+    finally:
+        segment.close()
+
+
+def put(disk: Disk, folder: Path, files: Iterable[tuple[Sealed, pa.Buffer]]) -> list[tuple[Sealed, int]]:
+    """Puts sealed files into a topic's folder, durably: each is written aside and synced, and only when all are there do they get their
+    names. Returns these, and each file's bytes. Raises OSError when the disk refuses; what was written aside is then gone again, so that
+    a full disk does not stay full of it."""
+    written: list[tuple[Sealed, int]] = []
+    aside: Path | None = None
+    try:
+        for name, data in files:
+            aside = folder / f"{ASIDE}{name.file}"
             aside.unlink(missing_ok=True)
             fd = disk.create(aside)
             try:
@@ -49,18 +67,18 @@ def seal(places: LogPlaces, disk: Disk, place: SegmentPlace, run: SegmentRun) ->
                 disk.sync(fd)
             finally:
                 disk.close(fd)
-            written.append((aside, final))
+            written.append((name, data.size))
             crashpoint("seal.written_aside")
-        for aside, final in written:
-            disk.rename(aside, final)
+        for name, _ in written:
+            disk.rename(folder / f"{ASIDE}{name.file}", folder / name.file)
             crashpoint("seal.renamed")
         disk.sync_folder(folder)
-        crashpoint("seal.before_remove")
-        disk.remove(segment.path)
-        crashpoint("seal.removed")
-        disk.sync_folder(folder)
-    finally:
-        segment.close()
+    except Exception:
+        for path in (*(folder / f"{ASIDE}{name.file}" for name, _ in written), *([aside] if aside else ())):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise
+    return written
 
 
 class Sealer:

@@ -13,6 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt
+from cdc.log.embedded import plainfile
 from cdc.log.embedded.format import (
     FRAME_HEADER_BYTES,
     SEGMENT_HEADER_MAX,
@@ -55,7 +56,7 @@ class Segment:
         self._fd = -1
         self.path = path
         self.place = place
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._fd = plainfile.opened(path)
         self._map: pa.Buffer | None = None
         self._schemas: dict[int, pa.Schema] = {}
         try:

@@ -1,46 +1,108 @@
 """The way by which compaction and retention reach the log's writer: sealed files that replace segments, and positions that are no longer kept.
 
-The order that makes it safe: the new files are written aside, synced and renamed, and their folder is synced; then they are handed over here,
-and the writer's next commit records them; only then, when nothing is ``waiting`` any more, do the old files go. A crash leaves the old files, or both, and
-recovery removes those that the timeline does not name.
+The order that makes it safe: the new files are written aside, synced and renamed, and their folder is synced; then they are handed over,
+and the writer's next commit records them; then the head that says so is synced; and only then, in ``remove_replaced``, do the old files go. A crash
+leaves the old files, or both, and recovery removes those that the timeline does not name. Because the head is synced before anything goes, no power
+loss brings back one that names what is gone.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from cdc.log.embedded.names import Sealed, digest_of
+import pyarrow as pa
+
+from cdc.crashpoint import crashpoint
+from cdc.log.contract import ClosedRange
+from cdc.log.embedded.disk import Disk
+from cdc.log.embedded.names import LogPlaces, Sealed, digest_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.records import Replaced, Retired
+from cdc.log.embedded.sealedsegment import Only, SealedSegment, encode, sealed_in
+from cdc.log.embedded.sealer import put
+from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.topicindex import TopicIndex
 
 
-class LogUpkeep:
-    """May be used by any thread. A topic waits for the writer's next commit once it has handed something over."""
+class EmbeddedUpkeep:
+    """See ``cdc.log.contract.LogUpkeep``. A topic waits for the writer's next commit once it has handed something over."""
 
-    def __init__(self, dir: Path) -> None:
+    def __init__(self, dir: Path, disk: Disk | None = None, check_place: Callable[[], None] = lambda: None) -> None:
+        """``check_place``: raises HeadwaterError when the log's folder is no longer the writer's: nothing of another log may be touched."""
+        self._places = LogPlaces(Path(dir))
+        self._disk = disk or Disk()
         self._reader = EmbeddedLogReader(dir)
+        self._check_place = check_place
         self._lock = threading.Lock()
+        self._given: dict[int, int] = {}
+        """The newest generation that files of each topic were written for. None is given twice, whatever became of the files."""
+        self._strays: set[Path] = set()
+        """Files that may have got their names before something failed; no later generation is recorded while they stand."""
+        self._names: dict[int, str] = {}
         self._replaced: dict[int, Replaced] = {}
         self._retired: dict[int, Retired] = {}
+        self._recorded: list[tuple[float, str, Replaced]] = []
+        """Durably replaced, since when (``time.monotonic``); the files that this has replaced are still there."""
 
     def waiting(self) -> bool:
-        """Whether the next commit has something to record, so that one has to be made also when there are no changes."""
         return bool(self._replaced or self._retired)
+
+    def ranges(self, topic: str) -> list[ClosedRange]:
+        found = []
+        for run in self._index(topic).segments()[:-1]:
+            if not run.generation and not self._reader.is_sealed(topic, run):
+                break
+            found.append(ClosedRange(topic, run.segment, run.last, run.rows, run.end - run.start, run.generation > 0))
+        return found
+
+    def batches(self, closed: ClosedRange, only: Only | None = None) -> Iterator[pa.RecordBatch]:
+        index = self._index(closed.topic)
+        parts = index.parts["segment"]
+        run = index.run(int(parts.searchsorted(closed.first, "left")), int(parts.searchsorted(closed.first, "right")))
+        sealed = SealedSegment(self._places.folder(closed.topic), run, self._place(index, run.segment))
+        yield from sealed.batches(0, run.last, only)
+
+    def rewrite(self, topic: str, first: int, last: int, batches: Iterable[pa.RecordBatch]) -> int:
+        self._check_place()
+        self._remove_strays()
+        index = self._index(topic)
+        folder, generation = self._places.folder(topic), self.next_generation(topic)
+        self._given[index.number] = generation
+        crashpoint("compaction.begun")
+        try:
+            files = put(self._disk, folder, encode(self._place(index, first), batches, generation))
+            crashpoint("compaction.written")
+            size = sum(size for _, size in files)
+            self.replace(topic, first, last, [name for name, _ in files], size, generation)
+        except Exception:
+            self._strays.update(folder / name.file for name in sealed_in(folder) if name.generation == generation)
+            raise
+        return size
+
+    def _remove_strays(self) -> None:
+        for path in sorted(self._strays):
+            with suppress(FileNotFoundError):
+                self._disk.remove(path)
+            self._disk.sync_folder(path.parent)
+            self._strays.discard(path)
 
     def next_generation(self, topic: str) -> int:
         """The number that the next files of this topic have to carry in their names."""
-        return self._index(topic).generation + 1
+        index = self._index(topic)
+        return max(index.generation, self._given.get(index.number, 0)) + 1
 
-    def replace(self, topic: str, first: int, last: int, files: Sequence[Sealed], size: int) -> None:
-        """The topic's changes in [first, last], which are whole closed segments, are what these files of the next generation hold.
+    def replace(self, topic: str, first: int, last: int, files: Sequence[Sealed], size: int, generation: int | None = None) -> None:
+        """The topic's changes in [first, last], which are whole closed segments, are what these files of a new generation hold; by default
+        the next.
 
         ``size``: their bytes together. Raises ValueError when that contradicts the log, or something of this topic still waits.
         """
         index = self._index(topic)
-        generation = index.generation + 1
+        generation = generation or self.next_generation(topic)
         if any(name.generation != generation or not first <= name.first <= name.last <= last for name in files):
             raise ValueError(
                 f"{topic}: the files are not of generation {generation}, or hold other positions than {first} to {last}"
@@ -48,15 +110,40 @@ class LogUpkeep:
         new = Replaced(index.number, first, last, size, sum(name.rows for name in files), generation, digest_of(files))
         with self._lock:
             self._check(index, index.refuses(new))
-            self._replaced[index.number] = new
+            self._replaced[index.number], self._names[index.number] = new, topic
 
     def retire(self, topic: str, *, kept_from: int, floor: int, clean_from: int) -> None:
-        """See ``Retired``. Raises ValueError when that contradicts the log, or something of this topic still waits."""
         index = self._index(topic)
         new = Retired(index.number, kept_from, floor, clean_from, index.generation)
         with self._lock:
             self._check(index, index.refuses_retiring(new))
             self._retired[index.number] = new
+
+    def remove_replaced(self, grace_s: float = 0.0) -> None:
+        since = time.monotonic() - grace_s
+        with self._lock:
+            recorded = [one for one in self._recorded if one[0] <= since]
+        if not recorded:
+            return
+        self._check_place()
+        crashpoint("compaction.recorded")
+        fd = self._disk.open(self._places.head)
+        try:
+            self._disk.sync(fd)
+        finally:
+            self._disk.close(fd)
+        crashpoint("compaction.head_synced")
+        for one in recorded:
+            _, topic, new = one
+            folder = self._places.folder(topic)
+            for name in sealed_in(folder):
+                if name.generation < new.generation and new.first <= name.first and name.last <= new.last:
+                    with suppress(FileNotFoundError):
+                        self._disk.remove(folder / name.file)
+                    crashpoint("compaction.removed")
+            self._disk.sync_folder(folder)
+            with self._lock:
+                self._recorded.remove(one)
 
     def _check(self, index: TopicIndex, refused: str | None) -> None:
         """The caller holds the lock."""
@@ -71,6 +158,11 @@ class LogUpkeep:
             raise ValueError(f"the log has no topic {topic}")
         return timeline.topics[timeline.numbers[topic]]
 
+    def _place(self, index: TopicIndex, first: int) -> SegmentPlace:
+        timeline = self._reader.timeline
+        assert timeline is not None
+        return SegmentPlace(timeline.log_id, index.number, index.name, first)
+
     # --- the writer's side -------------------------------------------------------------------------------------------
 
     def handed_over(self) -> tuple[tuple[Replaced, ...], tuple[Retired, ...]]:
@@ -82,6 +174,7 @@ class LogUpkeep:
         with self._lock:
             for new in replaced:
                 self._replaced.pop(new.topic)
+                self._recorded.append((time.monotonic(), self._names[new.topic], new))
             for old in retired:
                 self._retired.pop(old.topic)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cdc.errors import LogCorrupt
+from cdc.log.embedded import plainfile
 from cdc.log.embedded.format import Damaged, Head
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.timeline import Timeline
@@ -51,7 +52,7 @@ class Volumes:
         """The file that the head names, as far as it has been taken in. Raises Damaged, FileNotFoundError."""
         timeline = self.newest
         if timeline is None or timeline.number < head.timeline:
-            fd = os.open(self._places.timeline(head.timeline), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = plainfile.opened(self._places.timeline(head.timeline))
             try:
                 found = Timeline.beginning(_read_range(fd, 0, head.timeline_bytes))
                 if found.number != head.timeline or (timeline is not None and found.log_id != timeline.log_id):
@@ -91,7 +92,7 @@ class Volumes:
     def _read(self, newest: Timeline, number: int) -> Timeline:
         path, (length, crc) = self._places.timeline(number), _end_of(newest, number)
         try:
-            found = Timeline.whole(path.read_bytes()[:length])
+            found = Timeline.whole(plainfile.content(path)[:length])
         except FileNotFoundError:
             raise LogCorrupt(f"{path}: missing") from None
         except Damaged as damage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -41,7 +42,7 @@ from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.syncpool import SyncPool
 from cdc.log.embedded.tail import Density, OpenPart, OpenTopic, OpenTopics, Positions, Staged, Tip, positions_of, run_of
 from cdc.log.embedded.topicindex import TopicIndex
-from cdc.log.embedded.upkeep import LogUpkeep
+from cdc.log.embedded.upkeep import EmbeddedUpkeep
 from cdc.model.batch import table_of
 from cdc.model.position import Cut, Lsn, Position
 
@@ -83,7 +84,7 @@ class EmbeddedLogWriter:
         self._lock_fd = hold(self._places, self._disk)
         try:
             recovered = recover(self._places, self._disk, segment_bytes)
-            self._register = Register(self._places.root, source, recovered.timeline)
+            self._register = Register(self._places.root, source, recovered.timeline, self._disk, self._check_place)
             self._published = GroupFiles(
                 self._places, self._disk, head_of(recovered),
                 file_bytes=min(FILE_BYTES, segment_bytes // 8), begun=recovered.timeline.begun,
@@ -108,7 +109,7 @@ class EmbeddedLogWriter:
         return Position(self.head.position + self._staged.density.rows + 1)
 
     @property
-    def upkeep(self) -> LogUpkeep:
+    def upkeep(self) -> EmbeddedUpkeep:
         """Takes what compaction and retention have made; the next commit records it."""
         return self._register.upkeep
 
@@ -146,6 +147,10 @@ class EmbeddedLogWriter:
         """See ``LogWriter``."""
         self._check_usable()
         self._register.producers.stage(producer, value)
+
+    def marks(self) -> Mapping[str, bytes]:
+        """See ``LogWriter``."""
+        return self._register.producers.durable
 
     def commit(self, commit_lsn: Lsn | None = None, commit_ts_us: int = 0) -> Cut:
         """See ``LogWriter``. A commit of nothing is recorded when its LSN or a mark is new, or something waits in ``upkeep``. Raises LogCorrupt
@@ -187,8 +192,7 @@ class EmbeddedLogWriter:
         """See ``LogWriter``. Raises OSError when the disk refuses; the log must then be opened again."""
         self._check_usable()
         staged = self._staged
-        left = staged.left | {self._places.folder(topic.name) for topic, _ in staged.created}
-        self._staged = Staged(Density(self.head.position), left=left)
+        self._staged = Staged(Density(self.head.position), left=self._unsynced_folders())
         self._register.producers.take_back()
         with self._fatal():
             crashpoint("log.rollback.begun")
@@ -313,14 +317,17 @@ class EmbeddedLogWriter:
         with self._fatal():
             crashpoint("log.commit.before_fsync")
             self._syncs.together(self._disk.sync, [self._files.of(part.topic, part.segment) for part in staged.parts])
-            folders = staged.left | {self._places.folder(topic.name) for topic, _ in staged.created}
-            if folders:
+            if folders := self._unsynced_folders():
                 crashpoint("log.commit.before_folder_fsync")
                 self._syncs.together(self._disk.sync_folder, list(folders))
                 if any(not topic.folder_exists for topic, _ in staged.created):
                     self._disk.sync_folder(self._places.topics)
                 for topic, _ in staged.created:
                     topic.folder_exists = True
+
+    def _unsynced_folders(self) -> set[Path]:
+        """Those in which a name that is not durable yet was made, now or before a rollback."""
+        return self._staged.left | {self._places.folder(topic.name) for topic, _ in self._staged.created}
 
     def _begin_next_file(self) -> None:
         """… of the timeline, where the one at hand is long. Before the group, so that nothing has become durable when it fails."""
@@ -393,8 +400,15 @@ class EmbeddedLogWriter:
         return _Fatal(self)
 
     def _refuse_another_place(self) -> None:
-        if not is_held(self._places, self._lock_fd):
+        try:
+            self._check_place()
+        except HeadwaterError:
             self._broken = "its folder was moved, deleted or replaced"
+            raise
+
+    def _check_place(self) -> None:
+        """Also from another thread. Raises HeadwaterError."""
+        if not is_held(self._places, self._lock_fd):
             raise HeadwaterError(
                 f"the log's folder {self._places.root} was moved, deleted or replaced while it was being written; what came since is not confirmed",
                 hint="stop cdc run, put the folder back in place of what stands there now, or point log.dir at it, and start again",

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import shutil
+import threading
 import uuid
 from contextlib import suppress
 from decimal import Decimal
@@ -916,6 +917,24 @@ def test_a_file_of_a_tables_metadata_that_stays_away_is_named(shop: Shop) -> Non
     assert "--rebuild" in (refused.value.hint or "")
     for path, bytes_ in content.items():
         path.write_bytes(bytes_)
+    assert sink.applied() == cut(2)
+
+
+def test_a_copy_that_stalls_while_it_is_put_back_is_waited_for(shop: Shop) -> None:
+    """On a machine with much else to do a second may pass between two of its files."""
+    filled(shop, 2)
+    sink = shop.sink()
+    victims = list((shop.folder / "public" / "orders" / "metadata").glob("snap-*.avro"))
+    content = {path: path.read_bytes() for path in victims}
+    for path in victims:
+        path.unlink()
+    back = threading.Timer(1.5, lambda: [path.write_bytes(bytes_) for path, bytes_ in content.items()])
+    back.start()
+    try:
+        sink.applied()
+    except StoreError as error:
+        assert error.retryable, error  # noqa: PT017
+    back.join()
     assert sink.applied() == cut(2)
 
 

@@ -129,6 +129,26 @@ def test_numbers_that_do_not_rise_are_not_guessed() -> None:
     assert [column.attnum for column in numbered.columns] == [0, 0, 0]
 
 
+def test_a_key_is_known_whole_or_not_at_all() -> None:
+    """Under FULL the catalog alone tells it. Where it has another name for one of two columns by now, the other does not tell rows apart."""
+    live = facts(7, "t", ID, (2, "renamed", 25), B, index=(1, 2), identity="f")
+    run = Run(live=[live])
+    columns = tuple(Column(name, kind, key=True) for name, kind in (("id", 23), ("a", 25), ("b", 25)))
+    numbered = run.definitions.number(Table(7, "s", "t", columns, "f"))
+    assert [column.name for column in numbered.key] == ["id", "a", "b"], "the whole row"
+
+
+def test_the_key_before_is_the_key_where_the_catalog_has_another_name_for_it() -> None:
+    """Under FULL, and c was added before the key was renamed."""
+    before = facts(7, "t", ID, A, B, identity="f")
+    run = Run(before, live=[facts(7, "t", (1, "renamed", 23), A, B, (4, "c", 25), identity="f")])
+    columns = tuple(Column(name, kind, key=True) for name, kind in (("id", 23), ("a", 25), ("b", 25), ("c", 25)))
+    numbered = run.definitions.number(Table(7, "s", "t", columns, "f"))
+    assert [column.name for column in numbered.key] == ["id"]
+    assert told(run.definitions.enter(numbered)) == ["t rewritten"], "nothing is emptied"
+    assert run.again == [7]
+
+
 def test_a_table_that_is_gone_keeps_the_definition_before() -> None:
     run = Run(tables=[OLD.table()])
     assert run.relation(OLD.table()) == []

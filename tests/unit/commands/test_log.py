@@ -82,6 +82,13 @@ def test_cat_by_position_lsn_time_and_key(shop: Callable[..., Result]) -> None:
     assert positions(shop("cat", "public.orders", "--at", "0/32")) == [4]
 
 
+def test_a_key_that_was_not_found_is_said(shop: Callable[..., Result]) -> None:
+    said = shop("cat", "public.orders", "--key", "4711")
+    assert (said.exit_code, said.stdout) == (0, "")
+    assert said.stderr == "no change of this key in what was searched\n"
+    assert shop("cat", "public.orders", "--key", "1").stderr == ""
+
+
 def test_no_value_acts_on_the_terminal(shop: Callable[..., Result]) -> None:
     for arguments in (
         ["cat"],
@@ -173,6 +180,18 @@ def test_what_is_wrong_is_said(shop: Callable[..., Result], arguments: list[str]
     assert result.exception.hint
 
 
+@pytest.mark.parametrize("file", [".", "/", "", "..", "log"])
+def test_a_folder_is_not_written_to(
+    shop: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    result = shop("export", "public.orders", file, "--format", "ndjson")
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.line() == f"{Path(file)} is a folder → name a file in it"
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_there_is_no_log(tmp_path: Path) -> None:
     config = tmp_path / "cdc.toml"
     config.write_text('[source]\ndsn = "host=h"\n[log]\ndir = "log"\n')
@@ -190,3 +209,49 @@ def test_a_reader_that_leaves_is_no_failure(verb: list[str], tmp_path: Path) -> 
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.fixture
+def rewritten(tmp_path: Path) -> Path:
+    """A configuration whose log has one row, changed again and again, in segments that are sealed; and another that was deleted long ago."""
+    writer = EmbeddedLogWriter(tmp_path / "log", segment_bytes=4096)
+    writer.append(batch(ORDERS, [(Op.INSERT, 1, order(2)), (Op.DELETE, 2, order(2))]))
+    for position in range(3, 200):
+        writer.append(batch(ORDERS, [(Op.UPDATE, position, order(1, "again"))]))
+        writer.commit(Lsn(position), 1_700_000_000_000_000 + position)
+    writer.drain_seals()
+    writer.close()
+    config = tmp_path / "cdc.toml"
+    config.write_text(
+        '[source]\ndsn = "host=h"\n[log]\ndir = "log"\nsegment_bytes = 4096\ncleanup = "compact"\nhistory_hours = 0\npin_hours = 0\n'
+    )
+    return config
+
+
+def test_compact_drops_what_was_superseded_and_stat_says_from_where_on_the_log_is_whole(rewritten: Path) -> None:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["--config", str(rewritten), "log", *arguments])
+
+    assert "public.orders: compact, 199 changes, whole\n" in run("stat").stdout
+    done = run("compact")
+    assert done.exit_code == 0, done.output
+    dropped = re.search(r"^public\.orders: (\d+) of (\d+) changes were superseded; ", done.stdout, re.MULTILINE)
+    assert dropped is not None
+    assert int(dropped[1]) == int(dropped[2]) - 2 > 100, "one row is left of all closed segments, and a DELETE"
+    (kept,) = json.loads(run("stat", "--json").stdout)["kept"]
+    assert kept["rows"] == 199 - int(dropped[1])
+    assert kept["clean_from"] > 100
+    found = run("cat", "public.orders")
+    assert len(found.stdout.splitlines()) == kept["rows"]
+
+
+def test_what_is_kept_whole_is_not_compacted_and_whoever_lags_is_named(rewritten: Path) -> None:
+    text = rewritten.read_text()
+    rewritten.write_text(text + '[log.tables."public.orders"]\ncleanup = "keep"\n')
+    said = CliRunner().invoke(app, ["--config", str(rewritten), "log", "compact", "public.orders"])
+    assert isinstance(said.exception, ConfigError)
+    assert "kept whole" in str(said.exception)
+    rewritten.write_text(text.replace("pin_hours = 0", "pin_hours = 9e6") + '[stores.console]\nkind = "console"\n')
+    said = CliRunner().invoke(app, ["--config", str(rewritten), "log", "compact"])
+    assert "public.orders: 0 of 0 changes" in said.stdout, said.output
+    assert "held back by console (at 0)" in CliRunner().invoke(app, ["--config", str(rewritten), "log", "stat"]).stdout

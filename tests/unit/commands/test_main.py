@@ -96,3 +96,19 @@ def test_a_time_limit_is_a_number_of_seconds(capsys: pytest.CaptureFixture[str],
 def test_a_statement_is_tried_for_a_day_at_most(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--ddl", "x", "--timeout", "1e12"]) == 2
     assert capsys.readouterr().err.startswith("error: Invalid value for '--timeout': ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["log", "grep", "\udcff"],
+        ["log", "cat", "public.orders", "--key", "secret\udcff"],
+        ["snapshot", "public.orders", "--where", "\udcff"],
+        ["\udcff"],
+    ],
+)
+def test_bytes_that_are_no_text_are_refused(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    """Python hands them over as halves of surrogate pairs."""
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: argument {len(command)} has bytes that are not UTF-8 → give it in that encoding\n"

@@ -89,7 +89,16 @@ def healthy(at: float | None = None, position: int = 1_482_113) -> Report:
         problems=(),
         source=SourceReport(True, None, "db.internal:5432/airport", slot),
         capture=capture,
-        log=LogReport("var/log", position, "16/B374D848", at - 0.2, position, 120_554_228, 77 * GB, tables),
+        log=LogReport(
+            dir="var/log",
+            position=position,
+            commit_lsn="16/B374D848",
+            commit_ts=at - 0.2,
+            rows=position,
+            bytes=120_554_228,
+            disk_free_bytes=77 * GB,
+            tables=tables,
+        ),
         followers=(
             follower("search", "opensearch", position=position - 4, written=position - 4, behind=4, lag_s=0.031),
             follower("cache", "redis", position=position, written=position),

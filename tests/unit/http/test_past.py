@@ -11,7 +11,7 @@ from cdc.log.contract import COMES_WITH_CAPTURE
 from cdc.report.problems import STARTS
 from cdc.report.shape import FollowerReport, Lag, LogReport, Report, SourceReport
 
-LOG = LogReport("log", 0, None, None, 0, 0, 0, ())
+LOG = LogReport(dir="log", position=0, commit_lsn=None, commit_ts=None, rows=0, bytes=0, disk_free_bytes=0, tables=())
 REPORT = Report("0", 600.0, True, (), SourceReport(True, None, "here", None), None, LOG, (), (), ())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import statistics
 import threading
 import time
@@ -15,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.errors import LogCorrupt
+from cdc.errors import LogCorrupt, LogReplaced
+from cdc.log.embedded import headfile
 from cdc.log.embedded import reader as readers
 from cdc.log.embedded import writer as writer_module
 from cdc.log.embedded.format import Head, crc32c
@@ -353,3 +356,50 @@ def test_ls_and_stat(tmp_path: Path) -> None:
     assert 0 < facts["sealed_ratio"] < 1
     assert facts["disk_bytes"] > 0
     writer.close()
+
+
+@pytest.mark.parametrize("change", ["put back", "moved", "emptied"])
+def test_a_log_that_was_replaced_is_said_once_and_then_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """A file that is open outlives its name, and would say for ever where the log ended."""
+    monkeypatch.setattr(headfile, "LOOK_S", 0.0)
+    log, copy = tmp_path / "log", tmp_path / "copy"
+    with closing(EmbeddedLogWriter(log)) as writer:
+        writer.append(changes(ORDERS, [1]))
+        writer.commit(Lsn(1), 0)
+    shutil.copytree(log, copy)
+    with closing(EmbeddedLogWriter(log)) as writer:
+        writer.append(changes(ORDERS, [2]))
+        writer.commit(Lsn(2), 0)
+    with closing(EmbeddedLogReader(log)) as reader:
+        assert list(everything(reader)) == [1, 2]
+        log.rename(tmp_path / "before")
+        if change == "put back":
+            copy.rename(log)
+        elif change == "emptied":
+            log.mkdir()
+        with pytest.raises(LogReplaced, match="was replaced"):
+            reader.wait(Position(2), 5.0)
+        assert reader.head().position == (1 if change == "put back" else 0)
+        assert list(everything(reader)) == ([1] if change == "put back" else [])
+
+
+def test_a_writer_that_begins_again_replaces_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headfile, "LOOK_S", 0.0)
+    EmbeddedLogWriter(tmp_path).close()
+    with closing(EmbeddedLogReader(tmp_path)) as reader:
+        for position in (1, 2, 3):
+            with closing(EmbeddedLogWriter(tmp_path)) as writer:
+                writer.append(changes(ORDERS, [position]))
+                writer.commit(Lsn(position), 0)
+            assert reader.head().position == position
+
+
+def test_whether_the_log_still_stands_is_looked_at_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    EmbeddedLogWriter(tmp_path).close()
+    with closing(EmbeddedLogReader(tmp_path)) as reader:
+        reader.head()
+        looks: list[object] = []
+        monkeypatch.setattr(os.path, "samestat", lambda *found: looks.append(found) or True)
+        for _ in range(1000):
+            reader.head()
+        assert len(looks) <= 1

@@ -4,8 +4,10 @@ the tail, LogCorrupt. And what is corrupt is left as it is."""
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,30 @@ def restore(root: Path, wanted: dict[Path, bytes]) -> None:
     for path, data in wanted.items():
         if not path.exists():
             path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+@pytest.mark.parametrize("name", ["head", "timeline-00000001", "topics/*/*01.seg"])
+def test_what_is_no_file_is_damage_and_named(log: Path, kind: str, name: str) -> None:
+    (path,) = log.glob(name)
+    kept = path.rename(log.parent / "kept")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(kept)
+    else:
+        os.mkfifo(path)
+    with closing(EmbeddedLogReader(log)) as reader, pytest.raises(LogCorrupt, match="is not a file") as found:
+        everything(reader)
+    assert str(path) in str(found.value)
+    with pytest.raises(LogCorrupt, match=f"{path.name}"):
+        open_writer(log)
+
+
+def test_a_folder_in_place_of_the_histories_is_damage(log: Path) -> None:
+    (log / "histories.json").mkdir()
+    with closing(EmbeddedLogReader(log)) as reader, pytest.raises(LogCorrupt, match=r"histories\.json is a folder"):
+        reader.lineage()
 
 
 def read_all(root: Path) -> Rows:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cdc.crashpoint import armed
-from cdc.errors import ConfigError, HeadwaterError
+from cdc.errors import ConfigError, HeadwaterError, LogCorrupt
 from cdc.log.embedded import openfiles
 from cdc.log.embedded import writer as writer_module
 from cdc.log.embedded.names import folder_of
@@ -270,7 +270,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     EmbeddedLogWriter(root).close()
     (root / "timeline-00000001").rename(tmp_path / "elsewhere")
     (root / "timeline-00000001").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError):
+    with pytest.raises(LogCorrupt, match="timeline-00000001: is not a file"):
         EmbeddedLogWriter(root)
 
 

@@ -11,6 +11,7 @@ from cdc.log.memory import MemoryReader
 from cdc.model.batch import OP, Op, topic_schema
 from cdc.model.pgtypes import (
     BOOL,
+    BPCHAR,
     BYTEA,
     DATE,
     FLOAT8,
@@ -31,6 +32,7 @@ from sinks.render.rowtext import row_text
 from tests.contract.rows import Row, batch, schema
 from tests.unit.sinks.test_past import logged
 
+INET = 869
 A = Column("a", INT4, -1, "int4", key=True, attnum=1)
 B = Column("b", INT4, -1, "int4", attnum=2)
 BY_A = Table(900, "public", "pairs", (A, B))
@@ -88,6 +90,11 @@ def test_a_key_goes_by_its_name_where_the_table_was_another_one() -> None:
         (INT4, -1, "1", ["01", " 1 "]),
         (NUMERIC, 10 << 16 | 2 + 4, "1.00", ["1", "1.0", "1e0"]),
         (NUMERIC, 10 << 16 | 2 + 4, "NaN", ["nan"]),
+        (NUMERIC, -1, "1.00", ["1", "1.0", "01.000", "1e0", "100e-2"]),
+        (NUMERIC, -1, "100", ["100.0", "1e2"]),
+        (NUMERIC, -1, "-1.50", ["-1.5"]),
+        (NUMERIC, -1, "0.00", ["0", "-0"]),
+        (NUMERIC, -1, "NaN", ["nan"]),
         (FLOAT8, -1, "1", ["1.0", "1e0"]),
         (BOOL, -1, "t", ["true", "yes"]),
         (BYTEA, -1, "\\x00ff", ["\\x00FF"]),
@@ -119,3 +126,36 @@ def test_an_unknown_column_is_answered_with_those_there_are() -> None:
     with pytest.raises(ConfigError) as refused:
         TextMatch("x", ("c",)).check([TopicSchema.of(BY_A), TopicSchema.of(RENAMED)])
     assert refused.value.hint == "one of a, b, number"
+
+
+@pytest.mark.parametrize(("held", "others"), [("100", ["10", "1"]), ("1.05", ["1.5", "1.005"]), ("0", ["1"])])
+def test_another_number_is_another_key(held: str, others: list[str]) -> None:
+    table = Table(900, "public", "keyed", (Column("id", NUMERIC, -1, "numeric", key=True, attnum=1),))
+    changes = batch(table, [(Op.INSERT, 1, {"id": held})])
+    for given in others:
+        assert KeyMatch.of(TopicSchema.of(table), [given]).rows(changes).to_pylist() == [False], given
+    with pytest.raises(ConfigError, match="not a value of its type, numeric"):
+        KeyMatch.of(TopicSchema.of(table), ["1e999999999"])
+
+
+def test_what_pads_a_character_column_is_not_part_of_its_key() -> None:
+    table = Table(900, "public", "keyed", (Column("id", BPCHAR, 7, "bpchar", key=True, attnum=1),))
+    changes = batch(table, [(Op.INSERT, 1, {"id": "A  "}), (Op.INSERT, 2, {"id": "a  "}), (Op.INSERT, 3, {"id": " A "})])
+    for given in ("A", "A  ", "A     "):
+        assert KeyMatch.of(TopicSchema.of(table), [given]).rows(changes).to_pylist() == [True, False, False]
+
+
+def test_a_key_that_is_not_there_is_told_how_its_type_is_spelled() -> None:
+    table = Table(
+        900,
+        "public",
+        "keyed",
+        (Column("id", INT4, -1, "int4", key=True, attnum=1), Column("host", INET, -1, "inet", key=True, attnum=2)),
+    )
+    said = KeyMatch.of(TopicSchema.of(table), ["id=4711", "host=10.0.0.1/32"]).absence()
+    assert said == (
+        "no change of this key in what was searched; host is compared as text: it has to be spelled as Postgres prints a value of its type, "
+        "inet (SELECT host::text)"
+    )
+    of_a_number = KeyMatch.of(TopicSchema.of(BY_A), ["4711"]).absence()
+    assert of_a_number == "no change of this key in what was searched"

@@ -54,6 +54,12 @@ def test_rows_are_no_barrier() -> None:
     assert barrier_of(rows.slice(0, 0), TopicSchema.of(NUMBERED)) is None
 
 
+def test_rows_are_looked_at_for_a_truncate_as_everywhere_else() -> None:
+    """Which stands alone in its batch: its batch never has rows, which would be taken for gone."""
+    mixed = pa.Table.from_batches([batch(NUMBERED, [(Op.TRUNCATE, 7, {})]), batch(NUMBERED, [(Op.INSERT, 8, order(1))])])
+    assert barrier_of(mixed.combine_chunks().to_batches()[0], TopicSchema.of(NUMBERED)) is None
+
+
 @dataclass
 class Shelf:
     """A store of one topic. Fails at the given step, before or after it did it."""

@@ -17,7 +17,7 @@ from cdc.model.pgtypes import INT4, TEXT
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
-from sinks import past
+from sinks import newest
 from sinks.barrier import emptied
 from sinks.past import all_keys, live_rows, rows_under
 from sinks.render.rowtext import keys, row_text
@@ -203,14 +203,16 @@ def _alone(many: pa.RecordBatch) -> list[pa.RecordBatch]:
 class History:
     """Random changes of one table, its definition among them, and of another one beside it."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, *, length: int = 150, after: History | None = None) -> None:
+        """``after``: goes on where another one ended."""
         self.chance = chance
-        self.table = PEOPLE
+        self.table = after.table if after else PEOPLE
         self.batches: list[pa.RecordBatch] = []
-        self.position = 0
-        self._attnum = 3
-        self._oid = PEOPLE.oid
-        while self.position < 150:
+        self.position = after.position if after else 0
+        self._attnum = after._attnum if after else 3
+        self._oid = after._oid if after else PEOPLE.oid
+        end = self.position + length
+        while self.position < end:
             self._step()
 
     def _next(self) -> int:
@@ -292,13 +294,13 @@ def test_many_keys_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [upserts(ORDERS, 1 + 500 * i, [order(key % 3000) for key in range(500 * i, 500 * i + 500)]) for i in range(12)]
     log = logged(*made, batch(ORDERS, [(Op.DELETE, 6001 + i, order(2 * i)) for i in range(1500)]))
     kept: list[int] = []
-    highest = past._highest
+    highest = newest._highest
 
     def watched(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
         kept.append(sum(one.nbytes for one in batches))
         return highest(batches)
 
-    monkeypatch.setattr(past, "_highest", watched)
+    monkeypatch.setattr(newest, "_highest", watched)
     found = live(log, "public.orders", 7500, 8_000)
     assert [row["id"] for _, _, row in found] == [str(key) for key in range(1, 3000, 2)]
     assert max(kept) < 30_000, "one batch of the log and a little"

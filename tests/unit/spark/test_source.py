@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import ConfigError
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, last_position
 from cdc.model.pgtypes import NUMERIC, TEXT
@@ -126,3 +127,39 @@ def test_a_time_stands_for_the_same_position_in_every_task(log: Log) -> None:
     reader = source.reader(source.schema())
     wider(log)
     assert [row["x"] for row in rows(reader, reader.partitions())] == [Decimal("1.10")]
+
+
+@pytest.mark.parametrize("form", ["changes", "changefeed", "rows"])
+@pytest.mark.parametrize("ending", ["read", "left", "changed"])
+def test_a_worker_closes_the_log_that_it_read(log: Log, monkeypatch: pytest.MonkeyPatch, form: str, ending: str) -> None:
+    """Spark's workers are used again and again, and each log that stays open keeps its files."""
+    at = {"asOf": "1"} if form == "rows" else {}
+    reader = (source := log.source(**{"as": form, **at})).reader(source.schema())
+    pieces = reader.partitions()
+    opened, closed = [], []
+
+    class Counted(EmbeddedLogReader):
+        def __init__(self, dir: Path) -> None:
+            opened.append(self)
+            super().__init__(dir)
+
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    monkeypatch.setattr("cdc.spark.options.open_reader", Counted)
+    found = reader.read(pieces[0])
+    if ending == "changed":
+        wider(log)
+        if form != "rows":
+            with pytest.raises(ConfigError, match="has changed"):
+                next(found)
+            assert closed == opened
+            return
+    assert len(next(found)) == 1
+    assert len(opened) == 1
+    if ending == "left":
+        found.close()  # type: ignore[attr-defined]
+    else:
+        assert list(found) == []
+    assert closed == opened

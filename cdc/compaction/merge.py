@@ -1,0 +1,83 @@
+"""Compacts one topic: finds what stays, records how far it may be relied on, and writes the stretches again, from the topic's beginning on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.compaction.bounds import DROPPED_SHARE, TopicPoints, groups
+from cdc.compaction.survivors import MEMORY_BYTES, Survivors, only_keys
+from cdc.crashpoint import crashpoint
+from cdc.log.contract import ClosedRange, LogUpkeep
+from cdc.log.views import alone
+
+TARGET_BYTES: Final = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The outcome of one compaction of a topic. ``read``, ``dropped``: changes; ``written``: bytes."""
+
+    topic: str
+    read: int = 0
+    dropped: int = 0
+    written: int = 0
+
+
+class Interrupted(Exception):
+    """The process is to end. What has been recorded so far stands; the rest is done another time."""
+
+
+def compact(
+    upkeep: LogUpkeep,
+    topic: str,
+    wanted: TopicPoints,
+    recorded: Callable[[], None],
+    *,
+    go_on: Callable[[], None] = lambda: None,
+    at_least: float = DROPPED_SHARE,
+    target_bytes: int = TARGET_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+) -> Merged:
+    """``recorded`` returns when the writer has recorded what was handed over, or raises Interrupted. ``go_on``, which may raise it
+    too, is asked for every batch. ``at_least``: the share of the changes below
+    the clean point that has to be superseded; with less nothing is done.
+
+    Raises LogCorrupt, and OSError when the disk refuses: the log is then as readable as before.
+    """
+    ranges = [closed for closed in upkeep.ranges(topic) if closed.last < wanted.clean_from]
+    read = sum(closed.rows for closed in ranges)
+    if not read:
+        return Merged(topic)
+    with closing(Survivors(wanted.clean_from, wanted.floor, memory_bytes)) as survivors:
+        for batch in _batches(upkeep, ranges, go_on, only_keys):
+            for one in alone(batch):
+                survivors.take(one)
+        chosen = survivors.chosen()
+    stay = [chosen.count(closed.first, closed.last) for closed in ranges]
+    if sum(stay) == read or read - sum(stay) < at_least * read:
+        return Merged(topic, read)
+    crashpoint("compaction.chosen")
+    upkeep.retire(topic, kept_from=0, floor=wanted.floor, clean_from=wanted.clean_from)
+    recorded()
+    written = 0
+    for some, _ in groups(ranges, stay, target_bytes):
+        written += upkeep.rewrite(topic, some[0].first, some[-1].last, chosen.of(_batches(upkeep, some, go_on)))
+        recorded()
+    return Merged(topic, read, read - sum(stay), written)
+
+
+def _batches(
+    upkeep: LogUpkeep,
+    ranges: Sequence[ClosedRange],
+    go_on: Callable[[], None],
+    only: Callable[[pa.Schema], pa.Schema] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    for closed in ranges:
+        for batch in upkeep.batches(closed, only):
+            go_on()
+            yield batch

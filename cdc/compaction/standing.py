@@ -1,0 +1,73 @@
+"""How each topic is kept, and who holds its compaction back: for ``cdc log stat``; and compaction at once, for ``cdc log compact``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from cdc.compaction.merge import Merged, compact
+from cdc.compaction.pins import Pins
+from cdc.compaction.worker import settled, wanted
+from cdc.errors import ConfigError
+from cdc.log.contract import LogReader, Topic
+from cdc.log.home import open_reader, open_writer, upkeep_of
+from cdc.settings.models import Cleanup, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKept:
+    """``clean_from``: see ``cdc.log.contract.Topic``. ``held_by``: stores that have not read what could be dropped by its age, each with its
+    position."""
+
+    topic: str
+    cleanup: Cleanup
+    rows: int
+    clean_from: int
+    held_by: dict[str, int]
+
+
+def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
+    """Each topic of the log, by name."""
+    old_enough = settled(reader, settings.log, time.time_ns() // 1000)
+    holding = Pins(settings).look(time.monotonic())
+    topics = []
+    for topic in sorted(reader.topics(), key=lambda one: one.name):
+        due = min(old_enough, topic.last)
+        held_by = {pin.store: pin.position for pin in holding if pin.position < due and pin.holds(topic.schema)}
+        cleanup = settings.log.cleanup_of(topic.table)
+        topics.append(TopicKept(topic.name, cleanup, topic.rows, topic.clean_from, held_by if cleanup == "compact" else {}))
+    return topics
+
+
+def compact_now(settings: Settings, name: str | None) -> Iterator[Merged]:
+    """Compacts the topic, or every one, as far as its age and the stores allow. For a log that nobody else writes.
+
+    Raises ConfigError while ``cdc run`` does, and for a topic that the log does not have or that is kept; LogCorrupt, OSError.
+    """
+    log = settings.log
+    with closing(open_writer(log.dir, segment_bytes=log.segment_bytes, source=settings.source.name)) as writer:
+        upkeep = upkeep_of(writer)
+        if upkeep is None:
+            return
+
+        def recorded() -> None:
+            writer.commit()
+
+        with closing(open_reader(log.dir)) as reader:
+            for topic in _chosen(settings, reader, name):
+                old_enough, holding = settled(reader, log, time.time_ns() // 1000), Pins(settings).look(time.monotonic())
+                points = wanted(reader, upkeep, topic, old_enough, holding)
+                yield compact(upkeep, topic.name, points, recorded, at_least=0.0, target_bytes=log.segment_bytes)
+                upkeep.remove_replaced()
+
+
+def _chosen(settings: Settings, reader: LogReader, name: str | None) -> list[Topic]:
+    topics = [topic for topic in reader.topics() if name in (None, topic.name)]
+    if name is not None and not topics:
+        raise ConfigError(f"the log has no topic {name}", hint="cdc log ls")
+    chosen = [topic for topic in topics if settings.log.cleanup_of(topic.table) == "compact"]
+    if name is not None and not chosen:
+        raise ConfigError(f"{name} is kept whole", hint='cleanup = "compact" in [log], or in [log.tables] for this table')
+    return chosen

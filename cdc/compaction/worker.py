@@ -1,0 +1,180 @@
+"""The thread that compacts: it looks at every topic now and then, while capture goes on beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Final
+
+import structlog
+
+from cdc.compaction.bounds import TopicPoints, bounds, due
+from cdc.compaction.merge import Interrupted, Merged, compact
+from cdc.compaction.pins import Pins, StorePin
+from cdc.diskspace import FULL, GOES_ON, described
+from cdc.errors import HeadwaterError
+from cdc.log.contract import LogReader, LogUpkeep, Topic
+from cdc.log.home import open_reader
+from cdc.model.position import Position
+from cdc.replay.place import cut_before_time
+from cdc.settings.models import Log, Settings
+
+LOOK_S: Final = 60.0
+NICE: Final = 15
+"""The thread's priority (Linux: a thread has its own): it has time, capture and the server that sends have not."""
+GRACE_S: Final = 600.0
+"""What was replaced stays for so long, for whoever is reading it; unless the disk has refused something."""
+LONGEST_PAUSE_S: Final = 3600.0
+RECORDED_S: Final = 0.02
+
+_log = structlog.get_logger("compaction")
+
+
+def settled(reader: LogReader, log: Log, now_us: int) -> Position:
+    """Changes up to this position are old enough to be dropped once superseded.
+
+    Counted back from the last commit, or from this machine's clock where that is earlier: so no clock that jumps ahead makes anything old by itself.
+    """
+    end_us = min(now_us, reader.head().commit_ts_us)
+    return cut_before_time(reader, end_us - int(log.history_hours * 3_600_000_000))
+
+
+def wanted(reader: LogReader, upkeep: LogUpkeep, topic: Topic, old_enough: Position, holding: Sequence[StorePin]) -> TopicPoints:
+    """The points that the topic may get now."""
+    schema = topic.schema
+    held = [reader.last_change(topic.name, Position(pin.position)) if pin.position else 0 for pin in holding if pin.holds(schema)]
+    return bounds(upkeep.ranges(topic.name), old_enough, held, TopicPoints(topic.clean_from, topic.floor))
+
+
+class Compaction:
+    """``start`` and ``join`` from the thread that owns the writer; the writer has to commit whenever ``upkeep.waiting()``."""
+
+    def __init__(self, settings: Settings, upkeep: LogUpkeep, stop: threading.Event) -> None:
+        self._settings = settings
+        self._upkeep = upkeep
+        self._stop = stop
+        self._examined: dict[str, int] = {}
+        """Where the last look at each topic ended: a restart looks once more."""
+        self._pins = Pins(settings)
+        self._failed: dict[str, tuple[float, float]] = {}
+        """For how long each topic that failed is left alone, and until when."""
+        self._problem: str | None = None
+        self._noted: set[str] = set()
+        self._full = False
+        self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
+
+        # Where nothing is kept for its age's sake there is nothing to wait for either.
+        history_s = 3600.0 * settings.log.history_hours
+        self._look_s = min(LOOK_S, max(0.2, history_s / 10))
+        self._grace_s = min(GRACE_S, history_s)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """After ``stop`` was set. Ends within one batch."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def alarm(self) -> str | None:
+        """Why the log is not being compacted, with what helps; else None."""
+        return self._problem
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with closing(open_reader(self._settings.log.dir)) as reader:
+            while not self._stop.wait(self._look_s):
+                problems: list[str] = []
+                try:
+                    with self._noting(problems):
+                        self._look(reader, problems)
+                except Interrupted:
+                    return
+                self._problem = problems[0] if problems else None
+
+    @contextlib.contextmanager
+    def _noting(self, problems: list[str]) -> Iterator[None]:
+        """Notes what went wrong inside, for ``alarm``; whatever it is, capture goes on."""
+        try:
+            yield
+        except Interrupted:
+            raise
+        except HeadwaterError as error:
+            self._note(problems, error.line())
+        except OSError as error:
+            self._full = error.errno in FULL
+            helps = GOES_ON if self._full else "let the account of cdc run write there; it then goes on by itself"
+            self._note(problems, f"{described(error)} → {helps}")
+        except Exception as error:
+            _log.exception("compaction failed", problem=type(error).__name__)
+            self._note(problems, f"unexpected {type(error).__name__} → restart cdc run, and report it")
+
+    def _note(self, problems: list[str], problem: str) -> None:
+        line = f"the log is not being compacted: {problem}"
+        if line not in self._noted:
+            self._noted.add(line)
+            _log.warning(line)
+        problems.append(line)
+
+    def _look(self, reader: LogReader, problems: list[str]) -> None:
+        self._recorded()
+        # Whoever is reading what was replaced may go on, unless its space is needed.
+        self._upkeep.remove_replaced(0.0 if self._full else self._grace_s)
+        self._full = False
+        now = time.monotonic()
+        topics = [
+            topic
+            for topic in reader.topics()
+            if self._due(topic, topic.last) and self._failed.get(topic.name, (0.0, 0.0))[1] <= now
+        ]
+        if not topics:
+            return  # telling how old positions are reads some of the timeline
+        old_enough, holding = settled(reader, self._settings.log, time.time_ns() // 1000), self._pins.look(now)
+        for topic in topics:
+            self._go_on()
+            before = len(problems)
+            with self._noting(problems):
+                points = wanted(reader, self._upkeep, topic, old_enough, holding)
+                if self._due(topic, points.clean_from):
+                    self._compact(topic, points)
+            if len(problems) > before:
+                # What failed once may fail again, and each attempt reads the whole topic.
+                pause_s = min(2 * self._failed.get(topic.name, (self._look_s / 2, 0.0))[0], LONGEST_PAUSE_S)
+                self._failed[topic.name] = pause_s, time.monotonic() + pause_s
+            else:
+                self._failed.pop(topic.name, None)
+
+    def _due(self, topic: Topic, clean_from: int) -> bool:
+        if self._settings.log.cleanup_of(topic.table) != "compact":
+            return False
+        return due(self._upkeep.ranges(topic.name), clean_from, self._examined.get(topic.name, 0))
+
+    def _compact(self, topic: Topic, points: TopicPoints) -> None:
+        size = self._settings.log.segment_bytes
+        done = compact(self._upkeep, topic.name, points, self._recorded, go_on=self._go_on, target_bytes=size)
+        self._examined[topic.name] = points.clean_from - 1
+        if done.dropped:
+            said(done)
+
+    def _go_on(self) -> None:
+        if self._stop.is_set():
+            raise Interrupted
+
+    def _recorded(self) -> None:
+        while self._upkeep.waiting():
+            if self._stop.wait(RECORDED_S):
+                raise Interrupted
+
+
+def said(done: Merged) -> None:
+    _log.info(
+        f"compacted {done.topic}: {done.dropped} of {done.read} changes were superseded",
+        facts={"topic": done.topic, "dropped": done.dropped, "read": done.read, "written_bytes": done.written},
+    )

@@ -1,0 +1,257 @@
+"""The thread that compacts beside a writer, how old positions are, and who holds it back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pydantic import SecretStr
+
+from cdc.compaction import worker
+from cdc.compaction.bounds import TopicPoints, bounds, due, groups
+from cdc.compaction.pins import Pins
+from cdc.compaction.worker import Compaction, settled
+from cdc.log.contract import ClosedRange
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.log.embedded.writer import EmbeddedLogWriter
+from cdc.model.batch import Op
+from cdc.model.position import Lsn, Position
+from cdc.model.topic import TopicSchema
+from cdc.settings.models import Log, LogTable, Settings, Source
+from cdc.state import status
+from cdc.state.status import FollowerStatus
+from sinks import options_model
+from tests.contract.rows import ORDERS, PAIRS, batch, order
+from tests.unit.log.disks import QuickDisk
+
+HOUR_US = 3_600_000_000
+ALL = TopicSchema.of(ORDERS)
+
+
+def ranges(*rows: int, topic: str = "public.orders") -> list[ClosedRange]:
+    """Of 100 positions each."""
+    return [ClosedRange(topic, 100 * at + 1, 100 * at + 90, count, 1000, False) for at, count in enumerate(rows)]
+
+
+def test_the_clean_point_lies_where_a_range_ends_and_never_falls() -> None:
+    found = ranges(50, 50, 50)
+    none = TopicPoints(0, 0)
+    assert bounds(found, 300, [], none) == (291, 0)
+    assert bounds(found, 289, [], none) == (191, 0)
+    assert bounds(found, 300, [190, 250], none) == (191, 0), "the slowest store decides"
+    assert bounds(found, 300, [0], none) == none
+    assert bounds(found, 300, [95], TopicPoints(191, 150)) == (191, 150)
+
+
+def test_a_topic_s_turn_comes_when_half_of_what_can_be_dropped_is_new() -> None:
+    found = ranges(50, 50, 50, 50)
+    assert due(found, 400, 0)
+    assert due(found, 400, 190)
+    assert not due(found, 400, 290)
+    assert not due(found, 191, 190), "nothing new below the clean point"
+    assert not due([], 400, 0)
+
+
+def test_neighbours_are_written_together_up_to_a_size_and_what_stays_whole_is_left_alone() -> None:
+    found = ranges(50, 50, 50, 50, 50)
+    stretches = groups(found, [10, 10, 50, 0, 25], 700)
+    assert [([one.first for one in some], rows) for some, rows in stretches] == [([1, 101], 20), ([301, 401], 25)]
+    assert len(groups(found, [40, 40, 40, 40, 40], 1000)) == 5
+
+
+@pytest.fixture
+def shop(quick_folder: Path) -> tuple[Settings, EmbeddedLogWriter]:
+    settings = Settings(
+        source=Source(dsn=SecretStr("host=h")),
+        run_dir=quick_folder / "run",
+        log=Log(dir=quick_folder / "log", segment_bytes=4096, cleanup="compact", history_hours=0),
+        stores={"told": options_model("console").model_validate({"kind": "console", "tables": ["public.orders"]})},
+    )
+    return settings, EmbeddedLogWriter(settings.log.dir, segment_bytes=4096, disk=QuickDisk())
+
+
+def grown(writer: EmbeddedLogWriter, count: int, rows: int = 1) -> None:
+    """So many commits of so many rows."""
+    for _ in range(count):
+        at = writer.next_position
+        writer.append(batch(ORDERS, [(Op.UPDATE, at + number, order(1, "again")) for number in range(rows)]))
+        writer.commit(Lsn(int(at)), int(at) * HOUR_US)
+    writer.drain_seals()
+
+
+def test_a_clock_that_jumps_ahead_makes_nothing_old(shop: tuple[Settings, EmbeddedLogWriter]) -> None:
+    _, writer = shop
+    grown(writer, 30)
+    log = Log(history_hours=9.5)
+    with closing(EmbeddedLogReader(writer._places.root)) as reader:
+        for now_us in (30 * HOUR_US, 10**6 * HOUR_US, 2**62):
+            assert settled(reader, log, now_us) == 20
+        assert settled(reader, log, 25 * HOUR_US) == 15, "where this machine's clock is behind, it counts"
+    writer.close()
+
+
+def told(settings: Settings, position: int, state: str = "following") -> None:
+    said = FollowerStatus("told", position=position, state=state)
+    status.stamp(said)
+    status.write(settings.run_dir, "follow-told", said)
+
+
+def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_still_only_for_a_while(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    writer.close()
+    hours = settings.log.pin_hours
+    found = Pins(settings)
+    (pin,) = found.look(0.0)
+    assert pin.position == 0, "never started"
+    assert pin.holds(ALL)
+    assert found.look(3600 * hours - 1)
+    assert not found.look(3600 * hours)
+    told(settings, 40)
+    (pin,) = found.look(3600 * hours)
+    assert pin.position == 40
+    assert found.look(9000 * hours), "it reads, however far behind it is"
+    told(settings, 40, "waiting")
+    assert not found.look(9000 * hours)
+    told(settings, 41, "waiting")
+    assert found.look(9000 * hours), "it has got on"
+    assert not found.look(9000 * hours + 3600 * hours)
+    assert found.look(9000 * hours + 1800 * hours)
+    assert Pins(settings).look(0.0), "whoever looks for the first time goes by its own last word"
+
+
+@pytest.mark.parametrize("cleanup", ["compact", "keep"])
+def test_the_thread_compacts_while_the_writer_goes_on(shop: tuple[Settings, EmbeddedLogWriter], cleanup: str) -> None:
+    settings, writer = shop
+    table = LogTable.model_validate({"cleanup": cleanup})
+    settings = settings.model_copy(update={"log": settings.log.model_copy(update={"tables": {"public.o*": table}})})
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop)
+    told(settings, 10**6)
+    thread.start()
+    reader = EmbeddedLogReader(settings.log.dir)
+    deadline = time.monotonic() + (60 if cleanup == "compact" else 3)
+    while time.monotonic() < deadline:
+        grown(writer, 2, 100)
+        (topic,) = reader.topics()
+        if topic.rows < topic.last - 500:
+            break
+        time.sleep(0.02)
+    stop.set()
+    thread.join()
+    assert thread.alarm() is None
+    (topic,) = reader.topics()
+    assert (topic.clean_from > 500) == (cleanup == "compact")
+    if cleanup == "compact":
+        assert topic.rows < topic.last - 500
+        positions = [at for one in reader.read(topic.name, Position(0), reader.head().position) for at in one.column(0).to_pylist()]
+        assert positions[-1] == topic.last
+    else:
+        assert topic.rows == topic.last
+    reader.close()
+    writer.close()
+
+
+def test_a_disk_that_refuses_is_said_and_compaction_goes_on_by_itself(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+    full = threading.Event()
+    full.set()
+    original = worker.compact
+
+    def refused(*given: object, **named: object) -> object:
+        if full.is_set():
+            raise OSError(28, "No space left on device", str(settings.log.dir))
+        return original(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker, "compact", refused)
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while thread.alarm() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "the log is not being compacted" in (thread.alarm() or "")
+    full.clear()
+    reader = EmbeddedLogReader(settings.log.dir)
+    while reader.topics()[0].clean_from == 0 and time.monotonic() < deadline:
+        writer.commit()
+        time.sleep(0.02)
+    assert reader.topics()[0].clean_from > 0
+    stop.set()
+    thread.join()
+    reader.close()
+    writer.close()
+
+
+def test_a_topic_that_cannot_be_compacted_keeps_no_other_from_it_and_is_left_alone_for_longer_and_longer(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+    for at in range(int(writer.next_position), int(writer.next_position) + 300):
+        writer.append(batch(PAIRS, [(Op.UPDATE, at, {"a": "1", "b": "2", "v": "again"})]))
+        writer.commit(Lsn(at), at * HOUR_US)
+    writer.drain_seals()
+    original, tries = worker.compact, []
+
+    def refused(upkeep: object, topic: str, *given: object, **named: object) -> object:
+        if topic == "public.orders":
+            tries.append(time.monotonic())
+            raise ValueError("a bug")
+        return original(upkeep, topic, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker, "compact", refused)
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop)
+    thread.start()
+    reader = EmbeddedLogReader(settings.log.dir)
+    deadline = time.monotonic() + 60
+    while not all(one.clean_from for one in reader.topics() if one.name == "public.pairs") and time.monotonic() < deadline:
+        writer.commit()
+        time.sleep(0.02)
+    assert {one.name: one.clean_from > 0 for one in reader.topics()} == {"public.orders": False, "public.pairs": True}
+    while len(tries) < 4 and time.monotonic() < deadline:
+        writer.commit()
+        time.sleep(0.02)
+    stop.set()
+    thread.join()
+    first, second, third, fourth = tries[:4]
+    assert fourth - third > second - first
+    reader.close()
+    writer.close()
+
+
+def test_the_thread_ends_within_one_batch(shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+    begun = threading.Event()
+    original = writer.upkeep.batches
+
+    def slow(*given: object) -> Iterator[pa.RecordBatch]:
+        for one in original(*given):  # type: ignore[arg-type]
+            begun.set()
+            time.sleep(0.5)
+            yield one
+
+    monkeypatch.setattr(writer.upkeep, "batches", slow)
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop)
+    thread.start()
+    assert begun.wait(60)
+    stop.set()
+    began = time.monotonic()
+    thread.join()
+    assert time.monotonic() - began < 20, "the topic takes a minute or more"
+    writer.close()
