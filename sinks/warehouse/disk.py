@@ -63,6 +63,14 @@ def looked_at(table: str, folder: Path, look: Callable[[], Seen]) -> Seen:
     raise lacking(table, "a part of its metadata") from missing
 
 
+def refuse_lacking(table: str, folder: Path, missing: Callable[[], str | None]) -> None:
+    """Raises what ``looked_at`` does where the table still lacks a data file after a while. ``missing``: names it, or None."""
+    before = _stamps(folder)
+    time.sleep(_STANDS_STILL_S)
+    if (name := missing()) is not None:
+        raise lacking(table, name) if _stamps(folder) == before else Vanished("look at a table's files", table)
+
+
 def _stamps(folder: Path) -> list[tuple[int, int] | None]:
     """A new table has no ``data`` yet."""
     return [stamp(one) for one in (folder, folder / "metadata", folder / "data")]

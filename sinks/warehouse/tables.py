@@ -8,7 +8,7 @@ from cdc.errors import StoreError
 from cdc.model.topic import TopicSchema
 from sinks.warehouse.catalog import Catalog, IcebergTable
 from sinks.warehouse.columns import first_schema
-from sinks.warehouse.disk import lacking
+from sinks.warehouse.disk import refuse_lacking
 from sinks.warehouse.leftovers import Leftovers
 from sinks.warehouse.marks import SOURCE_KEY, STORE_KEY, TABLE_KEY, Signed
 from sinks.warehouse.names import place_of
@@ -73,8 +73,8 @@ class WarehouseTables:
         for place in self:
             if (place.listed or place is unlisted) and place.missing() is not None:
                 place.look_again()  # others may have merged it with its neighbours
-                if (name := place.missing()) is not None:
-                    raise lacking(place.name, name)
+                if place.missing() is not None:
+                    refuse_lacking(place.name, place.iceberg.location, place.missing)
 
     def add(self, source: str, table: IcebergTable) -> None:
         """The topic's place is this one."""

@@ -920,11 +920,13 @@ def test_a_file_of_a_tables_metadata_that_stays_away_is_named(shop: Shop) -> Non
     assert sink.applied() == cut(2)
 
 
-def test_a_copy_that_stalls_while_it_is_put_back_is_waited_for(shop: Shop) -> None:
+@pytest.mark.parametrize("files", ["metadata/snap-*.avro", "data/*.parquet"])
+def test_a_copy_that_stalls_while_it_is_put_back_is_waited_for(shop: Shop, files: str) -> None:
     """On a machine with much else to do a second may pass between two of its files."""
     filled(shop, 2)
     sink = shop.sink()
-    victims = list((shop.folder / "public" / "orders" / "metadata").glob("snap-*.avro"))
+    victims = list((shop.folder / "public" / "orders").glob(files))
+    assert victims
     content = {path: path.read_bytes() for path in victims}
     for path in victims:
         path.unlink()
