@@ -336,7 +336,10 @@ class EmbeddedLogReader:
     def _segment(self, index: TopicIndex, first: int, generation: int) -> Segment | SealedSegment:
         key = (index.number, first, generation)
         with self._lock:
-            found = self._open.pop(key, None) or self._opened(index, first, generation)
+            found = self._open.pop(key, None)
+            if found is None or (isinstance(found, SealedSegment) and found.last < index.last_of(first)):
+                # What was sealed is opened as far as the head knows it, and a power loss may have set the head back.
+                found = self._opened(index, first, generation)
             self._open[key] = found
             while len(self._open) > OPEN_SEGMENTS:
                 self._open.popitem(last=False)

@@ -204,6 +204,7 @@ class SealedSegment:
         names = covering(sealed_in(folder), run)
         if names is None:
             raise FileNotFoundError(folder)
+        self.last = run.last
         self._files = [SealedFile(folder / name.file, name, place) for name in names]
 
     def batches(self, after: int, upto: int, only: Only | None = None) -> Iterator[pa.RecordBatch]:

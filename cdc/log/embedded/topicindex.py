@@ -236,6 +236,10 @@ class TopicIndex:
         low = int(self.parts["segment"].searchsorted(self.newest_segment, "left"))
         return [*runs[:-1], self.run(low, size - 1), self.run(size - 1, size)] if size - 1 > low else runs
 
+    def last_of(self, segment: int) -> int:
+        """The last position of a segment, or of what has replaced it."""
+        return int(self.parts["last"][int(self.parts["segment"].searchsorted(segment, "right")) - 1])
+
     def newest(self) -> SegmentRun:
         """The last of ``segments()``."""
         low = int(self.parts["segment"].searchsorted(self.newest_segment, "left"))

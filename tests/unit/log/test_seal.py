@@ -82,6 +82,29 @@ def test_a_head_from_before_the_sealing_still_finds_its_changes(tmp_path: Path) 
         assert rows_of(reader.read(ORDERS.qualified, Position(0), Position(20))) == rows_of(before)
 
 
+def test_a_reader_from_before_the_recovery_sees_all_of_a_sealed_segment_after_it(tmp_path: Path) -> None:
+    """What it has open may have been as short as the head that the power loss had left."""
+    writer = EmbeddedLogWriter(tmp_path, segment_bytes=6000, disk=QuickDisk())
+    before, wider = changes(ORDERS, range(1, 11)), changes(ORDERS_WIDER, range(11, 21))
+    writer.append(before)
+    writer.commit(Lsn(10), 0)
+    head = (tmp_path / "head").read_bytes()
+    writer.append(wider)
+    writer.commit(Lsn(20), 0)
+    for start in range(21, 141, 60):
+        writer.append(changes(ORDERS_WIDER, range(start, start + 60)))
+        writer.commit(Lsn(writer.next_position), 0)
+    writer.drain_seals()
+    writer.close()
+    assert sealed_of(min(path.name for path in tmp_path.rglob("*.parquet"))).last == 10  # type: ignore[union-attr]
+    (tmp_path / "head").write_bytes(head)
+    with closing(EmbeddedLogReader(tmp_path)) as reader:
+        assert rows_of(reader.read(ORDERS.qualified, Position(0), ALL)) == rows_of([before])
+        EmbeddedLogWriter(tmp_path, segment_bytes=6000, disk=QuickDisk()).close()
+        assert positions_in(reader.read(ORDERS.qualified, Position(0), ALL)) == [*range(1, 141)]
+        assert reader.last_change(ORDERS.qualified, Position(20)) == 20
+
+
 def test_wide_rows_become_row_groups_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [changes(USERS, range(first, first + 300), width=2000) for first in range(1, 1501, 300)]
     monkeypatch.setattr(sealed, "ROW_GROUP_BYTES", batches[0].nbytes + 1)
