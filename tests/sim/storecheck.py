@@ -68,6 +68,8 @@ class StoreCheck:
                 if position > len(entries):
                     raise Violation("c", f"{name}: {topic} {text!r} is of position {position}, the log ends at {len(entries)}")
                 entry = entries[position - 1]
+                if entry.rows is not None and position < self._checker.clean.get(topic, 0):
+                    continue  # written again by who has not had every change of the row before: below the clean point a store is loading
                 shown = None if row is None else slim(row)
                 if entry.topic != topic or shown != self._logged(name, entry, unit, row):
                     raise Violation("c", f"{name}: {topic} {text!r} at position {position} is not what the log has there")
