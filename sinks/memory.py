@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.errors import StoreError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, Topic
 from cdc.model.batch import OP, POSITION, Op, first_position, last_position, topic_schema
 from cdc.model.evolution import topic_change_of
 from cdc.model.lineage import Lineage, Mark, believed
@@ -29,6 +29,7 @@ from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from sinks.barrier import TableBarrier, barrier_of, carry_out
 from sinks.contract import DeadLetter, EpochPassed, Outcome, Shape, Traits, audit_schema
+from sinks.followedlog import refuse_missed
 from sinks.render.rowtext import join_key, row_keys, row_text, rows_of_nothing
 from sinks.reshape import reshaped
 
@@ -257,6 +258,8 @@ class MemorySink:
         self._options = options
         self._id = uuid.uuid4().hex
         self._log: LogReader | None = None
+        self._followed: Lineage | None = None
+        """A writer's: as the store was opened."""
         self._epoch: int | None = None
         self._applied = ZERO_CUT
         self._ledger: Mark | None = None
@@ -274,6 +277,7 @@ class MemorySink:
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         # Calls are counted from the opening on: one from before may still arrive, and must not pass for one of these.
         self._log, self._epoch, self._id = log, epoch, uuid.uuid4().hex
+        self._followed = log.lineage() if epoch is not None else None
         self._staged.clear()
         self._relied_on.clear()
         store, applied = self._store, self.applied()
@@ -294,9 +298,11 @@ class MemorySink:
         applied = ZERO_CUT if store.ledger is None else believed(store.ledger.mark, lineage, f"store {self.name}")
         least = applied
         for topic, last in self._changed(applied):
-            unit = store.tables.get(topic)
+            unit, where = store.tables.get(topic), f"the table of {topic} in store {self.name}"
             if unit is not None:
-                believed(unit.furthest, lineage, f"the table of {topic} in store {self.name}")
+                believed(unit.furthest, lineage, where)
+                for one in self._logged(topic):
+                    refuse_missed(one, self._holds(unit), [unit.mark.history] if unit.furthest.cut.position else [], lineage, where)
             if last > (0 if unit is None else self._holds(unit)):
                 least = min(least, ZERO_CUT if unit is None else unit.mark.cut, key=lambda cut: cut.position)
         return least
@@ -323,7 +329,13 @@ class MemorySink:
         lineage = None if self._log is None else self._log.lineage()
         if lineage is None:
             raise StoreError(f"store {self.name} is not open, or the log does not exist yet", retryable=True)
+        if self._followed not in (None, lineage):
+            raise StoreError(f"store {self.name}: the log has begun another history: it is opened again", retryable=True)
         return lineage
+
+    def _logged(self, name: str) -> Iterator[Topic]:
+        """The topic of this name, if the log has it."""
+        return (topic for topic in (self._log.topics() if self._log else ()) if topic.name == name)
 
     def _seen(self, unit: TableUnit) -> _Known:
         return _Known(unit.mark, unit.reach, unit.calls.get(self._id, 0))

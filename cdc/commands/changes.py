@@ -174,7 +174,7 @@ def export(
     with closing(open_log(invocation(context).settings())) as log:
         (one,) = topics(log, topic)
         query = _query(log, begin, to, at, former=before and chosen is FileFormat.debezium)
-        rows = sum(piece.rows for piece in log.slices([one.name], query.after, query.upto, 2**62))
+        rows = sum(piece.rows for piece in log.slices([one.name], query.after, query.upto, 2**62, query.history))
         with _progress("export", rows) as advance:
             answer = _counted(query.of(log, one.name), advance)
             if file == "-":
@@ -192,6 +192,7 @@ def _by_ending(file: str) -> FileFormat:
 
 
 def _query(log: LogReader, begin: str | None, to: str | None, at: str | None, **more: Any) -> LogQuery:
+    from cdc.log.contract import present_history
     from cdc.replay.place import parse_place, upto
     from cdc.replay.query import LogQuery, span
 
@@ -202,7 +203,7 @@ def _query(log: LogReader, begin: str | None, to: str | None, at: str | None, **
 
         return LogQuery(START, upto(log, parse_place(at)), state=True, **more)
     after, until = span(log, None if begin is None else parse_place(begin), None if to is None else parse_place(to))
-    return LogQuery(after, until, **more)
+    return LogQuery(after, until, history=present_history(log), **more)
 
 
 def _print(log: LogReader, found: Iterable[Topic], query: LogQuery, as_json: bool) -> int:

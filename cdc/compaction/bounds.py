@@ -21,15 +21,21 @@ class TopicPoints(NamedTuple):
     floor: int
 
 
-def bounds(ranges: Sequence[ClosedRange], settled: int, pins: Sequence[int], now: TopicPoints) -> TopicPoints:
-    """The clean point moves to where a closed range ends; the floor stays.
+class Settled(NamedTuple):
+    """Positions behind which changes are too young to be dropped: superseded ones, and DELETEs."""
 
-    ``settled``: changes behind this position are too young to be dropped. ``pins``: the positions that followers have reached. ``now``: the
-    points as they are; they never fall.
+    changes: int
+    deletes: int
+
+
+def bounds(ranges: Sequence[ClosedRange], settled: Settled, pins: Sequence[int], now: TopicPoints) -> TopicPoints:
+    """The clean point and the floor move to where closed ranges end.
+
+    ``pins``: the positions that followers have reached. ``now``: the points as they are; they never fall.
     """
-    # A store that is filled reads from the beginning in many steps, and is below every floor while it does: DELETEs can only go once it can say
-    # that it began after they went.
-    return TopicPoints(max(now.clean_from, end_within(ranges, min([settled, *pins])) + 1), now.floor)
+    clean_from = max(now.clean_from, end_within(ranges, min([settled.changes, *pins])) + 1)
+    floor = max(now.floor, end_within(ranges, min([settled.deletes, *pins])) + 1)
+    return TopicPoints(clean_from, min(floor, clean_from))
 
 
 def due(ranges: Sequence[ClosedRange], clean_from: int, examined: int) -> bool:

@@ -34,7 +34,7 @@ def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
     holding = Pins(settings).look(time.monotonic())
     topics = []
     for topic in sorted(reader.topics(), key=lambda one: one.name):
-        due = min(old_enough, topic.last)
+        due = min(old_enough.changes, topic.last)
         held_by = {pin.store: pin.position for pin in holding if pin.position < due and pin.holds(topic.schema)}
         cleanup = settings.log.cleanup_of(topic.table)
         topics.append(TopicKept(topic.name, cleanup, topic.rows, topic.clean_from, held_by if cleanup == "compact" else {}))

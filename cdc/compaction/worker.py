@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from cdc.compaction.bounds import TopicPoints, bounds, due
+from cdc.compaction.bounds import Settled, TopicPoints, bounds, due
 from cdc.compaction.merge import Interrupted, Merged, compact
 from cdc.compaction.pins import Pins, StorePin
 from cdc.diskspace import FULL, GOES_ON, described
@@ -35,16 +35,19 @@ RECORDED_S: Final = 0.02
 _log = structlog.get_logger("compaction")
 
 
-def settled(reader: LogReader, log: Log, now_us: int) -> Position:
-    """Changes up to this position are old enough to be dropped once superseded.
+def settled(reader: LogReader, log: Log, now_us: int) -> Settled:
+    """Changes up to these positions are old enough to be dropped once superseded.
 
     Counted back from the last commit, or from this machine's clock where that is earlier: so no clock that jumps ahead makes anything old by itself.
     """
     end_us = min(now_us, reader.head().commit_ts_us)
-    return cut_before_time(reader, end_us - int(log.history_hours * 3_600_000_000))
+    changes, deletes = (
+        cut_before_time(reader, end_us - int(hours * 3_600_000_000)) for hours in (log.history_hours, log.deletes_hours)
+    )
+    return Settled(changes, min(changes, deletes))
 
 
-def wanted(reader: LogReader, upkeep: LogUpkeep, topic: Topic, old_enough: Position, holding: Sequence[StorePin]) -> TopicPoints:
+def wanted(reader: LogReader, upkeep: LogUpkeep, topic: Topic, old_enough: Settled, holding: Sequence[StorePin]) -> TopicPoints:
     """The points that the topic may get now."""
     schema = topic.schema
     held = [reader.last_change(topic.name, Position(pin.position)) if pin.position else 0 for pin in holding if pin.holds(schema)]

@@ -66,6 +66,8 @@ class Opening:
         self._outdone = False
         """A later writer was met under this lease."""
         self.is_open = False
+        self.history: str | None = None
+        """The log's, when the store was opened."""
 
     @cached_property
     def sink(self) -> Sink:
@@ -81,7 +83,7 @@ class Opening:
     @property
     def writer(self) -> StoreWriter:
         """As whom Spark's workers write to the store while it is open."""
-        return StoreWriter(self._log_dir, self.epoch, self.number)
+        return StoreWriter(self._log_dir, self.epoch, self.number, self.history)
 
     def take_lease(self) -> None:
         """Raises LeaseHeld when another process follows this store, StoreError when the log's folder cannot be written."""
@@ -107,7 +109,8 @@ class Opening:
             self.take_lease()
         except LeaseHeld as error:
             raise StoreError(str(error), retryable=True, hint=error.hint) from error
-        if self._reader.lineage() is None:
+        lineage = self._reader.lineage()
+        if lineage is None:
             raise StoreError(
                 f"there is no log in {self._log_dir} yet",
                 retryable=True,
@@ -118,6 +121,10 @@ class Opening:
             self.sink.erase()
             crashpoint("rebuild.erased")
         applied = self._opened()
+        if self._reader.lineage() != lineage:
+            self.sink.close()
+            raise StoreError(f"store {self._store}: the log has begun another history: it is opened again", retryable=True)
+        self.history = lineage.history
         self._refuse_what_the_log_lacks(applied)
         if asked is not None:
             if applied != ZERO_CUT:

@@ -50,11 +50,14 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class StoreWriter:
-    """For whom the workers write: the follower's lease, and which opening of the store it is. A worker opens its own sink under them."""
+    """For whom the workers write: the follower's lease, and which opening of the store it is. A worker opens its own sink under them.
+
+    ``history``: the log's when the store was opened (``LogReader.read``)."""
 
     log_dir: Path
     epoch: int
     opening: int
+    history: str | None = None
 
 
 @dataclass(slots=True)
@@ -190,12 +193,16 @@ class _Worker:
         if self._writer != writer:
             self._shut()
             self._sink.open(self._reader, writer.epoch)
+            lineage = self._reader.lineage()
+            if writer.history not in (None, lineage and lineage.history):
+                raise StoreError("the log has begun another history: the store is opened again", retryable=True)
             self._writer = writer
 
     def apply(self, piece: dict[str, Any]) -> Outcome:
+        assert self._writer is not None
         try:
             outcome = NOTHING
-            for batch in self._reader.read(piece["topic"], Position(piece["after"]), Position(piece["upto"])):
+            for batch in self._reader.read(piece["topic"], Position(piece["after"]), Position(piece["upto"]), self._writer.history):
                 outcome += _apply(self._sink, batch, self._prepared, self.rules)
             return outcome
         except StoreError:

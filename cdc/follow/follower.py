@@ -98,6 +98,11 @@ class Follower:
         return self._reporter.status
 
     @property
+    def history(self) -> str | None:
+        """The log's, when the store was opened (``LogReader.read``)."""
+        return self._opening.history
+
+    @property
     def stopped(self) -> bool:
         """In a stop state: an operator has to decide."""
         return self._reporter.stopped

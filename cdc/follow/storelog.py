@@ -52,4 +52,4 @@ class StoreLog:
         if head - after + unread < LOADING_ROWS:
             return head - after + unread
         topics = [topic.name for topic in selected(self._reader, self._follower.options.tables) if topic.last > after]
-        return unread + sum(piece.rows for piece in self._reader.slices(topics, after, head, _ALL))
+        return unread + sum(piece.rows for piece in self._reader.slices(topics, after, head, _ALL, self._follower.history))

@@ -41,10 +41,12 @@ class TopicRange:
     """The last record that empties the topic: a TRUNCATE, or a change of its definition."""
     kept: list[pa.RecordBatch] | None = field(default_factory=list)
     """The batches to apply; None when they are too large to be kept."""
+    history: str | None = None
+    """See ``LogReader.read``."""
 
     def batches(self, reader: LogReader) -> Iterator[pa.RecordBatch]:
         """The batches to apply, in position order."""
-        yield from reader.read(self.topic, self.after, self.upto) if self.kept is None else self.kept
+        yield from reader.read(self.topic, self.after, self.upto, self.history) if self.kept is None else self.kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,16 @@ class Survey:
         return any(found.truncated or found.changes for found in self.topics)
 
 
-def survey(reader: LogReader, starts: Mapping[str, Position], upto: Position, *, kept_bytes: int = KEPT_BYTES) -> Survey:
-    """Looks at what each topic has behind its start and up to ``upto``. ``kept_bytes``: so much of it is kept."""
+def survey(
+    reader: LogReader, starts: Mapping[str, Position], upto: Position, *, history: str | None = None, kept_bytes: int = KEPT_BYTES
+) -> Survey:
+    """Looks at what each topic has behind its start and up to ``upto``. ``kept_bytes``: so much of it is kept. ``history``: in which the
+    store came to its starts (``LogReader.read``)."""
     found = []
     for topic, after in starts.items():
         if after >= upto:
             continue
-        looked, size = _look(TopicRange(topic, after, upto), reader, kept_bytes)
+        looked, size = _look(TopicRange(topic, after, upto, history=history), reader, kept_bytes)
         kept_bytes -= size
         found.append(looked)
     return Survey(tuple(found))
@@ -74,7 +79,7 @@ def survey(reader: LogReader, starts: Mapping[str, Position], upto: Position, *,
 def _look(found: TopicRange, reader: LogReader, kept_bytes: int) -> tuple[TopicRange, int]:
     """The range and how many bytes of it are kept."""
     size = defined = defined_size = 0  # of what is kept, and of that up to the last SCHEMA record
-    for batch in reader.read(found.topic, found.after, found.upto):
+    for batch in reader.read(found.topic, found.after, found.upto, found.history):
         change = topic_change_of(batch)
         truncates = is_truncate(batch)
         found.truncated |= truncates

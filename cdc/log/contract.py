@@ -39,7 +39,9 @@ class Topic:
     clean_from: Position = START
     """At cuts from here on the topic shows what it showed when they were made. Below, changes that were superseded since may be missing."""
     floor: Position = START
-    """DELETEs below this may be missing: whoever has read up to a position below it, but not 0, cannot go on."""
+    """DELETEs below this may be missing: whoever has read up to a position below it, but not 0, cannot go on, unless he began after they went."""
+    raised: int = 0
+    """The raising that made the floor what it is (``cdc.model.lineage.Lineage.raised``); 0 where it is 0."""
 
     @property
     def schema(self) -> TopicSchema:
@@ -226,16 +228,20 @@ class LogReader(Protocol):
         same place may fall; it never rises. Reads no rows, at most positions where changes were dropped."""
         ...
 
-    def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
         """The topic's changes in (after, upto], in position order; each batch has one schema version and holds either rows or
         exactly one TRUNCATE. Nothing for a topic that the log does not have (yet), nor beyond the head. Positions rise and may have gaps,
-        also beyond those that other topics fill. Raises PositionGone when changes behind ``after`` are gone that a reader there needs."""
+        also beyond those that other topics fill. Raises PositionGone when changes behind ``after`` are gone that a reader there needs.
+
+        ``history``: the one of this log (``Lineage.history``) in which whoever asks came to ``after``, having begun at 0. Of DELETEs that were gone by then
+        he has never had the rows, so he may go on; without it nobody may who is before the topic's floor."""
         ...
 
-    def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
-        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out. Each can be read: where nobody
-        may go on reading any more, one reaches across, however large it is. Raises PositionGone exactly when ``read`` of one of these
-        topics over all of (after, upto] would."""
+    def slices(
+        self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int, history: str | None = None
+    ) -> Sequence[Slice]:
+        """Covers (after, upto] of these topics with slices of about ``target_bytes`` each; empty pieces are left out. Whoever begins at 0 names the present
+        history when he reads them. Raises PositionGone exactly when ``read`` of one of these topics over all of (after, upto] would."""
         ...
 
     def close(self) -> None: ...
@@ -249,3 +255,9 @@ def selected(log: LogReader, patterns: Sequence[str]) -> list[Topic]:
 def captured(log: LogReader) -> list[Topic]:
     """The topics of the source's tables, without those that another producer brings."""
     return [topic for topic in log.topics() if not topic.table.derived]
+
+
+def present_history(log: LogReader) -> str | None:
+    """For whoever only looks at what the log still has, and holds nothing that a DELETE could be missing for."""
+    lineage = log.lineage()
+    return None if lineage is None else lineage.history

@@ -207,12 +207,19 @@ class MemoryReader:
             for name, batches in found.items()
         ]
 
-    def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         for batch in self._between(after, upto):
             if table_of(batch.schema).qualified == topic:
                 yield from alone(batch)
 
-    def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
+    def slices(
+        self,
+        topics: Sequence[str],
+        after: Position,
+        upto: Position,
+        target_bytes: int,
+        history: str | None = None,  # noqa: ARG002
+    ) -> Sequence[Slice]:
         found: list[Slice] = []
         for topic in topics:
             start, rows, size, last = after, 0, 0, after

@@ -6,11 +6,15 @@ mark is believed only where the log's own lineage shows that the same changes st
 
 A *history* is a stretch of a log in which each change follows from the one before. ``cdc resume … --rebuild`` begins a new one: the
 log was restored, or the stream behind it was, so a store may hold positions of the former history that this log never had.
+
+Compaction drops DELETEs below a topic's floor. A store at a place before the floor has missed them, unless it began from nothing after they went. So a mark
+also says how often floors had been raised when it was written: its history's id, a dot and that number ("of no raising": the id alone).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from cdc.errors import Stopped, StopState
 from cdc.model.position import Cut, Position
@@ -30,11 +34,30 @@ class Lineage:
 
     log: str
     histories: tuple[History, ...]
+    raised: int = 0
+    """The last raising of a floor, as ``Topic.raised`` counts them."""
 
     @property
     def history(self) -> str:
-        """The present history's id."""
-        return self.histories[-1].id
+        """The present history as marks name it."""
+        raised = self.raised - self._before
+        return f"{self.histories[-1].id}.{raised}" if raised > 0 else self.histories[-1].id
+
+    @property
+    def next_raising(self) -> int:
+        """The number of the next raising of a floor. One of a later history is higher than any of an earlier one: where an older copy of the log was
+        put back, the same number would else stand for two of them."""
+        return max(self.raised, self._before) + 1
+
+    @property
+    def _before(self) -> int:
+        return (len(self.histories) - 1) << _HISTORY_BITS
+
+    def raised_at(self, history: str | None) -> int:
+        """The last raising of a floor that a mark of this history knows of; 0 where it is none of this log's."""
+        identity, _, raised = (history or "").partition(".")
+        found = [number for number, one in enumerate(self.histories) if one.id == identity]
+        return (found[0] << _HISTORY_BITS) + int(raised or 0) if found else 0
 
     def mark(self, cut: Cut) -> Mark:
         """The mark that a store writes when it holds everything up to the cut."""
@@ -71,8 +94,12 @@ def believed(mark: Mark, lineage: Lineage, where: str) -> Cut:
     return mark.cut
 
 
+_HISTORY_BITS: Final = 32
+
+
 def _until(history: str, lineage: Lineage) -> int | None:
     """The last position that the history shares with this log; None when the log never had that history."""
+    history, _, _ = history.partition(".")
     ids = [one.id for one in lineage.histories]
     if history not in ids:
         return None

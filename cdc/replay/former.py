@@ -40,7 +40,13 @@ class WithFormer(NamedTuple):
 
 
 def with_former(
-    log: LogReader, topic: str, after: Position, upto: Position, *, window_bytes: int = WINDOW_BYTES
+    log: LogReader,
+    topic: str,
+    after: Position,
+    upto: Position,
+    *,
+    window_bytes: int = WINDOW_BYTES,
+    history: str | None = None,
 ) -> Iterator[WithFormer]:
     """The topic's changes in (after, upto], in position order. Only updates and deletes replace a row, and of those before the topic's clean
     point it is not known.
@@ -50,7 +56,7 @@ def with_former(
     window: list[pa.RecordBatch] = []
     clean = clean_from(log, topic)
     start, size, any_before = after, 0, True
-    for batch in log.read(topic, after, upto):
+    for batch in log.read(topic, after, upto, history):
         change = topic_change_of(batch)
         whole = change is not None or is_truncate(batch)
         if window and (whole or size >= window_bytes):

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow.compute as pc
 
 from cdc.errors import ConfigError
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, present_history
 from cdc.model.batch import LSN, POSITION, TS
 from cdc.model.position import START, Cut, Lsn, Position, format_lsn, parse_lsn
 
@@ -130,7 +130,7 @@ def _first(log: LogReader, group: tuple[Position, Position], column: str, least:
     for topic in log.topics():
         if topic.last <= after or topic.first > found:
             continue
-        for batch in log.read(topic.name, after, end):
+        for batch in log.read(topic.name, after, end, present_history(log)):
             values = batch.column(column)
             numbers = pc.fill_null(values.view("int64") if column == TS else values, 0)
             positions = batch.column(POSITION).filter(pc.greater_equal(numbers, least))

@@ -24,13 +24,15 @@ RENDERED_BYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """``state``: the rows as of ``upto`` in place of changes. ``former``: each change with the row that it replaced."""
+    """``state``: the rows as of ``upto`` in place of changes. ``former``: each change with the row that it replaced. ``history``: as ``LogReader.read``
+    takes it; who only looks at what is left names the present one."""
 
     after: Position
     upto: Position
     state: bool = False
     former: bool = False
     match: KeyMatch | TextMatch | None = None
+    history: str | None = None
 
     def of(self, log: LogReader, topic: str) -> Iterator[WithFormer]:
         """The topic's answer, in position order; no batch of it is empty. Raises PositionGone."""
@@ -44,9 +46,9 @@ class LogQuery:
 
     def _all(self, log: LogReader, topic: str) -> Iterator[WithFormer]:
         if self.former and not self.state:
-            yield from with_former(log, topic, self.after, self.upto)
+            yield from with_former(log, topic, self.after, self.upto, history=self.history)
             return
-        batches = rows_as_of(log, topic, self.upto) if self.state else log.read(topic, self.after, self.upto)
+        batches = rows_as_of(log, topic, self.upto) if self.state else log.read(topic, self.after, self.upto, self.history)
         for batch in batches:
             yield alone(batch)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from cdc.errors import ConfigError
-from cdc.log.contract import LogReader, selected
+from cdc.log.contract import LogReader, present_history, selected
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.pace import slowness
 from cdc.report.probe import SourceProbe
@@ -95,7 +95,8 @@ def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[st
     if position >= head.position:
         return Lag(0, 0, 0.0)
     topics = [topic.name for topic in selected(reader, tables) if topic.last > position]
-    pieces = reader.slices(topics, position, head.position, 1 << 62) if topics else ()
+    # Whether the store may go on from there is its follower's to say.
+    pieces = reader.slices(topics, position, head.position, 1 << 62, present_history(reader)) if topics else ()
     if not pieces:
         return Lag(0, 0, 0.0)
     first = reader.cut_within(position, 1, 1)

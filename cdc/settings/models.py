@@ -156,6 +156,8 @@ class Log(Strict):
     DELETE ([log.md](log.md))."""
     history_hours: float = Field(24.0, ge=0)
     """Every change stays for at least so long, so that the log can be asked how a table was at any moment since then."""
+    deletes_hours: float = Field(336.0, ge=0)
+    """`compact`: a row's DELETE stays for so long. A store that was restored from a backup older than that can only be built again (POSITION_GONE)."""
     pin_hours: float = Field(336.0, ge=0)
     """A configured store that stands still (it is down, or has stopped) keeps what it still has to read for so long, and so shows whole commits when
     it goes on."""

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from cdc.errors import ConfigError
 
-OFFSET_KEYS: Final = frozenset({"position", "commit_lsn", "commit_ts_us"})
+OFFSET_KEYS: Final = frozenset({"position", "commit_lsn", "commit_ts_us", "history"})
 """The offset of a stream of ours, as ``cdc.spark.source.offset_of`` makes it."""
 
 

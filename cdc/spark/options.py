@@ -19,7 +19,7 @@ from cdc.replay.place import LogPlace, parse_place
 from cdc.spark.checkpoint import position_in
 
 _NAMES: Final = (
-    *("log", "table", "tables", "as", "asOf", "preimages", "columns", "startPosition", "endPosition", "ranges"),
+    *("log", "table", "tables", "as", "asOf", "preimages", "columns", "startPosition", "endPosition", "ranges", "history"),
     *("maxRows", "maxBytes", "checkpoint", "fresh", "waitSeconds", "sliceBytes"),
 )
 _SPARKS: Final = frozenset({"path", "paths"})
@@ -72,6 +72,8 @@ class ReadPlan:
     """In place of start and end: pieces (after, upto] of a batch read."""
     columns: tuple[str, ...] | None
     as_of: LogPlace | None
+    history: str | None
+    """In which whoever asks came to where he begins to read (``LogReader.read``)."""
     preimages: bool
     slice_bytes: int
     stream: MicroBatches
@@ -101,6 +103,7 @@ class ReadPlan:
             ranges=None if ranges is None else _pairs(ranges),
             columns=None if columns is None else _names(columns, "columns"),
             as_of=None if as_of is None else parse_place(as_of),
+            history=options.get("history"),
             preimages=preimages,
             # Former rows cost one look at all earlier changes for each piece.
             slice_bytes=_number(options, "sliceBytes", (128 if preimages else 16) * 2**20),

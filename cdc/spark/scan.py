@@ -28,7 +28,7 @@ from cdc.model.topic import TopicSchema
 from cdc.replay.rows import alike, chosen, rows_schema, to_rows
 from cdc.replay.state import last_change
 from cdc.spark.options import ReadPlan
-from cdc.spark.source import CdcSource
+from cdc.spark.source import CdcSource, begun_in
 
 HANDED_OVER_BYTES: Final = 96 * 2**20
 """So much that is not sealed is read by the caller and handed to the JVM: a segment and a half. Reading it on Spark's Python workers takes
@@ -59,26 +59,32 @@ def scan(
         topic = plan.one_topic(reader)
         wanted = chosen(rows_schema(topic.schema), columns)
         ((after, upto),) = plan.wanted(reader)
+        history = begun_in(reader, after)
+        reader.slices([topic.name], after, upto, 2**62, history)  # whether it may be read from there
         files = [file for file in parquet_files(plan.dir, topic.name, after, upto) if _readable(file, topic.schema)]
         rest = _uncovered(reader, topic.name, files, after, upto)
-        size = sum(piece.bytes for low, high in rest for piece in reader.slices([topic.name], low, high, 2**62))
+        size = sum(piece.bytes for low, high in rest for piece in reader.slices([topic.name], low, high, 2**62, history))
         parts = []
         if files:
             parts.append(_from_parquet(spark, files, topic.schema, after, upto).select(*map(_quoted, wanted.names)))
         if size <= HANDED_OVER_BYTES and (rest or not files):
-            parts.append(_handed_over(spark, reader, topic.name, rest, wanted))
+            parts.append(_handed_over(spark, reader, topic.name, rest, wanted, history))
     finally:
         reader.close()
     if size > HANDED_OVER_BYTES:
         spark.dataSource.register(CdcSource)
         given = {"log": str(log), "table": table, "ranges": json.dumps(rest), "columns": json.dumps(wanted.names)}
+        if history is not None:
+            given["history"] = history
         parts.append(spark.read.format("cdc").options(**given).load())
     return reduce(DataFrame.unionAll, parts)
 
 
-def _handed_over(spark: SparkSession, log: LogReader, topic: str, ranges: Ranges, wanted: pa.Schema) -> DataFrame:
+def _handed_over(
+    spark: SparkSession, log: LogReader, topic: str, ranges: Ranges, wanted: pa.Schema, history: str | None
+) -> DataFrame:
     """These pieces, read here."""
-    batches = [to_rows(batch, wanted) for low, high in ranges for batch in log.read(topic, low, high)]
+    batches = [to_rows(batch, wanted) for low, high in ranges for batch in log.read(topic, low, high, history)]
     rows = pa.Table.from_batches(batches, wanted) if batches else []
     return spark.createDataFrame(rows, from_arrow_schema(wanted))
 

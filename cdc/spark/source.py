@@ -13,6 +13,8 @@ Register it once a session: ``spark.dataSource.register(CdcSource)``. Options:
 ``startPosition``  changes after this position (default 0: all that the log keeps)
 ``endPosition``    batch only: changes up to this position (default: the log's head)
 ``ranges``         batch only, in place of these two: a JSON list of pairs [after, upto]
+``history``        the log's history in which the reader came to where it begins, as an offset names it: for one that goes on by itself where
+                   compaction may have dropped DELETEs since it began at 0
 ``maxRows``        streaming: a micro-batch holds at most so many changes (but at least one cut)
 ``maxBytes``       streaming: and so many bytes of the log
 ``checkpoint``     streaming: the folder that ``checkpointLocation`` names, so that ``maxRows`` holds from the first micro-batch on
@@ -23,8 +25,8 @@ Register it once a session: ``spark.dataSource.register(CdcSource)``. Options:
 
 Rows of ``as = changes``: ``_cdc_position`` long, ``_cdc_op`` string (c u d r t s: insert, update, delete, snapshot read, truncate, new definition),
 ``_cdc_lsn`` long, ``_cdc_ts`` timestamp, ``_cdc_exact`` map, then the table's columns in its newest schema version; a column that a
-change's own version did not have is NULL. Rows of ``changefeed`` and ``rows``: ``cdc.replay.rows``. An offset is a cut:
-``{"position": n, "commit_lsn": …, "commit_ts_us": …}``.
+change's own version did not have is NULL. Rows of ``changefeed`` and ``rows``: ``cdc.replay.rows``. An offset is a cut, and the history in
+which the stream came there: ``{"position": n, "commit_lsn": …, "commit_ts_us": …, "history": …}``.
 
 Spark 4.1 does not tell a stream where it starts, so unless it knows its ``checkpoint`` or is ``fresh``, its first micro-batch reaches to the log's
 head, whatever ``maxRows`` says: any earlier end might lie before the checkpoint.
@@ -44,12 +46,14 @@ from pyspark.sql.types import StructType
 
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader
-from cdc.model.position import Cut, Lsn, Position
+from cdc.model.position import START, Cut, Lsn, Position
 from cdc.replay.place import upto
 from cdc.replay.query import LogQuery
 from cdc.replay.rows import SLICES, chosen, feed_schema, rows_schema, state_schema, to_feed, to_rows
 from cdc.replay.state import definition_at, rows_as_of
 from cdc.spark.options import ReadPlan, RowForm
+
+Offset = dict[str, int | str]
 
 
 class CdcSource(DataSource):
@@ -114,6 +118,7 @@ class LogPiece(InputPartition):
     after: int
     upto: int
     rows: int
+    history: str | None = None
 
 
 class SparkLogReader(DataSourceReader):
@@ -128,7 +133,7 @@ class SparkLogReader(DataSourceReader):
             if self._rows.as_of is not None:
                 topic = self._plan.one_topic(log)
                 return [LogPiece(topic.name, 0, self._rows.as_of, topic.rows)]
-            return _pieces(self._plan, log, self._plan.wanted(log))
+            return _pieces(self._plan, log, self._plan.wanted(log), self._plan.history)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._plan, self._rows, partition)
@@ -144,13 +149,19 @@ class StreamReader(DataSourceStreamReader):
         self._given_out = plan.stream.known_start(plan.start)
         """The last offset; None as long as nothing tells where the stream stands."""
 
-    def initialOffset(self) -> dict[str, int]:
-        return {"position": self._plan.start, "commit_lsn": 0, "commit_ts_us": 0}
+    def initialOffset(self) -> Offset:
+        return offset_of(Cut(self._plan.start, Lsn(0), 0), begun_in(self._opened(), self._plan.start, self._plan.history))
 
-    def latestOffset(self) -> dict[str, int]:
+    def _opened(self) -> LogReader:
         if self._log is None:
             self._log = self._plan.log()
+        return self._log
+
+    def latestOffset(self) -> Offset:
+        log = self._log = self._opened()
         stream = self._plan.stream
+        # Before the cut: what is read up to there is compared with what had been dropped by now.
+        history = begun_in(log, START)
         if self._given_out is None:
             latest = self._log.head()
         else:
@@ -160,18 +171,17 @@ class StreamReader(DataSourceStreamReader):
             else:
                 latest = Cut(self._given_out, latest.commit_lsn, latest.commit_ts_us)
         self._given_out = latest.position
-        return offset_of(latest)
+        return offset_of(latest, history)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[LogPiece]:
-        if self._log is None:
-            self._log = self._plan.log()
-        self._given_out = Position(max(self._given_out or 0, end["position"]))
-        return _pieces(self._plan, self._log, [(Position(start["position"]), Position(end["position"]))])
+    def partitions(self, start: Offset, end: Offset) -> Sequence[LogPiece]:
+        begun, cut = cut_at(start), cut_at(end)
+        self._given_out = max(self._given_out or START, cut.position)
+        return _pieces(self._plan, self._opened(), [(begun.position, cut.position)], str(start["history"]))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._plan, self._rows, partition)
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: Offset) -> None:
         """Nothing to release: the log keeps its own account of who still needs what."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,19 +189,35 @@ class StreamReader(DataSourceStreamReader):
         return {**self.__dict__, "_log": None}
 
 
-def offset_of(cut: Cut) -> dict[str, int]:
-    return {"position": cut.position, "commit_lsn": cut.commit_lsn, "commit_ts_us": cut.commit_ts_us}
+def offset_of(cut: Cut, history: str | None) -> Offset:
+    return {
+        "position": cut.position,
+        "commit_lsn": cut.commit_lsn,
+        "commit_ts_us": cut.commit_ts_us,
+        "history": history or "",
+    }
 
 
-def cut_at(offset: Mapping[str, int]) -> Cut:
-    return Cut(Position(offset["position"]), Lsn(offset["commit_lsn"]), offset["commit_ts_us"])
+def cut_at(offset: Mapping[str, int | str]) -> Cut:
+    return Cut(Position(int(offset["position"])), Lsn(int(offset["commit_lsn"])), int(offset["commit_ts_us"]))
 
 
-def _pieces(plan: ReadPlan, log: LogReader, ranges: Iterable[tuple[Position, Position]]) -> Sequence[LogPiece]:
-    topics = plan.topics(log)
-    slices = [one for after, end in ranges if end > after for one in log.slices(topics, after, end, plan.slice_bytes)]
+def begun_in(log: LogReader, after: Position, history: str | None = None) -> str | None:
+    """The history for ``LogReader.read``: whoever begins at 0 has missed nothing so far."""
+    lineage = log.lineage() if after == START else None
+    return history if lineage is None else lineage.history
+
+
+def _pieces(plan: ReadPlan, log: LogReader, ranges: Iterable[tuple[Position, Position]], history: str | None) -> Sequence[LogPiece]:
+    """``history``: in which whoever asks came to where the ranges begin."""
+    pieces = []
+    for after, end in ranges:
+        if end > after:
+            known = begun_in(log, after, history)
+            slices = log.slices(plan.topics(log), after, end, plan.slice_bytes, known)
+            pieces += [LogPiece(one.topic, one.after, one.upto, one.rows, known) for one in slices]
     # Spark wants at least one partition; one of no rows is the cheapest.
-    return [LogPiece(one.topic, one.after, one.upto, one.rows) for one in slices] or [LogPiece("", 0, 0, 0)]
+    return pieces or [LogPiece("", 0, 0, 0)]
 
 
 def _newest_schema(plan: ReadPlan, log: LogReader) -> pa.Schema:
@@ -222,10 +248,12 @@ def _read(plan: ReadPlan, rows: PinnedRows, piece: InputPartition) -> Iterator[p
 def _rows(plan: ReadPlan, schema: pa.Schema, log: LogReader, piece: LogPiece) -> Iterator[pa.RecordBatch]:
     after, end = Position(piece.after), Position(piece.upto)
     if plan.form is RowForm.CHANGEFEED:
-        for replaced in LogQuery(after, end, former=plan.preimages).of(log, piece.topic):
+        for replaced in LogQuery(after, end, former=plan.preimages, history=piece.history).of(log, piece.topic):
             fed = to_feed(replaced, schema)
             if fed is not None:
                 yield fed
         return
-    for batch in rows_as_of(log, piece.topic, end) if plan.form is RowForm.ROWS else log.read(piece.topic, after, end):
+    for batch in (
+        rows_as_of(log, piece.topic, end) if plan.form is RowForm.ROWS else log.read(piece.topic, after, end, piece.history)
+    ):
         yield to_rows(batch, schema)

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.errors import ConfigError, StoreError
-from cdc.log.contract import LogReader, selected
+from cdc.log.contract import LogReader, Topic, selected
 from cdc.model.batch import ALONE, OP, POSITION, topic_schema
 from cdc.model.lineage import Lineage, Mark, believed
-from cdc.model.position import ZERO_CUT, Cut, Position
+from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
 from sinks.cache import erasure, ledger, neighbours, resp, rowreader
@@ -34,6 +34,7 @@ from sinks.cache.standing import CacheStanding, could_be_the_same
 from sinks.cache.transactions import Answers, Commands, RedisTransactions, lost
 from sinks.cache.values import Form, form_of, shown
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
+from sinks.followedlog import refuse_missed
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.meaning import plain_key
@@ -97,7 +98,7 @@ class CacheSink:
         if (cut.position, cut.commit_lsn) <= (known.applied.position, known.applied.commit_lsn):
             return
         self._barriers()
-        self._follow_history()
+        self._refuse_another_history()
         touched = {topic: known.chain(topic).at for topic in sorted(known.touched)}
         crashpoint("cache.commit.begun")
         self._transactions.change(
@@ -122,6 +123,7 @@ class CacheSink:
     def _take_over(self, epoch: int) -> None:
         lineage = self._lineage()
         self._transactions.writer = Writer(lineage.log, lineage.history, epoch)
+        self._clear_what_nobody_deletes()
 
         def decide(fields: ledger.Fields) -> Commands | None:
             if not fields:
@@ -145,17 +147,21 @@ class CacheSink:
         neighbours.register(self._server, self.name)
         crashpoint("cache.taken_over")
 
-    def _follow_history(self) -> None:
-        """Positions that are written from here on belong to the log's present history, and the ledger has to say so before they come."""
-        lineage, writer = self._lineage(), self._transactions.writer
-        if lineage.history == writer.history and lineage.log == writer.log:
+    def _clear_what_nobody_deletes(self) -> None:
+        """Keys that stand there without a ledger may be of rows whose DELETEs are gone from the log. A ledger of nobody's names them, and is erased."""
+        topics = [topic.schema for topic in self._selected() if topic.floor]
+        if not topics or self._server.ask(lambda client: client.exists(ledger.key_of(self.name))):
             return
-        known = self._known
-        furthest = max([known.applied.position, *(known.progress(topic) for topic in known.chains)])
-        believed(Mark(writer.log, writer.history, Cut(Position(furthest), known.applied.commit_lsn)), lineage, f"store {self.name}")
+        self._refuse_shared(topics)
+        shapes = {f"shape:{schema.topic}": ledger.encode_shape(Shape(schema, START)) for schema in topics}
+        left = {"log": "", "projection": self._projection.encode(), **shapes}
+        self._transactions.change_whole(lambda fields: None if fields else [self._transactions.set(left)])
 
-        self._transactions.settle(self._transactions.set({"history": lineage.history}))
-        self._transactions.writer = Writer(lineage.log, lineage.history, writer.epoch)
+    def _refuse_another_history(self) -> None:
+        """Positions that are written from here on have to be of the history that the ledger names."""
+        lineage, writer = self._lineage(), self._transactions.writer
+        if (lineage.log, lineage.history) != (writer.log, writer.history):
+            raise StoreError(f"store {self.name}: the log has begun another history: it is opened again", retryable=True)
 
     def _read(self) -> CacheLedger | None:
         """None where there is no ledger, or one of a store that is being erased."""
@@ -169,12 +175,19 @@ class CacheSink:
         except (ValueError, KeyError, TypeError):
             hint = "see who writes to it; cdc resume STORE_REFUSES --rebuild empties the store and builds it again"
             raise StoreError(f"store {self.name}: {ledger.key_of(self.name)} is damaged", retryable=False, hint=hint) from None
-        believed(Mark(held.log, held.history, held.furthest), self._lineage(), f"store {self.name}")
+        lineage, where = self._lineage(), f"store {self.name}"
+        believed(Mark(held.log, held.history, held.furthest), lineage, where)
+        for topic in self._selected():
+            if topic.floor and (topic.name in held.at or topic.name in held.shapes):
+                at = max(held.at[topic.name], held.cut.position) if topic.name in held.at else 0
+                refuse_missed(topic, at, [held.history], lineage, where)
         return held
 
     def _whole(self, held: CacheLedger) -> Cut:
-        assert self._log is not None
-        return held.whole({topic.name: topic.first for topic in selected(self._log, self._options.tables)})
+        return held.whole({topic.name: topic.first for topic in self._selected()})
+
+    def _selected(self) -> list[Topic]:
+        return [] if self._log is None else selected(self._log, self._options.tables)
 
     def _lineage(self) -> Lineage:
         lineage = None if self._log is None else self._log.lineage()
@@ -243,7 +256,7 @@ class CacheSink:
         if len(changes) == 0:
             return NOTHING
         barriers = self._barriers()
-        self._follow_history()
+        self._refuse_another_history()
         schema = topic_schema(changes.schema)
         topic = schema.topic
         known = self._known.progress(topic)

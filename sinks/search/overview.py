@@ -9,8 +9,8 @@ from cdc.log.contract import Topic, selected
 from cdc.model.lineage import Mark, believed
 from cdc.model.position import ZERO_CUT
 from cdc.model.topic import TopicSchema
+from sinks.followedlog import Followed
 from sinks.search import conditional
-from sinks.search.followedlog import Followed
 from sinks.search.indices import Found, Indices, by_alias
 from sinks.search.names import Places, places
 from sinks.search.standing import Holding, Standing, copy_of, holding, whole_of
@@ -76,7 +76,7 @@ class Overview:
                     self._indices.point(live, together[alias])
                 self._live[topic.name] = where_of(live)
         self.seen = {topic: whole.standing for topic, whole in said.items()}
-        return holding(self._followed.log, lineage, self._indices.cluster.store, claimed, [topic.name for topic in topics], said)
+        return holding(self._followed.log, lineage, self._indices.cluster.store, claimed, topics, said)
 
     def glance(self, claimed: Mark | None) -> Holding:
         """The same of the indices that were there when it was looked last, in one request: what was created or moved since is not noticed."""
@@ -87,8 +87,8 @@ class Overview:
             whole = whole_of([copy_of(next(docs)) for _ in one.ids], one.born)
             if whole is not None and not whole.standing.building:
                 said[topic] = whole
-        topics = [topic.name for topic in self.topics()]
-        return holding(self._followed.log, self._followed.lineage(), self._indices.cluster.store, claimed, topics, said)
+        lineage, topics = self._followed.lineage(), self.topics()
+        return holding(self._followed.log, lineage, self._indices.cluster.store, claimed, topics, said)
 
 
 def where_of(live: Found) -> Where:

@@ -19,6 +19,7 @@ from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from cdc.settings.models import StoreOptions
 from sinks.contract import NOTHING, EpochPassed, Outcome, Shape, Traits
+from sinks.followedlog import Followed
 from sinks.render import jsonrows
 from sinks.render.choices import Choices
 from sinks.render.jsontext import meant_rows
@@ -27,7 +28,6 @@ from sinks.search import bulk, conditional, fields
 from sinks.search.barriers import SearchBarriers
 from sinks.search.conditional import Conflict
 from sinks.search.documents import Documents
-from sinks.search.followedlog import Followed
 from sinks.search.indices import APART, Indices
 from sinks.search.ledger import Entry, SearchLedger
 from sinks.search.looks import StoreLooks

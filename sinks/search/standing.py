@@ -21,11 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, Topic
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import Shape
+from sinks.followedlog import refuse_missed
 from sinks.render.jsonrows import DELETED
 from sinks.search.conditional import Stand
 
@@ -210,19 +211,23 @@ class Holding:
 
 
 def holding(
-    log: LogReader, lineage: Lineage, store: str, claimed: Mark | None, topics: Sequence[str], said: Mapping[str, Whole]
+    log: LogReader, lineage: Lineage, store: str, claimed: Mark | None, topics: Sequence[Topic], said: Mapping[str, Whole]
 ) -> Holding:
     """Compares what the ledger claims (None: it is lost, or was never there) with what the indices say and with the log.
 
-    Raises Stopped as ``believed`` does.
+    Raises Stopped as ``believed`` and ``refuse_missed`` do.
     """
     for topic, whole in said.items():
         for mark in whole.claims:
             believed(mark, lineage, f"the index of {topic} in store {store}")
+    for one in topics:
+        if (there := said.get(one.name)) is not None:
+            written = [mark.history for mark in there.claims if mark.cut.position]
+            refuse_missed(one, there.standing.mark.cut.position, written, lineage, f"the index of {one.name} in store {store}")
     cuts = {topic: whole.standing.mark.cut for topic, whole in said.items()}
     claim = max(cuts.values(), key=order, default=ZERO_CUT) if claimed is None else believed(claimed, lineage, f"store {store}")
     applied, held = claim, dict[str, Position]()
-    for topic in topics:
+    for topic in (one.name for one in topics):
         cut = cuts.get(topic, ZERO_CUT)
         if log.last_change(topic, claim.position) <= cut.position:
             held[topic] = max(claim.position, cut.position)

@@ -10,9 +10,9 @@ from cdc.crashpoint import crashpoint
 from cdc.errors import StoreError
 from cdc.model.position import Cut, Position
 from cdc.model.topic import TopicSchema
+from sinks.followedlog import Followed
 from sinks.search import conditional
 from sinks.search.conditional import Change, Conflict, Guarded, word
-from sinks.search.followedlog import Followed
 from sinks.search.names import Places
 from sinks.search.standing import Standing, document, nonce_of
 from sinks.search.wire import Cluster

@@ -13,8 +13,8 @@ from cdc.model.lineage import believed
 from cdc.model.position import START, ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
 from sinks.contract import Shape
+from sinks.followedlog import Followed
 from sinks.search.conditional import Conflict, Guarded
-from sinks.search.followedlog import Followed
 from sinks.search.indices import Found, Indices
 from sinks.search.names import Places
 from sinks.search.overview import Overview, Where, where_of
@@ -218,7 +218,7 @@ class Tables:
                 yield topic
 
     def _changed_as_a_whole(self, topic: str, cut: Cut) -> bool:
-        changes = self.followed.log.read(topic, self.held.of(topic), cut.position)
+        changes = self.followed.log.read(topic, self.held.of(topic), cut.position, self.followed.lineage().history)
         return any(batch.column(OP)[0].as_py() in ALONE for batch in changes)
 
     def _adopt_as_it_is(self, live: Found, topic: Topic) -> Place:

@@ -9,6 +9,7 @@ from cdc.log.contract import LogReader, selected
 from cdc.model.lineage import Lineage, believed
 from cdc.model.position import ZERO_CUT, Cut, Position
 from cdc.model.topic import TopicSchema
+from sinks.followedlog import Followed, refuse_missed
 from sinks.warehouse.ledger import WarehouseLedger
 from sinks.warehouse.place import unmarked
 from sinks.warehouse.tables import WarehouseTables
@@ -17,12 +18,15 @@ from sinks.warehouse.tables import WarehouseTables
 class Extent:
     """Compared with one log."""
 
-    def __init__(self, store: str, patterns: Sequence[str], log: LogReader) -> None:
+    def __init__(self, store: str, patterns: Sequence[str], log: LogReader, *, writing: bool) -> None:
         self.holds = ZERO_CUT
         """What the tables held when they were looked at last."""
         self._store = store
         self._patterns = patterns
         self._log = log
+        self._followed = Followed(store)
+        if (lineage := log.lineage()) is not None:
+            self._followed.begin(log, lineage, writing=writing)
         self._seen: dict[str, TopicSchema] = {}
 
     @property
@@ -38,24 +42,28 @@ class Extent:
         return self._log.last_change(topic, upto.position)
 
     def lineage(self) -> Lineage:
-        lineage = self._log.lineage()
-        if lineage is None:
+        """Raises StoreError as ``Followed`` does."""
+        if not self._followed.begun:
             raise StoreError("there is no log yet that the warehouse could be compared with", retryable=True)
-        return lineage
+        return self._followed.lineage()
 
     def whole(self, ledger: WarehouseLedger, tables: WarehouseTables) -> Cut:
-        """The highest cut that the ledger and every table hold. Raises Stopped for marks that are not believed."""
+        """The highest cut that the ledger and every table hold. Raises Stopped for marks that are not believed, or lie where DELETEs are gone."""
         applied = ZERO_CUT
         if ledger.table is not None:
             if ledger.table.mark is None:
                 raise unmarked(f"the ledger of store {self._store}")
             applied = believed(ledger.table.mark, self.lineage(), f"store {self._store}")
         least = applied
-        self._seen = self.selected()
-        for topic in self._seen:
+        found = selected(self._log, self._patterns)
+        self._seen = {one.name: one.schema for one in found}
+        for one in found:
+            topic, where = one.name, f"the table of {one.name} in store {self._store}"
             place = tables.places.get(topic)
-            mark = None if place is None else place.iceberg.mark
-            cut = ZERO_CUT if mark is None else believed(mark, self.lineage(), f"the table of {topic} in store {self._store}")
+            mark, cut = None if place is None else place.iceberg.mark, ZERO_CUT
+            if mark is not None:
+                cut = believed(mark, self.lineage(), where)
+                refuse_missed(one, cut.position, [mark.history] if cut.position else [], self.lineage(), where)
             if max(cut.position, ledger.nothing(topic)) < min(least.position, self.last_change(topic, applied)):
                 least = cut
         self.holds = least

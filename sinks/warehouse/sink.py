@@ -63,7 +63,7 @@ class Warehouse:
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self._epoch = epoch
         catalog = self._connected()
-        self._extent = Extent(self.name, self.options.tables, log)
+        self._extent = Extent(self.name, self.options.tables, log, writing=epoch is not None)
         self._staging.clear()
         if epoch is not None:
             self._scratch.remove()  # another opening, another name

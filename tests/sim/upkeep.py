@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cdc.compaction.bounds import TopicPoints, bounds
+from cdc.compaction.bounds import Settled, TopicPoints, bounds
 from cdc.compaction.merge import compact
 from cdc.log.contract import Topic
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -29,13 +29,14 @@ class Compactor:
         chance = self._course.chance
         _record(writer)  # what a refused commit has left waiting
         for topic in self._log.topics():
-            settled = chance.choice((writer.head.position, chance.randrange(writer.head.position + 1)))
+            head = writer.head.position
+            settled = Settled(*(chance.choice((head, chance.randrange(head + 1))) for _ in range(2)))
             self._compact(writer, topic, settled, pins)
         if chance.random() < 0.7:
             writer.upkeep.remove_replaced()
         self._checker.reread(self._log)
 
-    def _compact(self, writer: EmbeddedLogWriter, topic: Topic, settled: int, pins: Sequence[int]) -> None:
+    def _compact(self, writer: EmbeddedLogWriter, topic: Topic, settled: Settled, pins: Sequence[int]) -> None:
         holding = [self._log.last_change(topic.name, Position(pin)) if pin else 0 for pin in pins]
         now = TopicPoints(topic.clean_from, topic.floor)
         points = bounds(writer.upkeep.ranges(topic.name), settled, holding, now)

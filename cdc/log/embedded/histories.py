@@ -7,6 +7,7 @@ LOG_CORRUPT: without it nobody can say which positions of a store are this log's
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -20,15 +21,15 @@ from cdc.state.statefile import StateFile
 FILE: Final = "histories.json"
 
 
-def lineage_of(folder: Path, log_id: int) -> Lineage:
-    """Raises LogCorrupt when the file is damaged or belongs to another log."""
+def lineage_of(folder: Path, log_id: int, raised: int = 0) -> Lineage:
+    """``raised``: the last raising of a floor, which the timeline knows. Raises LogCorrupt when the file is damaged or belongs to another log."""
     path, first = _path(folder), _first(log_id)
     found = _FILE.load(path) if _exists(path) else None
     if found is None:
-        return first
+        return replace(first, raised=raised) if raised else first
     if found.log != first.log:
         raise LogCorrupt(f"{path} belongs to another log")
-    return Lineage(first.log, (*first.histories, *found.histories))
+    return Lineage(first.log, (*first.histories, *found.histories), raised)
 
 
 def _exists(path: Path) -> bool:

@@ -141,7 +141,7 @@ class EmbeddedLogReader:
 
     def lineage(self) -> Lineage | None:
         timeline = self._refreshed()
-        return None if timeline is None else lineage_of(self._places.root, timeline.log_id)
+        return None if timeline is None else lineage_of(self._places.root, timeline.log_id, timeline.raised)
 
     def last_change(self, topic: str, upto: Position) -> Position:
         index = self._index(topic, upto)
@@ -157,20 +157,22 @@ class EmbeddedLogReader:
             timeline = self._refreshed()
             return [] if timeline is None else [self._topic(index) for index in timeline.topics.values()]
 
-    def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
         index = self._index(topic, upto)
         if index is None or index.last <= after:
             return  # most topics, whenever a follower looks at what is new in all of them
-        _check_kept(index, after)
+        self._check_kept(index, after, history)
         for batch in joined(self._batches(index, after, upto), upto_rows=JOINED_ROWS):
             yield from alone(batch)
 
-    def slices(self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int) -> Sequence[Slice]:
+    def slices(
+        self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int, history: str | None = None
+    ) -> Sequence[Slice]:
         found: list[Slice] = []
         for topic in topics:
             index = self._index(topic, upto)
             if index is not None:
-                _check_kept(index, after)
+                self._check_kept(index, after, history)
                 found += self._slices(index, after, upto, target_bytes) if after < upto else ()
         return found
 
@@ -182,8 +184,7 @@ class EmbeddedLogReader:
                 rows, size = topic.totals(low, end)
                 until = Position(min(upto, int(topic.parts["last"][end - 1])))
                 one = Slice(index.name, after, until, min(rows, until - after), size)
-                # Nobody may begin to read at some places; a piece that reaches across them has to do then.
-                if found and (found[-1].bytes + size <= target_bytes or not _is_kept(index, after)):
+                if found and found[-1].bytes + size <= target_bytes:
                     before = found.pop()
                     one = replace(one, after=before.after, rows=before.rows + one.rows, bytes=before.bytes + size)
                 found.append(one)
@@ -254,6 +255,14 @@ class EmbeddedLogReader:
 
     # --- where changes lie -------------------------------------------------------------------------------------------
 
+    def _check_kept(self, index: TopicIndex, after: int, history: str | None) -> None:
+        """Raises PositionGone."""
+        if _is_kept(index, after):
+            return
+        lineage = self.lineage()
+        if lineage is None or not _is_kept(index, after, lineage.raised_at(history)):
+            raise _gone(index, after)
+
     def _index(self, topic: str, upto: int) -> TopicIndex | None:
         timeline = self._volumes.newest
         if timeline is None or timeline.head.position < upto:
@@ -296,9 +305,9 @@ class EmbeddedLogReader:
                 return
             except _Superseded:
                 # Other files hold the rest of it by now.
-                index = self._index(index.name, upto)
-                if index is not None:
-                    _check_kept(index, after)
+                known, index = index.retired.raised, self._index(index.name, upto)
+                if index is not None and not _is_kept(index, after, known):
+                    raise _gone(index, after) from None
 
     def _of_segment(
         self, index: TopicIndex, source: Segment | SealedSegment, low: int, high: int, after: int, upto: int
@@ -382,7 +391,7 @@ class EmbeddedLogReader:
         if known is None or (known.last, known.rows, known.clean_from, known.floor) != now:
             known = Topic(
                 index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last),
-                index.producer, Position(retired.clean_from), Position(retired.floor),
+                index.producer, Position(retired.clean_from), Position(retired.floor), retired.raised,
             )  # fmt: skip
             self._topics[index.number] = known
         return known
@@ -398,19 +407,17 @@ class _Superseded(Exception):
     """What a reader looked for has been replaced or retired since it last asked where changes lie."""
 
 
-def _is_kept(index: TopicIndex, after: int) -> bool:
-    """Whether reading may begin behind a position."""
-    kept_from, floor = index.retired.kept_from, index.retired.floor
-    return after + 1 >= kept_from and not 0 < after < floor - 1
+def _is_kept(index: TopicIndex, after: int, known: int = 0) -> bool:
+    """Whether reading may begin behind a position, by somebody who has missed nothing up to the raising ``known``."""
+    retired = index.retired
+    return after + 1 >= retired.kept_from and (not 0 < after < retired.floor - 1 or retired.raised <= known)
 
 
-def _check_kept(index: TopicIndex, after: int) -> None:
-    """Raises PositionGone."""
-    if not _is_kept(index, after):
-        raise PositionGone(
-            f"the log no longer keeps all of {index.name} from position {after} on: "
-            f"changes before {index.retired.kept_from} are gone, and DELETEs before {index.retired.floor} may be",
-        )
+def _gone(index: TopicIndex, after: int) -> PositionGone:
+    return PositionGone(
+        f"the log no longer keeps all of {index.name} from position {after} on: "
+        f"changes before {index.retired.kept_from} are gone, and DELETEs before {index.retired.floor} may be",
+    )
 
 
 def _ends(index: TopicIndex, low: int, high: int, target_bytes: int) -> Iterator[int]:

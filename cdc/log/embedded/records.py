@@ -62,7 +62,7 @@ _PIECE: Final = struct.Struct(
 _PART: Final = struct.Struct("<HHIqIIqIIII")  # kind, 0, topic, segment, start, end, last, rows, seed, chain, checksum
 _CUT: Final = struct.Struct("<HHIqqqqII")  # kind, 0, parts, first, last, commit LSN, commit ts, epoch, checksum
 _REPLACED: Final = struct.Struct("<HHIqqqIIII")  # kind, 0, topic, first, last, bytes, rows, generation, digest, checksum
-_RETIRED: Final = struct.Struct("<HHIqqqI8xI")  # kind, 0, topic, kept from, floor, clean from, newest generation, checksum
+_RETIRED: Final = struct.Struct("<HHIqqqIqI")  # kind, 0, topic, kept from, floor, clean from, newest generation, raising, checksum
 assert {one.size for one in (_HEADER, _PIECE, _PART, _CUT, _REPLACED, _RETIRED)} == {RECORD_BYTES}
 
 PART_DTYPE: Final = np.dtype(
@@ -147,6 +147,8 @@ class Retired:
     """The clean point: at positions from here on nothing has been dropped, so that a cut there shows the topic as it was."""
     generation: int = 0
     """The newest one of the topic's sealed files: what is retired may have been the last that names it, and none is given twice."""
+    raised: int = 0
+    """The raising that made the floor what it is (``cdc.model.lineage``); 0 where it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ def replaced_record(new: Replaced) -> bytes:
 
 
 def retired_record(old: Retired) -> bytes:
-    return _RETIRED.pack(RecordKind.RETIRED, 0, old.topic, old.kept_from, old.floor, old.clean_from, old.generation, 0)
+    return _RETIRED.pack(RecordKind.RETIRED, 0, old.topic, old.kept_from, old.floor, old.clean_from, old.generation, old.raised, 0)
 
 
 def _records(group: GroupEntry) -> Iterable[bytes]:
@@ -367,7 +369,7 @@ def listed(data: bytes, at: int, end: int) -> Listed:
                 _, _, topic, first, last, size, rows, generation, digest, _ = _REPLACED.unpack_from(data, at)
                 found.replaced.append(Replaced(topic, first, last, size, rows, generation, digest))
             case RecordKind.RETIRED:
-                found.retired.append(Retired(*_RETIRED.unpack_from(data, at)[2:7]))
+                found.retired.append(Retired(*_RETIRED.unpack_from(data, at)[2:8]))
             case _:
                 raise Damaged(at, "a record of unknown kind")
         at += RECORD_BYTES

@@ -294,6 +294,11 @@ class Timeline:
 
     # --- what is dropped ---------------------------------------------------------------------------------------------
 
+    @property
+    def raised(self) -> int:
+        """The last raising of a topic's floor (``cdc.model.lineage``); 0 when there was none."""
+        return max((index.retired.raised for index in self.topics.values()), default=0)
+
     def _take_dropped(self, group: GroupEntry, at: int) -> None:
         for replaced in group.replaced:
             index = self._named(replaced.topic, at)

@@ -151,6 +151,8 @@ class TopicIndex:
         self.generation = int(rows["generation"].max())
         if retired is not None and retired.clean_from > int(rows["segment"][-1]):
             raise Damaged(0, "the segment that is written is retired")
+        if retired is not None and (retired.raised > 0) != (retired.floor > 0):
+            raise Damaged(0, "a floor is raised without a number")
         if retired is not None:
             self.retired, self.generation = retired, max(self.generation, retired.generation)
         self._parts.extend(rows)
@@ -282,6 +284,8 @@ class TopicIndex:
             return "retired positions are not in order"
         if new.clean_from > self.newest_segment:
             return "the segment that is written is retired"
+        if new.raised < before.raised or (new.raised > before.raised) != (new.floor > before.floor):
+            return "a floor is raised without a number, or an old number comes back"
         return None if new.generation >= self.generation else "an old generation comes back"
 
     def retire(self, new: Retired) -> TopicIndex:

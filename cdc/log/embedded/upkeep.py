@@ -114,10 +114,17 @@ class EmbeddedUpkeep:
 
     def retire(self, topic: str, *, kept_from: int, floor: int, clean_from: int) -> None:
         index = self._index(topic)
-        new = Retired(index.number, kept_from, floor, clean_from, index.generation)
         with self._lock:
+            raised = self._next_raising() if floor > index.retired.floor else index.retired.raised
+            new = Retired(index.number, kept_from, floor, clean_from, index.generation, raised)
             self._check(index, index.refuses_retiring(new))
             self._retired[index.number] = new
+
+    def _next_raising(self) -> int:
+        """The caller holds the lock."""
+        lineage = self._reader.lineage()
+        assert lineage is not None
+        return max([lineage.next_raising, *(one.raised + 1 for one in self._retired.values())])
 
     def remove_replaced(self, grace_s: float = 0.0) -> None:
         since = time.monotonic() - grace_s

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import PositionGone
-from cdc.log.contract import Slice
+from cdc.log.contract import Slice, present_history
 from cdc.log.embedded.groupfiles import GroupFiles
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.position import Lsn, Position
@@ -146,10 +146,10 @@ def test_the_last_change_is_one_that_the_log_still_has(history: History, rolls: 
     following.close()
 
 
-def read_or_gone(reader: EmbeddedLogReader, after: int, upto: int) -> list[int] | None:
+def read_or_gone(reader: EmbeddedLogReader, after: int, upto: int, history: str | None = None) -> list[int] | None:
     """The positions there; None where they can no longer be read."""
     try:
-        return positions_in(reader.read(TOPIC, Position(after), Position(upto)))
+        return positions_in(reader.read(TOPIC, Position(after), Position(upto), history))
     except PositionGone:
         return None
 
@@ -165,13 +165,14 @@ def compare_slices(reader: EmbeddedLogReader, chance: random.Random, most: int) 
     after, upto = sorted((chance.choice((0, 0, chance.randint(0, most))), chance.choice((most, chance.randint(0, most)))))
     wanted = read_or_gone(reader, after, upto)
     pieces = slices_or_gone(reader, after, upto, chance.choice((1, 1, 3000, 2**40)))
+    known = None if after else present_history(reader)
     assert (pieces is None) == (wanted is None), (after, upto)
     found: list[int] = []
     edge = after
     for piece in pieces or ():
         assert edge <= piece.after < piece.upto <= upto
         edge = piece.upto
-        positions = read_or_gone(reader, piece.after, piece.upto)
+        positions = read_or_gone(reader, piece.after, piece.upto, known)
         assert positions is not None, (after, upto, piece)
         assert len(positions) <= piece.rows
         found += positions

@@ -322,6 +322,7 @@ class _Dropping:
     """Topic → a segment's first position → its last."""
     generation: int = 0
     kept_from: dict[int, int] = field(default_factory=dict)
+    raised: dict[int, int] = field(default_factory=dict)
 
     def some(self, chance: random.Random, *, wrong: bool) -> tuple[tuple[Replaced, ...], tuple[Retired, ...]]:
         replaced, retired = [], []
@@ -340,8 +341,11 @@ class _Dropping:
                     del segments[gone]
             elif begins and chance.random() < 0.1:
                 at = max(self.kept_from.get(topic, 0), chance.randrange(begins[-1] + 1))
+                if at > self.kept_from.get(topic, 0):
+                    self.raised[topic] = self.raised.get(topic, 0) + 1
                 self.kept_from[topic] = at
-                retired.append(Retired(topic, at, at, at + wrong * chance.randrange(2), self.generation))
+                raised = self.raised.get(topic, 0) + wrong * chance.choice((0, 0, 0, 1))
+                retired.append(Retired(topic, at, at, at + wrong * chance.randrange(2), self.generation, raised))
                 for gone in [begin for begin in begins[:-1] if segments[begin] < at]:
                     del segments[gone]
         return tuple(replaced), tuple(retired)

@@ -117,7 +117,7 @@ def test_a_store_holds_what_its_ledger_claims_as_far_as_its_indices_have_it(
             assert whole is not None
             said[topic] = whole
     claimed = None if ledger is None else made.lineage.mark(cut(ledger))
-    found = holding(made.reader(), made.lineage, "search", claimed, ["public.orders", "public.pairs"], said)
+    found = holding(made.reader(), made.lineage, "search", claimed, made.reader().topics(), said)
     assert found.applied.position == applied
     assert (found.held["public.orders"], found.held["public.pairs"]) == held
 
@@ -130,10 +130,24 @@ def test_rows_beyond_what_the_log_had_are_not_believed_though_the_cut_is() -> No
         whole = whole_of([copied(replace(standing(4), mark=former.mark(cut(4)), reach=Position(reach)))], "7")
         assert whole is not None
         if believed:
-            assert holding(made.reader(), made.lineage, "search", None, ["public.pairs"], {"public.pairs": whole}).applied == cut(4)
+            assert holding(
+                made.reader(),
+                made.lineage,
+                "search",
+                None,
+                [one for one in made.reader().topics() if one.name == "public.pairs"],
+                {"public.pairs": whole},
+            ).applied == cut(4)
             continue
         with pytest.raises(Stopped) as stopped:
-            holding(made.reader(), made.lineage, "search", None, ["public.pairs"], {"public.pairs": whole})
+            holding(
+                made.reader(),
+                made.lineage,
+                "search",
+                None,
+                [one for one in made.reader().topics() if one.name == "public.pairs"],
+                {"public.pairs": whole},
+            )
         assert stopped.value.state is StopState.DIVERGED
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc.compaction.bounds import TopicPoints, bounds, end_within
+from cdc.compaction.bounds import Settled, TopicPoints, bounds
 from cdc.compaction.merge import Merged, compact
 from cdc.errors import HeadwaterError, PositionGone
 from cdc.log.contract import Topic
@@ -61,9 +61,7 @@ class Log:
             now = TopicPoints(found.clean_from, found.floor)
             ranges = self.writer.upkeep.ranges(topic)
             held = [reader.last_change(topic, Position(pin)) if pin else 0 for pin in pins]
-            points = bounds(ranges, settled, held, now)
-            floor = end_within(ranges, min([forgotten, *held])) + 1
-            points = points._replace(floor=max(now.floor, min(points.clean_from, floor)))
+            points = bounds(ranges, Settled(settled, forgotten), held, now)
         return compact(
             self.writer.upkeep, topic, points, self._recorded, at_least=0.0, target_bytes=SEGMENT_BYTES, memory_bytes=TINY
         )
@@ -315,9 +313,9 @@ class Late(EmbeddedLogReader):
 
     _begun = False
 
-    def read(self, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
+    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
         self._begun = True
-        return super().read(topic, after, upto)
+        return super().read(topic, after, upto, history)
 
     def topics(self) -> list[Topic]:  # type: ignore[override]
         found = list(super().topics())

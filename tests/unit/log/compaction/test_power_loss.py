@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc.compaction.bounds import TopicPoints, bounds
+from cdc.compaction.bounds import Settled, TopicPoints, bounds
 from cdc.compaction.merge import compact
 from cdc.errors import LogCorrupt
 from cdc.log.embedded.reader import EmbeddedLogReader
@@ -40,9 +40,7 @@ def compact_some(writer: EmbeddedLogWriter, reader: EmbeddedLogReader, course: C
     topic = next(one for one in reader.topics() if one.name == TOPIC)
     now = TopicPoints(topic.clean_from, topic.floor)
     head = reader.head().position
-    points = bounds(writer.upkeep.ranges(TOPIC), head, [], now)
-    if forget:
-        points = points._replace(floor=points.clean_from)
+    points = bounds(writer.upkeep.ranges(TOPIC), Settled(head, head if forget else 0), [], now)
     course.clean_from = max(course.clean_from, points.clean_from)
     compact(writer.upkeep, TOPIC, points, writer.commit, at_least=0.0, target_bytes=SEGMENT_BYTES, memory_bytes=TINY)
     writer.upkeep.remove_replaced()

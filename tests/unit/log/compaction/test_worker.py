@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.compaction import worker
-from cdc.compaction.bounds import TopicPoints, bounds, due, groups
+from cdc.compaction.bounds import Settled, TopicPoints, bounds, due, groups
 from cdc.compaction.pins import Pins
 from cdc.compaction.worker import Compaction, settled
 from cdc.log.contract import ClosedRange
@@ -41,11 +41,13 @@ def ranges(*rows: int, topic: str = "public.orders") -> list[ClosedRange]:
 def test_the_clean_point_lies_where_a_range_ends_and_never_falls() -> None:
     found = ranges(50, 50, 50)
     none = TopicPoints(0, 0)
-    assert bounds(found, 300, [], none) == (291, 0)
-    assert bounds(found, 289, [], none) == (191, 0)
-    assert bounds(found, 300, [190, 250], none) == (191, 0), "the slowest store decides"
-    assert bounds(found, 300, [0], none) == none
-    assert bounds(found, 300, [95], TopicPoints(191, 150)) == (191, 150)
+    assert bounds(found, Settled(300, 0), [], none) == (291, 0)
+    assert bounds(found, Settled(289, 200), [], none) == (191, 191)
+    assert bounds(found, Settled(300, 300), [190, 250], none) == (191, 191), "the slowest store decides"
+    assert bounds(found, Settled(300, 100), [190, 250], none) == (191, 91)
+    assert bounds(found, Settled(300, 300), [0], none) == none
+    assert bounds(found, Settled(300, 300), [95], TopicPoints(191, 150)) == (191, 150)
+    assert bounds(found, Settled(95, 300), [], none) == (91, 91), "a floor is never above the clean point"
 
 
 def test_a_topic_s_turn_comes_when_half_of_what_can_be_dropped_is_new() -> None:
@@ -87,11 +89,11 @@ def grown(writer: EmbeddedLogWriter, count: int, rows: int = 1) -> None:
 def test_a_clock_that_jumps_ahead_makes_nothing_old(shop: tuple[Settings, EmbeddedLogWriter]) -> None:
     _, writer = shop
     grown(writer, 30)
-    log = Log(history_hours=9.5)
+    log = Log(history_hours=9.5, deletes_hours=19.5)
     with closing(EmbeddedLogReader(writer._places.root)) as reader:
         for now_us in (30 * HOUR_US, 10**6 * HOUR_US, 2**62):
-            assert settled(reader, log, now_us) == 20
-        assert settled(reader, log, 25 * HOUR_US) == 15, "where this machine's clock is behind, it counts"
+            assert settled(reader, log, now_us) == (20, 10)
+        assert settled(reader, log, 25 * HOUR_US) == (15, 5), "where this machine's clock is behind, it counts"
     writer.close()
 
 

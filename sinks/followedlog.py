@@ -1,14 +1,16 @@
-"""The log that a store follows, as it was when the store was opened."""
+"""The log that a store follows, as it was when the store was opened; and what a store at an earlier place has missed of it."""
 
 from __future__ import annotations
 
-from cdc.errors import StoreError
-from cdc.log.contract import LogReader
+from collections.abc import Iterable
+
+from cdc.errors import PositionGone, StopState, StoreError
+from cdc.log.contract import LogReader, Topic
 from cdc.model.lineage import Lineage
 
 
 class Followed:
-    """None before ``begin``."""
+    """None before ``begin``. A writer keeps to the lineage that its marks were compared with: floors that are raised later may be above them."""
 
     def __init__(self, store: str) -> None:
         self._store = store
@@ -41,3 +43,17 @@ class Followed:
         if now is None or (now != self._lineage and self._writing):
             raise StoreError(f"store {self._store}: the log has begun another history: it is opened again", retryable=True)
         return now
+
+
+def refuse_missed(topic: Topic, at: int, histories: Iterable[str], lineage: Lineage, where: str) -> None:
+    """Raises PositionGone where rows of the topic may be there whose DELETEs are gone from the log.
+
+    ``at``: how far ``where``, such as "store search", holds the topic. ``histories``: of the marks on all that has rows of it; none where there are
+    no rows. ``lineage``: as it was before the log was asked for the topic.
+    """
+    if at + 1 < topic.floor and any(lineage.raised_at(history) < topic.raised for history in histories):
+        raise PositionGone(
+            f"{where} holds position {at} of {topic.name}: rows were deleted since then of which the log no longer tells "
+            f"(it keeps DELETEs from position {topic.floor} on)",
+            hint=f"cdc resume {StopState.POSITION_GONE} --rebuild, which empties the store and builds it again from the log; or restore a newer copy of it",
+        )
