@@ -7,8 +7,9 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.log.memory import MemoryLog, MemoryReader
-from cdc.model.batch import first_position, last_position, table_of
+from cdc.model.batch import OP, Op, first_position, last_position, table_of, topic_schema
 from cdc.model.position import Cut, Lsn, Position
+from sinks.render.rowtext import row_keys, row_text
 
 EMPTY: Final = MemoryLog().reader()
 """An empty log, the same for every sink of a test run, so that their marks agree."""
@@ -32,10 +33,28 @@ class LooseLog(MemoryLog):
         if (end.position, end.commit_lsn) > (self.head.position, self.head.commit_lsn):
             self.cuts.append(end)
 
+    def forget(self, topic: str, floor: int) -> None:
+        """Compacts a topic: below the floor only rows that were there then have a change left."""
+        left: dict[str, pa.RecordBatch] = {}
+        others = []
+        for one in self.batches:
+            if table_of(one.schema).qualified != topic or first_position(one) >= floor:
+                others.append(one)
+                continue
+            assert last_position(one) < floor
+            schema = topic_schema(one.schema)
+            for number, key in enumerate(row_keys(row_text(one, schema), one, schema).to_pylist()):
+                left.pop(key, None)
+                if one.column(OP)[number].as_py() != Op.DELETE:
+                    left[key] = one.slice(number, 1)
+        self.batches = sorted([*others, *left.values()], key=first_position)
+        self.raise_floor(topic, Position(floor))
+
     def copied(self) -> LooseLog:
         """The same log as an older copy of its folder would be."""
         copy = LooseLog()
         copy.cuts, copy.batches, copy.lineage = list(self.cuts), list(self.batches), self.lineage
+        copy.floors = dict(self.floors)
         return copy
 
     def begin_history(self) -> None:

@@ -6,10 +6,12 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
 
+from cdc.errors import PositionGone
 from cdc.log.contract import SOURCE_NAME, Slice, Topic
 from cdc.log.views import alone, clip
 from cdc.model.batch import POSITION, table_of
@@ -30,12 +32,19 @@ class MemoryLog:
         """Of the producers beside the source: the number of the cut that brought each, the producer and its value."""
         self.producers: dict[str, str] = {}
         """Topic → who brings its changes."""
+        self.floors: dict[str, tuple[Position, int]] = {}
+        """Topic → its floor, and the raising that made it so."""
         identity = uuid.uuid4().hex[:16]
         self.lineage = Lineage(identity, (History(identity * 2, START),))
 
     @property
     def head(self) -> Cut:
         return self.cuts[-1] if self.cuts else ZERO_CUT
+
+    def raise_floor(self, topic: str, floor: Position) -> None:
+        """DELETEs below may be gone."""
+        self.lineage = replace(self.lineage, raised=self.lineage.next_raising)
+        self.floors[topic] = floor, self.lineage.raised
 
     def writer(self) -> MemoryWriter:
         return MemoryWriter(self)
@@ -63,7 +72,7 @@ class MemoryWriter:
 
     def begin_history(self) -> None:
         before = self._log.lineage
-        self._log.lineage = Lineage(before.log, (*before.histories, History(uuid.uuid4().hex, self.head.position)))
+        self._log.lineage = replace(before, histories=(*before.histories, History(uuid.uuid4().hex, self.head.position)))
 
     def append(self, batch: pa.RecordBatch, producer: str | None = None) -> None:
         topic, new = _topic(batch), positions_of(batch)
@@ -188,7 +197,11 @@ class MemoryReader:
 
     def last_change(self, topic: str, upto: Position) -> Position:
         positions = [positions_of(b)[-1] for b in self._between(0, upto) if table_of(b.schema).qualified == topic]
-        return Position(int(positions[-1])) if positions else START
+        dropped, _ = self._floor(topic)
+        return Position(max([*positions[-1:], dropped - 1 if 0 < dropped <= upto + 1 else 0]))
+
+    def _floor(self, topic: str) -> tuple[Position, int]:
+        return self._log.floors.get(topic, (START, 0))
 
     def topics(self) -> Sequence[Topic]:
         found: dict[str, list[pa.RecordBatch]] = {}
@@ -203,11 +216,17 @@ class MemoryReader:
                 first=Position(positions_of(batches[0])[0]),
                 last=Position(positions_of(batches[-1])[-1]),
                 producer=self._log.producers.get(name, self._log.source),
+                clean_from=self._floor(name)[0],
+                floor=self._floor(name)[0],
+                raised=self._floor(name)[1],
             )
             for name, batches in found.items()
         ]
 
-    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
+        floor, raised = self._floor(topic)
+        if 0 < after < floor - 1 and self.lineage().raised_at(history) < raised:
+            raise PositionGone(f"the log no longer keeps all of {topic} from position {after} on")
         for batch in self._between(after, upto):
             if table_of(batch.schema).qualified == topic:
                 yield from alone(batch)
@@ -218,12 +237,12 @@ class MemoryReader:
         after: Position,
         upto: Position,
         target_bytes: int,
-        history: str | None = None,  # noqa: ARG002
+        history: str | None = None,
     ) -> Sequence[Slice]:
         found: list[Slice] = []
         for topic in topics:
             start, rows, size, last = after, 0, 0, after
-            for batch in self.read(topic, after, upto):
+            for batch in self.read(topic, after, upto, history):
                 if rows and size + batch.nbytes > target_bytes:
                     found.append(Slice(topic, start, last, rows, size))
                     start, rows, size = last, 0, 0

@@ -71,7 +71,8 @@ def bring(lab: Lab, sink: Sink) -> None:
     """As a follower does: everything that the opened store lacks by its own word."""
     log, start = lab.log.reader(), sink.applied()
     for topic in log.topics():
-        for changes in log.read(topic.name, max(start.position, sink.held(topic.name)), log.head().position):  # type: ignore[type-var]
+        begin = max(start.position, sink.held(topic.name))
+        for changes in log.read(topic.name, begin, log.head().position, log.lineage().history):
             apply(sink, changes)
     sink.commit(log.head())
 
@@ -379,6 +380,101 @@ def test_rows_that_no_commit_covers_are_of_a_history_too(lab: Lab) -> None:
     except Stopped:
         with pytest.raises(Stopped, match=StopState.DIVERGED):
             lab.applied()
+        lab.sink().erase()
+        sink = heal(lab)
+    whole(lab, sink)
+
+
+# -- DELETEs that are gone from the log ----------------------------------------------------------------------------------------------
+
+
+def test_a_store_from_before_a_dropped_delete_is_refused(lab: Lab) -> None:
+    """Its row 2 was deleted since, and nothing in the log tells of that any more."""
+    sink = lab.opened()
+    step(lab, sink, *FIRST)
+    sink.close()
+    for changes in SECOND:
+        lab.log.put(changes)
+    lab.log.put(batch(ORDERS, [(Op.UPDATE, 10, order(3, "later"))]))
+    lab.log.forget(ORDERS.qualified, 9)
+    for _ in range(2):
+        for attempt in (lab.applied, lambda: lab.opened().applied()):
+            with pytest.raises(Stopped) as stopped:
+                attempt()
+            assert stopped.value.state is StopState.POSITION_GONE
+            assert "--rebuild" in (stopped.value.hint or "")
+    lab.sink().erase()
+    whole(lab, heal(lab))
+
+
+def test_a_store_that_holds_the_dropped_deletes_goes_on(lab: Lab) -> None:
+    sink = lab.opened()
+    step(lab, sink, *FIRST)
+    step(lab, sink, *SECOND)
+    lab.log.forget(ORDERS.qualified, 9)
+    with suppress(StoreError):  # it wants to be opened again first
+        step(lab, sink, *THIRD)
+    for changes in THIRD:
+        lab.log.put(changes)
+    whole(lab, heal(lab))
+
+
+def test_a_store_that_is_filled_after_they_went_passes_the_floor_in_many_steps(lab: Lab) -> None:
+    for changes in (*FIRST, *SECOND, *THIRD):
+        lab.log.put(changes)
+    lab.log.forget(ORDERS.qualified, 12)
+    end = lab.log.head
+    sink = lab.opened()
+    for position in (1, 3, 5, 8):
+        part = lab.log.copied()
+        for topic in part.reader().topics():
+            start = max(sink.applied().position, sink.held(topic.name))
+            for changes in part.reader().read(topic.name, start, position, part.lineage.history):  # type: ignore[arg-type]
+                apply(sink, changes)
+        sink.commit(cut(position))
+        sink.close()
+        sink = lab.opened()
+        assert sink.applied() == cut(position)
+    lab.log.forget(PAIRS.qualified, 13)
+    with pytest.raises(Stopped, match=StopState.POSITION_GONE):
+        lab.opened()
+    lab.sink().erase()
+    lab.log.reach(end)
+    whole(lab, heal(lab))
+
+
+def test_a_store_in_the_middle_of_its_first_range_is_refused_when_deletes_go_then(lab: Lab) -> None:
+    """It may have rows, and says nothing yet of how far."""
+    for changes in FIRST:
+        lab.log.put(changes)
+    sink = lab.opened()
+    for changes in FIRST:
+        apply(sink, changes)
+    sink.close()
+    for changes in (*SECOND, *THIRD):
+        lab.log.put(changes)
+    lab.log.forget(ORDERS.qualified, 12)
+    try:
+        sink = heal(lab)
+    except Stopped as stopped:
+        assert stopped.state is StopState.POSITION_GONE  # noqa: PT017
+        lab.sink().erase()
+        sink = heal(lab)
+    whole(lab, sink)
+
+
+def test_rows_left_without_a_ledger_do_not_stay_for_want_of_a_delete(lab: Lab) -> None:
+    sink = lab.opened()
+    step(lab, sink, *FIRST)
+    sink.close()
+    for changes in (*SECOND, *THIRD):
+        lab.log.put(changes)
+    lab.log.forget(ORDERS.qualified, 12)
+    strike(lab, None, "ledger", "lost")
+    try:
+        sink = heal(lab)
+    except Stopped as stopped:
+        assert stopped.state is StopState.POSITION_GONE  # noqa: PT017
         lab.sink().erase()
         sink = heal(lab)
     whole(lab, sink)
