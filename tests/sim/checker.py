@@ -36,6 +36,7 @@ from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from sinks.memory import Store
+from tests.sim import compacted
 from tests.sim.disk import ModelDisk
 from tests.sim.expected import Expected, expected_of, go_by_tag
 from tests.sim.source import Source
@@ -110,6 +111,8 @@ class Checker:
     confirmed: int = 0
     clean: dict[str, int] = field(default_factory=dict)
     """Topic → its clean point, or what it was to become: changes below it may be gone that later ones below it have superseded."""
+    floors: dict[str, int] = field(default_factory=dict)
+    """Topic → its floor, or what it was to become: DELETEs and TRUNCATEs below it may be gone, once nothing is left for them to take away."""
     _batches: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
     """The log as it was first read, by topic."""
     _cuts_seen: int = 0
@@ -183,26 +186,14 @@ class Checker:
             found = _merged(reader.read(topic, Position(0), self.last.position))
             # Arrow's equality first: it is quick. It takes no NaN for another, so what differs is looked at value by value.
             if topic in self.clean:
-                self._check_compacted(topic, known, found)
+                # Only a record that stands alone in its batch tells that it empties the topic.
+                entries = [replace(self.entries[one.position - 1], row=one.row) for one in _of_batches(known, topic)]
+                compacted.check(entries, _of_batches(found, topic), self.clean[topic], self.floors[topic])
             elif found != known and [*_of_batches(found, topic)] != [*_of_batches(known, topic)]:
                 both = zip(_of_batches(found, topic), _of_batches(known, topic), strict=False)
                 different = next((a for a, b in both if a != b), None)
                 raise Violation("c", f"read again, {different or 'the number of changes'} is not what it was")
         self.log_grew(reader)
-
-    def _check_compacted(self, topic: str, known: Iterable[pa.RecordBatch], found: Iterable[pa.RecordBatch]) -> None:
-        """What is left is what it was, and what is not was superseded below the clean point."""
-        left = {entry.position: entry for entry in _of_batches(found, topic)}
-        newest: dict[Key, int] = {}
-        for entry in sorted(_of_batches(known, topic), key=lambda entry: entry.position, reverse=True):
-            still = left.pop(entry.position, None)
-            gone = still is None and entry.op not in ALONE and newest.get(entry.key, 0) > 0
-            if not gone and (still is None or _change(still) != _change(entry)):
-                raise Violation("c", f"compacted below {self.clean[topic]}, {entry} is {still or 'gone'}")
-            if still is not None and entry.op not in ALONE and entry.position < self.clean[topic]:
-                newest[entry.key] = entry.position
-        if left:
-            raise Violation("c", f"compacted, {topic} has changes at {sorted(left)} that it never had")
 
     def _read(self, reader: EmbeddedLogReader, upto: Position) -> list[Entry]:
         timeline = reader.timeline
@@ -443,11 +434,6 @@ class Checker:
             if rows.keys() != visible.keys() or not all(self._is_row(entry, visible[key]) for key, entry in rows.items()):
                 yield f"table {oid} in the log is not the source's"
         yield from self.stores.differences(stores, head)
-
-
-def _change(entry: Entry) -> tuple[object, ...]:
-    """Without what only a record that stands alone in its batch tells."""
-    return entry.op, entry.key, entry.row, entry.lsn, entry.table
 
 
 def _merged(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -377,6 +377,8 @@ class Site:
 
     def disowned(self, stopped: Stopped) -> None:
         """A follower finds that the store is not this log's. Until an operator comes it may have changed again."""
+        if stopped.state is StopState.POSITION_GONE and self.strikes:
+            return  # it was set back to before a DELETE that the log has dropped since
         if stopped.state not in self._strange():
             raise Violation("k", f"{self.name} is this log's own and was refused: {stopped}")
         self._disowned.add(stopped.state)
@@ -393,6 +395,9 @@ class Site:
         if state is StopState.SCHEMA_PAUSED and self.terms.policy != "apply":
             self.met("operator lets a change through")
             return False
+        if state is StopState.POSITION_GONE and self.strikes:
+            self.met("store set back too far, and built again")
+            return True
         if state not in self._disowned:
             raise Violation("k", f"{self.name} is this log's own and was refused: {why}")
         self.met("store built again")

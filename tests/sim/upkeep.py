@@ -40,7 +40,9 @@ class Compactor:
         holding = [self._log.last_change(topic.name, Position(pin)) if pin else 0 for pin in pins]
         now = TopicPoints(topic.clean_from, topic.floor)
         points = bounds(writer.upkeep.ranges(topic.name), settled, holding, now)
-        self._checker.clean[topic.name] = max(points.clean_from, self._checker.clean.get(topic.name, 0))
+        clean, floors = self._checker.clean, self._checker.floors
+        clean[topic.name] = max(points.clean_from, clean.get(topic.name, 0))
+        floors[topic.name] = max(points.floor, floors.get(topic.name, 0))
         done = compact(
             writer.upkeep,
             topic.name,
