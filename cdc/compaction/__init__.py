@@ -5,7 +5,8 @@ The log stays readable throughout, because of what is dropped and in which order
 - Only changes below the topic's *clean point* go, each superseded by a later one that is also below it. Whoever reads on from anywhere reaches
   the clean point with every row as it was; before that he is loading.
 - A DELETE (and a TRUNCATE) goes only below the topic's *floor*. Whoever has read up to a place before the floor cannot go on: he would never hear of
-  the row's end. Nothing raises the floor yet (``bounds`` says why), so DELETEs stay.
+  the row's end. Only who began at 0 after they went can: he has never had the row. So marks say which raisings of floors they know of
+  (``cdc.model.lineage``).
 - Both points are recorded before anything is dropped, and the topic's stretches are replaced from its beginning on: at any moment a DELETE is still
   there unless what it deleted is gone already.
 

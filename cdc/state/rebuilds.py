@@ -14,7 +14,7 @@ from typing import Final
 from cdc.errors import StopState, StoreError
 from cdc.state.statefile import StateFile
 
-STATES: Final = frozenset({StopState.DIVERGED, StopState.OTHER_LOG, StopState.STORE_REFUSES})
+STATES: Final = frozenset({StopState.DIVERGED, StopState.OTHER_LOG, StopState.POSITION_GONE, StopState.STORE_REFUSES})
 """Stop states of a follower that building its store again may end."""
 
 

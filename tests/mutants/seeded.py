@@ -164,8 +164,21 @@ MUTANTS = (
         " | (positions >= self._floor)", "", (COMPACTION,),
     ),
     Mutant(
+        "a reader goes on from before a DELETE that is gone", "cdc/log/embedded/reader.py",
+        "or retired.raised <= known)", "or True)", (COMPACTION,),
+    ),
+    Mutant(
+        "a store goes on from before a DELETE that is gone", "sinks/followedlog.py",
+        "if at + 1 < topic.floor and any(", "if False and any(", ("-k", "memory", "tests/contract/test_marks.py"),
+    ),
+    Mutant(
+        "a store that is filled is taken for one that missed a DELETE", "cdc/model/lineage.py",
+        "        return (found[0] << _HISTORY_BITS) + int(raised or 0) if found else 0\n", "        return found[0] << _HISTORY_BITS if found else 0\n",
+        ("-k", "memory", "tests/contract/test_marks.py"),
+    ),
+    Mutant(
         "stores do not hold compaction back", "cdc/compaction/bounds.py",
-        "end_within(ranges, min([settled, *pins]))", "end_within(ranges, settled)", ("tests/unit/log/compaction/test_worker.py",),
+        "end_within(ranges, min([settled.deletes, *pins]))", "end_within(ranges, settled.deletes)", ("tests/unit/log/compaction/test_worker.py",),
     ),
     Mutant(
         "what was replaced goes before the head that says so is durable", "cdc/log/embedded/upkeep.py",

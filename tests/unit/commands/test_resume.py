@@ -57,7 +57,7 @@ def test_with_a_rebuild(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("state", "part"),
-    [(StopState.LOG_CORRUPT, "capture"), (StopState.POSITION_GONE, "follow-search"), (StopState.SCHEMA_PAUSED, "follow-search")],
+    [(StopState.LOG_CORRUPT, "capture"), (StopState.SCHEMA_PAUSED, "follow-search")],
 )
 def test_a_rebuild_that_would_not_help(folder: Path, state: StopState, part: str) -> None:
     hold(folder, Stopped(state, "…"), part)
@@ -67,7 +67,7 @@ def test_a_rebuild_that_would_not_help(folder: Path, state: StopState, part: str
     assert is_held(folder)
 
 
-@pytest.mark.parametrize("state", [StopState.DIVERGED, StopState.OTHER_LOG, StopState.STORE_REFUSES])
+@pytest.mark.parametrize("state", [StopState.DIVERGED, StopState.OTHER_LOG, StopState.POSITION_GONE, StopState.STORE_REFUSES])
 def test_a_store_is_built_again(folder: Path, state: StopState) -> None:
     run_dir = folder / "var" / "run"
     for store in ("search", "follow-me"):
