@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.embedded.valkey import Valkey
-from cdc.errors import ConfigError, StopState, StoreError
+from cdc.errors import ConfigError, PositionGone, StopState, StoreError
 from cdc.follow.follower import Follower
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import Op
@@ -403,3 +403,55 @@ def test_wrong_credentials_that_no_file_holds_are_for_the_operator(valkey: Any) 
     with closing(CacheSink("cache", options)) as sink, pytest.raises(StoreError, match="WRONGPASS") as failure:
         sink.open(LooseLog().reader())
     assert not failure.value.retryable
+
+
+def compacted(opened: Opened) -> None:
+    """Order 2 is gone, and nothing in the log tells of it any more."""
+    opened.log.put(batch(ORDERS, [(Op.DELETE, 4, order(2)), (Op.UPDATE, 5, order(1, "paid"))]))
+    opened.log.put(batch(ORDERS, [(Op.INSERT, 6, order(4))]))
+    opened.log.forget(ORDERS.qualified, 6)
+
+
+def brought(opened: Opened, sink: CacheSink) -> None:
+    log = opened.log.reader()
+    for changes in log.read(ORDERS.qualified, sink.held(ORDERS.qualified), log.head().position, log.lineage().history):
+        sink.apply(changes)
+    sink.commit(log.head())
+
+
+def test_keys_without_a_ledger_go_where_their_deletes_are_gone(valkey: Any, opened: Opened) -> None:
+    sink = opened(key="order:{id}")
+    opened.feed(sink, upserts(ORDERS, 1, [order(1), order(2), order(3)]))
+    opened.commit(sink, cut(3))
+    compacted(opened)
+    with valkey.client() as client:
+        client.delete(ledger.key_of("cache"))
+        client.set("order:x", "not ours")
+        sink = opened(key="order:{id}")
+        assert set(client.keys("order:*")) == {b"order:x"}
+        brought(opened, sink)
+        assert set(client.keys("order:*")) == {b"order:1", b"order:3", b"order:4", b"order:x"}
+
+
+def test_keys_without_a_ledger_stay_where_they_are_another_store_s(valkey: Any, opened: Opened) -> None:
+    sink = opened(key="order:{id}")
+    opened.feed(sink, upserts(ORDERS, 1, [order(1), order(2), order(3)]))
+    opened.commit(sink, cut(3))
+    compacted(opened)
+    other = CacheSink("other", Options.model_validate({"kind": "redis", "url": valkey.url, "key": "order:{id}"}))
+    opened.made.append(other)
+    with pytest.raises(StoreError, match="in store cache"):
+        other.open(opened.log.reader(), 1)
+    with valkey.client() as client:
+        assert client.exists("order:1", "order:2", "order:3") == 3
+
+
+def test_a_table_that_is_selected_again_after_its_deletes_are_gone_is_refused(opened: Opened) -> None:
+    sink = opened(key="order:{id}")
+    opened.feed(sink, upserts(ORDERS, 1, [order(1), order(2), order(3)]))
+    opened.commit(sink, cut(3))
+    opened(prepare=False, key="order:{id}", tables=["public.nothing"])
+    compacted(opened)
+    for _ in range(2):
+        with pytest.raises(PositionGone, match="keeps DELETEs"):
+            opened(prepare=False, key="order:{id}")

@@ -102,6 +102,7 @@ def test_lag_is_by_the_clock_that_dated_the_commits(clock: Clock, monkeypatch: p
     assert abs(asked.now() - now) < 60
     reader: Any = SimpleNamespace(
         topics=lambda: [SimpleNamespace(name="a", table="public.a", last=2)],
+        lineage=lambda: None,
         slices=lambda *_: [SimpleNamespace(rows=1, bytes=8)],
         cut_within=lambda *_: Cut(Position(2), Lsn(2), int((now - 5) * 1e6)),
     )

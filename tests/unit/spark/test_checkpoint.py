@@ -16,7 +16,7 @@ def offsets(folder: Path, number: int, *lines: str) -> None:
 
 
 def ours(position: int) -> str:
-    return f'{{"position":{position},"commit_lsn":1,"commit_ts_us":2}}'
+    return f'{{"position":{position},"commit_lsn":1,"commit_ts_us":2,"history":""}}'
 
 
 def test_the_newest_offset_counts(tmp_path: Path) -> None:

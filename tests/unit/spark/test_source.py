@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from cdc.errors import ConfigError
+from cdc.compaction.bounds import Settled, TopicPoints, bounds
+from cdc.compaction.merge import compact
+from cdc.errors import ConfigError, PositionGone
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, last_position
 from cdc.model.pgtypes import NUMERIC, TEXT
-from cdc.model.position import Lsn
+from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.spark.source import CdcSource
 from tests.contract.rows import batch, numeric, schema
@@ -33,10 +35,20 @@ def table(precision: int, scale: int) -> Table:
 
 
 class Log:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, segment_bytes: int = 0) -> None:
+        """``segment_bytes``: of segments that are sealed; 0: none is."""
         self.folder = folder
-        self._writer = EmbeddedLogWriter(folder, seal=False)
+        self._writer = EmbeddedLogWriter(folder, seal=segment_bytes > 0, segment_bytes=segment_bytes or 2**26)
         self.close = self._writer.close
+
+    def compact(self) -> int:
+        """Drops all that can be. Returns the floor."""
+        self._writer.drain_seals()
+        upkeep, head = self._writer.upkeep, self._writer.head.position
+        points = bounds(upkeep.ranges("public.t"), Settled(head, head), [], TopicPoints(0, 0))
+        compact(upkeep, "public.t", points, self._writer.commit, at_least=0.0)
+        upkeep.remove_replaced()
+        return points.floor
 
     def put(self, *batches: Any) -> None:
         for one in batches:
@@ -95,6 +107,43 @@ def test_a_stream_ends_where_the_definition_changes_and_goes_on_when_it_is_start
         source.streamReader(loaded)
     again = source.streamReader(source.schema())
     assert [row["x"] for row in rows(again, again.partitions(first, second))] == [None, Decimal("1.2345")]
+
+
+def test_a_stream_that_began_after_deletes_went_passes_the_floor_and_an_older_one_is_refused(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", segment_bytes=4096)
+    few = table(12, 2)
+    for at in range(1, 41):
+        log.put(batch(few, [(Op.INSERT if at <= 20 else Op.DELETE, at, {"id": str((at - 1) % 20), "x": None})]))
+    log.put(*(batch(few, [(Op.INSERT, at, {"id": f"later {at}", "x": None})]) for at in range(41, 121)))
+    source = log.source(fresh="true", maxRows="1", waitSeconds="0.01")
+    older = source.streamReader(source.schema())
+    begun = older.initialOffset()
+    first = older.latestOffset()
+    assert len(rows(older, older.partitions(begun, first))) == 1
+    floor = log.compact()
+    assert floor > 41
+    second = older.latestOffset()
+    with pytest.raises(PositionGone, match="DELETEs before"):
+        older.partitions(first, second)
+    fresh = source.streamReader(source.schema())
+    found, start = [], fresh.initialOffset()
+    while start["position"] < 120:
+        end = fresh.latestOffset()
+        found += [row["id"] for row in rows(fresh, fresh.partitions(start, end))]
+        fresh, start = source.streamReader(source.schema()), end
+        fresh._given_out = Position(end["position"])  # as a checkpoint tells it
+    assert found == [f"later {at}" for at in range(41, 121)]
+    reader = log.source(startPosition="3").reader(source.schema())
+    with pytest.raises(PositionGone):
+        reader.partitions()
+    assert (
+        len(rows(known := log.source(startPosition="3", history=str(start["history"])).reader(source.schema()), known.partitions()))
+        == 80
+    )
+    whole = log.source(sliceBytes="1").reader(source.schema())
+    assert len(whole.partitions()) > 2
+    assert len(rows(whole, whole.partitions())) == 80
+    log.close()
 
 
 def test_a_change_of_columns_that_are_not_asked_for_disturbs_nobody(log: Log) -> None:
