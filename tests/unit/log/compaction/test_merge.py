@@ -14,6 +14,7 @@ import pytest
 
 from cdc.compaction.bounds import Settled, TopicPoints, bounds
 from cdc.compaction.merge import Merged, compact
+from cdc.compaction.survivors import Survivors
 from cdc.errors import HeadwaterError, PositionGone
 from cdc.log.contract import Topic
 from cdc.log.embedded.disk import Disk
@@ -21,7 +22,9 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, first_position, last_position, table_of
 from cdc.model.evolution import Kind
+from cdc.model.pgtypes import TEXT
 from cdc.model.position import Lsn, Position
+from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
 from cdc.replay.netchange import net_changes
 from cdc.replay.state import rows_as_of
@@ -148,6 +151,27 @@ def test_whoever_reads_on_comes_to_the_same_rows(log: Log, seed: int, round: int
     standing.close()
 
 
+def test_a_delete_stays_while_the_row_does_that_it_deletes_under_another_key() -> None:
+    """A later change under the new key is no word of a row under the former one: it stays, and so has its DELETE to."""
+    narrow = Table(9, "public", "t", (Column("a", TEXT, key=True, attnum=1), Column("b", TEXT, attnum=2)))
+    wide = replace(narrow, columns=(*(replace(column, key=True) for column in narrow.columns), Column("c", TEXT, attnum=3)))
+    row = {"a": "1", "b": "x"}
+    survivors = Survivors(clean_from=10, floor=10)
+    for one in (batch(narrow, [(Op.INSERT, 1, row)]), schema(wide, 2), batch(wide, [(Op.DELETE, 3, {**row, "c": None})])):
+        survivors.take(one)
+    chosen = survivors.chosen()
+    assert [chosen.count(at, at) for at in (1, 2, 3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("floor", [0, 2, 3])
+def test_a_delete_goes_below_the_floor_only(floor: int) -> None:
+    survivors = Survivors(clean_from=10, floor=floor)
+    for op, at in ((Op.INSERT, 1), (Op.DELETE, 2), (Op.INSERT, 3)):
+        survivors.take(upserts(NARROW, at, [order(at)]) if at == 3 else batch(NARROW, [(op, at, order(1))]))
+    chosen = survivors.chosen()
+    assert [chosen.count(at, at) for at in (1, 2, 3)] == [0, floor < 3, 1]
+
+
 class Watched(QuickDisk):
     """Notes which files are synced and removed."""
 
@@ -205,6 +229,18 @@ def test_a_compacted_topic_holds_each_row_once_and_its_deleted_rows_not_at_all(l
         ]
         assert len(kept) == 5
         assert log.compact(400, 400, topic="public.orders").dropped == 0, "there is nothing left to do"
+
+
+def test_a_place_before_a_dropped_delete_lacks_something_though_nothing_is_left_there(log: Log) -> None:
+    for at in range(1, 400, 2):
+        log.put(batch(NARROW, [(Op.INSERT, at, order(1)), (Op.DELETE, at + 1, order(1))]))
+    log.compact(400, 400, topic="public.orders")
+    with closing(EmbeddedLogReader(log.root)) as reader:
+        (topic,) = reader.topics()
+        assert topic.floor > 300
+        assert not list(reader.read(topic.name, Position(0), Position(topic.floor - 1)))
+        assert reader.last_change(topic.name, Position(topic.floor - 1)) == topic.floor - 1
+        assert reader.last_change(topic.name, Position(topic.floor - 2)) == 0
 
 
 def rewritten(root: Path, disk: Disk | None = None) -> EmbeddedLogWriter:
