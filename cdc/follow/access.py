@@ -103,6 +103,11 @@ class Opening:
             self._reader.close()  # it opens what stands there now
             raise LogReplaced(self._log_dir)
 
+    def outdated(self) -> bool:
+        """Whether the log has begun another history since the store was opened, or raised a floor: its marks have to be compared with that."""
+        lineage = self._reader.lineage()
+        return lineage is not None and lineage.history != self.history
+
     def open(self) -> Cut:
         """Returns from where the store is to be brought on. Raises StoreError, Stopped, ConfigError."""
         try:

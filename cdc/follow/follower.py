@@ -240,6 +240,8 @@ class Follower:
             yield Step.COMMITTED
 
     def _ensure_open(self) -> Iterator[Step]:
+        if self._opening.is_open and self._opening.outdated():
+            self._opening.close()
         if not self._opening.is_open:
             self._ranges.forget()
             self._adopt(self._opening.open())
@@ -270,8 +272,9 @@ class Follower:
     def _advance(self, end: Cut, slices: Slices | None) -> Iterator[Step]:
         yield from self._ensure_open()
         yield from self._look_at_the_store()
-        opened = Opened(self._sink, self._opening.writer)
         while self.applied.position < end.position and not self._stop.is_set():
+            yield from self._ensure_open()
+            opened = Opened(self._sink, self._opening.writer)
             try:
                 taken = self._ranges.take(opened, self.applied.position, end, slices)
             except ChangeWaits as waits:

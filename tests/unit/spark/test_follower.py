@@ -214,6 +214,32 @@ def test_a_store_that_can_be_read_and_takes_nothing_is_waited_for_all_the_time(
     follower.close()
 
 
+@pytest.mark.parametrize("what", ["a floor is raised", "a history begins"])
+def test_a_store_is_opened_again_unseen_when_its_marks_are_to_be_compared_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    log = MemoryLog()
+    writer = log.writer()
+    for at in range(1, 4):
+        writer.append(batch(ORDERS, [(Op.INSERT, at, order(at))]))
+        writer.commit(Lsn(at), at)
+    told: list[str | None] = []
+    write = status.write
+    monkeypatch.setattr(status, "write", lambda *args: told.append(args[2].error) or write(*args))
+    follower = Follower(f"again-{tmp_path.name}", Options(kind="memory"), tmp_path, log.reader(), tmp_path, threading.Event())
+    follower.follow_to(log.cuts[1])
+    before = follower.history
+    if what == "a floor is raised":
+        log.raise_floor(ORDERS.qualified, Position(2))
+    else:
+        writer.begin_history()
+    follower.follow_to(log.cuts[2])
+    assert (follower.applied, follower.history) == (log.cuts[2], log.lineage.history)
+    assert before != follower.history
+    assert not any(told)
+    follower.close()
+
+
 def test_a_status_that_has_not_changed_is_written_as_a_sign_of_life_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
     real = status.write
