@@ -100,6 +100,7 @@ class SnapshotFeed:
                 return
             for batch in group.batches:
                 table = table_of(batch.schema)
+                self._refuse_gone(table)
                 if schema_change_of(batch) is not None:
                     self._refuse_open(table.oid)
                     continue
@@ -373,6 +374,12 @@ class SnapshotFeed:
         """Chunks of this table that are being read, or wait for their watermarks, are of no use any more."""
         for window in self._windows:
             if window.table.oid == oid:
+                window.mixed = True
+
+    def _refuse_gone(self, table: Table) -> None:
+        """Who had this table's name before no longer does, though the snapshot of an open window may not see that yet. A later window's will."""
+        for window in self._windows:
+            if window.table.oid != table.oid and window.table.qualified == table.qualified:
                 window.mixed = True
 
     def _cover(self, table: Table, completed: Sequence[Keys]) -> None:

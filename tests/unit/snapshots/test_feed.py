@@ -227,6 +227,16 @@ def test_a_schema_record_refuses_the_chunks_that_are_open(feed: SnapshotFeed) ->
     assert chunk.state is State.REFUSED
 
 
+@pytest.mark.parametrize("another", [True, False])
+def test_rows_of_another_table_of_that_name_refuse_the_chunks_that_are_open(feed: SnapshotFeed, another: bool) -> None:
+    """It was dropped and made again by a transaction that the snapshot does not see, as its commit still waits for a standby."""
+    chunk = ready(feed)
+    made_again = replace(T, oid=9, name="t" if another else "u")
+    feed.on_group(group([batch(made_again, [{"a": 5, "b": "new"}])], (200, 1)))
+    assert (feed.chunk_at(Watermark(b"chunk:1", 50)) is None) == another
+    assert chunk.state is (State.REFUSED if another else State.ENTERED)
+
+
 def test_an_emptying_mark_enters_as_a_schema_record(feed: SnapshotFeed) -> None:
     feed.ready(Chunk(b"chunk:1", feed.open(T), empties=True), ())
     (record,) = feed.chunk_at(Watermark(b"chunk:1", 50)) or ()
