@@ -71,7 +71,10 @@ class StoreCheck:
                 if entry.rows is not None and position < self._checker.clean.get(topic, 0):
                     continue  # written again by who has not had every change of the row before: below the clean point a store is loading
                 shown = None if row is None else slim(row)
-                if entry.topic != topic or shown != self._logged(name, entry, unit, row):
+                logged = self._logged(name, entry, unit, row)
+                # Where a table is to be read again, nobody may have been able to tell which of its columns had become which.
+                awaited = entry.rewritten and shown is not None and logged is not None and shown.items() <= logged.items()
+                if entry.topic != topic or (shown != logged and not awaited):
                     raise Violation("c", f"{name}: {topic} {text!r} at position {position} is not what the log has there")
                 if staged and position > unit.mark.cut.position:
                     raise Violation("g", f"{name}: shows position {position}, committed is {unit.mark.cut.position}")
