@@ -127,7 +127,9 @@ class Sink(Protocol):
 
         ``epoch``: the writer's, from its lease (``cdc.state.lease``); a sink opened without one only reads, and creates nothing. With one the
         ledger is created when there is none. Raises StoreError (``retryable`` when the store is merely down), EpochPassed when the store has
-        seen a higher epoch, Stopped when a mark belongs to another log or to a history that this one never had.
+        seen a higher epoch, Stopped when a mark belongs to another log, to a history that this one never had, or to a place from before a
+        DELETE that is gone from the log (``sinks.followedlog``). What is written afterwards is marked with the history that the marks were
+        compared with; once the log is in another, everything that writes raises StoreError (retryable), and the store is opened again.
         """
         ...
 
