@@ -63,7 +63,6 @@ def configure_logs(*, debug: bool = False) -> None:
         processors=[*shared, last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_to_standard_error,
-        cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

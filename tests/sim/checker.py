@@ -280,6 +280,8 @@ class Checker:
                 row = {new: known.row[old] for new, old in kept.items() if old in known.row}
                 rows[key] = replace(known, row=row, again=entry.position, stale=known.stale or entry.rewritten or lost)
             entry.rows = {key: known.row or {} for key, known in rows.items()}
+        elif entry.rewritten:  # they are read again; until then they are as a type wrote them that another has followed since
+            rows.update((key, replace(known, stale=True)) for key, known in rows.items())
 
     def _skip_waiting(self, expected: deque[Expected], entry: Entry | None) -> None:
         """Passes over updates that were held back."""

@@ -25,6 +25,7 @@ from cdc.model.table import Column, Table
 from cdc.report.collector import lag_of
 from cdc.settings.models import Log, Settings, Source, StoreOptions
 from cdc.state import jsonfile, status, stops
+from cdc.state.filewatch import Watch
 from tests.unit.log.changes import ORDERS, changes
 
 TABLE = Table(1, "public", "t", (Column("id", 23, key=True),))
@@ -228,6 +229,14 @@ class Looks:
         monkeypatch.setattr(status, "read_follower", counted)
 
 
+@pytest.fixture
+def watched(tmp_path: Path) -> None:
+    """Only where the system tells of files at all: each user has but so many watches."""
+    with closing(Watch(tmp_path)) as watch:
+        if watch.blind:
+            pytest.skip("the system has no watch left")
+
+
 def embedded(tmp_path: Path) -> tuple[Settings, EmbeddedLogWriter]:
     made = settings(tmp_path / "run").model_copy(update={"log": Log(dir=tmp_path / "log")})
     writer = EmbeddedLogWriter(made.log.dir)
@@ -238,6 +247,7 @@ def embedded(tmp_path: Path) -> tuple[Settings, EmbeddedLogWriter]:
     return made, writer
 
 
+@pytest.mark.usefixtures("watched")
 def test_who_waits_looks_only_when_something_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, writer = embedded(tmp_path)
     looks = Looks(monkeypatch)

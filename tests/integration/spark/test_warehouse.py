@@ -828,8 +828,9 @@ def assert_whole(shop: Shop) -> None:
 
 
 def test_a_snapshot_says_which_log_and_history_its_rows_are_of(shop: Shop) -> None:
-    sink = filled(shop, 2)
+    filled(shop, 2)
     shop.log.begin_history()
+    sink = shop.sink()
     sink.apply(upserts(ORDERS, 3, [order(3)]))
     sink.commit(cut(3))
     summaries = [row.summary for row in shop.sql("select summary from orders.snapshots order by committed_at")]
