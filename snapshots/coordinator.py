@@ -1,7 +1,21 @@
-"""The threads and connections of the snapshot: they drive ``agenda`` and, for each worker, ``reading``.
+"""The threads and connections of the snapshot: they drive ``agenda`` and, for each worker, ``worker``.
 
-A session has a connection to look with, one that emits the watermarks, and one for each worker that finds work. A lost connection ends it, and
-another is opened. Between sessions nothing is open.
+Nothing is decided here. ``agenda`` and ``worker`` are generators, which yield whatever takes time as a request (``steps``); ``_Hands`` answers it,
+and throws the server's errors into them. So the simulator can drive the same decisions without a thread.
+
+A session has a connection to look with, one that emits the watermarks, and one for each worker that finds work. Rows are typed in one pool of
+threads and handed over in another, which first makes a part ready in the feed and only then emits its watermark: a watermark that comes back in
+the stream always finds its rows. Which of these may enter there is decided by ``fence``, on the stream's side.
+
+Sessions are cheap to lose. What a table has got durably into the log is in ``progress``, and the next session goes on from there; watermarks carry a
+word of their session's own, so one that comes late from an earlier session is nobody's. What may fail, and what then:
+
+- a lost connection, in whichever thread: the board passes it on, all workers end, and a new session begins after a pause that grows up to 5 s;
+- a table that is locked or cannot be read: the generators see to that (``locks``, ``failures``), and the others go on;
+- anything else, such as a DSN that cannot be used or an error of ours: it reaches ingest through the feed;
+- ``stop``: waiting for the stream, the board or a pause ends with Abandoned, in the workers once the session ends.
+
+Between sessions nothing is open: no connection, no transaction that would hold back the server's vacuum, and no worker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,22 @@
 """One store's follower: applies ranges of the log and keeps the store's word on how far it is above all else.
 
-Spark's checkpoint is a convenience. What is applied says the store itself: a follower starts from it, goes back to it when the store
-was restored or flushed, and stops when the store knows more than the log.
+It repeats one thing: take the range of the log that begins where the store stands, apply it, and have the store commit the cut at its end. The
+store alone says how far it is. ``applied`` here is what it said when it was opened or committed last, and it is asked again every second or
+two while the follower is at it; Spark's checkpoint is a convenience. From that follows:
+
+- **A crash between any two steps** does no harm. The range was committed, or it is applied again, and the store's guard
+  (``sinks.contract``) makes rows that are written twice change nothing.
+- **A store that was flushed or restored** says so by a lower cut, also when no call has failed: it is opened again, and filled from there up to
+  where it was asked to be before (``_goal``).
+- **A store that knows more than the log**, or that another log has filled, is a stop state: there is nothing that could be brought to it.
+
+A follower is *starting*, *following*, *waiting* for a store that is down, or in a stop state; the last is recorded and outlives the process, until
+an operator ends it. What an attempt ends with decides (``_retry_while_down``). A retryable StoreError closes the store and tries again, after
+pauses that grow up to ``LONGEST_RETRY_S``. Any other error that names what is wrong (StoreError, Stopped, ConfigError) enters a stop state, and
+holds up this store only.
+
+What takes long is written as steps, which are driven by the store's thread, by its Spark query, or by the simulator, in which anything may
+happen between two of them.
 """
 
 from __future__ import annotations

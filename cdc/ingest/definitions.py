@@ -1,4 +1,22 @@
-"""Capture's knowledge of the source's definitions, wired: the log's topics, the facts kept beside them, the catalog and the thread that watches it."""
+"""Capture's knowledge of the source's definitions, wired: the log's topics, the facts kept beside them, the catalog and the thread that watches it.
+
+What a table's rows mean depends on where in the stream they stand, and the catalog only shows how a table is now. So whatever is learned from
+the catalog takes the way through the stream: the watching thread, like the event trigger, writes the facts that it finds as a logical message
+into the WAL, and ``cdc.capture.definitions`` decides what they mean at the place where they come back. The stream's side only asks for looks at
+the catalog, and asks the catalog itself where a RELATION message lacks something, such as column numbers (``cdc.capture.attnums``). Any role may emit
+such messages, so ours carry a password: one that this process makes up, or the trigger's.
+
+Two things are kept between processes, and each connection's ``Definitions`` begin with them, as of the log's last durable cut: the newest definition
+of each topic, in the log itself, and the facts that the table had then, beside it (``catalog.json``). Facts are saved only once the changes before
+them are durable. A connection that is lost takes with it what was not, and the stream that is sent again leads to the same decisions.
+
+- **DDL while capture was down** shows as a difference between the kept facts and the first look at the catalog. For that, a table's facts are
+  kept before its first row is read (``_remember_first``).
+- **Facts that were lost** leave nothing to compare with: such tables are read again.
+- **A table that we have taken out of the publication**, as it could not be captured, is noted before it leaves (``cdc.source.aside``). Any other that
+  is missing there was taken out by somebody else, and capture stops (TABLE_UNPUBLISHED).
+- **A catalog that cannot be asked** delays what only it can show; the watching thread tries again, and ``blind`` says so.
+"""
 
 from __future__ import annotations
 

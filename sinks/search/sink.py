@@ -1,4 +1,22 @@
-"""The search index: one table is one index behind an alias of the table's name, one row one document."""
+"""The search index: one table is one index behind an alias of the table's name, one row one document.
+
+OpenSearch has no transactions over documents, and loses, restores and replaces each index by itself. Three things make up for it:
+
+- **Rows are versioned** (``bulk``). Each document is written with its change's position as its version, so an older change never replaces a newer
+  one, in whatever order and however often they arrive. A delete is a document, too, until it is safe to purge it (``fence``).
+- **Each index says what it holds** (``standing``), inside itself: once before the first rows of a stretch of writing, and again at its end. Both
+  are refused where the index is not the one that this process has seen.
+- **The ledger is a claim** (``ledger``). What is applied is the ledger's cut as far as the indices bear it out, never more. One request at the
+  commit ends the stretches and writes the ledger. It need not be taken as a whole: whatever part of it is lost only makes the store hold less.
+
+The sink is closed, open for reading (``open`` without an epoch) or open for writing. Whoever opens it for writing puts its epoch into the ledger, and
+a writer with a lower one commits nothing until it has taken a higher one (EpochPassed). A reader changes nothing.
+
+After any StoreError the follower opens the store again. ``open`` forgets everything that was known and looks at all indices; if one of them
+was deleted or is an older copy, it goes back to the position that this one holds, and what the others have already is passed over there. A commit
+whose answer was lost is looked up before the next one (``_settle``): each write carries a word that is used only once. What is written late
+by a process that has slept loses to the versions, and to the fence once its rows are purged.
+"""
 
 from __future__ import annotations
 

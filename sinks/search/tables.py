@@ -1,4 +1,25 @@
-"""This process's knowledge of each table's index: found, made, given the fields that it lacks, and replaced by another."""
+"""This process's knowledge of each table's index: found, made, given the fields that it lacks, and replaced by another.
+
+A table is in one of these states; ``known`` holds its ``Place`` in the second and the third:
+
+1. *unknown*: after the store was opened. ``prepare`` finds the index, or makes it. An index without its standing documents is half made: it is
+   deleted and made again, unless somebody relies on it (see below).
+2. *adopted*: what the index says of itself is believed, and how far it holds the table is known.
+3. *in a stretch*: rows are being written; ``terms`` says in which primary terms that began. A commit ends the stretch and leads back to 2.
+4. *building*: where rows have to be written differently, a next generation of the index is filled beside the one that is used. ``built`` moves
+   the alias over in one request; before that, nothing counts of the new one, and an attempt that was interrupted is deleted.
+
+An index may be deleted, restored or replaced at any moment. One that was not there may be made, but never one in place of an index that
+somebody relies on. So whatever this process has passed on is remembered, and ``_lost`` is raised where an index no longer bears it out:
+
+- rows up to ``held.applied``: the log has changes of the table up to there, and the index lacks them, or does not exist;
+- a shape that was given to the follower (``_relied_on``): changes before it are not brought again;
+- a stretch that has begun: its documents have to be the ones that it was begun with;
+- a batch that was not taken (``failed``): no commit may pass it.
+
+``_lost`` is retryable: the follower opens the store again, which finds out what is there and goes back to it. An index that another log has
+filled, or one of a history that this log never had, is a stop state instead (``believed``).
+"""
 
 from __future__ import annotations
 

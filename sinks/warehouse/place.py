@@ -1,4 +1,23 @@
-"""One source table's place in the warehouse: which files are live, where a key stands in them, and the commits."""
+"""One source table's place in the warehouse: which files are live, where a key stands in them, and the commits.
+
+An Iceberg data file never changes. The table's rows are those of its *live* files, without the row positions that each file's deletion vector
+names. So a range of changes becomes new files, with the last row of each key, and larger vectors, which take away the rows that were replaced
+or deleted; a file that loses its last row leaves the table. Where a key stands is looked up in the files themselves: their statistics rule
+most of them out, and the keys of the others are cached until the table's columns change.
+
+Rows and mark are one Iceberg transaction. Everything else follows from that:
+
+- **Nothing is applied twice.** The mark says how far the table holds its topic, and changes at or below it are left out. A crash before the
+  commit leaves files that no table names (``leftovers`` removes them); a crash after it loses nothing but this object.
+- **Nothing is written onto another table.** Before each attempt the table has to carry the mark that this object found or left, and no
+  higher epoch of a writer. A table that was restored, replaced or written by another raises StoreError, and the follower opens the store again.
+- **A commit that met another's** (CommitConflict) was refused as a whole: its files are removed, and it is made again from what the table is now.
+- **A commit whose answer was lost** (CommitUnknown) is decided by the table's mark. If it is not ours, the files stay, as the commit may yet
+  turn up, and the store is opened again.
+
+A range is several commits where the key's columns or the definition change in it; each leaves a mark of its own, from which the next goes on. The
+live files and their vectors are remembered for one snapshot of the table (``_live_at``): under another they are read again.
+"""
 
 from __future__ import annotations
 

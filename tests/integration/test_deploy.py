@@ -82,9 +82,14 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/runbook.md", "docs/upgrade.md"):
         document = ROOT / name
         text = document.read_text()
-        anchors = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
         for target in re.findall(r"\]\(([^)]+)\)", text):
-            if target.startswith("#"):
-                assert target[1:] in anchors, (name, target)
-            elif not target.startswith("https:"):
-                assert (document.parent / target).exists(), (name, target)
+            if target.startswith("https:"):
+                continue
+            path, _, anchor = target.partition("#")
+            leads_to = document.parent / path if path else document
+            assert leads_to.exists(), (name, target)
+            headings = re.findall(r"^#+ (.*)$", leads_to.read_text(), re.MULTILINE) if anchor else []
+            assert not anchor or anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}, (
+                name,
+                target,
+            )

@@ -31,7 +31,7 @@ from tests.unit.http import reports
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 NEWCOMERS = """README configuration tutorial managed-postgres stores spark warehouse service sizing monitoring backup migrating comparison faq
-writing-a-sink glossary"""
+writing-a-sink glossary extending upgrade log inbox schema-changes privacy security"""
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in NEWCOMERS.split())
 CODE = tuple(path for room in ("cdc", "sinks", "tests/contract") for path in (ROOT / room).rglob("*.py"))
 

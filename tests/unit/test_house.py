@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md draws the house as it is, and CONTRIBUTING.md sends nobody to a place that has moved."""
+"""ARCHITECTURE.md draws the house as it is, and CONTRIBUTING.md and docs/extending.md send nobody to a place that has moved."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[2]
 ARCHITECTURE: Final = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 CONTRIBUTING: Final = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+EXTENDING: Final = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 
 
 def rows(page: str, heading: str) -> list[tuple[str, ...]]:
@@ -34,6 +35,8 @@ def files(text: str) -> list[str]:
 
 ROOMS: Final = rows(ARCHITECTURE, "The rooms")
 PLACES: Final = rows(CONTRIBUTING, "Where things go")
+STEPS: Final = [(heading, text) for heading, _, text in (part.partition("\n") for part in EXTENDING.split("\n## ")[1:])]
+"""The sections of docs/extending.md by their headings."""
 TESTS_OF: Final = rows(CONTRIBUTING, "Which tests concern a room")
 
 
@@ -81,6 +84,12 @@ def test_what_a_newcomer_is_sent_to_exists(cells: tuple[str, ...]) -> None:
             )
 
 
+@pytest.mark.parametrize(("heading", "text"), STEPS, ids=[heading for heading, _ in STEPS])
+def test_a_step_leads_to_files_that_exist(heading: str, text: str) -> None:
+    gone = [name for name in files(text) if "NAME" not in name and not (ROOT / name).exists()]
+    assert gone == [], f"docs/extending.md, {heading}"
+
+
 @pytest.mark.parametrize("cells", TESTS_OF, ids=lambda cells: cells[0])
 def test_the_tests_that_a_room_is_said_to_have_exist(cells: tuple[str, ...]) -> None:
     gone = [name for cell in cells for name in named(cell) if not (ROOT / name).exists()]
@@ -89,6 +98,6 @@ def test_the_tests_that_a_room_is_said_to_have_exist(cells: tuple[str, ...]) -> 
 
 def test_what_a_newcomer_is_told_to_make_can_be_made() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    asked = set(re.findall(r"(?:^|`)make ([a-z]+)", CONTRIBUTING, re.MULTILINE))
+    asked = set(re.findall(r"(?:^|`)make ([a-z]+)", CONTRIBUTING + EXTENDING, re.MULTILINE))
     assert asked <= targets
     assert len(asked) > 5
