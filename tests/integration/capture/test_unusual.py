@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +12,11 @@ import pytest
 
 from cdc.embedded.postgres import installations
 from cdc.errors import Stopped, StopState
-from cdc.follow.follower import Follower
-from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.state import reloads
-from sinks import options_model
+from tests.integration.capture.cached import Cache
 from tests.integration.capture.running import Capture
 
 TABLES = 200
-
-
-class Cache:
-    """A store of that log in a real server. Its follower is started again for every step, as a process is."""
-
-    def __init__(self, capture: Capture, valkey: Any) -> None:
-        self._settings = capture.settings
-        self._valkey = valkey
-        self._options = options_model("redis").model_validate({"kind": "redis", "url": valkey.url})
-
-    def follow(self) -> dict[str, Any]:
-        """Brings it as far as the log goes. Returns its values by key, but for the store's own."""
-        with closing(EmbeddedLogReader(self._settings.log.dir)) as reader:
-            follower = Follower("cache", self._options, self._settings.log.dir, reader, self._settings.run_dir, threading.Event())
-            with closing(follower):
-                end = reader.head()
-                follower.follow_to(end)
-                assert (follower.status.stop, follower.applied, follower.status.dead) == (None, end, 0)
-        with self._valkey.client() as client:
-            keys = list(client.scan_iter("public.*", count=10_000))
-            values = client.mget(keys) if keys else []
-        return {key.decode(): json.loads(value)["v"] for key, value in zip(keys, values, strict=True)}
 
 
 def test_many_tables_dropped_at_once_hold_up_none_of_the_others(postgres: Any, tmp_path: Path, valkey: Any) -> None:

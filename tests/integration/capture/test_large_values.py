@@ -1,0 +1,98 @@
+"""Values of many megabytes on their way into a cache, and the largest that its server takes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+
+from sinks.cache import rowwriter
+from tests.integration.capture.cached import Cache
+from tests.integration.capture.running import Capture
+
+LIMIT: Final = 1 << 20
+"""The least that a server takes for its own limit."""
+VALUE_BYTES: Final = 250_000_000 if "HEADWATER_FAULTS" in os.environ else 8_000_000
+
+
+@pytest.fixture
+def limited(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A server, and a sink, that take values of ``LIMIT`` bytes at most in place of 512 MB."""
+    monkeypatch.setattr(rowwriter, "VALUE_BYTES_MAX", LIMIT)
+    with valkey.client() as client:
+        usual = client.config_get("proto-max-bulk-len")["proto-max-bulk-len"]
+        assert int(usual) == 512 << 20, "what the sink takes for the limit"
+        client.config_set("proto-max-bulk-len", LIMIT)
+        yield valkey
+        client.config_set("proto-max-bulk-len", usual)
+
+
+def test_the_largest_value_that_a_cache_takes_and_one_byte_more(postgres: Any, limited: Any, tmp_path: Path) -> None:
+    """What is too large is set aside, whether read or streamed, and leaves no older value behind; the rows around it go on."""
+    with limited.client() as client, pytest.raises(redis.RedisError):
+        client.set("one byte more", b"x" * (LIMIT + 1))
+    with postgres.connect() as connection:
+        connection.execute("create table t (id int primary key, v text)")
+        room = LIMIT - len(json.dumps({"id": 1, "v": ""}, separators=(",", ":")))
+        insert = "insert into t select id, repeat('x', n) from unnest(%s::int[], %s::int[]) as rows(id, n)"
+        connection.execute(insert, ([1, 2, 3], [room, room + 1, 5]))
+        with Capture(postgres.dsn, tmp_path).running() as capture:
+            cache = Cache(capture, limited)
+            capture.until_snapshot_done()
+            assert lengths(cache.follow()) == {"public.t:1": room, "public.t:3": 5}
+            assert cache.dead == 1
+            with limited.client() as client:
+                assert client.strlen("public.t:1") == LIMIT
+                [letter] = [json.loads(value) for value in client.hvals("cdc:{cache}:dead") if value.startswith(b"{")]
+                assert letter["reason"] == f"value over {LIMIT} bytes"
+            connection.execute(insert, ([4, 5, 6], [room + 1, room, 7]))
+            connection.execute("update t set v = v || 'x' where id = 1")  # one byte too many by now
+            connection.execute("update t set v = 'short' where id = 2")
+            capture.until(lambda: capture.rows("public.t")["2",]["v"] == "short")
+            assert lengths(cache.follow()) == {"public.t:2": 5, "public.t:3": 5, "public.t:5": room, "public.t:6": 7}
+            assert cache.dead == 3
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_values_of_many_megabytes_reach_a_cache_whole(postgres: Any, valkey: Any, tmp_path: Path) -> None:
+    """Read, streamed, and streamed again with the value left as it is: 250 MB each by `make faults`."""
+    with postgres.connect() as connection:
+        connection.execute("create table t (id int primary key, v bytea, n int)")
+        connection.execute("alter table t alter v set storage external")
+        connection.execute("create table last (id int primary key)")
+        insert = "insert into t values (%s, decode(repeat(%s, %s), 'hex'), 0)"
+        block = os.urandom(100)
+        wanted = hashlib.sha256(block * (VALUE_BYTES // len(block))).hexdigest()
+
+        def held(cache: Cache) -> dict[str, str]:
+            found = {key: value for key, value in cache.follow().items() if value is not None}
+            return {key: hashlib.sha256(base64.b64decode(value)).hexdigest() for key, value in found.items()}
+
+        connection.execute(insert, (1, block.hex(), VALUE_BYTES // len(block)))
+        with Capture(postgres.dsn, tmp_path).running() as capture:
+            cache = Cache(capture, valkey)
+            capture.until_snapshot_done(deadline_s=600)
+            assert held(cache) == {"public.t:1": wanted}
+            connection.execute(insert, (2, block.hex(), VALUE_BYTES // len(block)))
+            connection.execute("update t set n = 1 where id = 1")
+            connection.execute("insert into t values (3, %s, 0)", (block,))
+            connection.execute("insert into last values (1)")
+            capture.until(lambda: bool(capture.rows("public.last")), "for what came last", deadline_s=600)
+            # The first one's value is too large to be remembered: its row is read again.
+            capture.until(lambda: capture.status.complete_position is not None, "for all rows", deadline_s=600)
+            assert held(cache) == {"public.t:1": wanted, "public.t:2": wanted, "public.t:3": hashlib.sha256(block).hexdigest()}
+            assert cache.dead == 0
+            with valkey.client() as client:
+                assert json.loads(client.get("public.t:1"))["n"] == 1
+
+
+def lengths(values: dict[str, Any]) -> dict[str, int]:
+    return {key: len(value) for key, value in values.items()}
