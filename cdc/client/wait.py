@@ -65,7 +65,7 @@ def judge(
     held_up: why the follower cannot say now whether the store still holds what it held ("is starting"): ``applied`` is then only where it was.
     """
     if target is None and received >= lsn:
-        return Awaited(None, False, "the first load of the tables into the log is under way")
+        return Awaited(None, False, "rows are still being read from the tables into the log")
     if target is None:
         return Awaited(
             None, False, f"capture lags: it has received {format_lsn(received)}, {lsn - received} bytes before {format_lsn(lsn)}"
@@ -83,15 +83,15 @@ def judge(
     return Awaited(target, True, "")
 
 
-def target_of(reader: LogReader, lsn: Lsn, received: Lsn, complete: Position | None) -> Position | None:
+def target_of(reader: LogReader, cut: Cut | None, lsn: Lsn, received: Lsn, complete: Position | None) -> Position | None:
     """A position that covers every commit up to the LSN: the first cut that reaches it, else the log's head once capture has received it.
 
-    complete: from where on the log holds the rows that were there before the slot was; None while it does not. Both must have been read
-    before this call: whatever they cover is then in the head.
+    cut: the log's first that reaches the LSN. complete: from where on the log holds the rows that have to be read from the tables, those that
+    were there before the slot was and those that the stream lacks; None while it does not. It must have been read after the cut, as capture
+    says what a cut lacks before it is there; and both before this call: whatever they cover is then in the head.
     """
     if complete is None:
         return None
-    cut = reader.cut_at_lsn(lsn)
     if cut is not None:
         return max(cut.position, complete)
     return reader.head().position if received >= lsn else None
@@ -134,8 +134,9 @@ def _until_shown(
     target: Position | None = None
     while True:
         if target is None:
+            cut = reader.cut_at_lsn(wanted)
             received, complete = _capture_says(settings, reader.head())
-            target = target_of(reader, wanted, received, complete)
+            target = target_of(reader, cut, wanted, received, complete)
             if target is not None:
                 target = max(target, clean_point(reader, settings.stores[store].tables))
         else:

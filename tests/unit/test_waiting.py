@@ -71,7 +71,7 @@ def applied(tmp_path: Path, position: int, **more: Any) -> None:
     [
         (None, 5, False, "capture lags: it has received 0/64, 100 bytes before 0/C8", None),
         (7, None, False, "follower cache has never run", None),
-        ("loading", 5, False, "the first load of the tables into the log is under way", None),
+        ("loading", 5, False, "rows are still being read from the tables into the log", None),
         (7, 5, False, "follower cache lags: it has applied position 5 of 7, 2 changes behind", None),
         (7, 7, True, "", None),
         (7, 9, True, "", None),
@@ -112,7 +112,8 @@ def test_the_target_is_the_first_cut_that_reaches_the_lsn_else_the_head() -> Non
         (301, 300, 0, None),
         (301, 301, 0, 3),
     ):
-        found = target_of(reader, Lsn(lsn), Lsn(received), None if complete is None else Position(complete))
+        cut = reader.cut_at_lsn(Lsn(lsn))
+        found = target_of(reader, cut, Lsn(lsn), Lsn(received), None if complete is None else Position(complete))
         assert found == target, (lsn, received, complete)
 
 
@@ -206,7 +207,26 @@ def test_what_was_there_before_the_slot_must_be_loaded(tmp_path: Path) -> None:
     committed(log, 100)
     captured(tmp_path, 5000, complete=None)
     applied(tmp_path, 1)
-    with pytest.raises(WaitTimeout, match="first load"):
+    with pytest.raises(WaitTimeout, match="rows are still being read"):
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
+
+
+def test_a_cut_that_lacks_rows_is_not_taken_for_one_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture says what a cut lacks before the cut can be seen, and may do both while somebody who waits reads one and then the other."""
+    log = MemoryLog()
+    captured(tmp_path)
+    applied(tmp_path, 1)
+    plain = status.read_capture
+
+    def meanwhile(run_dir: Path) -> status.CaptureStatus | None:
+        said = plain(run_dir)
+        if log.head == ZERO_CUT:
+            captured(tmp_path, complete=None)
+            committed(log, 100)
+        return said
+
+    monkeypatch.setattr(status, "read_capture", meanwhile)
+    with pytest.raises(WaitTimeout, match="rows are still being read"):
         wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
 
 

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,9 +15,17 @@ from typing import Any, Final
 import pytest
 import redis
 
+from cdc.capture import toast
+from cdc.client.wait import wait
+from cdc.errors import WaitTimeout
+from cdc.ingest import meter
+from cdc.model.position import Lsn
+from cdc.settings.models import Settings, StoreOptions
+from cdc.state import status
 from sinks.cache import rowwriter
+from snapshots.feed import SnapshotFeed
 from tests.integration.capture.cached import Cache
-from tests.integration.capture.running import Capture
+from tests.integration.capture.running import DEADLINE_S, Capture
 
 LIMIT: Final = 1 << 20
 """The least that a server takes for its own limit."""
@@ -58,6 +68,54 @@ def test_the_largest_value_that_a_cache_takes_and_one_byte_more(postgres: Any, l
             capture.until(lambda: capture.rows("public.t")["2",]["v"] == "short")
             assert lengths(cache.follow()) == {"public.t:2": 5, "public.t:3": 5, "public.t:5": room, "public.t:6": 7}
             assert cache.dead == 3
+
+
+def test_a_wait_lasts_until_a_row_whose_large_value_the_stream_left_out_was_read(
+    postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its update is in none of the log's changes until then, and the cut that covers it is there before."""
+    monkeypatch.setattr(toast, "MOST_BYTES", 1_000)  # larger values are not remembered
+    may_enter = threading.Event()
+    may_enter.set()
+    ready = SnapshotFeed.ready
+
+    def once_it_may(*arguments: Any) -> None:
+        assert may_enter.wait(DEADLINE_S)
+        ready(*arguments)
+
+    monkeypatch.setattr(SnapshotFeed, "ready", once_it_may)
+    with postgres.connect() as connection:
+        connection.execute("create table t (id int primary key, v text, n int)")
+        connection.execute("create table last (id int primary key)")
+        connection.execute("alter table t alter v set storage external")
+        connection.execute("insert into t values (1, repeat('x', 5000), 0)")
+        with Capture(postgres.dsn, tmp_path).running() as capture:
+            capture.until_snapshot_done()
+            capture.until(lambda: capture.status.complete_position is not None, "for the rows that were there")
+            settings = capture.settings.model_copy(update={"stores": {"cache": StoreOptions(kind="redis")}})
+            monkeypatch.setattr(meter, "STATUS_S", 3600.0)  # the status file is not written by itself meanwhile
+            may_enter.clear()
+            connection.execute("update t set n = 1")
+            lsn = Lsn(int(connection.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()[0]))
+            connection.execute("insert into last values (1)")
+            capture.until(lambda: bool(capture.rows("public.last")), "for what came later")
+            assert capture.rows("public.t")["1",]["n"] == "0"
+            follows(settings, 1 << 40)
+            with pytest.raises(WaitTimeout, match="rows are still being read"):
+                wait(settings, capture.reader, "cache", lsn=lsn, timeout_s=0.01)
+            monkeypatch.setattr(meter, "STATUS_S", 0.1)
+            may_enter.set()
+            capture.until(lambda: capture.rows("public.t")["1",]["n"] == "1", "for the row")
+            capture.until(lambda: capture.status.complete_position is not None, "for capture to say so")
+            follows(settings, 1 << 40)
+            reached = wait(settings, capture.reader, "cache", lsn=lsn, timeout_s=DEADLINE_S).position
+            assert reached >= capture.changes("public.t")[-1][0], "the cut that has the row"
+
+
+def follows(settings: Settings, position: int) -> None:
+    """A follower of its store says that it has applied everything up to there."""
+    told = status.FollowerStatus("cache", pid=os.getpid(), state="following", position=position, said_at=time.monotonic())
+    status.write(settings.run_dir, "follow-cache", told)
 
 
 @pytest.mark.faults
