@@ -1,10 +1,12 @@
 """The status page in a real browser, served by the real app from reports made by hand.
 
-Installs nothing: skips where there is no Chromium ($CHROMIUM, chromium, chromium-browser or google-chrome on the PATH).
+Installs nothing: skips where there is no Chromium ($CHROMIUM, chromium, chromium-browser or google-chrome on the PATH), unless
+HEADWATER_BROWSER=required.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,12 +28,20 @@ TOKEN = "a-token-of-some-length"
 Serve = Callable[..., AbstractContextManager[str]]
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
+def found_browser() -> str:
+    """Skips the test where there is none, or fails it where one is required."""
     program = chromium.find()
     if program is None:
-        pytest.skip(f"no browser: neither $CHROMIUM nor any of {', '.join(chromium.NAMES)} on the PATH")
-    with chromium.browser(program, tmp_path_factory.mktemp("browser")) as opened:
+        missing = f"no browser: neither $CHROMIUM nor any of {', '.join(chromium.NAMES)} on the PATH"
+        if os.environ.get("HEADWATER_BROWSER") == "required":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return program
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
+    with chromium.browser(found_browser(), tmp_path_factory.mktemp("browser")) as opened:
         yield opened
 
 
