@@ -28,11 +28,11 @@ class Milestones:
         """The daemon is about to start."""
         self._set_up_at = self.clock()
 
-    def look(self, told: dict[str, Any]) -> None:
-        """``told``: the daemon's status, each time that it was asked for."""
+    def look(self, report: dict[str, Any]) -> None:
+        """Takes the daemon's report (``/v1/status``), each time that it was asked for."""
         now = self.clock()
         if self.page_s is None:
             self.page_s = now - self._began
-        for follower in told["followers"]:
+        for follower in report["followers"]:
             if follower["written"]:
                 self.first_rows_s.setdefault(follower["store"], now - self._set_up_at)
