@@ -255,6 +255,31 @@ CUT_OFF = """[...document.querySelectorAll('main *')]
   .map((e) => e.id || e.className || e.tagName)"""
 
 
+@pytest.mark.parametrize("width", [390, 820, 1280, 1400])
+def test_a_long_address_breaks_behind_its_slashes(page: chromium.Page, served: Serve, width: int) -> None:
+    """A socket's folder, the port, the database."""
+    address = "/var/tmp/headwater-0/24f186a12597:54642/airport"
+    report = replace(reports.healthy(), source=replace(reports.healthy().source, address=address))
+    with served(lambda: report) as url:
+        page.open(url, width=width)
+        page.until(READY)
+        assert page.run("document.querySelector('#source-address').textContent") == address
+        lines = page.run(
+            """(() => {
+              const walker = document.createTreeWalker(document.querySelector('#source-address'), NodeFilter.SHOW_TEXT);
+              const lines = {};
+              while (walker.nextNode()) {
+                const node = walker.currentNode, range = document.createRange();
+                range.setStart(node, 0);
+                range.setEnd(node, node.length);
+                lines[node.data] = range.getClientRects().length;
+              }
+              return lines;
+            })()"""
+        )
+        assert lines == dict.fromkeys(("/", "var/", "tmp/", "headwater-0/", "24f186a12597:54642/", "airport"), 1)
+
+
 @pytest.mark.parametrize("make", [reports.healthy, reports.loading, reports.store_down, reports.stopped])
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_can_be_read(page: chromium.Page, served: Serve, dark: bool, make: Callable[[], Report]) -> None:
