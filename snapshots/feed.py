@@ -81,6 +81,7 @@ class SnapshotFeed:
         self._entered: list[Chunk] = []
         self._holds: dict[int, Holds] = {}
         self._again: set[int] = set()
+        self._fell_behind = False
         self._error: Exception | None = None
 
     # --- ingest's side -----------------------------------------------------------------------------------------------------
@@ -175,6 +176,7 @@ class SnapshotFeed:
             if table.oid not in self._holds or not self._same_shape(table):
                 self._holds[table.oid] = Holds(table)
             self._holds[table.oid].add(rows, missing)
+            self._fell_behind = True
             self._changed.notify_all()
 
     def unresolved(self, table_oid: int) -> bool:
@@ -212,7 +214,13 @@ class SnapshotFeed:
             self._refuse_open(table_oid)
             self._holds.pop(table_oid, None)
             self._again.add(table_oid)
+            self._fell_behind = True
             self._changed.notify_all()
+
+    def fell_behind(self) -> bool:
+        """Whether, since the last call, rows were held or a table is to be read again. Ingest's thread asks it before every commit."""
+        fell, self._fell_behind = self._fell_behind, False
+        return fell
 
     def check(self) -> None:
         """Raises what the coordinator failed with; for ingest while the stream is idle."""

@@ -6,6 +6,7 @@ has written something.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -34,6 +35,9 @@ NUDGE_AFTER_S: Final = 0.1
 """An idle stream that has not reached the LSN by itself after this long gets a commit of our own to carry it there."""
 
 
+_DOWN: Final = "does not run"
+
+
 @dataclass(frozen=True, slots=True)
 class Waited:
     """The store holds everything that the source had committed at ``lsn``; ``position`` is the log position that covers it."""
@@ -54,40 +58,40 @@ class Awaited:
 
 
 def judge(
-    store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None, waits_for: str | None = None
+    store: str, lsn: Lsn, target: Position | None, received: Lsn, applied: Position | None, held_up: str | None = None
 ) -> Awaited:
     """target: as far as known from the log. received: capture's, or the log's head where that is further. applied: the store's.
 
-    waits_for: what the follower waits for before it can say whether the store still holds what it held.
+    held_up: why the follower cannot say now whether the store still holds what it held ("is starting"): ``applied`` is then only where it was.
     """
     if target is None and received >= lsn:
-        return Awaited(None, False, "the first load of the tables into the log is under way")
+        return Awaited(None, False, "rows are still being read from the tables into the log")
     if target is None:
         return Awaited(
             None, False, f"capture lags: it has received {format_lsn(received)}, {lsn - received} bytes before {format_lsn(lsn)}"
         )
     if applied is None:
-        return Awaited(target, target == 0, f"follower {store} has never run")
+        return Awaited(target, False, f"follower {store} has never run")
     if applied < target:
         return Awaited(
             target,
             False,
             f"follower {store} lags: it has applied position {applied} of {target}, {target - applied} changes behind",
         )
-    if waits_for is not None:
-        return Awaited(target, False, f"follower {store} waits for its store: {waits_for}")
+    if held_up is not None:
+        return Awaited(target, False, f"follower {store} {held_up}")
     return Awaited(target, True, "")
 
 
-def target_of(reader: LogReader, lsn: Lsn, received: Lsn, complete: Position | None) -> Position | None:
+def target_of(reader: LogReader, cut: Cut | None, lsn: Lsn, received: Lsn, complete: Position | None) -> Position | None:
     """A position that covers every commit up to the LSN: the first cut that reaches it, else the log's head once capture has received it.
 
-    complete: from where on the log holds the rows that were there before the slot was; None while it does not. Both must have been read
-    before this call: whatever they cover is then in the head.
+    cut: the log's first that reaches the LSN. complete: from where on the log holds the rows that have to be read from the tables, those that
+    were there before the slot was and those that the stream lacks; None while it does not. It must have been read after the cut, as capture
+    says what a cut lacks before it is there; and both before this call: whatever they cover is then in the head.
     """
     if complete is None:
         return None
-    cut = reader.cut_at_lsn(lsn)
     if cut is not None:
         return max(cut.position, complete)
     return reader.head().position if received >= lsn else None
@@ -101,8 +105,10 @@ def clean_point(reader: LogReader, tables: Sequence[str]) -> Position:
 def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None = None, timeout_s: float = 60.0) -> Waited:
     """Returns once the store shows everything up to ``lsn`` (None: whatever is committed at the source now).
 
-    Raises WaitTimeout saying who lags and by how much, Stopped when a part that is waited for is in a stop state, ConfigError for a store
-    that the configuration does not have, SourceError when the current LSN cannot be asked for.
+    The store's follower vouches for that: as long as it does not run and follow, the store may have been emptied behind its back.
+
+    Raises WaitTimeout saying who lags and by how much, or what keeps the follower; Stopped when a part that is waited for is in a stop
+    state, ConfigError for a store that the configuration does not have, SourceError when the current LSN cannot be asked for.
     """
     options = settings.stores.get(store)
     if options is None:
@@ -128,22 +134,23 @@ def _until_shown(
     target: Position | None = None
     while True:
         if target is None:
+            cut = reader.cut_at_lsn(wanted)
             received, complete = _capture_says(settings, reader.head())
-            target = target_of(reader, wanted, received, complete)
+            target = target_of(reader, cut, wanted, received, complete)
             if target is not None:
                 target = max(target, clean_point(reader, settings.stores[store].tables))
         else:
             received = wanted
         saved = status.read_follower(settings.run_dir, store)
         awaited = judge(store, wanted, target, received, *_follower_says(saved))
+        # What an operator has to decide does not get better by waiting, and a store that is stopped may hold anything.
+        _refuse_stopped(settings, f"follow-{store}")
         if awaited.done:
             assert target is not None
             if (clean := clean_point(reader, settings.stores[store].tables)) <= target:
                 return target
             target = clean  # the log was compacted meanwhile
             continue
-        # What an operator has to decide does not get better by waiting.
-        _refuse_stopped(settings, f"follow-{store}")
         if target is None:
             _refuse_stopped(settings, "capture")
         now = time.monotonic()
@@ -223,10 +230,25 @@ def _capture_says(settings: Settings, head: Cut) -> tuple[Lsn, Position | None]:
 
 
 def _follower_says(saved: status.FollowerStatus | None) -> tuple[Position | None, str | None]:
-    """The position that it has applied, and what it waits for."""
+    """The position that it has applied, and why that may no longer be so: only one that follows looks at its store all the time."""
     if saved is None:
         return None, None
-    return Position(saved.position), (saved.error or "it does not answer") if saved.state == "waiting" else None
+    return Position(saved.position), _held_up(saved)
+
+
+def _held_up(saved: status.FollowerStatus) -> str | None:
+    if not status.alive(saved.pid):
+        return _DOWN
+    if not status.reports(saved):
+        silent_s = status.silent_s(saved)
+        return "has reported nothing " + (f"for {silent_s:.0f} s" if math.isfinite(silent_s) else "since this machine started")
+    if saved.state == "starting":
+        return "is starting: it has not looked at its store yet"
+    if saved.state == "waiting":
+        return f"waits for its store: {saved.error or 'it does not answer'}"
+    if saved.state != "following" or saved.error is not None:
+        return f"is {saved.state}" + (f": {saved.error}" if saved.error else "")
+    return None
 
 
 def _refuse_stopped(settings: Settings, part: str) -> None:
@@ -242,7 +264,9 @@ def _too_late(settings: Settings, store: str, wanted: Lsn, timeout_s: float, awa
         hint = f"restart cdc run: {part} runs another version of Headwater than this"
     if saved is None or not status.alive(saved.pid):
         hint = "cdc run"
-        why = f"{part} has never run" if saved is None else f"{awaited.why}, and {part} does not run"
+        why = f"{part} has never run" if saved is None else awaited.why
+        if not why.endswith((_DOWN, "has never run")):
+            why = f"{why}, and {part} {_DOWN}"
     return WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:.3g} s: {why}", hint=hint)
 
 

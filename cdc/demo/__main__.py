@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import psycopg
 
 from cdc.demo import daemon, firstload, flights, kernels, show, stage, verdict
+from cdc.demo.milestones import Milestones
 from cdc.demo.traffic import Traffic
 from cdc.embedded.__main__ import fetch
 from cdc.errors import HeadwaterError
@@ -60,6 +61,7 @@ class Demo:
         # Standard output is the machine's when it asked for it.
         self._out: TextIO = sys.stderr if options.json else sys.stdout
         self._began = time.monotonic()
+        self._milestones = Milestones()
         self._told_at = 0.0
 
     def run(self) -> int:
@@ -70,8 +72,9 @@ class Demo:
             fetch(warm=False)
             data = self._set_up(here, stack)
             here.write_configuration()
-            running = daemon.Daemon(here.configuration, here.page)
+            running = daemon.Daemon(here.configuration, here.page, self._milestones.look)
             stack.callback(_undisturbed, running.stop)
+            self._milestones.set_up()
             running.start()
             running.wait_for(lambda _told: True, "the status page", STILL_S)
             self._print(show.welcome(here, sys.executable))
@@ -145,6 +148,7 @@ class Demo:
             waited=waited,
             audited=audited,
             exit_code=exit_code,
+            milestones=self._milestones,
         )
         self._judge(result)
         return 0 if result["ok"] else 1

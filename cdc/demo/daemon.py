@@ -26,11 +26,12 @@ class DaemonFailed(HeadwaterError):
 
 
 class Daemon:
-    """``cdc run``; its output goes to ``cdc.log`` beside the configuration."""
+    """``cdc run``; its output goes to ``cdc.log`` beside the configuration. ``look`` is given every status that was asked for."""
 
-    def __init__(self, configuration: Path, page: str) -> None:
+    def __init__(self, configuration: Path, page: str, look: Callable[[dict[str, Any]], None] = lambda _told: None) -> None:
         self._configuration = configuration
         self._address = urlsplit(page)
+        self._look = look
         self.log = configuration.with_name("cdc.log")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -75,6 +76,7 @@ class Daemon:
         if response.status != 200:
             return None
         told: dict[str, Any] = json.loads(body)
+        self._look(told)
         for stopped in told["stops"]:
             raise DaemonFailed(
                 f"{stopped['part']} stopped: {stopped['state']}", hint=f"see {self.log}; --fresh starts from nothing"

@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 from cdc.demo.daemon import Daemon
+from cdc.demo.milestones import Milestones
 from cdc.errors import HeadwaterError
 
 WAIT_S = 600
@@ -42,12 +43,14 @@ def verdict(
     waited: dict[str, Any],
     audited: list[dict[str, Any]],
     exit_code: int | None,
+    milestones: Milestones,
 ) -> dict[str, Any]:
     """The JSON object.
 
     ``ok``: every store is equal and the daemon ended with 0. ``traffic``: {``seconds``, ``wanted_per_s``, ``changes``, ``per_s``}.
-    ``flights``: rows of that table at the end. ``stores``: name → {``equal``, ``position``, ``lsn``, ``waited_s``, ``tables``: name → {``equal``,
-    ``source_rows``, ``store_rows``, ``missing``, ``extra``, ``different``, ``unsettled``, ``error``}}.
+    ``page_s``: seconds from the command until the status page answered. ``flights``: rows of that table at the end. ``stores``: name →
+    {``equal``, ``position``, ``lsn``, ``first_rows_s``: seconds from the end of the set-up until it held rows of this run, ``waited_s``,
+    ``tables``: name → {``equal``, ``source_rows``, ``store_rows``, ``missing``, ``extra``, ``different``, ``unsettled``, ``error``}}.
     """
     kept = ("equal", "source_rows", "store_rows", "missing", "extra", "different", "unsettled", "error")
     stores = {
@@ -55,6 +58,7 @@ def verdict(
             "equal": entry["equal"],
             "position": entry["position"],
             "lsn": entry["lsn"],
+            "first_rows_s": _rounded(milestones.first_rows_s.get(entry["store"])),
             "waited_s": round(waited[entry["store"]]["seconds"], 3),
             "tables": {table["table"]: {key: table[key] for key in kept} for table in entry["tables"]},
         }
@@ -70,10 +74,15 @@ def verdict(
             "changes": changes,
             "per_s": round(changes / seconds, 1) if seconds else 0.0,
         },
+        "page_s": _rounded(milestones.page_s),
         "flights": rows,
         "stores": stores,
         "daemon_exit_code": exit_code,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 def _json(done: subprocess.CompletedProcess[str], what: str) -> Any:

@@ -164,6 +164,8 @@ class Ingest:
 
     def _commit(self, lsn: int, commit_ts_us: int) -> None:
         before = self._writer.head.position
+        if self._feed.fell_behind():
+            self._gauge.lack()
         cut = self._writer.commit(Lsn(lsn), commit_ts_us)
         crashpoint("ingest.commit.durable")
         self._intake.memory.commit(cut.position)

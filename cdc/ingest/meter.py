@@ -118,6 +118,14 @@ class Meter:
         status.write(self._run_dir, "capture", self.status)
         self._written = replace(self.status)
 
+    def lack(self) -> None:
+        """Rows that belong to the log's next cut are still to be read: unless the file says so already, it does before that cut is there.
+
+        Who waits for an LSN would else find a cut that covers it, and think that everything up to there was in the log.
+        """
+        if self.status.complete_position is not None and not self.tables.loaded():
+            self.write(force=True)
+
     def say(self, state: str, error: str | None = None) -> None:
         self.status.state, self.status.error = state, error
         self.write(force=True)

@@ -14,7 +14,6 @@ from typing import Final, Self
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, present_history, selected
 from cdc.model.position import Cut, Position, format_lsn
-from cdc.pace import slowness
 from cdc.report.probe import SourceProbe
 from cdc.report.problems import problems_of
 from cdc.report.shape import (
@@ -39,8 +38,6 @@ SIZE_S: Final = 10.0
 """The log's size is looked at no more often than this,"""
 SIZE_SHARE: Final = 100
 """and takes no more than one part in so many of the time."""
-STALE_S: Final = 10.0
-"""A live part writes its status every second; after this long its last word no longer counts as alive (on a busy machine: longer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class _Statuses:
         return {
             part: status.silent_s(saved)
             for part, saved in parts.items()
-            if saved is not None and status.alive(saved.pid) and not _alive(saved)
+            if saved is not None and status.alive(saved.pid) and not status.reports(saved)
         }
 
     def table_notes(self) -> Sequence[str]:
@@ -150,7 +147,7 @@ def _mistaken(settings: Settings, reader: LogReader, capture: CaptureReport | No
 def _capture(saved: status.CaptureStatus | None) -> CaptureReport | None:
     if saved is None:
         return None
-    alive = _alive(saved)
+    alive = status.reports(saved)
     return CaptureReport(
         state=saved.state,
         alive=alive,
@@ -178,7 +175,7 @@ def _follower(parts: _Statuses, name: str, store: StoreOptions, reader: LogReade
         lag = None
     else:
         lag = lag_of(reader, head, Position(saved.position), store.tables, now)
-    alive = _alive(saved)
+    alive = status.reports(saved)
     rows_per_s = saved.rows_per_s if alive else 0.0
     held = sum(topic.rows for topic in selected(reader, store.tables))
     return FollowerReport(
@@ -248,11 +245,6 @@ def _processes(daemon: status.SupervisorStatus) -> tuple[ProcessReport, ...]:
         ProcessReport(child.name, child.pid, child.state, child.restarts, child.exit_code, child.started_at)
         for child in daemon.processes
     )
-
-
-def _alive(saved: status.CaptureStatus | status.FollowerStatus) -> bool:
-    """A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent."""
-    return status.alive(saved.pid) and (saved.state == "starting" or status.silent_s(saved) < STALE_S * slowness())
 
 
 def _lsn(lsn: int | None) -> str | None:

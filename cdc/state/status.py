@@ -18,6 +18,7 @@ import structlog
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import FULL, GOES_ON, described
 from cdc.model.selection import matches
+from cdc.pace import slowness
 from cdc.state import jsonfile
 
 CAPTURE_STATES: Final = ("starting", "snapshot", "streaming", "retrying", "stopped", "exited")
@@ -169,6 +170,8 @@ _Entry = TypeVar("_Entry", TableProgress, ProcessStatus)
 
 BEAT_S: Final = 2.0
 """A part of which nothing has changed writes its status this often, as a sign of life."""
+STALE_S: Final = 10.0
+"""After this long its last word no longer counts as one (on a busy machine: longer)."""
 
 
 def stamp(status: CaptureStatus | FollowerStatus) -> None:
@@ -292,6 +295,17 @@ def alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def reports(saved: CaptureStatus | FollowerStatus) -> bool:
+    """Whether the part's process lives and still reports how it is.
+
+    A part that starts says so once, and may then compile, load or recover for longer than a running one is ever silent.
+    """
+    if not alive(saved.pid):
+        return False
+    silent = 0.0 if saved.state == "starting" else silent_s(saved)
+    return silent < STALE_S or silent < STALE_S * slowness()
 
 
 def _entries(raw: object, name: str, empty: _Entry) -> tuple[list[_Entry], list[str]]:

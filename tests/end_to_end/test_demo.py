@@ -22,6 +22,7 @@ from cdc.demo import board, daemon, firstload, kernels, show, traffic, verdict
 from cdc.demo.__main__ import main
 from cdc.demo.daemon import Daemon
 from cdc.demo.flights import Airport, FlightEvent, load
+from cdc.demo.milestones import Milestones
 from cdc.demo.stage import STORES, set_up
 from cdc.errors import WaitTimeout
 from cdc.state.status import read_follower
@@ -264,6 +265,8 @@ def test_the_whole_demo_shows_its_page_first_and_every_stores_rows_while_it_load
     at = [next(number for number, line in enumerate(lines) if line.startswith(begin)) for begin in order]
     assert at == sorted(at)
     result = json.loads(said.out.splitlines()[-1])
+    assert result["page_s"] > 0
+    assert all(result["stores"][store]["first_rows_s"] > 0 for store in STORES)
     rows = [sum(table["store_rows"] for table in result["stores"][store]["tables"].values()) for store in STORES]
     for number, store in enumerate(STORES):
         early = [m for m in onlooker.moments if m[number] > 0 and any(w < 0.9 * r for w, r in zip(m, rows, strict=True))]
@@ -288,6 +291,10 @@ def _audited(store: str, equal: bool) -> dict[str, Any]:
 def test_only_equal_stores_and_an_orderly_daemon_pass(
     equal: bool, audited: tuple[str, ...], exit_code: int | None, ok: bool
 ) -> None:
+    milestones = Milestones(iter([100.0, 130.0, 140.04, 151.0, 160.0]).__next__)
+    milestones.set_up()
+    for written in ([0, 0, 0], [7, 0, 0], [9, 1, 0]):
+        milestones.look({"followers": [{"store": store, "written": rows} for store, rows in zip(STORES, written, strict=True)]})
     result = verdict.verdict(
         seconds=2.0,
         rate=10,
@@ -296,8 +303,11 @@ def test_only_equal_stores_and_an_orderly_daemon_pass(
         waited={store: {"seconds": 0.1} for store in STORES},
         audited=[_audited(store, equal) for store in audited],
         exit_code=exit_code,
+        milestones=milestones,
     )
     assert result["ok"] is ok
+    assert result["page_s"] == 40.0
+    assert [store["first_rows_s"] for store in result["stores"].values()] == [21.0, 30.0, None][: len(audited)]
     assert result["traffic"]["per_s"] == 10.0
     assert json.loads(json.dumps(result)) == result
 

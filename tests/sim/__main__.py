@@ -9,12 +9,13 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests import counters
-from tests.sim.running import Failure, grouped, run_timed, warm_up
+from tests.sim.running import Failure, grouped, run_timed, too_gentle, warm_up
 from tests.sim.world import simulate
 
 PIECE = 25
@@ -50,9 +51,17 @@ def _run_all(start: int, count: int, console: Console) -> int:
     if cpu_s:
         speed = f"{counts['runs'] / cpu_s:.1f} runs a second and core ({cpu_s / counts['runs'] * 1000:.0f} ms of CPU time a run)"
         console.print(f"simulator: {speed}", highlight=False)
+    return conclude(counts, failures, console)
+
+
+def conclude(counts: Counter[str], failures: Sequence[Failure], console: Console) -> int:
+    """Says what went wrong. Returns the exit code."""
     if failures:
         console.print(f"failed: {' '.join(str(failure.seed) for failure in sorted(failures, key=lambda one: one.seed))}")
-    return 1 if failures else 0
+    gentle = too_gentle(counts)
+    if gentle is not None:
+        console.print(f"failed: {gentle}", highlight=False, soft_wrap=True)
+    return 1 if failures or gentle is not None else 0
 
 
 def _trace(seed: int, console: Console) -> int:

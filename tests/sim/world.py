@@ -39,6 +39,8 @@ STEPS_A_CHUNK: Final = 200
 """… and so many more for each chunk that a snapshot from the beginning has then: the slowest reader takes half of them for one."""
 WORKING_STEPS: Final = 3_000
 """A run whose work is not done by then goes on without faults."""
+HURT: Final = "runs in which a store was hurt"
+"""Counted once a run: a store loses rows, is set back, or is taken over, while there is traffic."""
 SCRATCH: Final = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 
 
@@ -100,7 +102,7 @@ class World:
             raise Violation("i", f"{most} steps after the last fault: {'; '.join(left)}")
         self.process.look()
         self.checker.reread(self._log)
-        self._course.counts["runs in which a store was hurt"] += self._followers.hurt
+        self._course.counts[HURT] += self._followers.hurt
         self._course.counts["runs in which catalog.json was lost"] += bool(self._course.counts["fault: catalog.json is lost"])
         self._course.counts["runs in which a snapshot was asked for"] += bool(self._course.counts["asked-for snapshots done"])
         changes = [change for commit in self.source.commits for change in commit.changes]

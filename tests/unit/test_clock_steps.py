@@ -73,7 +73,7 @@ def report(folder: Path) -> Report:
 def test_a_part_that_has_just_reported_lives_and_a_silent_one_does_not(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr("cdc.report.collector.slowness", lambda: 1.0)
+    monkeypatch.setattr("cdc.state.status.slowness", lambda: 1.0)
     meter = Meter(tmp_path, "cdc", SnapshotProgress(tmp_path))
     meter.tables = SimpleNamespace(loaded=lambda: True, paused=lambda: None, left_out=list, notes=list, passed_over=tuple)
     meter.say("streaming")

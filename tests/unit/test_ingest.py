@@ -43,7 +43,7 @@ def test_a_commit_is_durable_then_remembered_then_confirmed() -> None:
     parts = Mock()
     ingest_into(parts)._commit(100, 0)
     order = [name for name in called(parts) if not name.startswith("decoder.")]
-    assert order == ["writer.commit", "memory.commit", "feed.on_durable", "stream.confirm"]
+    assert order == ["feed.fell_behind", "writer.commit", "memory.commit", "feed.on_durable", "stream.confirm"]
     parts.stream.confirm.assert_called_once_with(100)
 
 
@@ -53,7 +53,17 @@ def test_a_commit_that_fails_is_not_confirmed() -> None:
     parts.writer.commit.side_effect = OSError
     with pytest.raises(OSError):
         ingest._commit(100, 0)
-    assert called(parts) == ["writer.commit"]
+    assert called(parts) == ["feed.fell_behind", "writer.commit"]
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_what_a_cut_lacks_is_said_before_the_cut_is_there(lacks: bool) -> None:
+    parts = Mock()
+    ingest = ingest_into(parts)
+    parts.attach_mock(ingest._gauge.lack, "lack")  # type: ignore[arg-type]
+    parts.feed.fell_behind.return_value = lacks
+    ingest._commit(100, 0)
+    assert called(parts)[:3] == ["feed.fell_behind", *["lack"] * lacks, "writer.commit", "memory.commit"][:3]
 
 
 class Pieces:

@@ -34,13 +34,13 @@ MB = 2**20
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is."""
-    monkeypatch.setattr(collector, "slowness", lambda: 1.0)
+    monkeypatch.setattr(status, "slowness", lambda: 1.0)
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for a while changes nothing of what is reported."""
-    monkeypatch.setattr(collector, "STALE_S", 3600.0)
+    monkeypatch.setattr(status, "STALE_S", 3600.0)
     monkeypatch.setattr(probe, "RETRY_SOURCE_S", 3600.0)
 
 
@@ -124,7 +124,7 @@ def test_the_budget_of_a_slot_that_nobody_reads(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
-    long_ago = time.monotonic() - collector.STALE_S - 1
+    long_ago = time.monotonic() - status.STALE_S - 1
     for name, told in (
         ("capture", status.CaptureStatus(pid=os.getpid(), state="streaming", said_at=long_ago)),
         ("follow-cache", status.FollowerStatus("cache", pid=2**22 + 1, state="following", said_at=time.monotonic())),
@@ -136,7 +136,7 @@ def test_parts_that_do_not_run_any_more(tmp_path: Path) -> None:
 
 
 def test_parts_that_take_their_time_to_start_are_no_dead_ones(tmp_path: Path) -> None:
-    long_ago = time.monotonic() - 10 * collector.STALE_S
+    long_ago = time.monotonic() - 10 * status.STALE_S
     status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="starting", said_at=long_ago))
     starting = status.FollowerStatus("cache", pid=os.getpid(), state="starting", said_at=long_ago)
     status.write(tmp_path / "run", "follow-cache", starting)
@@ -353,9 +353,9 @@ def test_a_dsn_that_is_none_any_more_is_part_of_the_report(tmp_path: Path) -> No
 def test_on_a_busy_machine_a_part_may_be_silent_for_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, alive: bool
 ) -> None:
-    lately = time.monotonic() - 5 * collector.STALE_S
+    lately = time.monotonic() - 5 * status.STALE_S
     status.write(tmp_path / "run", "capture", status.CaptureStatus(pid=os.getpid(), state="streaming", said_at=lately))
-    monkeypatch.setattr(collector, "slowness", lambda: times)
+    monkeypatch.setattr(status, "slowness", lambda: times)
     capture = taken(tmp_path).capture
     assert capture is not None
     assert capture.alive is alive

@@ -26,13 +26,14 @@ from cdc.http.app import make_app
 from cdc.http.metrics import ReportCollector
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn
-from cdc.report import collector, probe
-from cdc.report.collector import STALE_S, gather
+from cdc.report import probe
+from cdc.report.collector import gather
 from cdc.report.probe import SourceProbe
 from cdc.report.shape import Report
 from cdc.settings.models import Log, Settings, Source, StoreOptions
 from cdc.source.slot import SlotFacts, SlotReader
 from cdc.state import status, stops
+from tests.unit.log.changes import ORDERS, changes
 
 ROOT = Path(__file__).resolve().parents[2]
 GONE = 2**22 + 1
@@ -43,7 +44,7 @@ HEALTHY = {"capture": {"streaming", "snapshot"}, "follow-cache": {"following"}}
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is."""
-    monkeypatch.setattr(collector, "slowness", lambda: 1.0)
+    monkeypatch.setattr(status, "slowness", lambda: 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +150,29 @@ def waiting(scene: Scene, report: Report) -> None:
     held = {stop.part for stop in report.stops}
     with pytest.raises(Stopped if held & {"capture", "follow-cache"} else WaitTimeout):
         wait(scene.settings, MemoryLog().reader(), "cache", lsn=Lsn(100), timeout_s=0.0)
+    waiting_for_what_it_has_applied(scene, report)
+
+
+def waiting_for_what_it_has_applied(scene: Scene, report: Report) -> None:
+    """It succeeds if the follower is well, and only then: of other followers nobody knows what their stores still hold."""
+    log = MemoryLog()
+    writer = log.writer()
+    writer.append(changes(ORDERS, [1]))
+    writer.commit(Lsn(50), 0)
+    told = status.read_follower(scene.folder / "run", "cache")
+    if told is not None:
+        status.write(scene.folder / "run", "follow-cache", replace(told, position=1))
+    scene.capture(state="stopped", received_lsn=50, complete_position=0)  # it may be as it likes
+    well = told is not None and report.followers[0].alive and (told.state, told.error) == ("following", None)
+    if "follow-cache" in {stop.part for stop in report.stops}:
+        with pytest.raises(Stopped):
+            wait(scene.settings, log.reader(), "cache", lsn=Lsn(50), timeout_s=0.0)
+    elif well:
+        assert wait(scene.settings, log.reader(), "cache", lsn=Lsn(50), timeout_s=0.0).position == 1
+    else:
+        with pytest.raises(WaitTimeout, match="follower cache ") as late:
+            wait(scene.settings, log.reader(), "cache", lsn=Lsn(50), timeout_s=0.0)
+        assert "lags" not in str(late.value), "it has the position"
 
 
 # --- every state of a part ------------------------------------------------------------------------------------------------
@@ -174,7 +198,7 @@ def test_a_part_that_has_ended(scene: Scene, part: str, state: str, stop: str | 
 
 @pytest.mark.parametrize(("part", "state"), [(part, state) for part, state in STATES if state != "starting"])
 def test_a_part_that_says_nothing_any_more(scene: Scene, part: str, state: str) -> None:
-    scene.part(part, state=state, said_at=time.monotonic() - 2 * STALE_S)
+    scene.part(part, state=state, said_at=time.monotonic() - 2 * status.STALE_S)
     agree(scene, healthy=False, names="has reported nothing for")
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,17 +16,20 @@ from pydantic import SecretStr
 from cdc.client import wait as waiting
 from cdc.client.api import Client
 from cdc.client.wait import judge, parse_wanted, target_of, wait
+from cdc.clock import MACHINE
 from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
+from cdc.follow.reporter import Reporter, written
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
 from cdc.log.memory import MemoryLog
 from cdc.model.batch import batch_schema
-from cdc.model.position import Lsn, Position
+from cdc.model.position import ZERO_CUT, Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.report.collector import lag_of
 from cdc.settings.models import Log, Settings, Source, StoreOptions
 from cdc.state import jsonfile, status, stops
 from cdc.state.filewatch import Watch
+from sinks.contract import Outcome
 from tests.unit.log.changes import ORDERS, changes
 
 TABLE = Table(1, "public", "t", (Column("id", 23, key=True),))
@@ -56,32 +60,42 @@ def captured(tmp_path: Path, lsn: int = 0, complete: int | None = 0) -> None:
     status.write(tmp_path, "capture", status.CaptureStatus(received_lsn=lsn, complete_position=complete))
 
 
-def applied(tmp_path: Path, position: int) -> None:
-    status.write(tmp_path, "follow-cache", status.FollowerStatus("cache", position=position))
+def applied(tmp_path: Path, position: int, **more: Any) -> None:
+    """A follower that follows, unless it is said to be otherwise, has got this far."""
+    told = {"pid": os.getpid(), "state": "following", "said_at": time.monotonic(), **more}
+    status.write(tmp_path, "follow-cache", status.FollowerStatus("cache", position=position, **told))
 
 
 @pytest.mark.parametrize(
-    ("target", "applied_position", "done", "why", "waits_for"),
+    ("target", "applied_position", "done", "why", "held_up"),
     [
         (None, 5, False, "capture lags: it has received 0/64, 100 bytes before 0/C8", None),
         (7, None, False, "follower cache has never run", None),
-        ("loading", 5, False, "the first load of the tables into the log is under way", None),
+        ("loading", 5, False, "rows are still being read from the tables into the log", None),
         (7, 5, False, "follower cache lags: it has applied position 5 of 7, 2 changes behind", None),
         (7, 7, True, "", None),
         (7, 9, True, "", None),
-        (0, None, True, "follower cache has never run", None),
-        (7, 9, False, "follower cache waits for its store: it was flushed", "it was flushed"),
-        (7, 5, False, "follower cache lags: it has applied position 5 of 7, 2 changes behind", "it was flushed"),
+        (0, None, False, "follower cache has never run", None),
+        (0, 0, True, "", None),
+        (0, 0, False, "follower cache does not run", "does not run"),
+        (7, 9, False, "follower cache waits for its store: it was flushed", "waits for its store: it was flushed"),
+        (
+            7,
+            5,
+            False,
+            "follower cache lags: it has applied position 5 of 7, 2 changes behind",
+            "waits for its store: it was flushed",
+        ),
     ],
 )
-def test_every_answer(target: int | str | None, applied_position: int | None, done: bool, why: str, waits_for: str | None) -> None:
+def test_every_answer(target: int | str | None, applied_position: int | None, done: bool, why: str, held_up: str | None) -> None:
     awaited = judge(
         "cache",
         Lsn(200),
         Position(target) if isinstance(target, int) else None,
         Lsn(200 if target == "loading" else 100),
         None if applied_position is None else Position(applied_position),
-        waits_for,
+        held_up,
     )
     assert (awaited.done, awaited.why) == (done, why)
 
@@ -98,20 +112,73 @@ def test_the_target_is_the_first_cut_that_reaches_the_lsn_else_the_head() -> Non
         (301, 300, 0, None),
         (301, 301, 0, 3),
     ):
-        found = target_of(reader, Lsn(lsn), Lsn(received), None if complete is None else Position(complete))
+        cut = reader.cut_at_lsn(Lsn(lsn))
+        found = target_of(reader, cut, Lsn(lsn), Lsn(received), None if complete is None else Position(complete))
         assert found == target, (lsn, received, complete)
 
 
-def test_a_store_that_lost_something_is_not_said_to_be_there(tmp_path: Path) -> None:
-    """Its follower knows that something is wrong, and not yet how much of it is left."""
+@pytest.mark.parametrize(
+    ("told", "why", "hint"),
+    [
+        (
+            {"state": "waiting", "error": "store cache has lost something"},
+            "follower cache waits for its store: store cache has lost something",
+            "cdc status",
+        ),
+        ({"state": "waiting"}, "follower cache waits for its store: it does not answer", "cdc status"),
+        ({"state": "starting"}, "follower cache is starting: it has not looked at its store yet", "cdc status"),
+        ({"state": "exited"}, "follower cache is exited", "cdc status"),
+        ({"state": "stopped", "error": "DIVERGED"}, "follower cache is stopped: DIVERGED", "cdc status"),
+        ({"state": "exited", "pid": 2**22 + 1}, "follower cache does not run", "cdc run"),
+        ({"pid": 2**22 + 1}, "follower cache does not run", "cdc run"),
+        ({"said_at": float("inf")}, "follower cache has reported nothing since this machine started", "cdc status"),
+    ],
+)
+def test_only_a_follower_that_follows_vouches_for_its_store(tmp_path: Path, told: dict[str, Any], why: str, hint: str) -> None:
+    """What it last said of its store may be of before the store was flushed."""
     log = MemoryLog()
     captured(tmp_path)
     committed(log, 100)
-    told = status.FollowerStatus("cache", pid=os.getpid(), position=1, state="waiting", error="store cache has lost something")
-    status.write(tmp_path, "follow-cache", told)
-    with pytest.raises(WaitTimeout, match="store cache has lost something"):
-        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
+    applied(tmp_path, 1, **told)
+    with pytest.raises(WaitTimeout, match=f"^cache does not show 0/64 after .* s: {why}$") as caught:
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.01)
+    assert (caught.value.exit_code, caught.value.hint) == (3, hint)
     applied(tmp_path, 1)
+    assert wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=60).position == 1
+
+
+def test_a_stopped_store_is_not_said_to_be_there_either(tmp_path: Path) -> None:
+    """Whatever its follower said last: the stop is recorded first."""
+    log = MemoryLog()
+    captured(tmp_path)
+    committed(log, 100)
+    applied(tmp_path, 1)
+    stops.record(tmp_path, "follow-cache", Stopped(StopState.STORE_REFUSES, "everything"))
+    with pytest.raises(Stopped, match="STORE_REFUSES") as caught:
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=60)
+    assert caught.value.exit_code == 4
+
+
+def test_a_restarted_follower_is_waited_for_until_it_has_looked_at_its_store(tmp_path: Path) -> None:
+    """The store was flushed while nobody followed it: until the follower knows, it shows where it was last seen."""
+    log = MemoryLog()
+    captured(tmp_path)
+    committed(log, 100)
+    applied(tmp_path, 1)
+    reporter = Reporter(tmp_path, "cache", "", MACHINE, written)
+    reporter.report()
+    assert reporter.status.position == 1
+
+    def late(why: str) -> None:
+        with pytest.raises(WaitTimeout, match=why):
+            wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.01)
+
+    late("is starting")
+    reporter.found(ZERO_CUT)
+    late("lags: it has applied position 0 of 1")
+    reporter.following()
+    late("lags: it has applied position 0 of 1")
+    reporter.committed(log.head, Outcome(1))
     assert wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=60).position == 1
 
 
@@ -140,7 +207,26 @@ def test_what_was_there_before_the_slot_must_be_loaded(tmp_path: Path) -> None:
     committed(log, 100)
     captured(tmp_path, 5000, complete=None)
     applied(tmp_path, 1)
-    with pytest.raises(WaitTimeout, match="first load"):
+    with pytest.raises(WaitTimeout, match="rows are still being read"):
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
+
+
+def test_a_cut_that_lacks_rows_is_not_taken_for_one_that_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture says what a cut lacks before the cut can be seen, and may do both while somebody who waits reads one and then the other."""
+    log = MemoryLog()
+    captured(tmp_path)
+    applied(tmp_path, 1)
+    plain = status.read_capture
+
+    def meanwhile(run_dir: Path) -> status.CaptureStatus | None:
+        said = plain(run_dir)
+        if log.head == ZERO_CUT:
+            captured(tmp_path, complete=None)
+            committed(log, 100)
+        return said
+
+    monkeypatch.setattr(status, "read_capture", meanwhile)
+    with pytest.raises(WaitTimeout, match="rows are still being read"):
         wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
 
 

@@ -24,6 +24,13 @@ function say(id, text) {
   if (place.textContent !== text) place.textContent = text;
 }
 
+/** One that may be long: it breaks behind its slashes, and inside of a name only where that alone does not fit. */
+function sayPath(id, text) {
+  const place = $(id);
+  if (place.textContent === text) return;
+  place.replaceChildren(...text.split(/(?<=\/)/).flatMap((piece) => [piece, document.createElement("wbr")]));
+}
+
 function mark(id, text, tone) {
   const place = typeof id === "string" ? $(id) : id;
   say(place, text);
@@ -158,7 +165,7 @@ function drawSource() {
   else if (!capture.alive) mark("source-state", capture.stop ? "stopped" : "capture is not running", "bad");
   else mark("source-state", capture.state, TONES[capture.state]);
   say("source-rate", compact(rate));
-  say("source-address", source.address);
+  sayPath("source-address", source.address);
   const slot = source.slot;
   say("slot-name", slot ? (slot.exists ? slot.name + (slot.active ? "" : " (nobody reads it)") : slot.name + " is missing") : "–");
   say("slot-lag", slot ? bytes(slot.lag_bytes) : "–");

@@ -7,7 +7,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -99,19 +99,32 @@ def configured(folder: Path, **more: str) -> Settings:
     return load(file, options_model)
 
 
+@contextmanager
+def followed(settings: Settings) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=run_followers, args=(settings.log.dir, settings.run_dir, settings.stores), kwargs={"stop": stop}
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+
+
 def test_it_is_followed_reported_and_waited_for(tmp_path: Path) -> None:
     settings = configured(tmp_path)
     [name] = settings.stores
     with closing(EmbeddedLogWriter(settings.log.dir)) as writer:
         writer.append(batch(ORDERS, [(Op.INSERT, 1, order(1, "new"))]))
         writer.commit(Lsn(1), 1)
-    run_followers(settings.log.dir, settings.run_dir, settings.stores, until_caught_up=True, stop=threading.Event())
     status.write(settings.run_dir, "capture", status.CaptureStatus(pid=1, state="streaming", received_lsn=1, complete_position=0))
-    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+    with followed(settings), closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        assert Shelf.refreshed == []
+        waiting.wait(settings, reader, name, lsn=Lsn(1), timeout_s=60)
         [follower] = gather(settings, reader, Probe(settings.source.dsn, "cdc")).followers
         assert (follower.store, follower.kind, follower.position, follower.written) == (name, KIND, 1, 1)
-        assert Shelf.refreshed == []
-        waiting.wait(settings, reader, name, lsn=Lsn(1), timeout_s=5)
     assert Shelf.refreshed == [name], "what is waited for has to be visible"
 
 
