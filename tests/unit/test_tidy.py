@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,38 @@ def test_text_is_utf8_whatever_the_locale(path: Path) -> None:
         assert "text" not in named or name != "run" or "encoding" in named, (
             f"line {node.lineno}: text of a process without encoding"
         )
+
+
+def imported(folder: Path) -> dict[str, set[str]]:
+    """The folder's modules, each with those of them that it imports, be it inside a function."""
+    names = {path: f"{folder.name}.{path.stem}" for path in sorted(folder.glob("*.py"))}
+    found: dict[str, set[str]] = {name: set() for name in names.values()}
+    for path, name in names.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module or "" if not node.level else ".".join(filter(None, (folder.name, node.module)))
+                found[name] |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return {name: theirs & found.keys() - {name} for name, theirs in found.items()}
+
+
+def test_benchmarks_do_not_import_each_other_in_a_circle() -> None:
+    found = imported(ROOT / "bench")
+    assert "bench.workloads" in found["bench.capture"]
+    TopologicalSorter(found).prepare()
+
+
+@pytest.mark.parametrize(
+    "back", ["from room.one import A", "from room import one", "import room.one", "from . import one", "from .one import A"]
+)
+def test_a_circle_is_found_wherever_the_import_stands(tmp_path: Path, back: str) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    (room / "one.py").write_text("from room.two import B\n")
+    (room / "two.py").write_text(f"def late():\n    {back}\n")
+    with pytest.raises(CycleError):
+        TopologicalSorter(imported(room)).prepare()
 
 
 def _reads_text(node: ast.Call) -> bool:
