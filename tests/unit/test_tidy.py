@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -121,6 +123,59 @@ def test_a_circle_is_found_wherever_the_import_stands(tmp_path: Path, back: str)
     (room / "two.py").write_text(f"def late():\n    {back}\n")
     with pytest.raises(CycleError):
         TopologicalSorter(imported(room)).prepare()
+
+
+PATCHES: Final = {"mock", "monkeypatch", "MonkeyPatch"}
+PATCHING: Final = {"tests/sim/test_checker_catches.py": "plants bugs in the product, to see that the checker catches them"}
+SIMULATOR: Final = sorted((ROOT / "tests/sim").rglob("*.py"))
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def reached_into(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where code patches others, or names a private member of theirs; by line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                module = getattr(node, "module", None) or ""
+                imported_names = [*module.split("."), *(part for alias in names for part in alias.name.split("."))]
+                yield from ((node.lineno, name) for name in imported_names if _private(name) or name in PATCHES)
+            case ast.Attribute(value=value, attr=attr):
+                own = isinstance(value, ast.Name) and value.id in ("self", "cls")
+                if attr in PATCHES or (_private(attr) and not own):
+                    yield node.lineno, ast.unparse(node)
+            case ast.arg(arg=name) if name in PATCHES:
+                yield node.lineno, name
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "delattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                if _private(name):
+                    yield node.lineno, name
+
+
+@pytest.mark.parametrize("path", SIMULATOR, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_simulator_comes_in_by_ports_only(path: Path) -> None:
+    found = list(reached_into(ast.parse(path.read_text(encoding="utf-8"))))
+    if reason := PATCHING.get(str(path.relative_to(ROOT))):
+        assert found, f"no longer {reason}: remove the line"
+    else:
+        assert not found, "the simulator drives the product by its ports: give the product one, or use one that it has"
+
+
+@pytest.mark.parametrize("code", [
+    "from unittest import mock", "from unittest.mock import patch", "import unittest.mock", "def f(monkeypatch): ...",
+    "def f(patch: pytest.MonkeyPatch): ...", "from room import _name", "from room._name import it", "follower._applied",
+    "self._follower._applied", "getattr(follower, '_applied')", "setattr(Ingest, '_commit', f)",
+])  # fmt: skip
+def test_reaching_into_others_is_found(code: str) -> None:
+    assert list(reached_into(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code", ["self._follower.applied", "follower.__class__", "from __future__ import annotations", "cls._known"]
+)
+def test_what_is_ones_own_may_be_private(code: str) -> None:
+    assert not list(reached_into(ast.parse(code)))
 
 
 def _reads_text(node: ast.Call) -> bool:
