@@ -125,6 +125,22 @@ def test_a_circle_is_found_wherever_the_import_stands(tmp_path: Path, back: str)
         TopologicalSorter(imported(room)).prepare()
 
 
+def clocks(tree: ast.AST) -> set[str]:
+    """The clocks for intervals that a module goes by."""
+    passed = any(isinstance(node, ast.ImportFrom) and node.module == "cdc.clock" for node in ast.walk(tree))
+    own = any(isinstance(node, ast.Attribute) and ast.unparse(node) == "time.monotonic" for node in ast.walk(tree))
+    return {name for name, goes in (("passed in", passed), ("its own", own)) if goes}
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_that_is_given_a_clock_goes_by_no_other(path: Path) -> None:
+    assert len(clocks(ast.parse(path.read_text(encoding="utf-8")))) <= 1
+
+
+def test_both_clocks_are_found() -> None:
+    assert clocks(ast.parse("from cdc.clock import Clock\nbegan = time.monotonic()")) == {"passed in", "its own"}
+
+
 PATCHES: Final = {"mock", "monkeypatch", "MonkeyPatch"}
 PATCHING: Final = {"tests/sim/test_checker_catches.py": "plants bugs in the product, to see that the checker catches them"}
 SIMULATOR: Final = sorted((ROOT / "tests/sim").rglob("*.py"))

@@ -26,6 +26,7 @@ from cdc.report.collector import lag_of
 from cdc.settings.models import Log, Settings, Source, StoreOptions
 from cdc.state import jsonfile, status, stops
 from cdc.state.filewatch import Watch
+from tests.sim.clock import Clock
 from tests.unit.log.changes import ORDERS, changes
 
 TABLE = Table(1, "public", "t", (Column("id", 23, key=True),))
@@ -113,6 +114,20 @@ def test_a_store_that_lost_something_is_not_said_to_be_there(tmp_path: Path) -> 
         wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
     applied(tmp_path, 1)
     assert wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=60).position == 1
+
+
+def test_time_passes_by_the_clock_that_is_passed_in(tmp_path: Path) -> None:
+    class Hasty(Clock):
+        def monotonic(self) -> float:
+            self.now += 1_000
+            return self.now
+
+    log = MemoryLog()
+    captured(tmp_path)
+    committed(log, 100)
+    applied(tmp_path, 0)
+    with pytest.raises(WaitTimeout, match="does not show"):
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=1_500, clock=Hasty())
 
 
 def test_returns_when_the_store_gets_there(tmp_path: Path) -> None:
