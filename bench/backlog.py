@@ -45,6 +45,7 @@ import redis
 
 from bench.orders import create_orders, load_changes
 from bench.result import Figure, Result, faster
+from bench.workloads import SLOT
 from cdc.embedded.opensearch import OpenSearch
 from cdc.embedded.postgres import Postgres
 from cdc.embedded.valkey import Valkey
@@ -104,7 +105,7 @@ def main(arguments: list[str]) -> int:
 
 def fill_log(folder: Path, changes: int) -> None:
     """The waiting changes, captured once: ``folder/log``."""
-    from bench.capture import SLOT, _child
+    from bench.capture import _child
 
     server = Postgres(folder / "pg", options={"wal_sender_timeout": "0"})
     server.start()

@@ -30,13 +30,13 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from bench.debezium import measure_debezium
 from bench.orders import PUBLICATION
 from bench.result import Result, faster, lower
-from bench.workloads import WORKLOADS
+from bench.workloads import SLOT, WORKLOADS
 from cdc.capture.pace import PAUSE_S
 from cdc.embedded.postgres import Postgres
 
-SLOT = "bench"
 SILENCE_S = 1.0
 QUIET = {"wal_sender_timeout": "0", "autovacuum": "off"}
 """Of the server: the first statistics of many new tables are minutes of work beside some runs and not others, and make the server describe
@@ -59,8 +59,6 @@ def main(arguments: list[str]) -> int:
             changes = options.changes or WORKLOADS[options.part].changes
             result = measure(server, Path(folder), changes, options.runs, options.part)
             if options.debezium:
-                from bench.debezium import measure_debezium
-
                 measure_debezium(server, changes, result)
         finally:
             server.stop("immediate")

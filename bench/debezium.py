@@ -23,6 +23,7 @@ import psycopg
 from bench import peers
 from bench.orders import PUBLICATION
 from bench.result import Figure, Result, faster
+from bench.workloads import SLOT
 from cdc.embedded import passfile
 from cdc.embedded.java import OVERRIDE
 from cdc.embedded.postgres import Postgres
@@ -59,8 +60,6 @@ def measure_debezium(server: Postgres, changes: int, result: Result) -> None:
 
 
 def _run(server: Postgres, packages: Path, changes: int) -> dict[str, float]:
-    from bench.capture import SLOT
-
     slot = "bench_debezium"
     with psycopg.connect(server.dsn(), autocommit=True) as connection, tempfile.TemporaryDirectory() as folder:
         connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (SLOT, slot))

@@ -29,9 +29,9 @@ from typing import Any, Final
 
 import psycopg
 
-from bench.capture import QUIET, SLOT, _drain, capture
+from bench.capture import QUIET, _drain, capture
 from bench.result import Figure, Result, faster, lower
-from bench.workloads import TABLES, WORKLOADS
+from bench.workloads import SLOT, TABLES, WORKLOADS
 from cdc.capture.pace import PAUSE_S
 from cdc.embedded.postgres import Postgres
 

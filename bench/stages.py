@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import psycopg
 
-from bench.capture import QUIET, SLOT, _drain
+from bench.capture import QUIET, _drain
 from bench.orders import PUBLICATION, create_orders, load_changes
 from bench.result import Figure, Result
+from bench.workloads import SLOT
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.capture.pace import PAUSE_S

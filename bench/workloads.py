@@ -10,6 +10,8 @@ import psycopg
 
 from bench.orders import PUBLICATION, ROW, TRANSACTION, create_orders, load_changes
 
+SLOT: Final = "bench"
+"""The slot that has the changes before it. Peers read copies of it."""
 WIDE_COLUMNS: Final = 40
 TABLES: Final = 1000
 TABLES_TRANSACTION: Final = 10

@@ -4,7 +4,7 @@ A follower drives a sink like this, again and again::
 
     applied = sink.open(log, epoch)
     for each range of the log (applied, cut]:
-        sink.prepare(schema)           # once per topic and schema version, before its first batch
+        sink.prepare(schema)           # once per topic and definition, before its first batch
         sink.apply(batch) …            # a topic's batches in position order; a TRUNCATE or SCHEMA in its turn
         sink.commit(cut)               # now, and only now, the store says "I hold everything up to cut"
 

@@ -166,7 +166,7 @@ class Window:
     before: Xids
     snapshot: Snapshot | None = None
     mixed: bool = False
-    """None of its chunks may enter: a change in it had another schema version, or it is closed and gets no more changes."""
+    """None of its chunks may enter: a change in it stood under another definition, or it is closed and gets no more changes."""
     barred: bool = False
     """A barrier stood when it opened."""
     _changes: list[tuple[pa.RecordBatch, Transactions]] = field(default_factory=list)

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 import psycopg
 
+from cdc.clock import MACHINE, Clock
 from cdc.errors import ConfigError, SourceError, WaitTimeout
 from cdc.log.contract import LogReader, selected
 from cdc.log.home import head_file
@@ -102,7 +103,9 @@ def clean_point(reader: LogReader, tables: Sequence[str]) -> Position:
     return Position(max((topic.clean_from - 1 for topic in selected(reader, tables)), default=START))
 
 
-def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None = None, timeout_s: float = 60.0) -> Waited:
+def wait(
+    settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None = None, timeout_s: float = 60.0, clock: Clock = MACHINE
+) -> Waited:
     """Returns once the store shows everything up to ``lsn`` (None: whatever is committed at the source now).
 
     The store's follower vouches for that: as long as it does not run and follow, the store may have been emptied behind its back.
@@ -115,21 +118,29 @@ def wait(settings: Settings, reader: LogReader, store: str, *, lsn: Lsn | None =
         raise ConfigError(
             f"there is no store {store!r} in the configuration", hint=f"known stores: {', '.join(settings.stores) or 'none'}"
         )
-    began = time.monotonic()
+    began = clock.monotonic()
     wanted = current_lsn(settings.source.dsn.get_secret_value()) if lsn is None else lsn
     with closing(_Changes(settings)) as changes:
-        left_s = timeout_s - (time.monotonic() - began)
-        target = _until_shown(settings, reader, store, wanted, left_s, changes, nudges=lsn is None)
+        left_s = timeout_s - (clock.monotonic() - began)
+        target = _until_shown(settings, reader, store, wanted, left_s, changes, clock, nudges=lsn is None)
     if traits_of(options).refreshes:
         _refresh(store, options, reader)
-    return Waited(store, wanted, target, time.monotonic() - began)
+    return Waited(store, wanted, target, clock.monotonic() - began)
 
 
 def _until_shown(
-    settings: Settings, reader: LogReader, store: str, wanted: Lsn, timeout_s: float, changes: _Changes, *, nudges: bool
+    settings: Settings,
+    reader: LogReader,
+    store: str,
+    wanted: Lsn,
+    timeout_s: float,
+    changes: _Changes,
+    clock: Clock,
+    *,
+    nudges: bool,
 ) -> Position:
     """Returns the position that the store has then reached. ``nudges``: an idle stream is carried on by a commit of ours."""
-    began = time.monotonic()
+    began = clock.monotonic()
     deadline = began + timeout_s
     target: Position | None = None
     while True:
@@ -153,7 +164,7 @@ def _until_shown(
             continue
         if target is None:
             _refuse_stopped(settings, "capture")
-        now = time.monotonic()
+        now = clock.monotonic()
         if now >= deadline:
             raise _too_late(settings, store, wanted, timeout_s, awaited)
         if target is None and received < wanted and nudges and now - began >= NUDGE_AFTER_S:

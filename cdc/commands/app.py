@@ -9,7 +9,7 @@ import typer
 
 from cdc.commands import audit, doctor, follow, init, log, plan, resume, run, snapshot, status, wait
 from cdc.commands.invocation import Invocation
-from cdc.commands.logs import configure_logs
+from cdc.commands.logsetup import configure_logs
 from cdc.version import VERSION
 
 app = typer.Typer(

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import structlog
 
+from cdc.clock import MACHINE, Clock
 from cdc.errors import ConfigError
 from cdc.settings.file import WrittenFile, load, read
 from cdc.settings.models import Settings, StoreOptions
@@ -53,16 +54,16 @@ class ConfigurationChange:
 class Configuration:
     """``cdc.toml``, watched. ``settings``, ``problem`` and ``pending`` may be read by any thread; ``look`` is called by one."""
 
-    def __init__(self, path: Path, options_model: OptionsModel) -> None:
+    def __init__(self, path: Path, options_model: OptionsModel, clock: Clock = MACHINE) -> None:
         """Raises ConfigError when the file cannot be used."""
         self._path = path
         self._options_model = options_model
+        self._clock = clock
         self._stamp = self._judged = _stamp(path)
-        self._looked_at = time.monotonic()
+        self._looked_at = self._clock.monotonic()
         written = read(path)
         self._begun = self._stores = written.text
         self._settings_begun = self.settings = load(path, options_model, written=written)
-        self._log: Any = structlog.get_logger(path.name)
         self.problem: str | None = None
         """Why the file as it is now cannot be used, with what helps."""
         self.pending: tuple[str, ...] = ()
@@ -73,7 +74,7 @@ class Configuration:
 
         One that could not be used is tried again and again: what it lacks may lie elsewhere, such as a file with a secret.
         """
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now - self._looked_at < LOOK_S:
             return None
         self._looked_at = now
@@ -89,21 +90,22 @@ class Configuration:
         return jsonfile.encode({"begun": self._begun, "stores": self._stores}).encode()
 
     def _take(self, changed: bool) -> ConfigurationChange | None:
+        log = structlog.get_logger(self._path.name)
         try:
             written = read(self._path)
             found = load(self._path, self._options_model, written=written)
         except ConfigError as error:
             before, self.problem = self.problem, _unusable(self._path, error)
             if changed or self.problem != before:
-                self._log.error(self.problem)
+                log.error(self.problem)
             return None
         self.problem = None
         self.pending = tuple(self._pending(written.text, found))
         change = _change(self.settings.stores, found.stores)
         self._stores = written.text
-        self._log.info(f"was changed; {change.words()}")
+        log.info(f"was changed; {change.words()}")
         for line in self.pending:
-            self._log.warning(line)
+            log.warning(line)
         if change == ConfigurationChange():
             return None
         self.settings = self._settings_begun.model_copy(update={"stores": found.stores})
@@ -136,11 +138,12 @@ class Handout:
 class Handed:
     """The configuration as a child was handed it. One thread only."""
 
-    def __init__(self, descriptor: int, path: Path, options_model: OptionsModel) -> None:
+    def __init__(self, descriptor: int, path: Path, options_model: OptionsModel, clock: Clock = MACHINE) -> None:
         """Raises ConfigError when it cannot be used any more, as when a file with a secret is gone."""
         self._descriptor = descriptor
         self._path = path
         self._options_model = options_model
+        self._clock = clock
         self._seen = b""
         self._problem: str | None = None
         self._looked_at = float("-inf")
@@ -150,7 +153,7 @@ class Handed:
 
     def look(self) -> None:
         """Takes in what the supervisor has put there, once a second at most."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now

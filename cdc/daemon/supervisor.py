@@ -21,6 +21,7 @@ from typing import Final
 
 import structlog
 
+from cdc.clock import MACHINE, Clock
 from cdc.crashpoint import crashpoint
 from cdc.daemon.configuration import VARIABLE, Configuration, Handout
 from cdc.diskspace import described
@@ -96,7 +97,7 @@ class Child:
     began: float = 0.0
     failures: int = 0
     again_at: float | None = 0.0
-    """Monotonic time of the next start; None while it waits for an operator."""
+    """When it starts next, by the supervisor's clock; None while it waits for an operator."""
     stopped_for: frozenset[str] = field(default_factory=frozenset)
     """The stop states that were held when it was last looked at."""
     retired: bool = False
@@ -115,12 +116,14 @@ class Supervisor:
         listen: str | None = None,
         configuration: Configuration | None = None,
         followers: Callable[[], Child] | None = None,
+        clock: Clock = MACHINE,
     ) -> None:
         """``configuration`` is watched. ``followers`` makes the child that follows its stores, when there are some again."""
         self._run_dir = run_dir
         self._children = list(children)
         self._configuration = configuration
         self._followers = followers
+        self._clock = clock
         self._handout = Handout(configuration) if configuration is not None else None
         self._status = SupervisorStatus(os.getpid(), listen=listen)
         self._written_at = float("-inf")
@@ -136,7 +139,7 @@ class Supervisor:
                 if _is_first():
                     self._bury()
                 self._write(force=False)
-                stop.wait(_TICK_S)
+                self._clock.wait(stop, _TICK_S)
         finally:
             self._drain()
             if self._handout is not None:
@@ -184,7 +187,7 @@ class Supervisor:
                 return
             if resumed:
                 child.again_at = 0.0
-            if child.again_at is not None and time.monotonic() >= child.again_at:
+            if child.again_at is not None and self._clock.monotonic() >= child.again_at:
                 self._start(child)
         elif child.process.poll() is not None:
             self._ended(child, child.process.returncode)
@@ -208,7 +211,7 @@ class Supervisor:
             return
         child.terminated = False
         crashpoint("supervise.started")
-        child.began = time.monotonic()
+        child.began = self._clock.monotonic()
         child.status.pid, child.status.state, child.status.started_at = child.process.pid, "running", time.time()
         _log.info(f"{child.status.name} started", process=child.process.pid)
         self._write(force=True)
@@ -216,7 +219,7 @@ class Supervisor:
     def _not_started(self, child: Child, error: OSError) -> None:
         step = next_step(1, 0.0, child.failures, held=False)
         assert step.delay_s is not None
-        child.failures, child.again_at = step.failures, time.monotonic() + step.delay_s
+        child.failures, child.again_at = step.failures, self._clock.monotonic() + step.delay_s
         child.status.state = step.state
         child.status.restarts += 1
         name = child.status.name
@@ -226,7 +229,7 @@ class Supervisor:
         self._write(force=True)
 
     def _ended(self, child: Child, code: int) -> None:
-        lived_s = time.monotonic() - child.began
+        lived_s = self._clock.monotonic() - child.began
         # As of now: what is resumed from here on was seen to be held.
         stopped = self._stops(child)
         held = child.stopped_for = frozenset(stop.name for stop in stopped)
@@ -236,7 +239,7 @@ class Supervisor:
         _end_group(child)  # what it left behind, such as a JVM
         child.process = None
         child.failures = step.failures
-        child.again_at = None if step.delay_s is None else time.monotonic() + step.delay_s
+        child.again_at = None if step.delay_s is None else self._clock.monotonic() + step.delay_s
         child.status.pid, child.status.state, child.status.exit_code = 0, step.state, code
         child.status.restarts += 1 if step.delay_s is not None else 0
         facts = {"process": child.status.name, "exit_code": code, "state": step.state, "held": sorted(held)}
@@ -269,11 +272,11 @@ class Supervisor:
         for child in running:
             assert child.process is not None
             child.process.terminate()
-        deadline = time.monotonic() + DRAIN_S
+        deadline = self._clock.monotonic() + DRAIN_S
         for child in running:
             assert child.process is not None
             try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
+                child.process.wait(max(0.0, deadline - self._clock.monotonic()))
             except subprocess.TimeoutExpired:
                 _log.warning(f"{child.status.name} did not finish within {DRAIN_S:.0f} s and was killed; nothing is lost by that")
                 _end_group(child)
@@ -285,7 +288,7 @@ class Supervisor:
         _log.info("stopped")
 
     def _write(self, *, force: bool) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if force or now - self._written_at >= _STATUS_S:
             self._written_at = now
             self._status.updated_at = time.time()

@@ -62,7 +62,7 @@ class StoreWriter:
 
 @dataclass(slots=True)
 class Prepared:
-    """The state of an opened sink: which schema version it was prepared for, and the shapes that its rows have."""
+    """The state of an opened sink: which definitions it was prepared for, and the shapes that its rows have."""
 
     schemas: dict[str, TopicSchema] = field(default_factory=dict)
     _shapes: dict[str, Shape | None] = field(default_factory=dict)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
 import structlog
 
+from cdc.clock import MACHINE, Clock
 from cdc.errors import LogReplaced
 from cdc.follow.follower import Follower
 from cdc.log.contract import LogReader, selected
@@ -22,9 +22,10 @@ _ALL: Final = 2**62
 class StoreLog:
     """One store's. One thread only."""
 
-    def __init__(self, follower: Follower, reader: LogReader) -> None:
+    def __init__(self, follower: Follower, reader: LogReader, clock: Clock = MACHINE) -> None:
         self._follower = follower
         self._reader = reader
+        self._clock = clock
         self._chronicle = StoreChronicle(follower.store)
         self._counted = Counted(0, 0, True)
         self._counted_at = float("-inf")
@@ -32,7 +33,7 @@ class StoreLog:
 
     def look(self, capture: Callable[[], CaptureStatus | None]) -> None:
         """Says what has changed since the last call. ``capture``: reads its status; called now and then."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now - self._counted_at >= INTERVAL_S:
             self._counted_at = now
             with suppress(LogReplaced):  # the follower says so, and goes on with the other log

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -135,19 +135,13 @@ class Evolving:
     def _remember_first(
         self, connection: psycopg.Connection, tables: dict[str, Table], ended: Collection[str], facts: dict[int, Facts]
     ) -> None:
-        """Remembers the definitions that hold when a table's first row is read. A table that has taken another's name is left for the stream to find; one
-        whose rows the log has, though its facts were lost, for the first look at the catalog, which has it read again."""
-        logged = {table.oid: name for name, table in tables.items() if name not in ended}
-        lost = sorted(name for oid, name in logged.items() if oid not in facts)
+        """Remembers the definitions that hold when a table's first row is read."""
+        lost = sorted(name for name, table in tables.items() if name not in ended and table.oid not in facts)
         if lost:
             _log.warning("tables are read again, as it is not known what has become of them since they were logged", tables=lost)
-        new = [
-            found
-            for found in read_facts(connection, self._settings.publication, published=True)
-            if found.oid not in facts and found.oid not in logged and _free(tables.get(found.qualified), found.oid)
-        ]
-        if new:
-            facts.update((found.oid, found) for found in new)
+        published = read_facts(connection, self._settings.publication, published=True)
+        if new := first_remembered(published, tables, ended, facts):
+            facts.update(new)
             save_facts(self._folder, facts)
 
     def _remember_aside(self, out: Mapping[int, SetAside]) -> None:
@@ -168,6 +162,25 @@ class Evolving:
             return {topic.name: topic.table for topic in captured(reader)}, list(ended_topics(reader))
         finally:
             reader.close()
+
+
+def first_remembered(
+    published: Iterable[Facts], tables: Mapping[str, Table], ended: Collection[str], known: Collection[int]
+) -> dict[int, Facts]:
+    """Chooses the facts to begin with, by OID, when a process starts. Pure.
+
+    A table that has taken another's name is left for the stream to find; one whose rows the log has, though its facts were lost, for the first
+    look at the catalog, which has it read again.
+
+    ``published``: what the catalog says now of the tables that are published. ``tables``: each topic's newest definition, by its name. ``ended``:
+    the topics whose table is gone. ``known``: the OIDs of tables whose facts were kept.
+    """
+    logged = {table.oid for name, table in tables.items() if name not in ended}
+    return {
+        found.oid: found
+        for found in published
+        if found.oid not in known and found.oid not in logged and _free(tables.get(found.qualified), found.oid)
+    }
 
 
 def _unread() -> None:

@@ -23,7 +23,7 @@ COMES_WITH_CAPTURE: Final = "capture makes it when it begins; cdc status says wh
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One table's changes in the log, as far as they are durable. ``table`` is its newest schema version.
+    """One table's changes in the log, as far as they are durable. ``table`` is its newest definition.
 
     ``rows`` and ``bytes`` are what the log still keeps, which may be less than was ever appended; no change is before ``first``.
     """
@@ -62,7 +62,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """A file of one topic's changes, all of one schema version, with positions in [first, last]. It never changes, and may be removed once the
+    """A file of one topic's changes, all under one definition, with positions in [first, last]. It never changes, and may be removed once the
     log no longer needs it. ``schema`` is that of its batches (``cdc.model.batch``)."""
 
     path: Path
@@ -229,7 +229,7 @@ class LogReader(Protocol):
         ...
 
     def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
-        """The topic's changes in (after, upto], in position order; each batch has one schema version and holds either rows or
+        """The topic's changes in (after, upto], in position order; each batch stands under one definition and holds either rows or
         exactly one TRUNCATE. Nothing for a topic that the log does not have (yet), nor beyond the head. Positions rise and may have gaps,
         also beyond those that other topics fill. Raises PositionGone when changes behind ``after`` are gone that a reader there needs.
 

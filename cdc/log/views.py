@@ -50,7 +50,7 @@ def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def joined(
     batches: Iterable[pa.RecordBatch], large_bytes: int = JOINED_BYTES, *, upto_rows: int = JOINED_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """The same changes in fewer batches: neighbours of one schema version are joined while they are small.
+    """The same changes in fewer batches: neighbours under one definition are joined while they are small.
 
     ``large_bytes``: a batch of at least ``MEASURED_ROWS`` rows and so many bytes is not small: joining it would only be a copy.
     """

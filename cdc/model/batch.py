@@ -1,4 +1,4 @@
-"""The columnar unit that flows: changes of one table, in position order, under one schema version.
+"""The columnar unit that flows: changes of one table, in position order, under one definition.
 
 Arrow schema of a batch (``batch_schema``): five columns of ours, then the table's own in the table's order, each in the
 type that ``cdc.model.pgtypes.arrow_type`` gives.

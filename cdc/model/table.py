@@ -1,4 +1,4 @@
-"""A source table as the log knows it at one schema version."""
+"""A source table as the log knows it under one definition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Table(JsonValue):
-    """One source table at one schema version. Equal tables have equal Arrow schemas.
+    """One source table under one definition. Equal tables have equal Arrow schemas.
 
     ``oid`` and ``epoch`` identify it (a dropped and re-created table has a new OID); names are labels.
     Columns stand in the order of the stream's RELATION message, which is the table's own.

@@ -108,7 +108,7 @@ def alike(held: TopicSchema, shape: TopicSchema) -> bool:
 
 
 def to_rows(changes: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Changes of any schema version of a table as rows of ``schema`` (some or all columns of one of the schemas above).
+    """Changes of a table under any of its definitions, as rows of ``schema`` (some or all columns of one of the schemas above).
 
     A renamed column has its values under the name that it has in ``schema``. A value that differs as text under the type there is NULL,
     and its text stands in ``_cdc_exact``. Raises ConfigError where that column is not among those of ``schema``.

@@ -24,8 +24,8 @@ Register it once a session: ``spark.dataSource.register(CdcSource)``. Options:
 =================  ==================================================================================================
 
 Rows of ``as = changes``: ``_cdc_position`` long, ``_cdc_op`` string (c u d r t s: insert, update, delete, snapshot read, truncate, new definition),
-``_cdc_lsn`` long, ``_cdc_ts`` timestamp, ``_cdc_exact`` map, then the table's columns in its newest schema version; a column that a
-change's own version did not have is NULL. Rows of ``changefeed`` and ``rows``: ``cdc.replay.rows``. An offset is a cut, and the history in
+``_cdc_lsn`` long, ``_cdc_ts`` timestamp, ``_cdc_exact`` map, then the table's columns in its newest definition; a column that a
+change's own definition did not have is NULL. Rows of ``changefeed`` and ``rows``: ``cdc.replay.rows``. An offset is a cut, and the history in
 which the stream came there: ``{"position": n, "commit_lsn": …, "commit_ts_us": …, "history": …}``.
 
 Spark 4.1 does not tell a stream where it starts, so unless it knows its ``checkpoint`` or is ``fresh``, its first micro-batch reaches to the log's

@@ -140,7 +140,7 @@ class TablePlace:
             self._refresh()
 
     def known(self) -> TopicSchema | None:
-        """The schema version that was written last."""
+        """The definition that was written last."""
         text = self.iceberg.properties.get(TABLE_KEY)
         try:
             return None if text is None else TopicSchema.from_json(text)

@@ -133,7 +133,7 @@ class Staging:
         self._files.clear()
 
     def _spill(self, table: str) -> None:
-        """Moves a table's batches to a file. Batches of another schema version begin another file."""
+        """Moves a table's batches to a file. Batches under another definition begin another file."""
         spilled: list[pa.RecordBatch] = []
         run: list[pa.RecordBatch] = []
         for batch in [*self._batches[table], None]:

@@ -21,7 +21,7 @@ class UpsertGroup:
     """Changes that one commit takes: one way of telling rows apart, and no moment at which the whole table goes but before all."""
 
     schema: TopicSchema
-    """The newest schema version."""
+    """The newest definition."""
     plan: KeyPlan | None
     batches: tuple[pa.RecordBatch, ...]
     floor: int

@@ -203,7 +203,7 @@ def test_the_schema_may_change_within_and_between_commits(log: Home) -> None:
     assert rows_of(found) == rows_of(batches)
     for batch in found:
         assert batch.schema.equals(changes(table_of(batch.schema), [1]).schema, check_metadata=True), (
-            "each batch has one schema version"
+            "each batch stands under one definition"
         )
     assert [topic.table for topic in log.reader.topics()] == [ORDERS_WIDER]
     log.put(changes(ORDERS, [90]))

@@ -22,7 +22,7 @@ import structlog
 
 from cdc.__main__ import main
 from cdc.capture.messages import scan
-from cdc.commands.logs import configure_logs
+from cdc.commands.logsetup import configure_logs
 from cdc.embedded.processes import free_port
 from cdc.errors import HeadwaterError
 from cdc.log.embedded.reader import EmbeddedLogReader

@@ -200,8 +200,8 @@ FOUND = (
         "if self.count >= MAX_READERS:", "if False:", ("-k", "counted_when", PEERS),
     ),
     Mutant(
-        "an unforeseen error shows a row", "cdc/commands/logs.py",
-        'if text else name\n', "if True else name\n", ("tests/unit/commands/test_logs.py",),
+        "an unforeseen error shows a row", "cdc/commands/logsetup.py",
+        'if text else name\n', "if True else name\n", ("tests/unit/commands/test_logsetup.py",),
     ),
     Mutant(
         "one unforeseen error ends the page's reports", "cdc/http/events.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +11,7 @@ from pathlib import Path
 from cdc.capture.definitions import Definitions, Outside
 from cdc.capture.feedback import Feedback
 from cdc.capture.toast import ToastMemory
+from cdc.ingest.definitions import first_remembered
 from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
 from cdc.ingest.round import Round, begun
@@ -105,31 +106,25 @@ class Capture:
         return self.link
 
     def _definitions(self) -> Definitions:
-        known, ended = [topic.table for topic in self._log.topics()], ended_topics(self._log)
+        tables, ended = {topic.name: topic.table for topic in self._log.topics()}, ended_topics(self._log)
         facts = load_facts(self._folder)
-        watch = self.watch or self._begin_to_watch(known, ended, facts)
+        watch = self.watch or self._begin_to_watch(tables, ended, facts)
         # What the catalog says now, which the stream may not have come to.
         catalog = self._source.facts
         keep = partial(save_facts, self._folder)
         outside = Outside(look=watch.look_soon, note=watch.note, keep=keep)
-        return Definitions(catalog, known=known, ended=ended, facts=facts, passwords=[PASSWORD], outside=outside)
+        return Definitions(catalog, known=tables.values(), ended=ended, facts=facts, passwords=[PASSWORD], outside=outside)
 
-    def _begin_to_watch(self, topics: Sequence[Table], ended: Collection[str], facts: dict[int, Facts]) -> Watch:
+    def _begin_to_watch(self, tables: Mapping[str, Table], ended: Collection[str], facts: dict[int, Facts]) -> Watch:
         """Remembers the definitions (``facts``) that hold when a table's first row is read, as a process does when it starts."""
-        holders = {table.qualified: table.oid for table in topics}
-        logged = {oid for name, oid in holders.items() if name not in ended}
-        new = {
-            oid: found
-            for oid, listing in self._source.catalog.items()
-            if listing.way and oid not in facts and oid not in logged and holders.get(listing.table.qualified, oid) == oid
-            if (found := self._source.facts(oid)) is not None
-        }
-        if new:
+        listed = [self._source.facts(oid) for oid, listing in self._source.catalog.items() if listing.way]
+        published = [found for found in listed if found is not None]
+        if new := first_remembered(published, tables, ended, facts):
             facts.update(new)
             save_facts(self._folder, facts)
         self._source.told |= facts.keys()
         course = self._course
-        self.watch = Watch(self._source, course.chance, {*facts, *holders.values()}, course.met)
+        self.watch = Watch(self._source, course.chance, {*facts, *(table.oid for table in tables.values())}, course.met)
         return self.watch
 
     def take(self) -> None:

@@ -14,6 +14,7 @@ from cdc.daemon.configuration import Configuration, ConfigurationChange, Handed,
 from cdc.demo.configuration import Value, toml
 from cdc.errors import ConfigError
 from sinks import options_model
+from tests.sim.clock import Clock
 
 CACHE: Mapping[str, Value] = {"kind": "redis", "url": "redis://cache:6379/0"}
 CONSOLE: Mapping[str, Value] = {"kind": "console"}
@@ -66,6 +67,21 @@ def test_stores_that_were_added_changed_and_removed_are_named(file: Path) -> Non
     assert settled(configuration) == ConfigurationChange(removed=("cache",))
     assert (configuration.problem, configuration.pending) == (None, ())
     assert configuration.look() is None
+
+
+def test_it_looks_once_a_second_by_its_clock(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "LOOK_S", 1.0)
+    clock = Clock()
+    configuration = Configuration(file, options_model, clock)
+    rewritten(file, text({"cache": CACHE, "second": CONSOLE}))
+    for _ in range(5):
+        clock.now += 0.1
+        assert configuration.look() is None
+    clock.now += 1
+    assert configuration.look() is None, "somebody may still be writing"
+    assert configuration.look() is None, "it does not look at once"
+    clock.now += 1
+    assert configuration.look() == ConfigurationChange(added=("second",))
 
 
 def test_what_means_the_same_changes_nothing(file: Path) -> None:

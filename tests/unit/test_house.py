@@ -65,6 +65,15 @@ def test_imports_point_down_the_table() -> None:
     assert heights == sorted(heights), "the rooms of ARCHITECTURE.md stand in another order than their layers in pyproject.toml"
 
 
+def test_only_the_logs_room_may_know_its_home() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    [home] = [contract for contract in contracts if contract.get("forbidden_modules") == ["cdc.log.embedded"]]
+    rooms = {f"cdc.{path.parent.name}" for path in (ROOT / "cdc").glob("*/__init__.py")}
+    assert set(home["source_modules"]) == {*rooms, "sinks", "snapshots"} - {"cdc.log"}, (
+        "pyproject.toml: a room is not listed, or is gone"
+    )
+
+
 def test_names_of_code_exist() -> None:
     for name in named(ARCHITECTURE):
         if not re.fullmatch(r"(?:cdc|sinks|snapshots)(?:\.\w+)+", name) or name in ("cdc.connect", "cdc.toml"):

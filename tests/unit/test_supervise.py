@@ -124,6 +124,40 @@ def test_a_dead_child_is_restarted_and_a_running_one_drained(tmp_path: Path) -> 
     assert (last.state, last.processes[0].state, last.processes[0].exit_code) == ("exited", "exited", -15)
 
 
+class Standing:
+    """A clock that goes on only when it is set, but for a supervisor's own turns."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.turns = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, stop: threading.Event, seconds: float) -> bool:  # noqa: ARG002
+        self.turns += 1
+        return stop.wait(0.001)
+
+
+def test_a_dead_child_rests_by_the_clock(tmp_path: Path) -> None:
+    clock, stop = Standing(), threading.Event()
+    dies = child("raise SystemExit(1)")
+    thread = threading.Thread(target=Supervisor(tmp_path, [dies], clock=clock).run, args=(stop,))
+    thread.start()
+    try:
+        for ended in (1, 2):
+            until(lambda ended=ended: dies.status.restarts == ended)  # type: ignore[misc]
+            turns = clock.turns
+            until(lambda turns=turns: clock.turns > turns + 20)  # type: ignore[misc]
+            assert (dies.process, dies.status.restarts) == (None, ended), "it rests as long as the clock stands"
+            clock.now += BACKOFF_S[ended - 1]
+        until(lambda: dies.status.restarts == 3)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_a_child_that_does_not_drain_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "DRAIN_S", 0.2)
     ready = tmp_path / "ready"

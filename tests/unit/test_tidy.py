@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -88,6 +91,107 @@ def test_text_is_utf8_whatever_the_locale(path: Path) -> None:
         assert "text" not in named or name != "run" or "encoding" in named, (
             f"line {node.lineno}: text of a process without encoding"
         )
+
+
+def imported(folder: Path) -> dict[str, set[str]]:
+    """The folder's modules, each with those of them that it imports, be it inside a function."""
+    names = {path: f"{folder.name}.{path.stem}" for path in sorted(folder.glob("*.py"))}
+    found: dict[str, set[str]] = {name: set() for name in names.values()}
+    for path, name in names.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module or "" if not node.level else ".".join(filter(None, (folder.name, node.module)))
+                found[name] |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return {name: theirs & found.keys() - {name} for name, theirs in found.items()}
+
+
+def test_benchmarks_do_not_import_each_other_in_a_circle() -> None:
+    found = imported(ROOT / "bench")
+    assert "bench.workloads" in found["bench.capture"]
+    TopologicalSorter(found).prepare()
+
+
+@pytest.mark.parametrize(
+    "back", ["from room.one import A", "from room import one", "import room.one", "from . import one", "from .one import A"]
+)
+def test_a_circle_is_found_wherever_the_import_stands(tmp_path: Path, back: str) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    (room / "one.py").write_text("from room.two import B\n")
+    (room / "two.py").write_text(f"def late():\n    {back}\n")
+    with pytest.raises(CycleError):
+        TopologicalSorter(imported(room)).prepare()
+
+
+def clocks(tree: ast.AST) -> set[str]:
+    """The clocks for intervals that a module goes by."""
+    passed = any(isinstance(node, ast.ImportFrom) and node.module == "cdc.clock" for node in ast.walk(tree))
+    own = any(isinstance(node, ast.Attribute) and ast.unparse(node) == "time.monotonic" for node in ast.walk(tree))
+    return {name for name, goes in (("passed in", passed), ("its own", own)) if goes}
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_that_is_given_a_clock_goes_by_no_other(path: Path) -> None:
+    assert len(clocks(ast.parse(path.read_text(encoding="utf-8")))) <= 1
+
+
+def test_both_clocks_are_found() -> None:
+    assert clocks(ast.parse("from cdc.clock import Clock\nbegan = time.monotonic()")) == {"passed in", "its own"}
+
+
+PATCHES: Final = {"mock", "monkeypatch", "MonkeyPatch"}
+PATCHING: Final = {"tests/sim/test_checker_catches.py": "plants bugs in the product, to see that the checker catches them"}
+SIMULATOR: Final = sorted((ROOT / "tests/sim").rglob("*.py"))
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def reached_into(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where code patches others, or names a private member of theirs; by line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                module = getattr(node, "module", None) or ""
+                imported_names = [*module.split("."), *(part for alias in names for part in alias.name.split("."))]
+                yield from ((node.lineno, name) for name in imported_names if _private(name) or name in PATCHES)
+            case ast.Attribute(value=value, attr=attr):
+                own = isinstance(value, ast.Name) and value.id in ("self", "cls")
+                if attr in PATCHES or (_private(attr) and not own):
+                    yield node.lineno, ast.unparse(node)
+            case ast.arg(arg=name) if name in PATCHES:
+                yield node.lineno, name
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "delattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                if _private(name):
+                    yield node.lineno, name
+
+
+@pytest.mark.parametrize("path", SIMULATOR, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_simulator_comes_in_by_ports_only(path: Path) -> None:
+    found = list(reached_into(ast.parse(path.read_text(encoding="utf-8"))))
+    if reason := PATCHING.get(str(path.relative_to(ROOT))):
+        assert found, f"no longer {reason}: remove the line"
+    else:
+        assert not found, "the simulator drives the product by its ports: give the product one, or use one that it has"
+
+
+@pytest.mark.parametrize("code", [
+    "from unittest import mock", "from unittest.mock import patch", "import unittest.mock", "def f(monkeypatch): ...",
+    "def f(patch: pytest.MonkeyPatch): ...", "from room import _name", "from room._name import it", "follower._applied",
+    "self._follower._applied", "getattr(follower, '_applied')", "setattr(Ingest, '_commit', f)",
+])  # fmt: skip
+def test_reaching_into_others_is_found(code: str) -> None:
+    assert list(reached_into(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code", ["self._follower.applied", "follower.__class__", "from __future__ import annotations", "cls._known"]
+)
+def test_what_is_ones_own_may_be_private(code: str) -> None:
+    assert not list(reached_into(ast.parse(code)))
 
 
 def _reads_text(node: ast.Call) -> bool:

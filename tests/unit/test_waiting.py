@@ -30,6 +30,7 @@ from cdc.settings.models import Log, Settings, Source, StoreOptions
 from cdc.state import jsonfile, status, stops
 from cdc.state.filewatch import Watch
 from sinks.contract import Outcome
+from tests.sim.clock import Clock
 from tests.unit.log.changes import ORDERS, changes
 
 TABLE = Table(1, "public", "t", (Column("id", 23, key=True),))
@@ -180,6 +181,20 @@ def test_a_restarted_follower_is_waited_for_until_it_has_looked_at_its_store(tmp
     late("lags: it has applied position 0 of 1")
     reporter.committed(log.head, Outcome(1))
     assert wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=60).position == 1
+
+
+def test_time_passes_by_the_clock_that_is_passed_in(tmp_path: Path) -> None:
+    class Hasty(Clock):
+        def monotonic(self) -> float:
+            self.now += 1_000
+            return self.now
+
+    log = MemoryLog()
+    captured(tmp_path)
+    committed(log, 100)
+    applied(tmp_path, 0)
+    with pytest.raises(WaitTimeout, match="does not show"):
+        wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=1_500, clock=Hasty())
 
 
 def test_returns_when_the_store_gets_there(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ WIDE_FUNCTIONS = {}
 """Functions that are wider today, each with its number of parameters."""
 
 WIDE_CLASSES = {
-    # These two are documented JSON objects (``cdc status --json``, /v1/status): one attribute for each key. Nothing takes a part of one.
+    # These are JSON objects, with one attribute for each key; nothing takes a part of one. The reports are documented (``cdc status --json``, /v1/status),
+    # the statuses are the files that the parts write.
     ("cdc.report.shape", "CaptureReport"): 16,
     ("cdc.report.shape", "FollowerReport"): 17,
     ("cdc.state.status", "CaptureStatus"): 22,

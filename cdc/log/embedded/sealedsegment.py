@@ -1,4 +1,4 @@
-"""Sealed segments: Parquet files, one per schema version, that stand for exactly one segment's changes."""
+"""Sealed segments: Parquet files, one per definition, that stand for exactly one segment's changes."""
 
 from __future__ import annotations
 

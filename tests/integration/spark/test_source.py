@@ -1,4 +1,4 @@
-"""format("cdc") on a real Spark: batch and streaming, schema versions, admission control, restarts from a checkpoint, errors."""
+"""format("cdc") on a real Spark: batch and streaming, definitions, admission control, restarts from a checkpoint, errors."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from cdc.commands.logs import configure_logs
+from cdc.commands.logsetup import configure_logs
 
 EVIL = "t\x1b]0;owned\x07\nforged \u202e"
 

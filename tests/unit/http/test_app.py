@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from cdc.client import wait as waiting
 from cdc.client.wait import Waited
-from cdc.commands.logs import configure_logs
+from cdc.commands.logsetup import configure_logs
 from cdc.errors import HeadwaterError, LogCorrupt, SourceError, Stopped, StopState, WaitTimeout
 from cdc.http import app as port
 from cdc.http import events

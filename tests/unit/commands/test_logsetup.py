@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 import structlog
 
-from cdc.commands.logs import configure_logs
+from cdc.commands.logsetup import configure_logs
 
 CANARY = "canary-row-value"
 EVIL = "t\x1b]0;owned\x07\nforged \u202e[/x]"
@@ -123,7 +123,7 @@ def test_an_unforeseen_error_shows_its_type_and_place_and_no_value(
     assert "ValueError" in said
     assert ("KeyError" in said) == (failing is fails_because)
     assert "in fails" in said
-    assert "test_logs.py" in said
+    assert "test_logsetup.py" in said
     if not screen.isatty():
         [entry] = [json.loads(line) for line in said.splitlines()]
         assert "exc_info" not in entry
