@@ -177,15 +177,20 @@ class Inbox:
             crashpoint("inbox.take.marked")
             self._writer.commit()
         except BaseException:
-            # What this has raised counts, also where the writer takes nothing more, not even this.
-            with suppress(HeadwaterError, OSError):
-                self._writer.rollback()
+            self._take_back()
             raise
         if group.table is not None:
             self._topics()[group.table.qualified] = (group.table, producer)
         crashpoint("inbox.take.durable")
         self._remove(group.name)
         crashpoint("inbox.take.removed")
+
+    def _take_back(self) -> None:
+        """Drops what is staged, on the way out of an error: that one counts, also where the writer
+        takes nothing more, not even this.
+        """
+        with suppress(HeadwaterError, OSError):
+            self._writer.rollback()
 
     def _stage(self, group: HandedOver, producer: str) -> None:
         table = group.table
@@ -209,11 +214,21 @@ class Inbox:
             return
         durable = self._writer.marks()
         for name, (mark, since) in list(self._riding.items()):
-            if durable.get(name.producer) != mark.encode():
-                self._writer.mark(name.producer, mark.encode())
-                if now - since < RIDE_S:
-                    continue
-                self._writer.commit()
+            try:
+                if durable.get(name.producer) != mark.encode():
+                    self._writer.mark(name.producer, mark.encode())
+                    if now - since < RIDE_S:
+                        continue
+                    self._writer.commit()
+            except ValueError as refused:
+                # Staged, it would come back in every commit, the source's too.
+                self._take_back()
+                del self._riding[name]
+                self._put_aside(name.file, str(refused))
+                continue
+            except BaseException:
+                self._take_back()
+                raise
             del self._riding[name]
             self._remove(name)
 

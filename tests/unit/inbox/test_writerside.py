@@ -5,6 +5,7 @@ happens in between.
 from __future__ import annotations
 
 from contextlib import closing
+from math import ceil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,9 +18,10 @@ from cdc.errors import HeadwaterError, Stopped, StopState, WaitTimeout
 from cdc.inbox.folder import KEPT_REFUSALS, InboxFolder
 from cdc.inbox.groupfile import GroupHeader, encode
 from cdc.inbox.handover import Handover, HandoverDeadline
-from cdc.inbox.writerside import check_names, part_of
+from cdc.inbox.writerside import LOOK_S, RIDE_S, check_names, part_of
 from cdc.ingest.intake import Intake
 from cdc.log.contract import captured
+from cdc.log.embedded import producers
 from cdc.log.home import open_reader
 from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.position import Lsn, Position
@@ -238,6 +240,43 @@ def test_a_mark_without_changes_rides_with_the_next_cut_or_goes_alone_after_a_se
         assert not folder.waits(name)
         given.give("2", "", (), [], deadline())
         assert b'"to":"2"' in writer.marks()["job"]
+
+
+@pytest.mark.parametrize("limit", ["MAX_MARK_BYTES", "MAX_PRODUCERS"])
+def test_a_mark_without_changes_that_the_log_refuses_is_put_aside_and_stops_nobody(
+    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        folder = InboxFolder(tmp_path / "log")
+        writer.append(changes(ORDERS, [1]))
+        writer.commit(Lsn(7), 0)
+        handover(tmp_path, inbox).open(deadline())
+        name = folder.hand_over("job", 1, 1, encode(GroupHeader("job", "", "1")))
+        with monkeypatch.context() as patch:
+            patch.setattr(producers, limit, 0)  # in the place of a log that is full
+            for _ in range(2 * ceil(RIDE_S / LOOK_S)):
+                inbox.serve()
+        assert "at most 0" in (folder.reason(name) or "")
+        writer.append(changes(ORDERS, [2]))
+        writer.commit(Lsn(8), 0)
+        assert b'"to":""' in writer.marks()["job"]
+        handover(tmp_path, inbox).open(deadline())
+
+
+def test_a_disk_that_refuses_a_mark_without_changes_leaves_nothing_staged(tmp_path: Path) -> None:
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        given = handover(tmp_path, inbox)
+        given.open(deadline())
+        before = writer.marks()
+        with armed("log.commit.fsynced=error"), pytest.raises(Fault):
+            given.give("1", "", (), [], deadline())
+        writer.append(changes(ORDERS, [1]))
+        writer.commit(Lsn(7), 0)
+        assert writer.marks() == before
+        serve_all(inbox)
+        assert handover(tmp_path, inbox).open(deadline()).to == "1"
 
 
 @pytest.mark.parametrize("point", ["log.commit.fsynced", *(name for name in points.places() if name.startswith("inbox.take."))])
