@@ -118,9 +118,7 @@ class Inbox:
 
     def _in_turn(self, names: Sequence[GroupName]) -> Iterator[GroupName]:
         """Each producer's first group, beginning behind the producer whose turn was last."""
-        first: dict[str, GroupName] = {}
-        for name in names:
-            first.setdefault(name.producer, name)
+        first = {name.producer: name for name in names}
         riding = {name.producer for name in self._riding}
         for producer in sorted(first, key=lambda producer: (producer <= self._last, producer)):
             if producer not in riding:

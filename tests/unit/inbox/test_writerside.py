@@ -4,7 +4,9 @@ happens in between.
 
 from __future__ import annotations
 
-from contextlib import closing
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from math import ceil
 from pathlib import Path
 from unittest.mock import Mock
@@ -206,6 +208,34 @@ def test_producers_take_turns(tmp_path: Path) -> None:
                 served.append(next(one.name for one in log.topics() if one.last == writer.head.position))
         assert writer.head.position == before + 6
         assert served in (["derived.a", "derived.b"] * 3, ["derived.b", "derived.a"] * 3)
+
+
+def test_groups_are_taken_in_order_however_many_wait_and_however_the_folder_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = os.scandir
+
+    def backwards(path: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        with scan(path) as entries:
+            return nullcontext(iter(sorted(entries, key=lambda entry: entry.name, reverse=True)))
+
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        folder = InboxFolder(tmp_path / "log")
+        for producer in ("a", "b"):
+            handover(tmp_path, inbox, producer).open(deadline())
+            for number in range(1, 8):
+                header = GroupHeader(producer, str(number - 1) if number > 1 else "", str(number), f"derived.{producer}", KEY, 1)
+                folder.hand_over(producer, 1, number, encode(header, rows(number)))
+        for number in range(9):
+            (folder.root / f".aside-{number}").touch()
+        monkeypatch.setattr("cdc.inbox.folder.MAX_LISTED", 2)
+        monkeypatch.setattr(os, "scandir", backwards)
+        assert (folder.newest_epoch("b"), folder.newest_epoch("nobody")) == (1, 0)
+        serve_all(inbox)
+    for producer in ("a", "b"):
+        assert [one for _, _, one, _ in logged(tmp_path, f"derived.{producer}")] == [1, 2, 3, 4, 5, 6, 7]
+    assert not (folder.root / "refused").exists()
 
 
 def test_the_inbox_waits_while_the_source_has_something_staged(tmp_path: Path) -> None:
