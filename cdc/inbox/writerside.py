@@ -20,7 +20,7 @@ from cdc.crashpoint import crashpoint
 from cdc.diskspace import described
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StopState
 from cdc.inbox.changes import changes
-from cdc.inbox.definition import refuses
+from cdc.inbox.definition import numbered, refuses
 from cdc.inbox.folder import InboxFolder
 from cdc.inbox.groupfile import GroupName, GroupRefused, HandedOver, decode
 from cdc.inbox.verdicts import InboxMark, InboxVerdict, after, judge
@@ -169,7 +169,7 @@ class Inbox:
             self._ride(now)
             return
         try:
-            self._stage(group, producer)
+            table = self._stage(group, producer)
             crashpoint("inbox.take.appended")
             self._writer.mark(producer, mark.encode())
             crashpoint("inbox.take.marked")
@@ -177,8 +177,8 @@ class Inbox:
         except BaseException:
             self._take_back()
             raise
-        if group.table is not None:
-            self._topics()[group.table.qualified] = (group.table, producer)
+        if table is not None:
+            self._topics()[table.qualified] = (table, producer)
         crashpoint("inbox.take.durable")
         self._remove(group.name)
         crashpoint("inbox.take.removed")
@@ -190,10 +190,11 @@ class Inbox:
         with suppress(HeadwaterError, OSError):
             self._writer.rollback()
 
-    def _stage(self, group: HandedOver, producer: str) -> None:
+    def _stage(self, group: HandedOver, producer: str) -> Table | None:
+        """Returns the definition that the topic has with this group."""
         table = group.table
         if table is None:
-            return
+            return None
         if matches(self._tables, table):
             raise GroupRefused(f"source.tables selects {table.qualified}; a topic of another producer has a name that it does not")
         known, owner = self._topics().get(table.qualified, (None, producer))
@@ -201,8 +202,11 @@ class Inbox:
             raise GroupRefused(f"topic {table.qualified} is brought by {owner}")
         if known is not None and (why := refuses(known, table)) is not None:
             raise GroupRefused(f"topic {table.qualified} cannot go on so: {why}")
-        for batch in changes(table, group.batches, known, self._writer.head):
+        head = self._writer.head
+        table = numbered(table, known, head.position + 1)
+        for batch in changes(table, group.batches, known, head):
             self._writer.append(batch, producer)
+        return table
 
     def _ride(self, now: float) -> None:
         """Marks without changes go with the next cut, whoever makes it, or by themselves after a

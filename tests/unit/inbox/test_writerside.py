@@ -28,6 +28,8 @@ from cdc.log.home import open_reader
 from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.position import Lsn, Position
 from cdc.privacy.policies import ProtectedWriter, Protection
+from cdc.replay.rows import rows_schema, to_rows
+from cdc.replay.state import rows_as_of
 from cdc.state import stops
 from cdc.state.status import CaptureStatus
 from tests.faults import points
@@ -86,6 +88,30 @@ def test_a_topic_keeps_its_key_and_its_types(tmp_path: Path, batches: list[pa.Re
             given.give("2", TOPIC, key, batches, deadline())
         given.give("2", TOPIC, KEY, rows(2), deadline())
     assert [one for _, _, one, _ in logged(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize("new", [7, "seven"])
+def test_a_column_that_was_dropped_gives_nothing_to_a_later_one_of_its_name(tmp_path: Path, new: object) -> None:
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        given = handover(tmp_path, inbox)
+        given.open(deadline())
+        given.give("1", TOPIC, KEY, rows(1, n=1), deadline())
+        given.give("2", TOPIC, KEY, rows(2), deadline())
+        given = handover(tmp_path, inbox_of(tmp_path, writer))  # the definition is read from the log again
+        given.open(deadline())
+        given.give("3", TOPIC, KEY, rows(3, n=new), deadline())
+        given.give("4", TOPIC, KEY, rows(4, n=new), deadline())
+    with closing(open_reader(tmp_path / "log")) as reader:
+        (topic,) = reader.topics()
+        upto = reader.head().position
+        shape = rows_schema(topic.schema)
+        found = [row for batch in reader.read(TOPIC, Position(0), upto) for row in to_rows(batch, shape).to_pylist()]
+        assert [(row["id"], row["n"], row["_cdc_exact"]) for row in found if row["_cdc_op"] == "u"] == [
+            (1, None, None), (2, None, None), (3, new, None), (4, new, None),
+        ]  # fmt: skip
+        state = [row for batch in rows_as_of(reader, TOPIC, upto) for row in batch.to_pylist()]
+        assert {row["id"]: row["n"] for row in state} == {1: None, 2: None, 3: new, 4: new}
 
 
 def test_an_older_opening_is_fenced_and_never_taken(tmp_path: Path) -> None:
