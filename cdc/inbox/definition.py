@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -36,6 +37,7 @@ TYPE_METADATA: Final = b"cdc.type"
 JSONB: Final[Mapping[bytes, bytes]] = {TYPE_METADATA: b"jsonb"}
 """The metadata of a field whose texts are JSON."""
 
+_NUMBERS_AT_A_POSITION: Final = 2**11  # more than MAX_COLUMNS
 _PART: Final = r"[a-z_][a-z0-9_]{0,47}"
 _TOPIC: Final = re.compile(rf"({_PART})\.({_PART})")
 _OIDS: Final[Sequence[tuple[pa.DataType, int]]] = (
@@ -106,6 +108,17 @@ def _type(field: pa.Field) -> tuple[int, int]:
     raise ValueError(f"column {field.name} has a type that a topic cannot have; docs/inbox.md lists those that it can")
 
 
+def numbered(table: Table, known: Table | None, position: int) -> Table:
+    """The definition with a number for each column: that of ``known`` while the column is there, for a
+    new one a number that nothing of the topic ever had. So a column that was dropped gives nothing to
+    a later one of its name. ``position``: where the definition enters the log.
+    """
+    before = {} if known is None else {column.name: column.attnum for column in known.columns}
+    first = position * _NUMBERS_AT_A_POSITION
+    columns = [replace(column, attnum=before.get(column.name, first + at)) for at, column in enumerate(table.columns)]
+    return replace(table, columns=tuple(columns))
+
+
 def fields_of(table: Table) -> list[pa.Field]:
     """The Arrow fields that ``table_for`` makes these columns of."""
     return [
@@ -127,8 +140,8 @@ _NAMES: Final = {
 
 
 def refuses(known: Table, new: Table) -> str | None:
-    """Why the topic's rows cannot go on under the new definition. Columns may come and go; what
-    stands in the log keeps its key and its types.
+    """Why the topic's rows cannot go on under the new definition. Columns may come and go; the key
+    stays, and the type of each column while it is there.
     """
     if [column.name for column in known.key] != [column.name for column in new.key]:
         return f"its key is another than the topic's ({', '.join(column.name for column in known.key)})"

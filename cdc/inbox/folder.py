@@ -30,7 +30,7 @@ from cdc.state import jsonfile
 FOLDER: Final = "inbox"
 KEPT_REFUSALS: Final = 32
 MAX_LISTED: Final = 10_000
-"""The most names that one look at the folder takes in."""
+"""The most producers, and the most names of anything else, that one look at the folder brings."""
 
 _REFUSED: Final = "refused"
 _REASON: Final = ".reason"
@@ -94,25 +94,32 @@ class InboxFolder:
     # --- the writer's side -----------------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[list[GroupName], list[str]]:
-        """The groups that wait, each producer's in order; and the names of whatever else lies
-        there.
+        """The first group of each producer that has one, and the names of whatever else lies there.
+        The folder lists names in any order, so all of them are seen, however many there are.
         """
-        found: list[GroupName] = []
+        first: dict[str, GroupName] = {}
         strange: list[str] = []
         for entry in self._entries():
             if entry.name == _REFUSED or entry.name.startswith(_ASIDE) or entry.name in self._stuck:
                 continue
             name = name_of(entry.name)
             if name is None:
-                strange.append(entry.name)
-            else:
-                found.append(name)
-        return sorted(found), strange
+                if len(strange) < MAX_LISTED:
+                    strange.append(entry.name)
+            elif name.producer in first:
+                first[name.producer] = min(name, first[name.producer])
+            elif len(first) < MAX_LISTED:
+                first[name.producer] = name
+        return sorted(first.values()), strange
+
+    def newest_epoch(self, producer: str) -> int:
+        """The newest opening of which something of this producer waits; 0 where nothing does."""
+        names = (name_of(entry.name) for entry in self._entries())
+        return max((name.epoch for name in names if name is not None and name.producer == producer), default=0)
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         with os.scandir(self.root) as entries:
-            for entry, _ in zip(entries, range(MAX_LISTED), strict=False):
-                yield entry
+            yield from entries
 
     def read(self, name: GroupName) -> bytes:
         """All of the file's bytes. Raises GroupRefused for what is not an ordinary file of ours,

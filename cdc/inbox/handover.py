@@ -79,7 +79,7 @@ class Handover:
         token = secrets.token_hex(16)
         for _ in range(ATTEMPTS):
             found = self._read_mark()
-            epoch = max([found.epoch, *self._epochs_waiting()]) + 1
+            epoch = max(found.epoch, self._folder.newest_epoch(self.producer)) + 1
             if epoch > MAX_EPOCH:
                 break
             name = self._folder.hand_over(self.producer, epoch, 0, encode(GroupHeader(self.producer, token=token)))
@@ -148,10 +148,6 @@ class Handover:
             raise HeadwaterError(
                 f"the log's mark of producer {self.producer} is not one of the inbox", hint="choose another --producer"
             ) from None
-
-    def _epochs_waiting(self) -> list[int]:
-        names, _ = self._folder.waiting()
-        return [name.epoch for name in names if name.producer == self.producer]
 
     def _reader(self) -> LogReader:
         return open_reader(self._log)

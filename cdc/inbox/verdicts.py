@@ -23,7 +23,7 @@ class InboxMark:
     """How far the log holds what a producer handed over. The first one of all is empty."""
 
     epoch: int = 0
-    """The newest opening."""
+    """The newest opening; the first one is 1."""
     to: str = ""
     """Where the last group that was taken led to."""
     digest: str = ""
@@ -88,7 +88,7 @@ def judge(mark: InboxMark, step: GroupStep) -> InboxVerdict:
         if step.epoch > mark.epoch:
             return InboxVerdict.OPEN
         return InboxVerdict.REPEAT if (step.epoch, step.token) == (mark.epoch, mark.token) else InboxVerdict.FENCED
-    if step.epoch > mark.epoch:
+    if step.epoch > mark.epoch or not mark.epoch:
         return InboxVerdict.UNOPENED
     if (step.to, step.digest) == (mark.to, mark.digest):
         return InboxVerdict.REPEAT

@@ -20,7 +20,7 @@ from cdc.crashpoint import crashpoint
 from cdc.diskspace import described
 from cdc.errors import ConfigError, HeadwaterError, Stopped, StopState
 from cdc.inbox.changes import changes
-from cdc.inbox.definition import refuses
+from cdc.inbox.definition import numbered, refuses
 from cdc.inbox.folder import InboxFolder
 from cdc.inbox.groupfile import GroupName, GroupRefused, HandedOver, decode
 from cdc.inbox.verdicts import InboxMark, InboxVerdict, after, judge
@@ -118,9 +118,7 @@ class Inbox:
 
     def _in_turn(self, names: Sequence[GroupName]) -> Iterator[GroupName]:
         """Each producer's first group, beginning behind the producer whose turn was last."""
-        first: dict[str, GroupName] = {}
-        for name in names:
-            first.setdefault(name.producer, name)
+        first = {name.producer: name for name in names}
         riding = {name.producer for name in self._riding}
         for producer in sorted(first, key=lambda producer: (producer <= self._last, producer)):
             if producer not in riding:
@@ -171,26 +169,32 @@ class Inbox:
             self._ride(now)
             return
         try:
-            self._stage(group, producer)
+            table = self._stage(group, producer)
             crashpoint("inbox.take.appended")
             self._writer.mark(producer, mark.encode())
             crashpoint("inbox.take.marked")
             self._writer.commit()
         except BaseException:
-            # What this has raised counts, also where the writer takes nothing more, not even this.
-            with suppress(HeadwaterError, OSError):
-                self._writer.rollback()
+            self._take_back()
             raise
-        if group.table is not None:
-            self._topics()[group.table.qualified] = (group.table, producer)
+        if table is not None:
+            self._topics()[table.qualified] = (table, producer)
         crashpoint("inbox.take.durable")
         self._remove(group.name)
         crashpoint("inbox.take.removed")
 
-    def _stage(self, group: HandedOver, producer: str) -> None:
+    def _take_back(self) -> None:
+        """Drops what is staged, on the way out of an error: that one counts, also where the writer
+        takes nothing more, not even this.
+        """
+        with suppress(HeadwaterError, OSError):
+            self._writer.rollback()
+
+    def _stage(self, group: HandedOver, producer: str) -> Table | None:
+        """Returns the definition that the topic has with this group."""
         table = group.table
         if table is None:
-            return
+            return None
         if matches(self._tables, table):
             raise GroupRefused(f"source.tables selects {table.qualified}; a topic of another producer has a name that it does not")
         known, owner = self._topics().get(table.qualified, (None, producer))
@@ -198,8 +202,11 @@ class Inbox:
             raise GroupRefused(f"topic {table.qualified} is brought by {owner}")
         if known is not None and (why := refuses(known, table)) is not None:
             raise GroupRefused(f"topic {table.qualified} cannot go on so: {why}")
-        for batch in changes(table, group.batches, known, self._writer.head):
+        head = self._writer.head
+        table = numbered(table, known, head.position + 1)
+        for batch in changes(table, group.batches, known, head):
             self._writer.append(batch, producer)
+        return table
 
     def _ride(self, now: float) -> None:
         """Marks without changes go with the next cut, whoever makes it, or by themselves after a
@@ -209,11 +216,21 @@ class Inbox:
             return
         durable = self._writer.marks()
         for name, (mark, since) in list(self._riding.items()):
-            if durable.get(name.producer) != mark.encode():
-                self._writer.mark(name.producer, mark.encode())
-                if now - since < RIDE_S:
-                    continue
-                self._writer.commit()
+            try:
+                if durable.get(name.producer) != mark.encode():
+                    self._writer.mark(name.producer, mark.encode())
+                    if now - since < RIDE_S:
+                        continue
+                    self._writer.commit()
+            except ValueError as refused:
+                # Staged, it would come back in every commit, the source's too.
+                self._take_back()
+                del self._riding[name]
+                self._put_aside(name.file, str(refused))
+                continue
+            except BaseException:
+                self._take_back()
+                raise
             del self._riding[name]
             self._remove(name)
 

@@ -190,6 +190,17 @@ def test_any_bytes_are_refused_in_words(seed: int) -> None:
     print(f"{taken} of them were groups all the same")
 
 
+def test_a_group_of_the_opening_before_all_others_is_not_taken(tmp_path: Path) -> None:
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        folder = InboxFolder(tmp_path / "log")
+        name = folder.hand_over("job", 0, 1, encode(HONEST, rows(1, 2)))
+        serve_all(inbox)
+        assert "never opened" in (folder.reason(name) or "")
+        assert writer.marks() == {}
+        goes_on(tmp_path, writer)
+
+
 PLANTED: dict[str, Callable[[Path], object]] = {
     "a link": lambda path: path.symlink_to("/etc/passwd"),
     "a link to nothing": lambda path: path.symlink_to("/nonexistent"),

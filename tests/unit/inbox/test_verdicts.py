@@ -44,7 +44,9 @@ def test_the_decision_on_an_opening(epoch: int, token: str, verdict: InboxVerdic
 
 def test_a_producer_that_was_never_opened_cannot_hand_over() -> None:
     assert judge(InboxMark(), GroupStep(1, "", "a", "A")) is InboxVerdict.UNOPENED
-    assert judge(InboxMark(), GroupStep(0, "x", "a", "A")) is InboxVerdict.GAP
+    for begin in ("", "x"):
+        assert judge(InboxMark(), GroupStep(0, begin, "a", "A")) is InboxVerdict.UNOPENED
+    assert judge(InboxMark(), GroupStep(0, token="t")) is InboxVerdict.FENCED
     assert judge(InboxMark(), GroupStep(1, token="t")) is InboxVerdict.OPEN
 
 

@@ -4,7 +4,10 @@ happens in between.
 
 from __future__ import annotations
 
-from contextlib import closing
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from math import ceil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,13 +20,16 @@ from cdc.errors import HeadwaterError, Stopped, StopState, WaitTimeout
 from cdc.inbox.folder import KEPT_REFUSALS, InboxFolder
 from cdc.inbox.groupfile import GroupHeader, encode
 from cdc.inbox.handover import Handover, HandoverDeadline
-from cdc.inbox.writerside import check_names, part_of
+from cdc.inbox.writerside import LOOK_S, RIDE_S, check_names, part_of
 from cdc.ingest.intake import Intake
 from cdc.log.contract import captured
+from cdc.log.embedded import producers
 from cdc.log.home import open_reader
 from cdc.model.evolution import Kind, schema_change_of
 from cdc.model.position import Lsn, Position
 from cdc.privacy.policies import ProtectedWriter, Protection
+from cdc.replay.rows import rows_schema, to_rows
+from cdc.replay.state import rows_as_of
 from cdc.state import stops
 from cdc.state.status import CaptureStatus
 from tests.faults import points
@@ -82,6 +88,30 @@ def test_a_topic_keeps_its_key_and_its_types(tmp_path: Path, batches: list[pa.Re
             given.give("2", TOPIC, key, batches, deadline())
         given.give("2", TOPIC, KEY, rows(2), deadline())
     assert [one for _, _, one, _ in logged(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize("new", [7, "seven"])
+def test_a_column_that_was_dropped_gives_nothing_to_a_later_one_of_its_name(tmp_path: Path, new: object) -> None:
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        given = handover(tmp_path, inbox)
+        given.open(deadline())
+        given.give("1", TOPIC, KEY, rows(1, n=1), deadline())
+        given.give("2", TOPIC, KEY, rows(2), deadline())
+        given = handover(tmp_path, inbox_of(tmp_path, writer))  # the definition is read from the log again
+        given.open(deadline())
+        given.give("3", TOPIC, KEY, rows(3, n=new), deadline())
+        given.give("4", TOPIC, KEY, rows(4, n=new), deadline())
+    with closing(open_reader(tmp_path / "log")) as reader:
+        (topic,) = reader.topics()
+        upto = reader.head().position
+        shape = rows_schema(topic.schema)
+        found = [row for batch in reader.read(TOPIC, Position(0), upto) for row in to_rows(batch, shape).to_pylist()]
+        assert [(row["id"], row["n"], row["_cdc_exact"]) for row in found if row["_cdc_op"] == "u"] == [
+            (1, None, None), (2, None, None), (3, new, None), (4, new, None),
+        ]  # fmt: skip
+        state = [row for batch in rows_as_of(reader, TOPIC, upto) for row in batch.to_pylist()]
+        assert {row["id"]: row["n"] for row in state} == {1: None, 2: None, 3: new, 4: new}
 
 
 def test_an_older_opening_is_fenced_and_never_taken(tmp_path: Path) -> None:
@@ -206,6 +236,34 @@ def test_producers_take_turns(tmp_path: Path) -> None:
         assert served in (["derived.a", "derived.b"] * 3, ["derived.b", "derived.a"] * 3)
 
 
+def test_groups_are_taken_in_order_however_many_wait_and_however_the_folder_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = os.scandir
+
+    def backwards(path: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        with scan(path) as entries:
+            return nullcontext(iter(sorted(entries, key=lambda entry: entry.name, reverse=True)))
+
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        folder = InboxFolder(tmp_path / "log")
+        for producer in ("a", "b"):
+            handover(tmp_path, inbox, producer).open(deadline())
+            for number in range(1, 8):
+                header = GroupHeader(producer, str(number - 1) if number > 1 else "", str(number), f"derived.{producer}", KEY, 1)
+                folder.hand_over(producer, 1, number, encode(header, rows(number)))
+        for number in range(9):
+            (folder.root / f".aside-{number}").touch()
+        monkeypatch.setattr("cdc.inbox.folder.MAX_LISTED", 2)
+        monkeypatch.setattr(os, "scandir", backwards)
+        assert (folder.newest_epoch("b"), folder.newest_epoch("nobody")) == (1, 0)
+        serve_all(inbox)
+    for producer in ("a", "b"):
+        assert [one for _, _, one, _ in logged(tmp_path, f"derived.{producer}")] == [1, 2, 3, 4, 5, 6, 7]
+    assert not (folder.root / "refused").exists()
+
+
 def test_the_inbox_waits_while_the_source_has_something_staged(tmp_path: Path) -> None:
     with written(tmp_path) as writer:
         inbox = inbox_of(tmp_path, writer)
@@ -238,6 +296,43 @@ def test_a_mark_without_changes_rides_with_the_next_cut_or_goes_alone_after_a_se
         assert not folder.waits(name)
         given.give("2", "", (), [], deadline())
         assert b'"to":"2"' in writer.marks()["job"]
+
+
+@pytest.mark.parametrize("limit", ["MAX_MARK_BYTES", "MAX_PRODUCERS"])
+def test_a_mark_without_changes_that_the_log_refuses_is_put_aside_and_stops_nobody(
+    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        folder = InboxFolder(tmp_path / "log")
+        writer.append(changes(ORDERS, [1]))
+        writer.commit(Lsn(7), 0)
+        handover(tmp_path, inbox).open(deadline())
+        name = folder.hand_over("job", 1, 1, encode(GroupHeader("job", "", "1")))
+        with monkeypatch.context() as patch:
+            patch.setattr(producers, limit, 0)  # in the place of a log that is full
+            for _ in range(2 * ceil(RIDE_S / LOOK_S)):
+                inbox.serve()
+        assert "at most 0" in (folder.reason(name) or "")
+        writer.append(changes(ORDERS, [2]))
+        writer.commit(Lsn(8), 0)
+        assert b'"to":""' in writer.marks()["job"]
+        handover(tmp_path, inbox).open(deadline())
+
+
+def test_a_disk_that_refuses_a_mark_without_changes_leaves_nothing_staged(tmp_path: Path) -> None:
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        given = handover(tmp_path, inbox)
+        given.open(deadline())
+        before = writer.marks()
+        with armed("log.commit.fsynced=error"), pytest.raises(Fault):
+            given.give("1", "", (), [], deadline())
+        writer.append(changes(ORDERS, [1]))
+        writer.commit(Lsn(7), 0)
+        assert writer.marks() == before
+        serve_all(inbox)
+        assert handover(tmp_path, inbox).open(deadline()).to == "1"
 
 
 @pytest.mark.parametrize("point", ["log.commit.fsynced", *(name for name in points.places() if name.startswith("inbox.take."))])
