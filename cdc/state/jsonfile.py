@@ -61,14 +61,19 @@ def create(path: Path) -> int:
 
     What a process that ended left under that name goes.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except FileExistsError:
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, flags, 0o600)
+    descriptor = create_own(path)
     hand_over(path.parent, descriptor)
     return descriptor
+
+
+def create_own(path: Path) -> int:
+    """As ``create``, but private to whoever makes it, whoever the folder belongs to."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        path.unlink(missing_ok=True)
+        return os.open(path, flags, 0o600)
 
 
 def make_folder(folder: Path) -> None:
