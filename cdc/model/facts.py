@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Self, cast
 
-from cdc.model.structure import described
 from cdc.model.table import Column, Identity, Table
+from cdc.model.typefacts import described
 
 STORED, VIRTUAL = "s", "v"
 
@@ -181,9 +181,9 @@ class Facts:
                     c.type_name,
                     key=c.attnum in key,
                     attnum=c.attnum,
-                    structure=described(c.type_oid, self.types),
+                    structure=structure,
                 )
-                for c in columns
+                for c, structure in zip(columns, described([c.type_oid for c in columns], self.types), strict=True)
             ),
             self.identity,
         )

@@ -1,6 +1,7 @@
 """The structure of a column's type: elements, attributes, bounds. Pure.
 
-Of the server's own types the OID says it. Of every other type the catalog does, and ``Column.structure`` keeps it as JSON:
+Of the server's own types the OID says it. Of every other type the catalog does, and ``Column.structure`` keeps it as JSON
+(``cdc.model.typefacts`` makes it):
 
 ==========================  ======================================================
 ``23``                      the server's own type with this OID
@@ -23,7 +24,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from cdc.model import pgtypes
-from cdc.model.pgtypes import TEXT
 from cdc.model.table import Column
 
 FIRST_OWN_TYPE: Final = 10_000
@@ -144,46 +144,6 @@ def of_oid(oid: int) -> Structure:
     if oid in _SCALARS:
         return Scalar(_SCALARS[oid])
     return Scalar(ScalarType.OTHER, oid) if oid < FIRST_OWN_TYPE else _TEXT
-
-
-def described(type_oid: int, types: Mapping[str, str]) -> str:
-    """A type's ``Column.structure``. ``types``: as in ``cdc.model.facts.Facts.types``; what is missing there, or odd, is plain text."""
-    if type_oid < FIRST_OWN_TYPE:
-        return ""
-    try:
-        raw = _raw(type_oid, types)
-    except (ValueError, RecursionError):  # facts also come through the stream
-        return ""
-    return "" if raw == TEXT else json.dumps(raw, separators=(",", ":"), ensure_ascii=False)
-
-
-def _raw(oid: int, types: Mapping[str, str]) -> Any:
-    if oid < FIRST_OWN_TYPE:
-        return oid
-    kind, _, rest = types.get(f"t{oid}", "").partition(" ")
-    if kind == "d":
-        return _raw(int(rest), types)
-    if kind == "a":
-        element, _, delimiter = rest.partition(" ")
-        return {"array": _raw(int(element), types)} | ({} if delimiter == "," else {"by": delimiter})
-    if kind == "r":
-        return {"range": _raw(int(rest), types)}
-    if kind == "m":
-        return {"multirange": _raw(int(rest), types)}
-    if kind == "c":
-        return {"row": [[name, _raw(attribute, types)] for name, attribute in _attributes(rest, types)]}
-    return HSTORE if (kind, rest) == ("b", HSTORE) else TEXT
-
-
-def _attributes(relation: str, types: Mapping[str, str]) -> list[tuple[str, int]]:
-    """(name, type) of a composite type's attributes, in order."""
-    found = []
-    prefix = f"n{relation}."
-    for key, told in types.items():
-        if key.startswith(prefix):
-            oid, _, name = told.partition(" ")
-            found.append((int(key.removeprefix(prefix)), name, int(oid)))
-    return [(name, oid) for _, name, oid in sorted(found)]
 
 
 @lru_cache(maxsize=4096)

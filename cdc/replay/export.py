@@ -25,7 +25,7 @@ from cdc.state import jsonfile
 
 
 def write(path: Path, form: str, shape: TopicSchema, answer: Iterable[WithFormer]) -> int:
-    """Writes the changes to a new file, which only its owner can read, and returns how many they were.
+    """Writes the changes to a new file, which belongs to whoever runs this and which nobody else can read, and returns how many they were.
 
     form: parquet (typed columns of this definition, as ``format("cdc")`` has them), ndjson or debezium.
     Raises ConfigError when something of that name exists, before or at the end, or a value does not fit the column's type there; HeadwaterError
@@ -38,7 +38,7 @@ def write(path: Path, form: str, shape: TopicSchema, answer: Iterable[WithFormer
             raise _exists(path)
         if not path.parent.is_dir():
             raise ConfigError(f"there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
-        with io.BufferedWriter(_NamedFile(jsonfile.create(aside), aside)) as file:
+        with io.BufferedWriter(_NamedFile(jsonfile.create_own(aside), aside)) as file:
             done = _parquet(file, shape, answer) if form == "parquet" else _lines(file, form, answer)
             file.flush()
             os.fsync(file.fileno())

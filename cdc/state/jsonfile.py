@@ -61,14 +61,19 @@ def create(path: Path) -> int:
 
     What a process that ended left under that name goes.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except FileExistsError:
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, flags, 0o600)
+    descriptor = create_own(path)
     hand_over(path.parent, descriptor)
     return descriptor
+
+
+def create_own(path: Path) -> int:
+    """As ``create``, but private to whoever makes it, whoever the folder belongs to."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        path.unlink(missing_ok=True)
+        return os.open(path, flags, 0o600)
 
 
 def make_folder(folder: Path) -> None:
@@ -76,14 +81,20 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
-        hand_over(folder.parent, folder)
+        # Whoever owns the folder around it may have put a link in its place by now.
+        made = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            hand_over(folder.parent, made)
+        finally:
+            os.close(made)
         sync_folder(folder.parent)
 
 
-def hand_over(folder: Path, made: int | Path) -> None:
-    """Gives a file that root made in an account's folder (``sudo cdc resume``) to that account, which has to read it."""
+def hand_over(folder: Path, made: int) -> None:
+    """Gives what root made in an account's folder (``sudo cdc resume``) to that account, which has to read it. ``made``: its descriptor, as its
+    name may come to lead elsewhere."""
     if os.geteuid() == 0 and (owner := folder.stat()).st_uid != 0:
-        os.chown(made, owner.st_uid, owner.st_gid)
+        os.fchown(made, owner.st_uid, owner.st_gid)
 
 
 def sync_folder(folder: Path) -> None:

@@ -58,12 +58,12 @@ def erase(store: str, server: Server, transactions: RedisTransactions) -> None:
 def _ways(fields: ledger.Fields) -> Iterator[tuple[TableKeys, Form]]:
     """Every way in which a row of the store may stand there. A damaged field says nothing; the others still do."""
     projections: list[Projection] = []
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         projections.append(Projection.decode(fields["projection"]))
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         projections += map(Projection.decode, json.loads(fields.get("former", "[]")))
     for name, text in fields.items():
         if name.startswith(("shape:", "coming:")):
             for projection in dict.fromkeys(projections):
-                with suppress(ValueError, KeyError, TypeError, ConfigError):
+                with suppress(ValueError, KeyError, TypeError, RecursionError, ConfigError):
                     yield bind(projection.key, ledger.decode_shape(text).schema), form_of(projection)

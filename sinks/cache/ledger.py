@@ -96,6 +96,13 @@ class CacheLedger:
 
     @classmethod
     def decode(cls, fields: Fields) -> CacheLedger:
+        try:
+            return cls._decoded(fields)
+        except RecursionError:  # whoever can write to the server can put any JSON there
+            raise ValueError("nested too deep") from None
+
+    @classmethod
+    def _decoded(cls, fields: Fields) -> CacheLedger:
         of = {kind: _of_topics(fields, kind) for kind in ("at", "shape", "coming", "prefix", "base", "aside")}
         return cls(
             fields["log"],

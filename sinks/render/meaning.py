@@ -11,7 +11,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 import pyarrow as pa
@@ -52,18 +52,28 @@ def plain_key(schema: TopicSchema) -> bool:
 
 
 def canonical_json(value: Any, *, doubles: bool) -> str:
-    """One text for all JSON that means the same; ``value``: parsed, its numbers ``int`` or ``Number``."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_through_double if doubles else _reduced)
+    """One text for all JSON that means the same; ``value``: parsed, its numbers ``int`` or ``Number``. An empty text for what is nested too deep
+    to be ours (``literals.DEPTH_MAX``)."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_through_double if doubles else _reduced)
+    except RecursionError:
+        return ""
 
 
 def parse(text: str | bytes) -> Any:
-    """Like json.loads, but a number with a fraction or an exponent stays the text it was written as (``Number``)."""
+    """Like json.loads, but a number with a fraction or an exponent stays the text it was written as (``Number``).
+
+    Raises ValueError for what is not JSON, and for what is nested deeper than anything of ours: whoever can write to a store can put that there.
+    """
     try:
-        return json.loads(text, parse_float=Number)
-    except json.JSONDecodeError:
-        raise
-    except ValueError:  # a whole number of more digits than Python takes
-        return json.loads(text, parse_float=Number, parse_int=Number)
+        try:
+            return json.loads(text, parse_float=Number)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # a whole number of more digits than Python takes
+            return json.loads(text, parse_float=Number, parse_int=Number)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def meant(values: pa.Array, column: TopicField, kind: Kind, *, doubles: bool) -> pa.Array:
@@ -84,16 +94,28 @@ def held_column(values: Sequence[Any], column: TopicField, kind: Kind, *, double
         return _numbers(values, column, doubles=doubles)
     read = _READERS.get(kind)
     texts = [canonical_json(value, doubles=doubles) if read is None else read(value) for value in values]
-    return pa.array(texts, pa.utf8())
+    return _array(texts)
+
+
+def _array(texts: Sequence[str]) -> pa.Array:
+    """The texts as utf8. JSON can also name half a character, which no text of ours holds: it stays JSON."""
+    try:
+        return pa.array(texts, pa.utf8())
+    except UnicodeEncodeError:
+        return pa.array([text if _is_whole(text) else f"JSON {json.dumps(text)}" for text in texts], pa.utf8())
+
+
+def _is_whole(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _numbers(values: Sequence[Any], column: TopicField, *, doubles: bool) -> pa.Array:
     if column.structure in (_FLOAT4, _FLOAT8):
         return _floats(values, pa.float32() if column.structure == _FLOAT4 else pa.float64())
     if column.structure != _NUMERIC or not doubles:
-        return pa.array([_number_text(value) for value in values], pa.utf8())
+        return _array([_number_text(value) for value in values])
     scale = column.type.scale if pa.types.is_decimal(column.type) else 0
-    texts = pa.array([plain_number(value, scale) for value in values], pa.utf8())
+    texts = _array([plain_number(value, scale) for value in values])
     return trimmed(texts) if _is_trimmed(column, Leaf.NUMBER, doubles) else texts
 
 
@@ -128,7 +150,10 @@ def _through_double(number: Number) -> Any:
 def _reduced(number: Number) -> Any:
     """What stands for a number in canonical JSON: an int or a float where that is exact, else its digits and exponent in an object."""
     text = str(number)
-    sign, digits, exponent = Decimal(text).as_tuple()
+    try:
+        sign, digits, exponent = Decimal(text).as_tuple()
+    except InvalidOperation:  # an exponent beyond all that Decimal counts
+        return {"\0": text}
     assert isinstance(exponent, int)
     mantissa = "".join(map(str, digits)).lstrip("0")
     reduced = mantissa.rstrip("0")
@@ -154,7 +179,7 @@ def _floats(values: Sequence[Any], held: pa.DataType) -> pa.Array:
             numbers.append(None)
             others[row] = _number_text(value)
     texts = canonical_text(pa.array(numbers, pa.float64()).cast(held))
-    return pa.array([others.get(row, text) for row, text in enumerate(texts.to_pylist())], pa.utf8()) if others else texts
+    return _array([others.get(row, text) for row, text in enumerate(texts.to_pylist())]) if others else texts
 
 
 def _number_text(value: Any) -> str:

@@ -171,6 +171,33 @@ def test_what_root_leaves_in_an_accounts_folder_is_the_accounts(tmp_path: Path, 
     assert {path.stat().st_uid for path in tmp_path.rglob("*")} == {STRANGER}
 
 
+@as_root
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_root_gives_away_nothing_that_an_account_put_in_a_new_folders_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The account may rename what root has just made in its folder, and put a link there."""
+    victim = tmp_path / "victim"
+    if kind == "file":
+        victim.write_text("precious")
+    else:
+        victim.mkdir()
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, STRANGER, STRANGER)
+    mkdir = Path.mkdir
+
+    def swapped(folder: Path, *args: int, **options: bool) -> None:
+        mkdir(folder, *args, **options)
+        folder.rename(home / "away")
+        folder.symlink_to(victim)
+
+    monkeypatch.setattr(Path, "mkdir", swapped)
+    with pytest.raises(NotADirectoryError):
+        jsonfile.make_folder(home / "stops")
+    assert victim.stat().st_uid == 0
+
+
 @pytest.mark.parametrize("aside", [aside for aside in WRITERS if aside.startswith(("stops/", "schema/", "rebuild/"))], ids=range(3))
 def test_what_is_durable_is_not_lost_with_the_new_folder_that_it_lies_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: str

@@ -274,3 +274,12 @@ def test_a_file_that_becomes_too_large(form: str, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can write in somebody else's folder")
+@pytest.mark.parametrize("form", ["parquet", "ndjson"])
+def test_what_root_exports_into_somebody_elses_folder_stays_roots(tmp_path: Path, form: str) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    write(tmp_path / "out", form, TopicSchema.of(ORDERS), answer(orders()))
+    found = (tmp_path / "out").stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o600)
