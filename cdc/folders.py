@@ -1,4 +1,5 @@
-"""Folders that nobody else may read or put anything into: the log and what processes tell each other, and code that we keep for ourselves.
+"""Folders that nobody else may put anything into, or even read: the log and what processes tell each other, code that we keep for ourselves, and
+the warehouse, which others may read.
 
 What belongs to us and is open to others is closed. What somebody else made or could have put something into is refused, because what is
 found in it would be believed: a row, a stop state, a class that is loaded.
@@ -60,6 +61,22 @@ def own_code(folder: Path, setting: str) -> None:
             f"{setting}: others may write in {folder}, and what lies there is run", hint=f"let root run: chmod go-w {folder}"
         )
     _close(folder, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE, setting)
+
+
+def own_data(folder: Path, setting: str) -> None:
+    """Makes sure that a folder is ours, and that nobody else has put, or can put, anything into it. Who may read it stays as it is.
+
+    Makes it where it is missing. Raises ConfigError, naming what is wrong and the command that helps, and OSError of ``mkdir``.
+    """
+    folder = folder.absolute()
+    _refuse_led_astray(folder, setting)
+    folder.mkdir(mode=0o777, parents=True, exist_ok=True)  # less what the umask takes away: somebody may be meant to read it
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise _not_ours(folder, found.st_uid, setting)
+    if found.st_mode & _OTHERS_WRITE:
+        _refuse_planted(folder, setting)
+        _close(folder, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE, setting)
 
 
 def _close(folder: Path, mode: int, setting: str) -> None:

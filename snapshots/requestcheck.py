@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -72,7 +73,9 @@ def _not_captured(connection: psycopg.Connection, name: str, captured: Collectio
         hint = f"did you mean {close[0]}?" if close else "cdc status lists the captured ones, as schema.table"
         return ConfigError(f"there is no table {name}" if "." in name else f"table {name} is not captured", hint=hint)
     if row[0] is not None and row[0] in captured:
-        return ConfigError(f"table {name} is a partition, captured as a part of {row[0]}", hint=f"cdc snapshot {row[0]} --where …")
+        return ConfigError(
+            f"table {name} is a partition, captured as a part of {row[0]}", hint=f"cdc snapshot {shlex.quote(row[0])} --where …"
+        )
     if not matches(source.tables, name):
         return ConfigError(f"source.tables does not select table {name}", hint="add it there, in cdc.toml; cdc run then reads it")
     return ConfigError(

@@ -1,7 +1,7 @@
 """Who may ask, and what every answer tells the browser. Reading only: no method but GET and HEAD exists here.
 
 On loopback any local user may read. The Host header must then name loopback, so that a web page elsewhere cannot reach the port by
-pointing a name of its own at 127.0.0.1 (DNS rebinding). On any other address a token is required, over TLS.
+pointing a name of its own at 127.0.0.1 (DNS rebinding). Nor may it have its readers' browsers send requests here. On any other address a token is required, over TLS.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def judge(access: Access, method: str, path: str, headers: Mapping[str, str]) ->
     origin = headers.get("origin")
     if origin is not None and _place(origin) != host.lower():
         return RequestRefusal(403, "other sites may not read this port", {})
+    if _is_from_another_site(path, headers):
+        return RequestRefusal(403, "other sites may not use this port", {})
     if access.token is not None and path not in OPEN_PATHS and not _bears(headers.get("authorization", ""), access.token):
         return RequestRefusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
     return None
@@ -136,6 +138,15 @@ def _bears(authorization: str, token: str) -> bool:
     # Compared as digests: compare_digest tells lengths apart, and takes no text beyond ASCII.
     same = hmac.compare_digest(hashlib.sha256(given.strip().encode()).digest(), hashlib.sha256(token.encode()).digest())
     return scheme.lower() == "bearer" and same
+
+
+def _is_from_another_site(path: str, headers: Mapping[str, str]) -> bool:
+    """Whether a browser says that another site's page has sent it here: an image, say, whose address asks for a wait. Such a request carries no Origin.
+    A link to the page itself may be followed."""
+    if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
+        return False
+    followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return not (followed and path == "/")
 
 
 def _place(origin: str) -> str | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Event
+from threading import BoundedSemaphore, Event
 from typing import Final
 
 from cdc.client import wait as waiting
@@ -18,6 +18,11 @@ from cdc.settings.models import Settings
 
 LOOK_S: Final = 0.5
 """How long a wait may go on without a look at whether anybody is still there."""
+
+
+SOURCE_CONNECTIONS: Final = 4
+"""How many of the waits may ask the source at the same moment. The role has few connections, and capture needs some of them to connect again."""
+_asking: Final = BoundedSemaphore(SOURCE_CONNECTIONS)
 
 
 class Waits:
@@ -51,7 +56,11 @@ def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn
     """As ``cdc.client.wait.wait``, but until ``gone`` is set at most: it then raises WaitTimeout."""
     began = time.monotonic()
     dsn = settings.source.dsn.get_secret_value()
-    wanted = waiting.current_lsn(dsn) if lsn is None else lsn
+    if lsn is None:
+        with _turn(store, began + timeout_s, gone):
+            wanted = waiting.current_lsn(dsn)
+    else:
+        wanted = lsn
     nudged = lsn is not None
     while True:
         left_s = timeout_s - (time.monotonic() - began)
@@ -68,5 +77,21 @@ def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn
         else:
             return replace(waited, seconds=time.monotonic() - began)
         if not nudged:
-            waiting.nudge(dsn)
+            with _turn(store, began + timeout_s, gone):
+                waiting.nudge(dsn)
             nudged = True
+
+
+@contextmanager
+def _turn(store: str, deadline: float, gone: Event) -> Iterator[None]:
+    """One of the few connections to the source. Raises WaitTimeout when none is free until the deadline (of ``time.monotonic``), or nobody waits any more."""
+    while not _asking.acquire(timeout=min(LOOK_S, max(0.0, deadline - time.monotonic()))):
+        if gone.is_set() or time.monotonic() >= deadline:
+            raise WaitTimeout(
+                f"{store} was not waited for: the source is being asked for {SOURCE_CONNECTIONS} others",
+                hint="give an lsn, or wait longer",
+            )
+    try:
+        yield
+    finally:
+        _asking.release()

@@ -64,7 +64,7 @@ class Scratch:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Nobody else makes or sweeps folders inside."""
-        door = os.open(self._home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        door = os.open(self._home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(door, fcntl.LOCK_EX)
             yield
@@ -74,7 +74,7 @@ class Scratch:
 
 def _locked(path: Path) -> int:
     """The lock's file, open: whoever has it open holds the lock."""
-    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -85,7 +85,7 @@ def _locked(path: Path) -> int:
 
 def _is_free(lock: Path) -> bool:
     try:
-        held = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        held = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     try:

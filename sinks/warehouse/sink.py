@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import StoreError
+from cdc.errors import ConfigError, StoreError
+from cdc.folders import own_data
 from cdc.log.contract import LogReader
 from cdc.model.batch import POSITION, topic_schema
 from cdc.model.lineage import believed
@@ -62,6 +63,8 @@ class Warehouse:
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self._epoch = epoch
+        if epoch is not None and self._path.exists():
+            self._own_folder()  # before anything in it is believed
         catalog = self._connected()
         self._extent = Extent(self.name, self.options.tables, log, writing=epoch is not None)
         self._staging.clear()
@@ -114,11 +117,17 @@ class Warehouse:
     def _take(self, ledger: WarehouseLedger, epoch: int) -> None:
         extent = self._opened()[0]
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
+            self._own_folder()
             self._scratch.folder()  # from now on everybody can see that the writer of our files lives
             ledger.take(epoch, extent.lineage().mark(ZERO_CUT), self._path)
         except OSError as error:
             raise StoreError(f"the warehouse's folder cannot be made: {error.strerror}", retryable=True) from error
+
+    def _own_folder(self) -> None:
+        try:
+            own_data(self._path, f"stores.{self.name}.path")
+        except ConfigError as error:
+            raise StoreError(str(error), retryable=False, hint=error.hint) from None
 
     # --- writing ---------------------------------------------------------------------------------------------------------------------
 

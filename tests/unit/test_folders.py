@@ -12,13 +12,17 @@ from structlog.testing import capture_logs
 
 from cdc.capture.toast import ToastMemory
 from cdc.embedded.cache import cache_folder, locked, write_whole
-from cdc.errors import ConfigError, Stopped, StopState
-from cdc.folders import own, own_code
+from cdc.errors import ConfigError, Stopped, StopState, StoreError
+from cdc.folders import own, own_code, own_data
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.position import Position
 from cdc.source.identity import Identity, record
 from cdc.state import approvals, jsonfile, rebuilds, reloads, status, stops
+from sinks.warehouse.options import Options
+from sinks.warehouse.scratch import Scratch
+from sinks.warehouse.sink import Warehouse
 from snapshots.requests import Request, Requests
+from tests.unit.sinks.test_past import logged
 
 STRANGER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -60,14 +64,17 @@ def test_ours_is_closed_to_others_and_that_is_said_once(tmp_path: Path, open_to:
 
 
 @pytest.mark.parametrize(("open_to", "closed"), [(0o755, 0o755), (0o775, 0o755), (0o777, 0o755), (0o700, 0o700)])
-def test_code_may_be_read_by_others_but_not_written(tmp_path: Path, open_to: int, closed: int) -> None:
+@pytest.mark.parametrize("take", [own_code, own_data])
+def test_code_and_the_warehouse_may_be_read_by_others_but_not_written(
+    tmp_path: Path, open_to: int, closed: int, take: Taken
+) -> None:
     tmp_path.chmod(open_to)
-    own_code(tmp_path, "HEADWATER_CACHE")
+    take(tmp_path, "HEADWATER_CACHE")
     assert mode(tmp_path) == closed
 
 
 @as_root
-@pytest.mark.parametrize("take", [own, own_code])
+@pytest.mark.parametrize("take", [own, own_code, own_data])
 def test_somebody_elses_folder_is_refused(tmp_path: Path, take: Taken) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
@@ -78,7 +85,7 @@ def test_somebody_elses_folder_is_refused(tmp_path: Path, take: Taken) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("take", [own, own_code])
+@pytest.mark.parametrize("take", [own, own_code, own_data])
 def test_what_others_could_have_put_there_is_not_believed(wide: Path, take: Taken) -> None:
     take_first = wide / "deep" / "file"
     os.chown(take_first, STRANGER, STRANGER)
@@ -91,7 +98,7 @@ def test_what_others_could_have_put_there_is_not_believed(wide: Path, take: Take
 
 
 @as_root
-@pytest.mark.parametrize("take", [own, own_code])
+@pytest.mark.parametrize("take", [own, own_code, own_data])
 @pytest.mark.parametrize("below", ["", "below"])
 def test_a_link_is_followed_where_it_is_ours(tmp_path: Path, take: Taken, below: str) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
@@ -121,6 +128,43 @@ def test_the_log_and_the_cache_are_ours(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "cache").chmod(0o777)
     monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path / "cache"))
     assert mode(cache_folder()) == 0o755
+
+
+class Opened(Exception):
+    """The warehouse's folder was taken, and its catalog is next."""
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
+    def connected(_: Warehouse) -> None:
+        raise Opened
+
+    monkeypatch.setattr(Warehouse, "_connected", connected)
+    return Warehouse("house", Options(kind="iceberg", path=tmp_path / "wide"))
+
+
+def test_a_warehouse_that_others_may_write_in_is_closed_before_it_is_read(wide: Path, warehouse: Warehouse) -> None:
+    with pytest.raises(Opened):
+        warehouse.open(logged(), epoch=1)
+    assert mode(wide) == 0o755
+
+
+@as_root
+@pytest.mark.parametrize("whose", ["", "deep/file"])
+def test_a_warehouse_that_holds_what_others_made_is_refused(wide: Path, warehouse: Warehouse, whose: str) -> None:
+    os.chown(wide / whose, STRANGER, STRANGER)
+    with pytest.raises(StoreError, match=r"stores\.house\.path: .* belongs to") as caught:
+        warehouse.open(logged(), epoch=1)
+    assert not caught.value.retryable
+
+
+def test_a_link_in_place_of_a_lock_in_the_warehouse_is_not_followed(tmp_path: Path) -> None:
+    home = tmp_path / "staging"
+    home.mkdir()
+    (home / ".lock").symlink_to(tmp_path / "made")
+    with pytest.raises(OSError, match="symbolic links"):
+        Scratch(home).folder()
+    assert not (tmp_path / "made").exists()
 
 
 def stop(folder: Path) -> None:

@@ -24,7 +24,7 @@ from cdc.http import app as port
 from cdc.http import events
 from cdc.http.events import PERIOD_S, Feed
 from cdc.http.serve import serving
-from cdc.http.waits import LOOK_S, wait_while_asked
+from cdc.http.waits import LOOK_S, SOURCE_CONNECTIONS, wait_while_asked
 from cdc.log.memory import MemoryLog
 from cdc.model.position import Lsn, Position
 from cdc.report.shape import Report
@@ -355,3 +355,42 @@ def test_a_wait_whose_client_has_gone_ends_at_its_next_look(tmp_path: Path, monk
     with pytest.raises(WaitTimeout, match="after 300 s: it waits"):
         wait_while_asked(settings(tmp_path), MemoryLog().reader(), "cache", Lsn(1), 300, gone)
     assert looks == [LOOK_S] * 3
+
+
+def test_few_waits_ask_the_source_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture connects again with what the role has left of its connections."""
+    release, arrived, gone = threading.Event(), threading.Semaphore(0), threading.Event()
+    lock, under_way, most = threading.Lock(), [0], [0]
+
+    def asked(_: str) -> Lsn:
+        with lock:
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+        arrived.release()
+        release.wait(120)
+        with lock:
+            under_way[0] -= 1
+        return Lsn(1)
+
+    def shown(*_: object, **__: object) -> Waited:
+        return Waited("cache", Lsn(1), Position(1), 0.0)
+
+    monkeypatch.setattr(waiting, "current_lsn", asked)
+    monkeypatch.setattr(waiting, "wait", shown)
+
+    def wait(timeout_s: float, lsn: Lsn | None = None) -> Waited:
+        return wait_while_asked(settings(tmp_path), MemoryLog().reader(), "cache", lsn, timeout_s, gone)
+
+    with ThreadPoolExecutor(3 * SOURCE_CONNECTIONS) as waiters:
+        try:
+            waits = [waiters.submit(wait, 300) for _ in range(3 * SOURCE_CONNECTIONS)]
+            for _ in range(SOURCE_CONNECTIONS):
+                assert arrived.acquire(timeout=60)
+            with pytest.raises(WaitTimeout, match="the source is being asked for 4 others"):
+                wait(0)
+            assert wait(0, Lsn(1)).lsn == 1, "who names an LSN needs no connection"
+        finally:
+            release.set()
+        assert [one.result().lsn for one in waits] == [1] * len(waits)
+    assert most == [SOURCE_CONNECTIONS]
+    assert wait(0).lsn == 1, "each gives its turn back"

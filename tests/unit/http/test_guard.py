@@ -47,6 +47,23 @@ def test_other_origins_are_refused(origin: str) -> None:
     assert refused(PUBLIC, origin=origin, authorization=f"Bearer {TOKEN}") == 403
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("path", ["/", "/v1/wait", "/v1/events", "/v1/status", "/metrics", "/page.js"])
+def test_requests_that_another_sites_page_sends_are_refused(path: str, site: str) -> None:
+    """An image or a frame there carries no Origin: the browser says where it comes from in another header."""
+    image = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    frame = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
+    link = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert refused(LOCAL, path=path, **image) == refused(LOCAL, path=path, **frame) == 403
+    assert refused(PUBLIC, path=path, authorization=f"Bearer {TOKEN}", **image) == 403
+    assert refused(LOCAL, path=path, **link) == (None if path == "/" else 403)
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_the_page_and_its_readers_own_requests_are_served(site: str) -> None:
+    assert refused(LOCAL, **{"sec-fetch-site": site, "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}) is None
+
+
 def test_our_own_origin_is_served() -> None:
     assert refused(LOCAL, origin="http://127.0.0.1:8642") is None
 
