@@ -240,13 +240,15 @@ class IcebergTable:
                 tasks.close()
         return found
 
-    def needed(self) -> frozenset[str]:
-        """The names of all files that any snapshot needs, those of other branches and tags among them."""
+    def needed(self, *, vectors_only: bool = False) -> frozenset[str]:
+        """The names of all files that any snapshot needs, those of other branches and tags among them. ``vectors_only``: those of deletion
+        vectors."""
         with errors("look for the files that its snapshots need"):
             use, io, manifests = self._use, self._java.io(), self._use.values.hash_set()
             snapshots = use.values.lists.newArrayList(self._java.snapshots())
             for number in range(snapshots.size()):
-                manifests.addAll(snapshots.get(number).allManifests(io))
+                snapshot = snapshots.get(number)
+                manifests.addAll(snapshot.deleteManifests(io) if vectors_only else snapshot.allManifests(io))
             found: set[str] = set()
             for manifest in use.values.lists.newArrayList(manifests):
                 paths = use.manifest_files.readPaths(manifest, io, self._java.specs())
@@ -397,7 +399,13 @@ class IcebergTable:
             expiry.cleanExpiredFiles(True).deleteWith(keep).commit()
         self._committed()
         with errors("delete what has expired"):
-            for path in map(Path, map(_local, self._use.values.texts(unneeded))):
+            paths = [Path(_local(location)) for location in self._use.values.texts(unneeded)]
+        # A Puffin file holds the vectors of several data files, and Iceberg names it as soon as one of them is needed no longer.
+        needed = self.needed(vectors_only=True) if any(path.suffix == ".puffin" for path in paths) else frozenset()
+        with errors("delete what has expired"):
+            for path in paths:
+                if path.name in needed:
+                    continue
                 path.unlink(missing_ok=True)
                 path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 

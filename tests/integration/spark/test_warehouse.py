@@ -469,6 +469,39 @@ def test_small_files_are_merged_and_rows_keep_their_lineage(shop: Shop) -> None:
     assert {path.name for path in (shop.folder / "public" / "orders" / "data").iterdir() if not path.name.startswith(".")} >= live
 
 
+def test_a_file_of_vectors_stays_until_the_last_of_them_has_expired(shop: Shop) -> None:
+    """One commit has deleted rows of two data files, and so has one Puffin file the vectors of both; later ones replace one after the other."""
+    sink = shop.sink()
+    table = sink._tables
+    data = shop.folder / "public" / "orders" / "data"
+    position = 0
+
+    def commit(op: Op, *ids: int) -> set[str]:
+        """Names the Puffin files that came."""
+        nonlocal position
+        before = set(data.glob("*.puffin"))
+        sink.apply(batch(ORDERS, [(op, position + number, order(id, f"at {position}")) for number, id in enumerate(ids, 1)]))
+        position += len(ids)
+        sink.commit(cut(position))
+        return {path.name for path in set(data.glob("*.puffin")) - before}
+
+    def expire() -> set[str]:
+        commit(Op.INSERT, 100 + position)
+        commit(Op.INSERT, 100 + position)
+        table.places[ORDERS.qualified].iceberg.expire(2**60)
+        table.look_for_files()
+        assert len(held(sink, ORDERS)) == len(shop.sql("select * from orders"))
+        return {path.name for path in data.glob("*.puffin")}
+
+    commit(Op.INSERT, *range(10))
+    commit(Op.INSERT, *range(10, 20))
+    [both] = commit(Op.UPDATE, 0, 10)
+    commit(Op.UPDATE, 1)
+    assert both in expire(), "the second data file's is in it"
+    commit(Op.UPDATE, 11)
+    assert both not in expire()
+
+
 def test_a_last_commit_of_a_time_to_come_is_named_and_waited_for(shop: Shop) -> None:
     """As after the clock was set back: Iceberg then refuses every commit until the time of the last one has come again."""
     sink = shop.sink()
