@@ -223,7 +223,7 @@ MUTANTS = (
         "            self._writer.commit()\n        except", "            self._folder.remove(group.name)\n            self._writer.commit()\n        except",
         ("-k", "any_step", "tests/unit/inbox/test_writerside.py")),
     Mutant("a mark that was rolled back is forgotten", "cdc/inbox/writerside.py",
-        "                self._writer.mark(name.producer, mark.encode())\n                if now", "                if now", ("tests/unit/inbox/test_writerside.py",)),
+        "                    self._writer.mark(name.producer, mark.encode())\n                    if now", "                    if now", ("tests/unit/inbox/test_writerside.py",)),
     Mutant("a group's bytes are not compared with its name", "cdc/inbox/groupfile.py", "if digest_of(raw) != name.digest:", "if False:", ("tests/unit/inbox/test_lies.py",)),
     Mutant("compressed buffers are let in", "cdc/inbox/groupfile.py", ' or _compressed(message.metadata.to_pybytes())', "", ("tests/unit/inbox/test_lies.py",)),
 )  # fmt: skip
