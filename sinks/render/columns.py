@@ -14,7 +14,7 @@ from sinks.render.documentkernels import document_lines
 from sinks.render.kinds import Kind, Leaf, List
 from sinks.render.literals import literal, survives
 from sinks.render.texts import NOTHING, Texts, binary_view, raw_texts, readonly
-from sinks.render.tokenkernels import doubtful_numbers
+from sinks.render.tokenkernels import LiteralLines, doubtful_numbers
 
 Mask = npt.NDArray[np.bool_]
 Doubts = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ def literal_texts(values: pa.Array, kind: Kind, *, doubles: bool = False) -> Tex
         found = kernels.array_lines(source, offsets, how, doubles)
     else:
         left = np.ones(len(values), np.bool_)
-        found = NOTHING, np.zeros(len(values) + 1, np.int64), left, np.empty((0, 3), np.int64)
+        found = LiteralLines(NOTHING, np.zeros(len(values) + 1, np.int64), left, np.empty((0, 3), np.int64))
     data, ends, left, doubts = found
     if len(doubts):
         left[lossy_rows(data, doubts)] = True

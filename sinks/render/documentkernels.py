@@ -17,11 +17,27 @@ from sinks.render.tokenkernels import (
     DOUBTFUL,
     FALSE,
     LEFT,
+    LOWER_A,
+    LOWER_B,
+    LOWER_F,
+    LOWER_N,
+    LOWER_R,
+    LOWER_T,
+    LOWER_U,
+    MINUS,
+    NEWLINE,
     NULL,
     OPEN,
     OPEN_LIST,
     QUOTE,
+    RETURN,
+    SLASH,
+    SPACE,
+    TAB,
     TRUE,
+    UPPER_A,
+    UPPER_F,
+    LiteralLines,
     digit,
     is_word,
     judged,
@@ -44,7 +60,7 @@ def _string_end(source: Any, at: int, end: int) -> int:
         byte = source[at]
         if byte == QUOTE:
             return -(at + 1) if escaped else at + 1
-        if byte < 32:
+        if byte < SPACE:
             return -1
         if byte == BACKSLASH:
             escaped = True
@@ -52,17 +68,15 @@ def _string_end(source: Any, at: int, end: int) -> int:
             if at >= end:
                 return -1
             byte = source[at]
-            if byte == 117:
+            if byte == LOWER_U:
                 if at + 4 >= end:
                     return -1
                 for k in range(1, 5):
                     code = source[at + k]
-                    if not (digit(code) or 97 <= code <= 102 or 65 <= code <= 70):
+                    if not (digit(code) or LOWER_A <= code <= LOWER_F or UPPER_A <= code <= UPPER_F):
                         return -1
                 at += 4
-            elif not (
-                byte in (QUOTE, BACKSLASH) or byte == 47 or byte == 98 or byte == 102 or byte == 110 or byte == 114 or byte == 116
-            ):
+            elif not (byte in (QUOTE, BACKSLASH, SLASH) or byte in (LOWER_B, LOWER_F, LOWER_N, LOWER_R, LOWER_T)):
                 return -1
         at += 1
     return -1
@@ -98,7 +112,7 @@ def document_lines(source: Any, offsets: Any, unique: bool, doubles: bool) -> An
         good, done = True, False
         while good and k < end:
             byte = source[k]
-            if byte == 32 or byte == 10 or byte == 13 or byte == 9:
+            if byte in (SPACE, NEWLINE, RETURN, TAB):
                 k += 1
                 continue
             if done:
@@ -151,7 +165,7 @@ def document_lines(source: Any, offsets: Any, unique: bool, doubles: bool) -> An
                 if byte == QUOTE:
                     stop = abs(_string_end(source, k, end))
                     good = stop > 1
-                elif byte == 45 or digit(byte):
+                elif byte == MINUS or digit(byte):
                     stop = number_end(source, k, end)
                     good = stop > 0
                     if good and doubles:
@@ -175,7 +189,7 @@ def document_lines(source: Any, offsets: Any, unique: bool, doubles: bool) -> An
             left[i] = True
             at, found = begun, kept
         ends[i + 1] = at
-    return data[:at], ends, left, doubts[:found]
+    return LiteralLines(data[:at], ends, left, doubts[:found])
 
 
 @kernel

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from cdc.kernels.civil import date_of
 from cdc.kernels.jit import inlined, kernel
 from cdc.kernels.memcpy import copied
+from sinks.render.tokenkernels import BACKSLASH, COLON, EQUALS, LOWER_U, MINUS, POINT, QUOTE, SPACE, UPPER_T, UPPER_Z, ZERO
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -39,7 +40,7 @@ def _put_digits(out: Any, end: int, value: Any) -> int:
     while True:
         end -= 1
         quotient = rest // ten
-        out[end] = np.uint8(48 + rest - quotient * ten)
+        out[end] = np.uint8(ZERO + rest - quotient * ten)
         rest = quotient
         if rest == np.uint64(0):
             return end
@@ -48,7 +49,7 @@ def _put_digits(out: Any, end: int, value: Any) -> int:
 @kernel
 def _put_padded(out: Any, at: int, value: Any, width: int) -> int:
     for k in range(width - 1, -1, -1):
-        out[at + k] = np.uint8(48 + value % 10)
+        out[at + k] = np.uint8(ZERO + value % 10)
         value //= 10
     return at + width
 
@@ -65,7 +66,7 @@ def integer_text(values: Any) -> Any:
     for i in range(count):
         value = values[i]
         if value < 0:
-            data[at] = 45
+            data[at] = MINUS
             at += 1
             start = _put_digits(scratch, 24, np.uint64(0) - np.uint64(value))
         else:
@@ -94,7 +95,7 @@ def decimal_text(words: Any, scale: int) -> Any:
         if high >> np.uint64(63):
             low = ~low + np.uint64(1)
             high = ~high + (np.uint64(1) if low == np.uint64(0) else np.uint64(0))
-            data[at] = 45
+            data[at] = MINUS
             at += 1
         start = 64
         while high != np.uint64(0):  # nine digits at a time, by long division of the four 32-bit halves
@@ -110,16 +111,16 @@ def decimal_text(words: Any, scale: int) -> Any:
             _put_padded(scratch, start - 9, np.int64(rest), 9)
             start -= 9
         start = _put_digits(scratch, start, low)
-        while start < 64 and scratch[start] == 48:
+        while start < 64 and scratch[start] == ZERO:
             start += 1
         while 64 - start < scale + 1:
             start -= 1
-            scratch[start] = 48
+            scratch[start] = ZERO
         for k in range(start, 64 - scale):
             data[at] = scratch[k]
             at += 1
         if scale > 0:
-            data[at] = 46
+            data[at] = POINT
             at += 1
             for k in range(64 - scale, 64):
                 data[at] = scratch[k]
@@ -133,9 +134,9 @@ def _put_date(out: Any, at: int, days: Any) -> int:
     """YYYY-MM-DD of the days since 1970-01-01, years 0001 to 9999."""
     date = date_of(days)
     at = _put_padded(out, at, date.year, 4)
-    out[at] = 45
+    out[at] = MINUS
     at = _put_padded(out, at + 1, date.month, 2)
-    out[at] = 45
+    out[at] = MINUS
     return _put_padded(out, at + 1, date.day, 2)
 
 
@@ -145,14 +146,14 @@ def _put_clock(out: Any, at: int, micros: int) -> int:
     seconds = micros // 1_000_000
     fraction = micros - seconds * 1_000_000
     at = _put_padded(out, at, seconds // 3600, 2)
-    out[at] = 58
+    out[at] = COLON
     at = _put_padded(out, at + 1, seconds // 60 % 60, 2)
-    out[at] = 58
+    out[at] = COLON
     at = _put_padded(out, at + 1, seconds % 60, 2)
     if fraction > 0:
-        out[at] = 46
+        out[at] = POINT
         at = _put_padded(out, at + 1, fraction, 6)
-        while out[at - 1] == 48:
+        while out[at - 1] == ZERO:
             at -= 1
     return at
 
@@ -193,10 +194,10 @@ def timestamp_text(micros: Any, zulu: bool) -> Any:
     for i in range(count):
         days = micros[i] // _DAY_US
         at = _put_date(data, at, days)
-        data[at] = 84
+        data[at] = UPPER_T
         at = _put_clock(data, at + 1, micros[i] - days * _DAY_US)
         if zulu:
-            data[at] = 90
+            data[at] = UPPER_Z
             at += 1
         offsets[i + 1] = at
     return data[:at], offsets
@@ -220,8 +221,8 @@ def base64_text(source: Any, source_offsets: Any) -> Any:
             third = source[k + 2] if left > 2 else np.uint8(0)
             data[at] = _BASE64[first >> 2]
             data[at + 1] = _BASE64[(first & 3) << 4 | second >> 4]
-            data[at + 2] = _BASE64[(second & 15) << 2 | third >> 6] if left > 1 else 61
-            data[at + 3] = _BASE64[third & 63] if left > 2 else 61
+            data[at + 2] = _BASE64[(second & 15) << 2 | third >> 6] if left > 1 else EQUALS
+            data[at + 3] = _BASE64[third & 63] if left > 2 else EQUALS
             at += 4
             k += 3
     return data, offsets
@@ -230,8 +231,8 @@ def base64_text(source: Any, source_offsets: Any) -> Any:
 @kernel
 def _escaped_bytes(byte: int) -> int:
     """How many bytes more than one this byte takes inside a JSON string."""
-    if byte >= 32:
-        return 1 if byte == 34 or byte == 92 else 0
+    if byte >= SPACE:
+        return 1 if byte in (QUOTE, BACKSLASH) else 0
     return 1 if SHORT[byte] else 5
 
 
@@ -242,7 +243,7 @@ def needs_escape(source: Any) -> bool:
         found = 0
         for k in range(block, min(block + 4096, len(source))):
             byte = source[k]
-            found |= (byte < 32) | (byte == 34) | (byte == 92)
+            found |= (byte < SPACE) | (byte == QUOTE) | (byte == BACKSLASH)
         if found:
             return True
     return False
@@ -251,16 +252,16 @@ def needs_escape(source: Any) -> bool:
 @inlined
 def put_escape(out: Any, at: int, byte: Any) -> int:
     """Writes what stands in a JSON string for a byte that cannot (RFC 8259: quote, backslash, U+0000 to U+001F)."""
-    out[at] = 92
-    if byte >= 32:
+    out[at] = BACKSLASH
+    if byte >= SPACE:
         out[at + 1] = byte
         return at + 2
     if SHORT[byte]:
         out[at + 1] = SHORT[byte]
         return at + 2
-    out[at + 1] = 117
-    out[at + 2] = 48
-    out[at + 3] = 48
+    out[at + 1] = LOWER_U
+    out[at + 2] = ZERO
+    out[at + 3] = ZERO
     out[at + 4] = HEX[byte >> 4]
     out[at + 5] = HEX[byte & 15]
     return at + 6
@@ -280,7 +281,7 @@ def escape_text(source: Any, source_offsets: Any) -> Any:
     for i in range(count):
         for k in range(source_offsets[i], source_offsets[i + 1]):
             byte = source[k]
-            if byte >= 32 and byte != 34 and byte != 92:
+            if byte >= SPACE and byte != QUOTE and byte != BACKSLASH:
                 data[at] = byte
                 at += 1
             else:

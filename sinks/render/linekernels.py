@@ -1,8 +1,6 @@
 """Compiled loops from Postgres's text of scalars and arrays to JSON on one line. They agree with ``literals`` or leave a row to it.
 
-Every kernel takes a text column (see ``sinks.render.jsonkernels``) and gives ``(data, offsets, left, doubts)``: the literals, which rows it has
-left to ``literals`` (their literal is empty), and the numbers ``(row, start, end)`` in ``data`` with more digits than every double holds,
-which are looked for only where ``doubles`` says so.
+Every kernel takes a text column (see ``sinks.render.jsonkernels``) and gives ``LiteralLines``. Doubts are looked for only where ``doubles`` says so.
 """
 
 from __future__ import annotations
@@ -23,17 +21,30 @@ from sinks.render.tokenkernels import (
     DOUBTFUL,
     FALSE,
     LEFT,
+    LOWER_F,
+    LOWER_T,
+    MINUS,
     NULL,
     OPEN,
     OPEN_LIST,
+    PLUS,
+    POINT,
     QUOTE,
+    SPACE,
     SURE,
     TRUE,
+    UPPER_T,
+    UPPER_Z,
+    ZERO,
+    LiteralLines,
     digit,
+    is_word,
     judged,
     note_doubt,
     number_end,
 )
+
+ARRAY_NULL: Final = np.frombuffer(b"NULL", np.uint8)
 
 AS_TEXT: Final = 0
 AS_NUMBER: Final = 1
@@ -54,7 +65,7 @@ def _put_quoted(source: Any, start: int, end: int, escaped: bool, out: Any, at: 
             k += 1
             byte = source[k]
         k += 1
-        if byte >= 32 and byte != QUOTE and byte != BACKSLASH:
+        if byte >= SPACE and byte != QUOTE and byte != BACKSLASH:
             out[at] = byte
             at += 1
         else:
@@ -78,10 +89,10 @@ def _is_moment(source: Any, start: int, end: int) -> bool:
     for k in range(19):
         byte = source[start + k]
         if k == 4 or k == 7:
-            if byte != 45:
+            if byte != MINUS:
                 return False
         elif k == 10:
-            if byte != 32:
+            if byte != SPACE:
                 return False
         elif k == 13 or k == 16:
             if byte != COLON:
@@ -89,13 +100,13 @@ def _is_moment(source: Any, start: int, end: int) -> bool:
         elif not digit(byte):
             return False
     at = start + 19
-    if at < end and source[at] == 46:
+    if at < end and source[at] == POINT:
         at += 1
         if at >= end or not digit(source[at]):
             return False
         while at < end and digit(source[at]):
             at += 1
-    return at == end or (end - at == 3 and source[at] == 43 and source[at + 1] == 48 and source[at + 2] == 48)
+    return at == end or (end - at == 3 and source[at] == PLUS and source[at + 1] == ZERO and source[at + 2] == ZERO)
 
 
 @kernel
@@ -106,25 +117,25 @@ def _put_scalar(source: Any, start: int, end: int, how: int, escaped: bool, doub
         for k in range(start, end):
             out[at + k - start] = source[k]
         at += end - start
-        if end - start == 2 and source[start] == 45 and source[start + 1] == 48:  # -0
-            out[at] = 46
-            out[at + 1] = 48
+        if end - start == 2 and source[start] == MINUS and source[start + 1] == ZERO:  # -0
+            out[at] = POINT
+            out[at + 1] = ZERO
             at += 2
         return at, sure
-    if how == AS_BOOL and end - start == 1 and source[start] == 116:
+    if how == AS_BOOL and end - start == 1 and source[start] == LOWER_T:
         return _put(TRUE, out, at), SURE
-    if how == AS_BOOL and end - start == 1 and source[start] == 102:
+    if how == AS_BOOL and end - start == 1 and source[start] == LOWER_F:
         return _put(FALSE, out, at), SURE
     if how == AS_MOMENT and _is_moment(source, start, end):
-        zulu = source[end - 3] == 43
+        zulu = source[end - 3] == PLUS
         out[at] = QUOTE
         stop = end - 3 if zulu else end
         for k in range(start, stop):
             out[at + 1 + k - start] = source[k]
-        out[at + 11] = 84
+        out[at + 11] = UPPER_T
         at += 1 + stop - start
         if zulu:
-            out[at] = 90
+            out[at] = UPPER_Z
             at += 1
         out[at] = QUOTE
         return at + 1, SURE
@@ -137,7 +148,7 @@ def _room(source: Any, offsets: Any) -> Any:
     controls = 0
     first, last = offsets[0], offsets[len(offsets) - 1]
     for k in range(first, last):
-        controls += source[k] < 32
+        controls += source[k] < SPACE
     return 3 * (last - first) + 5 * controls + 8 * len(offsets)
 
 
@@ -160,7 +171,7 @@ def scalar_lines(source: Any, offsets: Any, how: int, doubles: bool) -> Any:
         elif sure == DOUBTFUL:
             found = note_doubt(doubts, found, i, start, at)
         ends[i + 1] = at
-    return data[:at], ends, left, doubts[:found]
+    return LiteralLines(data[:at], ends, left, doubts[:found])
 
 
 @kernel
@@ -228,7 +239,7 @@ def array_lines(source: Any, offsets: Any, how: int, doubles: bool) -> Any:
                     ):
                         stop += 1
                     good = good and stop > k
-                    if stop - k == 4 and source[k] == 78 and source[k + 1] == 85 and source[k + 2] == 76 and source[k + 3] == 76:
+                    if stop - k == len(ARRAY_NULL) and is_word(source, k, stop, ARRAY_NULL):
                         at = _put(NULL, data, at)
                     elif good:
                         at, sure = _put_scalar(source, k, stop, how, False, doubles, data, at)
@@ -242,4 +253,4 @@ def array_lines(source: Any, offsets: Any, how: int, doubles: bool) -> Any:
             left[i] = True
             at, found = begun, kept
         ends[i + 1] = at
-    return data[:at], ends, left, doubts[:found]
+    return LiteralLines(data[:at], ends, left, doubts[:found])

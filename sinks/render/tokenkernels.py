@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cdc.kernels.jit import inlined, kernel
 
@@ -18,45 +19,82 @@ SURE: Final = 0
 DOUBTFUL: Final = 1
 LEFT: Final = 2
 
-QUOTE: Final = 34
-BACKSLASH: Final = 92
-COMMA: Final = 44
-COLON: Final = 58
-OPEN_LIST: Final = 91
-CLOSE_LIST: Final = 93
-OPEN: Final = 123
-CLOSE: Final = 125
+QUOTE: Final = ord('"')
+BACKSLASH: Final = ord("\\")
+SLASH: Final = ord("/")
+COMMA: Final = ord(",")
+COLON: Final = ord(":")
+OPEN_LIST: Final = ord("[")
+CLOSE_LIST: Final = ord("]")
+OPEN: Final = ord("{")
+CLOSE: Final = ord("}")
+MINUS: Final = ord("-")
+PLUS: Final = ord("+")
+POINT: Final = ord(".")
+EQUALS: Final = ord("=")
+SPACE: Final = ord(" ")
+"""Bytes below it are control characters."""
+TAB: Final = ord("\t")
+NEWLINE: Final = ord("\n")
+RETURN: Final = ord("\r")
+ZERO: Final = ord("0")
+NINE: Final = ord("9")
+UPPER_A: Final = ord("A")
+UPPER_E: Final = ord("E")
+UPPER_F: Final = ord("F")
+UPPER_T: Final = ord("T")
+UPPER_Z: Final = ord("Z")
+LOWER_A: Final = ord("a")
+LOWER_B: Final = ord("b")
+LOWER_E: Final = ord("e")
+LOWER_F: Final = ord("f")
+LOWER_N: Final = ord("n")
+LOWER_R: Final = ord("r")
+LOWER_T: Final = ord("t")
+LOWER_U: Final = ord("u")
 TRUE: Final = np.frombuffer(b"true", np.uint8)
 FALSE: Final = np.frombuffer(b"false", np.uint8)
 NULL: Final = np.frombuffer(b"null", np.uint8)
 
 
+class LiteralLines(NamedTuple):
+    """A column's literals, each on one line: a text column (``sinks.render.jsonkernels``) and what is not settled of it."""
+
+    data: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]
+    """The text column's offsets."""
+    left: npt.NDArray[np.bool_]
+    """The rows that are left to ``literals``: their literal is empty."""
+    doubts: npt.NDArray[np.int64]
+    """The numbers in ``data`` that a double may change, as (row, start, end)."""
+
+
 @inlined
 def digit(byte: Any) -> bool:
-    return bool(48 <= byte <= 57)
+    return bool(ZERO <= byte <= NINE)
 
 
 @kernel
 def number_end(source: Any, at: int, end: int) -> int:
     """Where the JSON number that begins here ends; ``NOT_A_NUMBER``."""
-    if at < end and source[at] == 45:
+    if at < end and source[at] == MINUS:
         at += 1
     if at >= end or not digit(source[at]):
         return NOT_A_NUMBER
-    if source[at] == 48:
+    if source[at] == ZERO:
         at += 1
     else:
         while at < end and digit(source[at]):
             at += 1
-    if at < end and source[at] == 46:
+    if at < end and source[at] == POINT:
         at += 1
         if at >= end or not digit(source[at]):
             return NOT_A_NUMBER
         while at < end and digit(source[at]):
             at += 1
-    if at < end and (source[at] == 101 or source[at] == 69):
+    if at < end and (source[at] == LOWER_E or source[at] == UPPER_E):
         at += 1
-        if at < end and (source[at] == 43 or source[at] == 45):
+        if at < end and (source[at] == PLUS or source[at] == MINUS):
             at += 1
         if at >= end or not digit(source[at]):
             return NOT_A_NUMBER
@@ -74,16 +112,16 @@ def judged(source: Any, start: int, end: int) -> int:
     whole = True
     for k in range(start, end):
         byte = source[k]
-        if byte == 101 or byte == 69:
+        if byte in (LOWER_E, UPPER_E):
             whole = False
             for j in range(k + 1, end):
                 if digit(source[j]):
-                    exponent = min(exponent * 10 + (source[j] - 48), 10_000)
+                    exponent = min(exponent * 10 + (source[j] - ZERO), 10_000)
             break
-        if byte == 46:
+        if byte == POINT:
             whole = False
         elif digit(byte):
-            if byte != 48:
+            if byte != ZERO:
                 first = digits if first < 0 else first
                 last = digits
             digits += 1

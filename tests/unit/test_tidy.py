@@ -141,6 +141,60 @@ def test_both_clocks_are_found() -> None:
     assert clocks(ast.parse("from cdc.clock import Clock\nbegan = time.monotonic()")) == {"passed in", "its own"}
 
 
+KERNELS: Final = sorted((ROOT / "sinks/render").glob("*kernels.py"))
+PRINTABLE: Final = range(33, 127)
+
+
+def bare_bytes(tree: ast.AST) -> Iterator[int]:
+    """The lines that compare a byte with a number that stands for a character, or write one."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                sides = [left, *others]
+                if any(
+                    isinstance(side, ast.Subscript) or (isinstance(side, ast.Name) and side.id in ("byte", "code"))
+                    for side in sides
+                ):
+                    yield from (side.lineno for side in sides for one in _alternatives(side) if _is_character(one))
+            case ast.Assign(targets=[ast.Subscript()], value=value):
+                yield from (value.lineno for one in _alternatives(value) if _is_character(one))
+
+
+def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
+    match node:
+        case ast.IfExp(body=body, orelse=other):
+            yield from (*_alternatives(body), *_alternatives(other))
+        case ast.Tuple(elts=several):
+            yield from several
+        case ast.Call(args=[inner]):
+            yield from _alternatives(inner)
+        case ast.BinOp(left=left):
+            yield left
+        case _:
+            yield node
+
+
+def _is_character(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value in PRINTABLE
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_bytes_have_names_in_kernels(path: Path) -> None:
+    assert not list(bare_bytes(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("code", [
+    "if byte == 34: ...", "if 48 <= byte <= 57: ...", "if byte in (QUOTE, 47): ...", "while source[at] != 44: ...", "out[at] = 84",
+    "out[at] = HEX[byte] if more else 61", "out[at] = np.uint8(48 + rest)",
+])  # fmt: skip
+def test_a_bare_byte_is_found(code: str) -> None:
+    assert list(bare_bytes(ast.parse(code)))
+
+
+def test_other_numbers_are_no_bytes() -> None:
+    assert not list(bare_bytes(ast.parse("if digits > 40 or SHORT[byte] or end - start < 64:\n    out[at + 48] = HEX[byte & 63]")))
+
+
 PATCHES: Final = {"mock", "monkeypatch", "MonkeyPatch"}
 PATCHING: Final = {"tests/sim/test_checker_catches.py": "plants bugs in the product, to see that the checker catches them"}
 SIMULATOR: Final = sorted((ROOT / "tests/sim").rglob("*.py"))
