@@ -129,8 +129,9 @@ class Compaction:
     def _look(self, reader: LogReader, problems: list[str]) -> None:
         self._recorded()
         # Whoever is reading what was replaced may go on, unless its space is needed.
-        self._upkeep.remove_replaced(0.0 if self._full else self._grace_s)
-        self._full = False
+        grace_s, self._full = 0.0 if self._full else self._grace_s, False
+        with self._noting(problems):
+            self._upkeep.remove_replaced(grace_s)  # one that cannot go keeps no topic waiting
         now = time.monotonic()
         topics = [
             topic

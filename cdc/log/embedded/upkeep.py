@@ -145,17 +145,27 @@ class EmbeddedUpkeep:
         finally:
             self._disk.close(fd)
         crashpoint("compaction.head_synced")
+        refused: OSError | None = None
         for one in recorded:
-            _, topic, new = one
-            folder = self._places.folder(topic)
-            for name in sealed_in(folder):
-                if name.generation < new.generation and new.first <= name.first and name.last <= new.last:
-                    with suppress(FileNotFoundError):
-                        self._disk.remove(folder / name.file)
-                    crashpoint("compaction.removed")
-            self._disk.sync_folder(folder)
+            try:
+                self._remove(one[1], one[2])
+            except OSError as error:
+                refused = refused or error  # the others' space may be what is needed
+                continue
             with self._lock:
                 self._recorded.remove(one)
+        if refused is not None:
+            raise refused
+
+    def _remove(self, topic: str, new: Replaced) -> None:
+        """Removes what this has replaced."""
+        folder = self._places.folder(topic)
+        for name in sealed_in(folder):
+            if name.generation < new.generation and new.first <= name.first and name.last <= new.last:
+                with suppress(FileNotFoundError):
+                    self._disk.remove(folder / name.file)
+                crashpoint("compaction.removed")
+        self._disk.sync_folder(folder)
 
     def _check(self, index: TopicIndex, refused: str | None) -> None:
         """The caller holds the lock."""

@@ -289,7 +289,9 @@ def test_what_a_refusal_left_half_done_is_in_nobodys_way(quick_folder: Path, met
     writer.close()
 
 
-def test_files_that_a_failing_disk_could_not_even_list_are_not_forgotten(quick_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_a_failing_disk_could_not_even_list_are_not_forgotten(
+    quick_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They had got their names; nothing newer may be recorded beside them, or recovery takes them for damage."""
     disk = Refusing()
     root = quick_folder / "log"
@@ -309,7 +311,7 @@ def test_files_that_a_failing_disk_could_not_even_list_are_not_forgotten(quick_f
         grow(writer, 40)
         with pytest.raises(OSError, match="Input/output"):
             compacted(writer)
-    (stray,) = {path for path in folder.glob("*-1.parquet")} - before
+    (stray,) = set(folder.glob("*-1.parquet")) - before
     compacted(writer)
     assert not stray.exists()
     writer.close()

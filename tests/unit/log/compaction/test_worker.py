@@ -195,6 +195,32 @@ def test_a_disk_that_refuses_is_said_and_compaction_goes_on_by_itself(
     writer.close()
 
 
+def test_a_replaced_file_that_cannot_go_is_said_and_stops_no_compaction(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+
+    def refused(grace_s: float = 0.0) -> None:  # noqa: ARG001
+        raise OSError(1, "Operation not permitted", "a file")
+
+    monkeypatch.setattr(writer.upkeep, "remove_replaced", refused)
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop)
+    thread.start()
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        deadline = time.monotonic() + 60
+        while not (reader.topics()[0].clean_from and thread.alarm()) and time.monotonic() < deadline:
+            writer.commit()
+            time.sleep(0.02)
+        assert reader.topics()[0].clean_from > 0
+        assert "Operation not permitted: a file" in (thread.alarm() or "")
+    stop.set()
+    thread.join()
+    writer.close()
+
+
 def test_a_topic_that_cannot_be_compacted_keeps_no_other_from_it_and_is_left_alone_for_longer_and_longer(
     shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
