@@ -17,6 +17,7 @@ from cdc.compaction.bounds import Settled, TopicPoints, bounds, due, groups
 from cdc.compaction.pins import Pins
 from cdc.compaction.worker import Compaction, settled
 from cdc.log.contract import ClosedRange
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
@@ -192,6 +193,62 @@ def test_a_disk_that_refuses_is_said_and_compaction_goes_on_by_itself(
     stop.set()
     thread.join()
     reader.close()
+    writer.close()
+
+
+def test_compaction_writes_nothing_into_the_reserve_and_gives_back_what_was_replaced_at_once(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    settings = settings.model_copy(update={"log": settings.log.model_copy(update={"reserve_mb": 10, "history_hours": 1})})
+    told(settings, 10**6)
+    grown(writer, 300)
+    topic = "public.orders"
+    one = writer.upkeep.ranges(topic)[0]
+    writer.upkeep.rewrite(topic, one.first, one.last, writer.upkeep.batches(one))
+    writer.commit()
+    folder = LogPlaces(settings.log.dir).folder(topic)
+    before = len(list(folder.iterdir()))
+    room = [10**7 + 1000]
+    worker_ = Compaction(settings, writer.upkeep, threading.Event(), free=lambda _: room[0])
+    problems: list[str] = []
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        worker_._look(reader, problems)
+        (said,) = problems
+        assert "less than 10 MB (log.reserve_mb) would be left" in said, "the next stretch would have taken more than is left"
+        assert (reader.topics()[0].clean_from, len(list(folder.iterdir()))) == (0, before), "somebody may be reading it"
+        room[0] = 10**7 - 1
+        worker_._look(reader, problems)
+        assert len(list(folder.iterdir())) == before - 1
+    writer.close()
+
+
+def test_while_a_commit_is_waited_for_what_was_recorded_before_is_freed(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk that commit cannot be made before it."""
+    settings, writer = shop
+    grown(writer, 300)
+    topic = "public.orders"
+    first, second = writer.upkeep.ranges(topic)[:2]
+    writer.upkeep.rewrite(topic, first.first, first.last, writer.upkeep.batches(first))
+    writer.commit()
+    folder = LogPlaces(settings.log.dir).folder(topic)
+    before = len(list(folder.iterdir()))
+    writer.upkeep.rewrite(topic, second.first, second.last, writer.upkeep.batches(second))
+    monkeypatch.setattr(worker, "FREED_S", 0.0)
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop, free=lambda _: 0)
+    waits = threading.Thread(target=thread._recorded)
+    waits.start()
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(list(folder.iterdir())) == before, "one has come, one has gone"
+    assert writer.upkeep.waiting()
+    writer.commit()
+    waits.join(60)
+    assert not waits.is_alive()
     writer.close()
 
 
