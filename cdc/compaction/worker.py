@@ -62,15 +62,22 @@ class Compaction:
     """``start`` and ``join`` from the thread that owns the writer; the writer has to commit whenever ``upkeep.waiting()``."""
 
     def __init__(
-        self, settings: Settings, upkeep: LogUpkeep, stop: threading.Event, *, free: Callable[[Path], int] = free_bytes
+        self,
+        settings: Settings,
+        upkeep: LogUpkeep,
+        stop: threading.Event,
+        *,
+        in_force: Callable[[], Settings] | None = None,
+        free: Callable[[Path], int] = free_bytes,
     ) -> None:
-        """``free``: the bytes that are free on the disk of a folder."""
+        """``in_force``: says the configuration as it is now, whose stores count (default: always these settings); asked by the thread that is
+        started here. ``free``: the bytes that are free on the disk of a folder."""
         self._settings = settings
         self._upkeep = upkeep
         self._stop = stop
         self._examined: dict[str, int] = {}
         """Where the last look at each topic ended: a restart looks once more."""
-        self._pins = Pins(settings)
+        self._pins = Pins(in_force or (lambda: settings))
         self._failed: dict[str, tuple[float, float]] = {}
         """For how long each topic that failed is left alone, and until when."""
         self._problem: str | None = None

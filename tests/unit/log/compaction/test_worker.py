@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from cdc.compaction import worker
 from cdc.compaction.bounds import Settled, TopicPoints, bounds, due, groups
 from cdc.compaction.pins import Pins
+from cdc.compaction.standing import compact_now
 from cdc.compaction.worker import Compaction, settled
 from cdc.log.contract import ClosedRange
 from cdc.log.embedded.names import LogPlaces
@@ -110,7 +111,7 @@ def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_stil
     settings, writer = shop
     writer.close()
     hours = settings.log.pin_hours
-    found = Pins(settings)
+    found = Pins(lambda: settings)
     (pin,) = found.look(0.0)
     assert pin.position == 0, "never started"
     assert pin.holds(ALL)
@@ -126,7 +127,35 @@ def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_stil
     assert found.look(9000 * hours), "it has got on"
     assert not found.look(9000 * hours + 3600 * hours)
     assert found.look(9000 * hours + 1800 * hours)
-    assert Pins(settings).look(0.0), "whoever looks for the first time goes by its own last word"
+    assert Pins(lambda: settings).look(0.0), "whoever looks for the first time goes by its own last word"
+
+
+def test_a_store_that_is_added_while_capture_runs_holds_compaction_back_from_the_next_look_on(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+    new = options_model("console").model_validate({"kind": "console", "tables": ["public.orders"]})
+    now = [settings]
+    compaction = Compaction(settings, writer.upkeep, threading.Event(), in_force=lambda: now[0])
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        (topic,) = reader.topics()
+        old = Settled(10**6, 10**6)
+        assert worker.wanted(reader, writer.upkeep, topic, old, compaction._pins.look(0.0)).clean_from > 0
+        now[0] = settings.model_copy(update={"stores": {**settings.stores, "new": new}})
+        assert worker.wanted(reader, writer.upkeep, topic, old, compaction._pins.look(0.0)) == (0, 0)
+    writer.close()
+
+
+def test_compaction_at_once_includes_what_was_left_unsealed(shop: tuple[Settings, EmbeddedLogWriter]) -> None:
+    settings, writer = shop
+    writer.close()
+    told(settings, 10**6)
+    with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=4096, disk=QuickDisk(), seal=False)) as unsealing:
+        grown(unsealing, 300)
+    (done,) = compact_now(settings, None)
+    assert done.dropped > 200
 
 
 @pytest.mark.parametrize("cleanup", ["compact", "keep"])
