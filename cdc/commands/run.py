@@ -6,7 +6,7 @@ import gc
 import os
 import resource
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final
 
 import structlog
@@ -82,20 +82,25 @@ def _part(given: Invocation, configuration: Configuration | Handed, only: str | 
             _log.info(f"status page: {url}", facts={"url": url})
             return supervise(configuration, given.config, stop, listen=url, debug=given.debug)
     if only == "capture":
-        return _capture(settings, stop)
+
+        def in_force() -> Settings:
+            configuration.look()
+            return configuration.settings
+
+        return _capture(settings, stop, in_force)
     what, colon, name = only.partition(":")
     if what != "follow" or not colon or not name:
         raise ConfigError(f"--only {only} names no part", hint="use --only capture, --only follow:NAME or --only 'follow:*'")
     return _followers(configuration, name, stop)
 
 
-def _capture(settings: Settings, stop: threading.Event) -> int:
+def _capture(settings: Settings, stop: threading.Event, in_force: Callable[[], Settings] | None = None) -> int:
     from cdc.ingest.process import run_capture
 
     stops.check(settings.run_dir, "capture")
     try:
         # What the collector would walk through again and again are the libraries' objects, several hundred thousand.
-        return run_capture(settings, stop, warmed=gc.freeze)
+        return run_capture(settings, stop, warmed=gc.freeze, in_force=in_force)
     except Stopped as stopped:
         stops.record(settings.run_dir, "capture", stopped)
         raise

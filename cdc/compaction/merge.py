@@ -38,13 +38,13 @@ def compact(
     wanted: TopicPoints,
     recorded: Callable[[], None],
     *,
-    go_on: Callable[[], None] = lambda: None,
+    go_on: Callable[[int], None] = lambda _: None,
     at_least: float = DROPPED_SHARE,
     target_bytes: int = TARGET_BYTES,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Merged:
-    """``recorded`` returns when the writer has recorded what was handed over, or raises Interrupted. ``go_on``, which may raise it
-    too, is asked for every batch. ``at_least``: the share of the changes below
+    """``recorded`` returns when the writer has recorded what was handed over, or raises Interrupted. ``go_on``, which may raise
+    whatever is to end it, is asked for every batch, and before each stretch with the bytes that it will be written in, about; 0 else. ``at_least``: the share of the changes below
     the clean point that has to be superseded; with less nothing is done.
 
     Raises LogCorrupt, and OSError when the disk refuses: the log is then as readable as before.
@@ -61,23 +61,31 @@ def compact(
     stay = [chosen.count(closed.first, closed.last) for closed in ranges]
     if sum(stay) == read or read - sum(stay) < at_least * read:
         return Merged(topic, read)
+    for some, rows in groups(ranges, stay, target_bytes)[:1]:
+        go_on(_size(some, rows))  # before anything is given up for it
     crashpoint("compaction.chosen")
     upkeep.retire(topic, kept_from=0, floor=wanted.floor, clean_from=wanted.clean_from)
     recorded()
     written = 0
-    for some, _ in groups(ranges, stay, target_bytes):
+    for some, rows in groups(ranges, stay, target_bytes):
+        go_on(_size(some, rows))
         written += upkeep.rewrite(topic, some[0].first, some[-1].last, chosen.of(_batches(upkeep, some, go_on)))
         recorded()
     return Merged(topic, read, read - sum(stay), written)
 
 
+def _size(ranges: Sequence[ClosedRange], rows: int) -> int:
+    """About the bytes of so many of their changes, were they all alike; as Parquet they are fewer."""
+    return sum(closed.bytes for closed in ranges) * rows // max(1, sum(closed.rows for closed in ranges))
+
+
 def _batches(
     upkeep: LogUpkeep,
     ranges: Sequence[ClosedRange],
-    go_on: Callable[[], None],
+    go_on: Callable[[int], None],
     only: Callable[[pa.Schema], pa.Schema] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     for closed in ranges:
         for batch in upkeep.batches(closed, only):
-            go_on()
+            go_on(0)
             yield batch

@@ -7,6 +7,7 @@ does not (it is down, has stopped, or nobody follows it) no longer counts once i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdc.model.selection import matches
@@ -32,24 +33,28 @@ class StorePin:
 
 
 class Pins:
-    """Looks at the stores' status again and again. ``now``: by this process's clock of ``time.monotonic``."""
+    """Looks at the stores' status again and again. ``now``: by this process's clock of ``time.monotonic``.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    ``in_force``: says the configuration as it is now: followers take up a new store at once, so it has to count at once.
+    """
+
+    def __init__(self, in_force: Callable[[], Settings]) -> None:
+        self._in_force = in_force
         self._since: dict[str, tuple[int, float]] = {}
         """Each store's position, and since when it stands there."""
 
     def look(self, now: float) -> list[StorePin]:
         """The stores that count now. One that has never run has read nothing."""
         found = []
-        for name, options in self._settings.stores.items():
-            told = status.read_follower(self._settings.run_dir, name)
+        settings = self._in_force()
+        for name, options in settings.stores.items():
+            told = status.read_follower(settings.run_dir, name)
             position = 0 if told is None else told.position
             if self._since.get(name, (-1, 0.0))[0] != position:
                 # What it did before this process began is known by its own last word.
                 silent_s = 0.0 if told is None or name in self._since else max(0.0, time.time() - told.updated_at)
                 self._since[name] = position, now - silent_s
             reads = told is not None and told.state in ("starting", "following") and status.silent_s(told) < SILENT_S
-            if reads or now - self._since[name][1] < 3600.0 * self._settings.log.pin_hours:
+            if reads or now - self._since[name][1] < 3600.0 * settings.log.pin_hours:
                 found.append(StorePin(name, options.tables, position))
         return found

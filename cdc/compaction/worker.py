@@ -7,8 +7,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -16,7 +17,8 @@ import structlog
 from cdc.compaction.bounds import Settled, TopicPoints, bounds, due
 from cdc.compaction.merge import Interrupted, Merged, compact
 from cdc.compaction.pins import Pins, StorePin
-from cdc.diskspace import FULL, GOES_ON, described
+from cdc.compaction.space import Space
+from cdc.diskspace import FULL, GOES_ON, described, free_bytes
 from cdc.errors import HeadwaterError
 from cdc.log.contract import LogReader, LogUpkeep, Topic
 from cdc.log.home import open_reader
@@ -31,6 +33,8 @@ GRACE_S: Final = 600.0
 """What was replaced stays for so long, for whoever is reading it; unless the disk has refused something."""
 LONGEST_PAUSE_S: Final = 3600.0
 RECORDED_S: Final = 0.02
+FREED_S: Final = 0.5
+"""While a commit is waited for, what may go is freed this often."""
 
 _log = structlog.get_logger("compaction")
 
@@ -57,18 +61,28 @@ def wanted(reader: LogReader, upkeep: LogUpkeep, topic: Topic, old_enough: Settl
 class Compaction:
     """``start`` and ``join`` from the thread that owns the writer; the writer has to commit whenever ``upkeep.waiting()``."""
 
-    def __init__(self, settings: Settings, upkeep: LogUpkeep, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        upkeep: LogUpkeep,
+        stop: threading.Event,
+        *,
+        in_force: Callable[[], Settings] | None = None,
+        free: Callable[[Path], int] = free_bytes,
+    ) -> None:
+        """``in_force``: says the configuration as it is now, whose stores count (default: always these settings); asked by the thread that is
+        started here. ``free``: the bytes that are free on the disk of a folder."""
         self._settings = settings
         self._upkeep = upkeep
         self._stop = stop
         self._examined: dict[str, int] = {}
         """Where the last look at each topic ended: a restart looks once more."""
-        self._pins = Pins(settings)
+        self._pins = Pins(in_force or (lambda: settings))
         self._failed: dict[str, tuple[float, float]] = {}
         """For how long each topic that failed is left alone, and until when."""
         self._problem: str | None = None
         self._noted: set[str] = set()
-        self._full = False
+        self._space = Space(settings.log, free)
         self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
 
         # Where nothing is kept for its age's sake there is nothing to wait for either.
@@ -112,8 +126,7 @@ class Compaction:
         except HeadwaterError as error:
             self._note(problems, error.line())
         except OSError as error:
-            self._full = error.errno in FULL
-            helps = GOES_ON if self._full else "let the account of cdc run write there; it then goes on by itself"
+            helps = GOES_ON if error.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
             self._note(problems, f"{described(error)} → {helps}")
         except Exception as error:
             _log.exception("compaction failed", problem=type(error).__name__)
@@ -127,10 +140,9 @@ class Compaction:
         problems.append(line)
 
     def _look(self, reader: LogReader, problems: list[str]) -> None:
+        with self._noting(problems):
+            self._free()  # one that cannot go keeps no topic waiting
         self._recorded()
-        # Whoever is reading what was replaced may go on, unless its space is needed.
-        self._upkeep.remove_replaced(0.0 if self._full else self._grace_s)
-        self._full = False
         now = time.monotonic()
         topics = [
             topic
@@ -139,6 +151,11 @@ class Compaction:
         ]
         if not topics:
             return  # telling how old positions are reads some of the timeline
+        before = len(problems)
+        with self._noting(problems):
+            self._space.check()
+        if len(problems) > before:
+            return
         old_enough, holding = settled(reader, self._settings.log, time.time_ns() // 1000), self._pins.look(now)
         for topic in topics:
             self._go_on()
@@ -166,14 +183,27 @@ class Compaction:
         if done.dropped:
             said(done)
 
-    def _go_on(self) -> None:
+    def _go_on(self, more: int = 0) -> None:
+        """``more``: bytes that are about to be written."""
         if self._stop.is_set():
             raise Interrupted
+        if more:
+            self._space.check(more)
+
+    def _free(self) -> None:
+        """Whoever is reading what was replaced may go on, unless its space is needed. Raises OSError."""
+        self._upkeep.remove_replaced(0.0 if self._space.short() else self._grace_s)
 
     def _recorded(self) -> None:
+        """The commit may be waiting for the very space that was replaced before."""
+        freed_at = time.monotonic()
         while self._upkeep.waiting():
             if self._stop.wait(RECORDED_S):
                 raise Interrupted
+            if time.monotonic() - freed_at >= FREED_S:
+                freed_at = time.monotonic()
+                with contextlib.suppress(OSError):  # the next look says it
+                    self._free()
 
 
 def said(done: Merged) -> None:

@@ -54,10 +54,17 @@ PAUSE_LOOK_S: Final = 0.1
 _log = structlog.get_logger("capture")
 
 
-def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[], None] = lambda: None) -> int:
+def run_capture(
+    settings: Settings,
+    stop: threading.Event,
+    *,
+    warmed: Callable[[], None] = lambda: None,
+    in_force: Callable[[], Settings] | None = None,
+) -> int:
     """The capture process: returns 0 when ``stop`` was set and everything received is durable or will be sent again.
 
-    warmed: called when everything is loaded that stays as long as the process.
+    warmed: called when everything is loaded that stays as long as the process. in_force: says, to any one thread, the configuration as it is now;
+    its stores hold compaction back.
     Raises SourceError or ConfigError when capture cannot begin, Stopped for a stop state. A connection that breaks later is opened again.
     """
     with closing(open_writer(settings.log.dir, segment_bytes=settings.log.segment_bytes, source=settings.source.name)) as unguarded:
@@ -67,7 +74,7 @@ def run_capture(settings: Settings, stop: threading.Event, *, warmed: Callable[[
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
         upkeep = upkeep_of(unguarded)
-        compaction = None if upkeep is None else Compaction(settings, upkeep, stop)
+        compaction = None if upkeep is None else Compaction(settings, upkeep, stop, in_force=in_force)
 
         def log_alarm() -> str | None:
             return unguarded.alarm() or (compaction.alarm() if compaction else None)

@@ -114,7 +114,7 @@ class LogUpkeep(Protocol):
 
     def remove_replaced(self, grace_s: float = 0.0) -> None:
         """Frees the space of what was replaced so long ago. Until then whoever was reading it reads on undisturbed; after a restart of the
-        writer it is gone. Raises OSError when the disk refuses; it can be asked again."""
+        writer it is gone. Raises OSError when the disk refuses some of it, having freed the rest; it can be asked again."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from cdc.log.contract import SOURCE_NAME, LogReader, LogUpkeep, LogWriter, ParquetFile
@@ -30,6 +31,12 @@ def open_writer(folder: Path, *, segment_bytes: int, source: str = SOURCE_NAME) 
 def upkeep_of(writer: LogWriter) -> LogUpkeep | None:
     """How compaction reaches the log of this writer; None where the log's home sees to that itself."""
     return writer.upkeep if isinstance(writer, EmbeddedLogWriter) else None
+
+
+def await_seals(writer: LogWriter) -> None:
+    """Returns when all that the writer has closed can be compacted, or the disk refuses that (``LogWriter.alarm``)."""
+    while isinstance(writer, EmbeddedLogWriter) and not writer.sealed():
+        time.sleep(0.02)
 
 
 def head_file(folder: Path) -> Path:

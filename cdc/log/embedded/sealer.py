@@ -102,8 +102,12 @@ class Sealer:
             self._thread.start()
 
     def drain(self) -> None:
-        """Returns when everything added so far is sealed, or cannot be."""
+        """Returns when everything added so far is sealed, or is damaged. Where the disk refuses, it waits until the disk takes it."""
         self._jobs.join()
+
+    def idle(self) -> bool:
+        """Whether nothing is left to seal that the disk does not refuse."""
+        return self.refused is not None or not self._jobs.unfinished_tasks
 
     def close(self) -> None:
         """Finishes the segment at hand; the others are sealed by the next writer."""

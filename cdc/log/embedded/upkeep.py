@@ -40,8 +40,9 @@ class EmbeddedUpkeep:
         self._lock = threading.Lock()
         self._given: dict[int, int] = {}
         """The newest generation that files of each topic were written for. None is given twice, whatever became of the files."""
-        self._strays: set[Path] = set()
-        """Files that may have got their names before something failed; no later generation is recorded while they stand."""
+        self._strays: set[tuple[Path, int]] = set()
+        """Topics' folders in which files of a generation may have got their names though it was never handed over: none is recorded there while
+        they stand."""
         self._names: dict[int, str] = {}
         self._replaced: dict[int, Replaced] = {}
         self._retired: dict[int, Retired] = {}
@@ -68,27 +69,31 @@ class EmbeddedUpkeep:
 
     def rewrite(self, topic: str, first: int, last: int, batches: Iterable[pa.RecordBatch]) -> int:
         self._check_place()
-        self._remove_strays()
         index = self._index(topic)
         folder, generation = self._places.folder(topic), self.next_generation(topic)
+        self._remove_strays(folder)
         self._given[index.number] = generation
         crashpoint("compaction.begun")
-        try:
-            files = put(self._disk, folder, encode(self._place(index, first), batches, generation))
-            crashpoint("compaction.written")
-            size = sum(size for _, size in files)
-            self.replace(topic, first, last, [name for name, _ in files], size, generation)
-        except Exception:
-            self._strays.update(folder / name.file for name in sealed_in(folder) if name.generation == generation)
-            raise
+        # Noted before there is any: a disk that fails may not even say afterwards what it holds.
+        self._strays.add((folder, generation))
+        files = put(self._disk, folder, encode(self._place(index, first), batches, generation))
+        crashpoint("compaction.written")
+        size = sum(size for _, size in files)
+        self.replace(topic, first, last, [name for name, _ in files], size, generation)
+        self._strays.discard((folder, generation))
         return size
 
-    def _remove_strays(self) -> None:
-        for path in sorted(self._strays):
-            with suppress(FileNotFoundError):
-                self._disk.remove(path)
-            self._disk.sync_folder(path.parent)
-            self._strays.discard(path)
+    def _remove_strays(self, folder: Path) -> None:
+        """Raises OSError when the disk refuses; they are then still known."""
+        strays = {one for one in self._strays if one[0] == folder}
+        if not strays:
+            return
+        for name in sealed_in(folder):
+            if (folder, name.generation) in strays:
+                with suppress(FileNotFoundError):
+                    self._disk.remove(folder / name.file)
+        self._disk.sync_folder(folder)
+        self._strays -= strays
 
     def next_generation(self, topic: str) -> int:
         """The number that the next files of this topic have to carry in their names."""
@@ -140,17 +145,27 @@ class EmbeddedUpkeep:
         finally:
             self._disk.close(fd)
         crashpoint("compaction.head_synced")
+        refused: OSError | None = None
         for one in recorded:
-            _, topic, new = one
-            folder = self._places.folder(topic)
-            for name in sealed_in(folder):
-                if name.generation < new.generation and new.first <= name.first and name.last <= new.last:
-                    with suppress(FileNotFoundError):
-                        self._disk.remove(folder / name.file)
-                    crashpoint("compaction.removed")
-            self._disk.sync_folder(folder)
+            try:
+                self._remove(one[1], one[2])
+            except OSError as error:
+                refused = refused or error  # the others' space may be what is needed
+                continue
             with self._lock:
                 self._recorded.remove(one)
+        if refused is not None:
+            raise refused
+
+    def _remove(self, topic: str, new: Replaced) -> None:
+        """Removes what this has replaced."""
+        folder = self._places.folder(topic)
+        for name in sealed_in(folder):
+            if name.generation < new.generation and new.first <= name.first and name.last <= new.last:
+                with suppress(FileNotFoundError):
+                    self._disk.remove(folder / name.file)
+                crashpoint("compaction.removed")
+        self._disk.sync_folder(folder)
 
     def _check(self, index: TopicIndex, refused: str | None) -> None:
         """The caller holds the lock."""

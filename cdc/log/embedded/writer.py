@@ -234,6 +234,10 @@ class EmbeddedLogWriter:
         if self._sealer:
             self._sealer.drain()
 
+    def sealed(self) -> bool:
+        """Whether every closed segment is sealed, or cannot be now."""
+        return self._sealer is None or self._sealer.idle()
+
     # --- staging -----------------------------------------------------------------------------------------------------
 
     def _topic(self, name: str, producer: str) -> OpenTopic:

@@ -17,7 +17,9 @@ from cdc.compaction.merge import Merged, compact
 from cdc.compaction.survivors import Survivors
 from cdc.errors import HeadwaterError, PositionGone
 from cdc.log.contract import Topic
+from cdc.log.embedded import upkeep
 from cdc.log.embedded.disk import Disk
+from cdc.log.embedded.names import LogPlaces, Sealed
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op, first_position, last_position, table_of
@@ -285,6 +287,35 @@ def test_what_a_refusal_left_half_done_is_in_nobodys_way(quick_folder: Path, met
         writer = EmbeddedLogWriter(root, segment_bytes=SEGMENT_BYTES, disk=QuickDisk())
     compacted(writer)
     writer.close()
+
+
+def test_files_that_a_failing_disk_could_not_even_list_are_not_forgotten(
+    quick_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had got their names; nothing newer may be recorded beside them, or recovery takes them for damage."""
+    disk = Refusing()
+    root = quick_folder / "log"
+    writer = rewritten(root, disk)
+    folder = LogPlaces(root).folder("public.orders")
+    before = set(folder.glob("*.parquet"))
+
+    def unlisted(path: Path) -> list[Sealed]:
+        raise OSError(5, "Input/output error", str(path))
+
+    disk.refuse("sync_folder", 0)
+    with monkeypatch.context() as failing:
+        failing.setattr(upkeep, "sealed_in", unlisted)
+        with pytest.raises(OSError, match="No space"):
+            compacted(writer)
+        disk.refuse("", 0)
+        grow(writer, 40)
+        with pytest.raises(OSError, match="Input/output"):
+            compacted(writer)
+    (stray,) = set(folder.glob("*-1.parquet")) - before
+    compacted(writer)
+    assert not stray.exists()
+    writer.close()
+    EmbeddedLogWriter(root, segment_bytes=SEGMENT_BYTES, disk=QuickDisk()).close()
 
 
 class Refusing(QuickDisk):

@@ -15,8 +15,10 @@ from pydantic import SecretStr
 from cdc.compaction import worker
 from cdc.compaction.bounds import Settled, TopicPoints, bounds, due, groups
 from cdc.compaction.pins import Pins
+from cdc.compaction.standing import compact_now
 from cdc.compaction.worker import Compaction, settled
 from cdc.log.contract import ClosedRange
+from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
@@ -109,7 +111,7 @@ def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_stil
     settings, writer = shop
     writer.close()
     hours = settings.log.pin_hours
-    found = Pins(settings)
+    found = Pins(lambda: settings)
     (pin,) = found.look(0.0)
     assert pin.position == 0, "never started"
     assert pin.holds(ALL)
@@ -125,7 +127,35 @@ def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_stil
     assert found.look(9000 * hours), "it has got on"
     assert not found.look(9000 * hours + 3600 * hours)
     assert found.look(9000 * hours + 1800 * hours)
-    assert Pins(settings).look(0.0), "whoever looks for the first time goes by its own last word"
+    assert Pins(lambda: settings).look(0.0), "whoever looks for the first time goes by its own last word"
+
+
+def test_a_store_that_is_added_while_capture_runs_holds_compaction_back_from_the_next_look_on(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+    new = options_model("console").model_validate({"kind": "console", "tables": ["public.orders"]})
+    now = [settings]
+    compaction = Compaction(settings, writer.upkeep, threading.Event(), in_force=lambda: now[0])
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        (topic,) = reader.topics()
+        old = Settled(10**6, 10**6)
+        assert worker.wanted(reader, writer.upkeep, topic, old, compaction._pins.look(0.0)).clean_from > 0
+        now[0] = settings.model_copy(update={"stores": {**settings.stores, "new": new}})
+        assert worker.wanted(reader, writer.upkeep, topic, old, compaction._pins.look(0.0)) == (0, 0)
+    writer.close()
+
+
+def test_compaction_at_once_includes_what_was_left_unsealed(shop: tuple[Settings, EmbeddedLogWriter]) -> None:
+    settings, writer = shop
+    writer.close()
+    told(settings, 10**6)
+    with closing(EmbeddedLogWriter(settings.log.dir, segment_bytes=4096, disk=QuickDisk(), seal=False)) as unsealing:
+        grown(unsealing, 300)
+    (done,) = compact_now(settings, None)
+    assert done.dropped > 200
 
 
 @pytest.mark.parametrize("cleanup", ["compact", "keep"])
@@ -192,6 +222,88 @@ def test_a_disk_that_refuses_is_said_and_compaction_goes_on_by_itself(
     stop.set()
     thread.join()
     reader.close()
+    writer.close()
+
+
+def test_compaction_writes_nothing_into_the_reserve_and_gives_back_what_was_replaced_at_once(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    settings = settings.model_copy(update={"log": settings.log.model_copy(update={"reserve_mb": 10, "history_hours": 1})})
+    told(settings, 10**6)
+    grown(writer, 300)
+    topic = "public.orders"
+    one = writer.upkeep.ranges(topic)[0]
+    writer.upkeep.rewrite(topic, one.first, one.last, writer.upkeep.batches(one))
+    writer.commit()
+    folder = LogPlaces(settings.log.dir).folder(topic)
+    before = len(list(folder.iterdir()))
+    room = [10**7 + 1000]
+    worker_ = Compaction(settings, writer.upkeep, threading.Event(), free=lambda _: room[0])
+    problems: list[str] = []
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        worker_._look(reader, problems)
+        (said,) = problems
+        assert "less than 10 MB (log.reserve_mb) would be left" in said, "the next stretch would have taken more than is left"
+        assert (reader.topics()[0].clean_from, len(list(folder.iterdir()))) == (0, before), "somebody may be reading it"
+        room[0] = 10**7 - 1
+        worker_._look(reader, problems)
+        assert len(list(folder.iterdir())) == before - 1
+    writer.close()
+
+
+def test_while_a_commit_is_waited_for_what_was_recorded_before_is_freed(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk that commit cannot be made before it."""
+    settings, writer = shop
+    grown(writer, 300)
+    topic = "public.orders"
+    first, second = writer.upkeep.ranges(topic)[:2]
+    writer.upkeep.rewrite(topic, first.first, first.last, writer.upkeep.batches(first))
+    writer.commit()
+    folder = LogPlaces(settings.log.dir).folder(topic)
+    before = len(list(folder.iterdir()))
+    writer.upkeep.rewrite(topic, second.first, second.last, writer.upkeep.batches(second))
+    monkeypatch.setattr(worker, "FREED_S", 0.0)
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop, free=lambda _: 0)
+    waits = threading.Thread(target=thread._recorded)
+    waits.start()
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(list(folder.iterdir())) == before, "one has come, one has gone"
+    assert writer.upkeep.waiting()
+    writer.commit()
+    waits.join(60)
+    assert not waits.is_alive()
+    writer.close()
+
+
+def test_a_replaced_file_that_cannot_go_is_said_and_stops_no_compaction(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+
+    def refused(grace_s: float = 0.0) -> None:  # noqa: ARG001
+        raise OSError(1, "Operation not permitted", "a file")
+
+    monkeypatch.setattr(writer.upkeep, "remove_replaced", refused)
+    stop = threading.Event()
+    thread = Compaction(settings, writer.upkeep, stop)
+    thread.start()
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        deadline = time.monotonic() + 60
+        while not (reader.topics()[0].clean_from and thread.alarm()) and time.monotonic() < deadline:
+            writer.commit()
+            time.sleep(0.02)
+        assert reader.topics()[0].clean_from > 0
+        assert "Operation not permitted: a file" in (thread.alarm() or "")
+    stop.set()
+    thread.join()
     writer.close()
 
 

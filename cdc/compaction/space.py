@@ -1,0 +1,30 @@
+"""Room on the log's disk: compaction leaves some of it to capture, and gives back at once what it holds while there is less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cdc.diskspace import GOES_ON, free_bytes
+from cdc.errors import HeadwaterError
+from cdc.settings.models import Log
+
+
+class Space:
+    """``free``: the bytes that are free on the disk of a folder."""
+
+    def __init__(self, log: Log, free: Callable[[Path], int] = free_bytes) -> None:
+        self._folder = log.dir
+        self._reserve_mb = log.reserve_mb
+        self._free = free
+
+    def short(self, more: int = 0) -> bool:
+        """Whether less than the reserve would be left once so many bytes are written. Raises OSError."""
+        return self._free(self._folder) - more < self._reserve_mb * 10**6
+
+    def check(self, more: int = 0) -> None:
+        """Raises HeadwaterError when so many bytes are not to be written; OSError."""
+        if self.short(more):
+            raise HeadwaterError(
+                f"less than {self._reserve_mb} MB (log.reserve_mb) would be left on the disk of {self._folder}", hint=GOES_ON
+            )
