@@ -17,6 +17,8 @@ class Space:
         self._folder = log.dir
         self._reserve_mb = log.reserve_mb
         self._free = free
+        self.refused = False
+        """The disk has said that it is full, which a quota says without being seen in ``free``; until something was freed."""
 
     def short(self, more: int = 0) -> bool:
         """Whether less than the reserve would be left once so many bytes are written. Raises OSError."""

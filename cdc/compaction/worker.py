@@ -126,6 +126,7 @@ class Compaction:
         except HeadwaterError as error:
             self._note(problems, error.line())
         except OSError as error:
+            self._space.refused |= error.errno in FULL
             helps = GOES_ON if error.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
             self._note(problems, f"{described(error)} → {helps}")
         except Exception as error:
@@ -192,7 +193,9 @@ class Compaction:
 
     def _free(self) -> None:
         """Whoever is reading what was replaced may go on, unless its space is needed. Raises OSError."""
-        self._upkeep.remove_replaced(0.0 if self._space.short() else self._grace_s)
+        needed = self._space.refused or self._space.short()
+        self._upkeep.remove_replaced(0.0 if needed else self._grace_s)
+        self._space.refused = False
 
     def _recorded(self) -> None:
         """The commit may be waiting for the very space that was replaced before."""
