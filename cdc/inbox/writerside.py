@@ -185,8 +185,9 @@ class Inbox:
 
     def _take_back(self) -> None:
         """Drops what is staged, on the way out of an error: that one counts, also where the writer
-        takes nothing more, not even this.
+        takes nothing more, not even this. What the log knows is asked again: an error may have come behind the commit.
         """
+        self._known = None
         with suppress(HeadwaterError, OSError):
             self._writer.rollback()
 

@@ -348,6 +348,27 @@ def test_an_error_at_any_step_leaves_the_group_taken_once(tmp_path: Path, point:
     assert [one for _, _, one, _ in logged(tmp_path)] == [1, 2]
 
 
+def test_an_error_behind_the_commit_gives_no_column_another_number(tmp_path: Path) -> None:
+    """The group is in the log, and the same inbox goes on: what it knew of the topic before is out of date."""
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        given = handover(tmp_path, inbox)
+        given.open(deadline())
+        given.give("1", TOPIC, KEY, rows(1), deadline())
+        with armed("log.commit.published=error"), pytest.raises(Fault):
+            given.give("2", TOPIC, KEY, rows(2, n=7), deadline())
+        serve_all(inbox)
+        given = handover(tmp_path, inbox)
+        assert given.open(deadline()).to == "2"
+        given.give("3", TOPIC, KEY, rows(3, n=8), deadline())
+    with closing(open_reader(tmp_path / "log")) as reader:
+        (topic,) = reader.topics()
+        shape = rows_schema(topic.schema)
+        read = reader.read(TOPIC, Position(0), reader.head().position)
+        found = [row for batch in read for row in to_rows(batch, shape).to_pylist() if row["_cdc_op"] == "u"]
+    assert [(row["id"], row["n"]) for row in found] == [(1, None), (2, 7), (3, 8)]
+
+
 def test_only_the_newest_refusals_are_kept(tmp_path: Path) -> None:
     with written(tmp_path) as writer:
         inbox = inbox_of(tmp_path, writer)
