@@ -23,6 +23,8 @@ from cdc.settings.models import Http
 
 OPEN_PATHS: Final = frozenset({"/", "/page.css", "/page.js", "/words.js", "/draw.js", "/stream.js", "/icon.svg", "/healthz"})
 """Hold no facts, so they need no token: the page asks its reader for it."""
+_WAITING: Final = frozenset({"/v1/wait", "/v1/events"})
+"""What is asked for there is kept for as long as the asker likes."""
 MIN_TOKEN_CHARS: Final = 16
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _HEADERS: Final[Mapping[str, str]] = {
@@ -142,11 +144,11 @@ def _bears(authorization: str, token: str) -> bool:
 
 def _is_from_another_site(path: str, headers: Mapping[str, str]) -> bool:
     """Whether a browser says that another site's page has sent it here: an image, say, whose address asks for a wait. Such a request carries no Origin.
-    A link to the page itself may be followed."""
+    A link may be followed, unless what it leads to waits."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-    return not (followed and path == "/")
+    return not (followed and path not in _WAITING)
 
 
 def _place(origin: str) -> str | None:

@@ -76,9 +76,12 @@ def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn
                 ) from None
         else:
             return replace(waited, seconds=time.monotonic() - began)
-        if not nudged:
-            with _turn(store, began + timeout_s, gone):
+        # While others ask, the store may get there, and what moves the stream for one moves it for all.
+        if not nudged and _asking.acquire(blocking=False):
+            try:
                 waiting.nudge(dsn)
+            finally:
+                _asking.release()
             nudged = True
 
 
