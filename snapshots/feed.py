@@ -219,8 +219,10 @@ class SnapshotFeed:
 
     def fell_behind(self) -> bool:
         """Whether, since the last call, rows were held or a table is to be read again. Ingest's thread asks it before every commit."""
-        fell, self._fell_behind = self._fell_behind, False
-        return fell
+        if not self._fell_behind:
+            return False  # without the lock, and without writing: somebody may be about to set it
+        self._fell_behind = False
+        return True
 
     def check(self) -> None:
         """Raises what the coordinator failed with; for ingest while the stream is idle."""

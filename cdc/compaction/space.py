@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cdc.diskspace import GOES_ON, free_bytes
+from cdc.diskspace import MAKE_ROOM, free_bytes
 from cdc.errors import HeadwaterError
 from cdc.settings.models import Log
 
@@ -28,5 +28,6 @@ class Space:
         """Raises HeadwaterError when so many bytes are not to be written; OSError."""
         if self.short(more):
             raise HeadwaterError(
-                f"less than {self._reserve_mb} MB (log.reserve_mb) would be left on the disk of {self._folder}", hint=GOES_ON
+                f"less than {self._reserve_mb} MB (log.reserve_mb) would be left on the disk of {self._folder}",
+                hint=f"{MAKE_ROOM}, or stop cdc run and let cdc log compact make it, which leaves no reserve",
             )

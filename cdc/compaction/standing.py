@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from cdc.compaction.merge import Merged, compact
 from cdc.compaction.pins import Pins
-from cdc.compaction.space import Space
 from cdc.compaction.worker import settled, wanted
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic
@@ -45,8 +44,8 @@ def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
 def compact_now(settings: Settings, name: str | None) -> Iterator[Merged]:
     """Compacts the topic, or every one, as far as its age and the stores allow. For a log that nobody else writes.
 
-    Raises ConfigError while ``cdc run`` does, and for a topic that the log does not have or that is kept; HeadwaterError when it would leave less
-    free than the reserve; LogCorrupt, OSError.
+    It may use the reserve: there is no capture that could need it. Raises ConfigError while ``cdc run`` writes, and for a topic that the log does
+    not have or that is kept; LogCorrupt, OSError.
     """
     log = settings.log
     with closing(open_writer(log.dir, segment_bytes=log.segment_bytes, source=settings.source.name)) as writer:
@@ -56,15 +55,14 @@ def compact_now(settings: Settings, name: str | None) -> Iterator[Merged]:
 
         def recorded() -> None:
             writer.commit()
+            upkeep.remove_replaced()  # the next stretch may need its room
 
-        space = Space(log)
         await_seals(writer)  # what opening has found unsealed
         with closing(open_reader(log.dir)) as reader:
             for topic in _chosen(settings, reader, name):
                 old_enough, holding = settled(reader, log, time.time_ns() // 1000), Pins(lambda: settings).look(time.monotonic())
                 points = wanted(reader, upkeep, topic, old_enough, holding)
-                yield compact(upkeep, topic.name, points, recorded, go_on=space.check, at_least=0.0, target_bytes=log.segment_bytes)
-                upkeep.remove_replaced()
+                yield compact(upkeep, topic.name, points, recorded, at_least=0.0, target_bytes=log.segment_bytes)
 
 
 def _chosen(settings: Settings, reader: LogReader, name: str | None) -> list[Topic]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -58,6 +58,17 @@ def wanted(reader: LogReader, upkeep: LogUpkeep, topic: Topic, old_enough: Settl
     return bounds(upkeep.ranges(topic.name), old_enough, held, TopicPoints(topic.clean_from, topic.floor))
 
 
+class Failure(NamedTuple):
+    """A topic that could not be compacted is left alone for ``pause_s``, ``until`` then (``time.monotonic``)."""
+
+    pause_s: float
+    until: float
+    problem: str
+
+
+NONE: Final = Failure(0.0, 0.0, "")
+
+
 class Compaction:
     """``start`` and ``join`` from the thread that owns the writer; the writer has to commit whenever ``upkeep.waiting()``."""
 
@@ -78,8 +89,8 @@ class Compaction:
         self._examined: dict[str, int] = {}
         """Where the last look at each topic ended: a restart looks once more."""
         self._pins = Pins(in_force or (lambda: settings))
-        self._failed: dict[str, tuple[float, float]] = {}
-        """For how long each topic that failed is left alone, and until when."""
+        self._failed: dict[str, Failure] = {}
+        """The topics that could not be compacted when they were tried last."""
         self._problem: str | None = None
         self._noted: set[str] = set()
         self._space = Space(settings.log, free)
@@ -114,7 +125,7 @@ class Compaction:
                         self._look(reader, problems)
                 except Interrupted:
                     return
-                self._problem = problems[0] if problems else None
+                self._problem = next(iter((*problems, *(one.problem for one in self._failed.values()))), None)
 
     @contextlib.contextmanager
     def _noting(self, problems: list[str]) -> Iterator[None]:
@@ -146,9 +157,7 @@ class Compaction:
         self._recorded()
         now = time.monotonic()
         topics = [
-            topic
-            for topic in reader.topics()
-            if self._due(topic, topic.last) and self._failed.get(topic.name, (0.0, 0.0))[1] <= now
+            topic for topic in reader.topics() if self._due(topic, topic.last) and self._failed.get(topic.name, NONE).until <= now
         ]
         if not topics:
             return  # telling how old positions are reads some of the timeline
@@ -167,8 +176,8 @@ class Compaction:
                     self._compact(topic, points)
             if len(problems) > before:
                 # What failed once may fail again, and each attempt reads the whole topic.
-                pause_s = min(2 * self._failed.get(topic.name, (self._look_s / 2, 0.0))[0], LONGEST_PAUSE_S)
-                self._failed[topic.name] = pause_s, time.monotonic() + pause_s
+                pause_s = min(max(2 * self._failed.get(topic.name, NONE).pause_s, self._look_s), LONGEST_PAUSE_S)
+                self._failed[topic.name] = Failure(pause_s, time.monotonic() + pause_s, problems[-1])
             else:
                 self._failed.pop(topic.name, None)
 
@@ -188,7 +197,8 @@ class Compaction:
         """``more``: bytes that are about to be written."""
         if self._stop.is_set():
             raise Interrupted
-        if more:
+        if more and self._space.short(more):
+            self._upkeep.remove_replaced(0.0)
             self._space.check(more)
 
     def _free(self) -> None:

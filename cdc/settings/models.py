@@ -161,7 +161,7 @@ class Log(Strict):
     pin_hours: float = Field(336.0, ge=0)
     """A configured store that stands still (it is down, or has stopped) keeps what it still has to read for so long, and so shows whole commits when
     it goes on."""
-    reserve_mb: int = Field(1024, ge=0)
+    reserve_mb: int = Field(256, ge=0)
     """Compaction leaves so much of the log's disk free for capture: it writes nothing that would leave less, and while there is less it gives back
     at once what it has replaced."""
     tables: Mapping[str, LogTable] = {}

@@ -63,8 +63,9 @@ class Warehouse:
 
     def open(self, log: LogReader, epoch: int | None = None) -> Cut:
         self._epoch = epoch
-        if epoch is not None and self._path.exists():
-            self._own_folder()  # before anything in it is believed
+        with _disk_errors("opened"):
+            if epoch is not None and self._path.exists():
+                self._own_folder()  # before anything in it is believed
         catalog = self._connected()
         self._extent = Extent(self.name, self.options.tables, log, writing=epoch is not None)
         self._staging.clear()

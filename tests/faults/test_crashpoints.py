@@ -109,7 +109,7 @@ def test_compaction(
         work = Workload(random.Random(seed))
         work.calm = True
         one.segment_bytes = 4096
-        one.log_options = {"cleanup": "compact", "history_hours": 0, "deletes_hours": 0}
+        one.log_options = {"cleanup": "compact", "history_hours": 0, "deletes_hours": 0, "reserve_mb": 0}
         mark = one.folder / "reached"
         one.start(crash=f"{point}={kind}@{mark}")
         steps(one, work, 6)

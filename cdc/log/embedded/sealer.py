@@ -106,8 +106,9 @@ class Sealer:
         self._jobs.join()
 
     def idle(self) -> bool:
-        """Whether nothing is left to seal that the disk does not refuse."""
-        return self.refused is not None or not self._jobs.unfinished_tasks
+        """Whether nothing is left to seal that the disk does not refuse, or nobody is left to do it."""
+        ended = self._thread is not None and not self._thread.is_alive()
+        return self.refused is not None or not self._jobs.unfinished_tasks or ended
 
     def close(self) -> None:
         """Finishes the segment at hand; the others are sealed by the next writer."""

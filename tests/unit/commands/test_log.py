@@ -223,7 +223,7 @@ def rewritten(tmp_path: Path) -> Path:
     writer.close()
     config = tmp_path / "cdc.toml"
     config.write_text(
-        '[source]\ndsn = "host=h"\n[log]\ndir = "log"\nsegment_bytes = 4096\ncleanup = "compact"\nhistory_hours = 0\npin_hours = 0\n'
+        '[source]\ndsn = "host=h"\n[log]\ndir = "log"\nsegment_bytes = 4096\ncleanup = "compact"\nhistory_hours = 0\npin_hours = 0\nreserve_mb = 0\n'
     )
     return config
 

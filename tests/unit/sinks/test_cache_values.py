@@ -45,8 +45,8 @@ def test_a_value_that_no_row_of_ours_has_is_compared_and_differs(name: str) -> N
 
 
 def test_json_that_is_nested_too_deep_is_not_json() -> None:
-    with pytest.raises(ValueError, match="nested too deep"):
-        parse("[" * 2000)
+    with pytest.raises(ValueError):
+        parse("[" * 100_000)
 
 
 @pytest.mark.parametrize("field", ["projection", "former", "shape:public.types"])
