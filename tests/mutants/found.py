@@ -82,7 +82,9 @@ FOUND = (
     ),
     Mutant(
         "a folder that somebody else owns is believed", "cdc/folders.py",
-        "    if found.st_uid != os.geteuid():\n        raise _not_ours", "    if False:\n        raise _not_ours", ("-k", "somebody_elses_folder", FOLDERS),
+        "mkdir(mode=0o700, parents=True, exist_ok=True)\n    found = folder.stat()\n    if found.st_uid != os.geteuid():\n        raise _not_ours",
+        "mkdir(mode=0o700, parents=True, exist_ok=True)\n    found = folder.stat()\n    if False:\n        raise _not_ours",
+        ("-k", "somebody_elses_folder", FOLDERS),
     ),
     Mutant(
         "a link of somebody else's leads the log elsewhere", "cdc/folders.py",
@@ -193,7 +195,7 @@ FOUND = (
     ),
     Mutant(
         "a wait goes on when its client has gone", "cdc/http/waits.py",
-        "if gone.is_set() or", "if", ("-k", "gone", "tests/unit/http/test_app.py"),
+        "if gone.is_set() or time.monotonic() - began", "if time.monotonic() - began", ("-k", "gone", "tests/unit/http/test_app.py"),
     ),
     Mutant(
         "a page is let in however many are open", "cdc/http/events.py",
