@@ -58,7 +58,7 @@ def wanted(reader: LogReader, upkeep: LogUpkeep, topic: Topic, old_enough: Settl
     return bounds(upkeep.ranges(topic.name), old_enough, held, TopicPoints(topic.clean_from, topic.floor))
 
 
-class Failure(NamedTuple):
+class Postponed(NamedTuple):
     """A topic that could not be compacted is left alone for ``pause_s``, ``until`` then (``time.monotonic``)."""
 
     pause_s: float
@@ -66,7 +66,7 @@ class Failure(NamedTuple):
     problem: str
 
 
-NONE: Final = Failure(0.0, 0.0, "")
+NONE: Final = Postponed(0.0, 0.0, "")
 
 
 class Compaction:
@@ -89,7 +89,7 @@ class Compaction:
         self._examined: dict[str, int] = {}
         """Where the last look at each topic ended: a restart looks once more."""
         self._pins = Pins(in_force or (lambda: settings))
-        self._failed: dict[str, Failure] = {}
+        self._failed: dict[str, Postponed] = {}
         """The topics that could not be compacted when they were tried last."""
         self._problem: str | None = None
         self._noted: set[str] = set()
@@ -177,7 +177,7 @@ class Compaction:
             if len(problems) > before:
                 # What failed once may fail again, and each attempt reads the whole topic.
                 pause_s = min(max(2 * self._failed.get(topic.name, NONE).pause_s, self._look_s), LONGEST_PAUSE_S)
-                self._failed[topic.name] = Failure(pause_s, time.monotonic() + pause_s, problems[-1])
+                self._failed[topic.name] = Postponed(pause_s, time.monotonic() + pause_s, problems[-1])
             else:
                 self._failed.pop(topic.name, None)
 

@@ -166,7 +166,9 @@ def test_sighup_ends_no_service() -> None:
 
 def test_a_terminal_that_is_closed_ends_what_was_started_in_it() -> None:
     ours, terminal = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", PATIENT], stdout=terminal, stderr=terminal)
+    # nohup, under which the tests may run, has it ignored.
+    heard = [sys.executable, "-c", f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n{PATIENT}"]
+    process = subprocess.Popen(heard, stdout=terminal, stderr=terminal)
     try:
         assert os.read(ours, 5) == b"ready"
         process.send_signal(signal.SIGHUP)
