@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -15,6 +14,7 @@ import psycopg
 
 from cdc.commands.invocation import Invocation, open_log, unopened_sink
 from cdc.commands.transport import check_transport
+from cdc.diskspace import free_bytes
 from cdc.embedded.cache import cache_folder
 from cdc.errors import ConfigError, HeadwaterError, SourceError
 from cdc.model.selection import matches
@@ -164,7 +164,7 @@ def _unopened(check: str, options: StoreOptions) -> Finding:
     standing = _standing(options.disk_path)
     if not os.access(standing, os.W_OK):
         return Finding("fail", check, f"{standing} is not writable", f"sudo chown $(id -un) {standing}")
-    return Finding("ok", check, f"{options.kind} in {options.disk_path}, {shutil.disk_usage(standing).free / 1e9:.0f} GB free")
+    return Finding("ok", check, f"{options.kind} in {options.disk_path}, {free_bytes(standing) / 1e9:.0f} GB free")
 
 
 def _java() -> Finding:
@@ -198,7 +198,7 @@ def _disk(folder: Path) -> Finding:
     standing = _standing(folder)
     if not os.access(standing, os.W_OK):
         return Finding("fail", "log folder", f"{standing} is not writable", f"sudo chown $(id -un) {standing}")
-    free = shutil.disk_usage(standing).free
+    free = free_bytes(standing)
     if free < MIN_FREE_BYTES:
         return Finding(
             "warn", "log folder", f"{free / 1e6:.0f} MB free on the disk of {folder}", "free some space, or set log.dir elsewhere"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from cdc.diskspace import free_bytes
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, present_history, selected
 from cdc.model.position import Cut, Position, format_lsn
@@ -209,7 +209,7 @@ def _log(folder: Path, reader: LogReader, head: Cut) -> LogReport:
         commit_ts=_seconds(head.commit_ts_us),
         rows=sum(topic.rows for topic in topics),
         bytes=size_on_disk(folder),
-        disk_free_bytes=shutil.disk_usage(standing).free,
+        disk_free_bytes=free_bytes(standing),
         tables=topics,
     )
 
