@@ -30,11 +30,7 @@ def own(folder: Path, setting: str) -> None:
     Readers that an access control list names stay: somebody has let them in on purpose.
     """
     folder = folder.absolute()
-    _refuse_led_astray(folder, setting)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
-        raise _not_ours(folder, found.st_uid, setting)
+    found = _made(folder, setting, 0o700)
     if not found.st_mode & _OTHERS or (not found.st_mode & (_OTHERS_WRITE | stat.S_IRWXO) and _has_acl(folder)):
         return
     if found.st_mode & _OTHERS_WRITE:
@@ -69,14 +65,20 @@ def own_data(folder: Path, setting: str) -> None:
     Makes it where it is missing. Raises ConfigError, naming what is wrong and the command that helps, and OSError of ``mkdir``.
     """
     folder = folder.absolute()
-    _refuse_led_astray(folder, setting)
-    folder.mkdir(mode=0o777, parents=True, exist_ok=True)  # less what the umask takes away: somebody may be meant to read it
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
-        raise _not_ours(folder, found.st_uid, setting)
+    found = _made(folder, setting, 0o777)  # less what the umask takes away: somebody may be meant to read it
     if found.st_mode & _OTHERS_WRITE:
         _refuse_planted(folder, setting)
         _close(folder, stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE, setting)
+
+
+def _made(folder: Path, setting: str, mode: int) -> os.stat_result:
+    """Makes the folder where it is missing. Raises ConfigError when it is not ours, or a link leads there, and OSError of ``mkdir``."""
+    _refuse_led_astray(folder, setting)
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise _not_ours(folder, found.st_uid, setting)
+    return found
 
 
 def _close(folder: Path, mode: int, setting: str) -> None:

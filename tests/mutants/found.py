@@ -82,9 +82,7 @@ FOUND = (
     ),
     Mutant(
         "a folder that somebody else owns is believed", "cdc/folders.py",
-        "mkdir(mode=0o700, parents=True, exist_ok=True)\n    found = folder.stat()\n    if found.st_uid != os.geteuid():\n        raise _not_ours",
-        "mkdir(mode=0o700, parents=True, exist_ok=True)\n    found = folder.stat()\n    if False:\n        raise _not_ours",
-        ("-k", "somebody_elses_folder", FOLDERS),
+        "    if found.st_uid != os.geteuid():\n        raise _not_ours", "    if False:\n        raise _not_ours", ("-k", "somebody_elses_folder", FOLDERS),
     ),
     Mutant(
         "a link of somebody else's leads the log elsewhere", "cdc/folders.py",
