@@ -43,9 +43,9 @@ def compact(
     target_bytes: int = TARGET_BYTES,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Merged:
-    """``recorded`` returns when the writer has recorded what was handed over, or raises Interrupted. ``go_on``, which may raise
-    whatever is to end it, is asked for every batch, and before each stretch with the bytes that it will be written in, about; 0 else. ``at_least``: the share of the changes below
-    the clean point that has to be superseded; with less nothing is done.
+    """``recorded`` returns when the writer has recorded what was handed over, or raises Interrupted. ``go_on`` may raise whatever is to
+    end this. It is asked before each stretch, with about the bytes that will be written, and for every batch, with 0. ``at_least``: the share
+    of the changes below the clean point that has to be superseded; with less nothing is done.
 
     Raises LogCorrupt, and OSError when the disk refuses: the log is then as readable as before.
     """
@@ -61,13 +61,13 @@ def compact(
     stay = [chosen.count(closed.first, closed.last) for closed in ranges]
     if sum(stay) == read or read - sum(stay) < at_least * read:
         return Merged(topic, read)
-    for some, rows in groups(ranges, stay, target_bytes)[:1]:
-        go_on(_size(some, rows))  # before anything is given up for it
+    stretches = groups(ranges, stay, target_bytes)
+    go_on(_size(*stretches[0]))  # before anything is given up for it
     crashpoint("compaction.chosen")
     upkeep.retire(topic, kept_from=0, floor=wanted.floor, clean_from=wanted.clean_from)
     recorded()
     written = 0
-    for some, rows in groups(ranges, stay, target_bytes):
+    for some, rows in stretches:
         go_on(_size(some, rows))
         written += upkeep.rewrite(topic, some[0].first, some[-1].last, chosen.of(_batches(upkeep, some, go_on)))
         recorded()

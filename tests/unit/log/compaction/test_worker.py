@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -77,6 +77,14 @@ def shop(quick_folder: Path) -> tuple[Settings, EmbeddedLogWriter]:
         stores={"told": options_model("console").model_validate({"kind": "console", "tables": ["public.orders"]})},
     )
     return settings, EmbeddedLogWriter(settings.log.dir, segment_bytes=4096, disk=QuickDisk())
+
+
+def commit_until(writer: EmbeddedLogWriter, done: Callable[[], bool]) -> None:
+    """As capture does, or for a minute at most."""
+    deadline = time.monotonic() + 60
+    while not done() and time.monotonic() < deadline:
+        writer.commit()
+        time.sleep(0.02)
 
 
 def grown(writer: EmbeddedLogWriter, count: int, rows: int = 1) -> None:
@@ -215,9 +223,7 @@ def test_a_disk_that_refuses_is_said_and_compaction_goes_on_by_itself(
     assert "the log is not being compacted" in (thread.alarm() or "")
     full.clear()
     reader = EmbeddedLogReader(settings.log.dir)
-    while reader.topics()[0].clean_from == 0 and time.monotonic() < deadline:
-        writer.commit()
-        time.sleep(0.02)
+    commit_until(writer, lambda: reader.topics()[0].clean_from > 0)
     assert reader.topics()[0].clean_from > 0
     stop.set()
     thread.join()
@@ -323,10 +329,7 @@ def test_a_replaced_file_that_cannot_go_is_said_and_stops_no_compaction(
     thread = Compaction(settings, writer.upkeep, stop)
     thread.start()
     with closing(EmbeddedLogReader(settings.log.dir)) as reader:
-        deadline = time.monotonic() + 60
-        while not (reader.topics()[0].clean_from and thread.alarm()) and time.monotonic() < deadline:
-            writer.commit()
-            time.sleep(0.02)
+        commit_until(writer, lambda: reader.topics()[0].clean_from > 0 and thread.alarm() is not None)
         assert reader.topics()[0].clean_from > 0
         assert "Operation not permitted: a file" in (thread.alarm() or "")
     stop.set()
@@ -357,14 +360,9 @@ def test_a_topic_that_cannot_be_compacted_keeps_no_other_from_it_and_is_left_alo
     thread = Compaction(settings, writer.upkeep, stop)
     thread.start()
     reader = EmbeddedLogReader(settings.log.dir)
-    deadline = time.monotonic() + 60
-    while not all(one.clean_from for one in reader.topics() if one.name == "public.pairs") and time.monotonic() < deadline:
-        writer.commit()
-        time.sleep(0.02)
+    commit_until(writer, lambda: all(one.clean_from for one in reader.topics() if one.name == "public.pairs"))
     assert {one.name: one.clean_from > 0 for one in reader.topics()} == {"public.orders": False, "public.pairs": True}
-    while len(pauses) < 4 and time.monotonic() < deadline:
-        writer.commit()
-        time.sleep(0.02)
+    commit_until(writer, lambda: len(pauses) >= 4)
     stop.set()
     thread.join()
     first, second, third, fourth = pauses[:4]
