@@ -1,7 +1,8 @@
 """Who may ask, and what every answer tells the browser. Reading only: no method but GET and HEAD exists here.
 
 On loopback any local user may read. The Host header must then name loopback, so that a web page elsewhere cannot reach the port by
-pointing a name of its own at 127.0.0.1 (DNS rebinding). Nor may it have its readers' browsers send requests here. On any other address a token is required, over TLS.
+pointing a name of its own at 127.0.0.1 (DNS rebinding). Nor may it have its readers' browsers send requests here. On any other address
+a token is required, over TLS.
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ def _bears(authorization: str, token: str) -> bool:
 
 
 def _is_from_another_site(path: str, headers: Mapping[str, str]) -> bool:
-    """Whether a browser says that another site's page has sent it here: an image, say, whose address asks for a wait. Such a request carries no Origin.
-    A link may be followed, unless what it leads to waits."""
+    """Whether a browser says that another site's page has sent it here: an image, say, whose address asks for a wait. Such a request
+    carries no Origin. A link may be followed, unless what it leads to waits."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"

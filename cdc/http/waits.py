@@ -87,7 +87,8 @@ def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn
 
 @contextmanager
 def _turn(store: str, deadline: float, gone: Event) -> Iterator[None]:
-    """One of the few connections to the source. Raises WaitTimeout when none is free until the deadline (of ``time.monotonic``), or nobody waits any more."""
+    """One of the few connections to the source. Raises WaitTimeout when none is free until the deadline (of ``time.monotonic``), or nobody
+    waits any more."""
     while not _asking.acquire(timeout=min(LOOK_S, max(0.0, deadline - time.monotonic()))):
         if gone.is_set() or time.monotonic() >= deadline:
             raise WaitTimeout(
