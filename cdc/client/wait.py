@@ -7,6 +7,7 @@ has written something.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -16,7 +17,7 @@ from typing import Final, TypeVar
 import psycopg
 
 from cdc.clock import MACHINE, Clock
-from cdc.errors import ConfigError, SourceError, WaitTimeout
+from cdc.errors import ConfigError, SourceError, StoreError, WaitTimeout
 from cdc.log.contract import LogReader, selected
 from cdc.log.home import head_file
 from cdc.model.position import START, Cut, Lsn, Position, format_lsn, parse_lsn
@@ -34,7 +35,8 @@ POLL_S: Final = (0.004, 0.05)
 """and where nothing can be watched, first after the one pause, then after ever longer ones up to the other."""
 NUDGE_AFTER_S: Final = 0.1
 """An idle stream that has not reached the LSN by itself after this long gets a commit of our own to carry it there."""
-
+REFRESH_AGAIN_S: Final = 0.5
+"""How long a store that would not refresh just now is left alone."""
 
 _DOWN: Final = "does not run"
 
@@ -111,7 +113,8 @@ def wait(
     The store's follower vouches for that: as long as it does not run and follow, the store may have been emptied behind its back.
 
     Raises WaitTimeout saying who lags and by how much, or what keeps the follower; Stopped when a part that is waited for is in a stop
-    state, ConfigError for a store that the configuration does not have, SourceError when the current LSN cannot be asked for.
+    state, ConfigError for a store that the configuration does not have, SourceError when the current LSN cannot be asked for, StoreError when
+    the store refuses for good to show what it has taken.
     """
     options = settings.stores.get(store)
     if options is None:
@@ -124,7 +127,10 @@ def wait(
         left_s = timeout_s - (clock.monotonic() - began)
         target = _until_shown(settings, reader, store, wanted, left_s, changes, clock, nudges=lsn is None)
     if traits_of(options).refreshes:
-        _refresh(store, options, reader)
+        while (refusal := _refresh(store, options, reader)) is not None:
+            if clock.monotonic() - began >= timeout_s:
+                raise WaitTimeout(f"{_not_shown(store, wanted, timeout_s)}: {refusal}", hint=refusal.hint)
+            clock.wait(threading.Event(), REFRESH_AGAIN_S)
     return Waited(store, wanted, target, clock.monotonic() - began)
 
 
@@ -278,16 +284,26 @@ def _too_late(settings: Settings, store: str, wanted: Lsn, timeout_s: float, awa
         why = f"{part} has never run" if saved is None else awaited.why
         if not why.endswith((_DOWN, "has never run")):
             why = f"{why}, and {part} {_DOWN}"
-    return WaitTimeout(f"{store} does not show {format_lsn(wanted)} after {timeout_s:.3g} s: {why}", hint=hint)
+    return WaitTimeout(f"{_not_shown(store, wanted, timeout_s)}: {why}", hint=hint)
 
 
-def _refresh(store: str, options: StoreOptions, reader: LogReader) -> None:
+def _refresh(store: str, options: StoreOptions, reader: LogReader) -> StoreError | None:
+    """Has the store show what it has taken. Returns why it would not this time (it is too busy, or starts again), None when it did."""
     sink = make_sink(store, options)
     try:
         sink.open(reader)
         sink.make_visible()
+    except StoreError as refusal:
+        if not refusal.retryable:
+            raise
+        return refusal
     finally:
         sink.close()
+    return None
+
+
+def _not_shown(store: str, wanted: Lsn, timeout_s: float) -> str:
+    return f"{store} does not show {format_lsn(wanted)} after {timeout_s:.3g} s"
 
 
 def _on_source(dsn: str, ask: Callable[[psycopg.Connection], _Answer]) -> _Answer:

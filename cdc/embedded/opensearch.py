@@ -34,6 +34,8 @@ path.repo: ["{repository}"]
 
 _QUICK: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Starts and stays small on a busy machine; indexes several times slower once warm."""
+_QUICK_NODE: Final = "indices.breaker.total.use_real_memory: false\n"
+"""By default a node counts its garbage as memory in use and turns requests away for it; only G1 is then told to collect it."""
 _PRODUCTION: Final = ("-XX:+UseG1GC",)
 PRODUCTION_HEAP_MB: Final = 1024
 
@@ -52,6 +54,7 @@ class OpenSearch(EmbeddedServer):
         """0 until the node is ready; then it stays the same over restarts."""
         self.heap_mb = max(heap_mb, PRODUCTION_HEAP_MB) if production else heap_mb
         self.jvm_options = _PRODUCTION if production else _QUICK
+        self._node_settings = "" if production else _QUICK_NODE
         self._archive_options: list[str] = []
 
     @property
@@ -133,7 +136,7 @@ class OpenSearch(EmbeddedServer):
         config = self.folder / "node_1" / "config"
         config.mkdir(parents=True, exist_ok=True)
         (config / "opensearch.yml").write_text(
-            _NODE.format(transport_port=free_port(), repository=self.repository), encoding="utf-8"
+            _NODE.format(transport_port=free_port(), repository=self.repository) + self._node_settings, encoding="utf-8"
         )
 
 

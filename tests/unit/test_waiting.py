@@ -17,7 +17,7 @@ from cdc.client import wait as waiting
 from cdc.client.api import Client
 from cdc.client.wait import judge, parse_wanted, target_of, wait
 from cdc.clock import MACHINE
-from cdc.errors import ConfigError, Stopped, StopState, WaitTimeout
+from cdc.errors import ConfigError, Stopped, StopState, StoreError, WaitTimeout
 from cdc.follow.reporter import Reporter, written
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import open_reader
@@ -29,7 +29,7 @@ from cdc.report.collector import lag_of
 from cdc.settings.models import Log, Settings, Source, StoreOptions
 from cdc.state import jsonfile, status, stops
 from cdc.state.filewatch import Watch
-from sinks.contract import Outcome
+from sinks.contract import Outcome, Traits
 from tests.sim.clock import Clock
 from tests.unit.log.changes import ORDERS, changes
 
@@ -289,6 +289,61 @@ def test_a_stop_state_of_another_part_does_not(tmp_path: Path) -> None:
     stops.record(tmp_path, "follow-search", Stopped(StopState.STORE_REFUSES, "everything"))
     with pytest.raises(WaitTimeout):
         wait(settings(tmp_path), MemoryLog().reader(), "cache", lsn=Lsn(100), timeout_s=0.05)
+
+
+class Shelf:
+    """A store that shows nothing before it is refreshed, and has its moods. Only what a wait needs of one."""
+
+    def __init__(self, *refusals: StoreError) -> None:
+        self.refusals = list(refusals)
+        self.closed = 0
+
+    def open(self, _reader: Any) -> None:
+        pass
+
+    def make_visible(self) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    shelf = Shelf()
+    monkeypatch.setattr(waiting, "make_sink", lambda *_: shelf)
+    monkeypatch.setattr(waiting, "traits_of", lambda _: Traits(refreshes=True))
+    monkeypatch.setattr(waiting, "REFRESH_AGAIN_S", 0.001)
+    return shelf
+
+
+def shown_at_once(tmp_path: Path, timeout_s: float) -> waiting.Waited:
+    log = MemoryLog()
+    captured(tmp_path)
+    committed(log, 100)
+    applied(tmp_path, 1)
+    return wait(settings(tmp_path), log.reader(), "cache", lsn=Lsn(100), timeout_s=timeout_s)
+
+
+def test_a_store_that_is_too_busy_to_refresh_is_asked_again(tmp_path: Path, shelf: Shelf) -> None:
+    shelf.refusals = [StoreError("429 circuit_breaking_exception", retryable=True)] * 2
+    assert shown_at_once(tmp_path, 60).position == 1
+    assert shelf.closed == 3
+
+
+def test_a_store_that_stays_too_busy_to_refresh_is_named_in_time(tmp_path: Path, shelf: Shelf) -> None:
+    shelf.refusals = [StoreError("429 circuit_breaking_exception", retryable=True, hint="more heap")] * 100_000
+    with pytest.raises(WaitTimeout, match=r"cache does not show 0/64 after 0.05 s: 429 circuit_breaking") as late:
+        shown_at_once(tmp_path, 0.05)
+    assert late.value.hint == "more heap"
+
+
+def test_a_store_that_refuses_for_good_is_not_asked_again(tmp_path: Path, shelf: Shelf) -> None:
+    shelf.refusals = [StoreError("403 no permissions", retryable=False)]
+    with pytest.raises(StoreError, match="403"):
+        shown_at_once(tmp_path, 60)
+    assert shelf.closed == 1
 
 
 def test_an_unknown_store(tmp_path: Path) -> None:

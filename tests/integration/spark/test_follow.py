@@ -498,6 +498,7 @@ def test_kill_9_in_the_middle_of_traffic_loses_and_doubles_nothing(traffic: Traf
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     traffic.transactions(5)
+    traffic.bulk(3)  # so that something is there to be found, even right after a TRUNCATE
     stores = {"cache": redis_options(valkey.url), "house": warehouse.Options(kind="iceberg", path=house)}
     following = Following(traffic, run_dir, stores, until_caught_up=True)
     assert following.answer() == 0
