@@ -107,6 +107,8 @@ class Warehouse:
     def erase(self) -> None:
         self.close()
         with _disk_errors("emptied"):
+            if self._path.exists():
+                self._own_folder()
             erase(self._connected(), self._path, self.name, self._path / STAGING / safe(self.name))
             self._scratch.sweep()
 

@@ -55,7 +55,7 @@ def _no_complaints(page: chromium.Page) -> Iterator[None]:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Serve:
+def served(tmp_path: Path, page: chromium.Page) -> Serve:
     @contextmanager
     def started(take: Callable[[], Report], **http: object) -> Iterator[str]:
         settings = Settings(
@@ -66,6 +66,7 @@ def served(tmp_path: Path) -> Serve:
         )  # type: ignore[arg-type]
         with serving(settings, make_app(settings, take=take)) as url:
             yield url + "/"
+            page.open("about:blank")  # a page that is still open would ask for a server that is gone, and complain
 
     return started
 
@@ -113,6 +114,20 @@ def test_a_tables_name_is_text_whatever_it_holds(page: chromium.Page, served: Se
         assert HOSTILE in page.text("#problems")
         assert page.run("document.title") != "taken"
         assert page.run("document.querySelectorAll('#tables img, #snapshot img, #problems img').length") == 0
+
+
+def test_a_name_cannot_reorder_the_line_that_it_stands_in(page: chromium.Page, served: Serve) -> None:
+    name = "public.\u202egnihton\u2066\x1b[2J\u200b"
+
+    def take() -> Report:
+        report = reports.healthy()
+        return replace(report, log=replace(report.log, tables=(TopicReport(name, 1, 1, 1, 1),)), problems=(f"table {name} waits",))
+
+    with served(take) as url:
+        page.open(url)
+        page.until(READY)
+        for place in ("#tables tr:first-child td:first-child", "#problems li"):
+            assert r"public.\u202egnihton\u2066\u001b[2J\u200b" in page.text(place)
 
 
 def test_numbers_move_while_one_looks(page: chromium.Page, served: Serve) -> None:

@@ -1,7 +1,7 @@
 // The page: takes what the stream brings and puts it where it belongs.
 import { chart, rivers, shape, sparkline, SPAN_S } from "./draw.js";
 import { follow } from "./stream.js";
-import { ago, bytes, compact, compactCount, count, duration, percent } from "./words.js";
+import { ago, bytes, compact, compactCount, count, duration, percent, visible } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 /** Rates are averages over this long, because a warehouse commits every few seconds only. */
@@ -21,7 +21,8 @@ let snapshotSeen = new Map();
 
 function say(id, text) {
   const place = typeof id === "string" ? $(id) : id;
-  if (place.textContent !== text) place.textContent = text;
+  const shown = visible(text);
+  if (place.textContent !== shown) place.textContent = shown;
 }
 
 /** One that may be long: it breaks behind its slashes, and inside of a name only where that alone does not fit. */
@@ -41,7 +42,7 @@ function mark(id, text, tone) {
 function make(name, className, text) {
   const made = document.createElement(name);
   if (className) made.className = className;
-  if (text != null) made.textContent = text;
+  if (text != null) made.textContent = visible(text);
   return made;
 }
 
@@ -52,7 +53,7 @@ function fill(bar, share, tone, words) {
   bar.setAttribute("aria-valuemin", 0);
   bar.setAttribute("aria-valuemax", 100);
   bar.setAttribute("aria-valuenow", Math.round(100 * share));
-  bar.setAttribute("aria-valuetext", words);
+  bar.setAttribute("aria-valuetext", visible(words));
 }
 
 // Rates: differences of counters that start again from 0 when a process does
@@ -312,7 +313,7 @@ function snapshotRow(table) {
   head.append(make("span", "", table.table), make("span"));
   const bar = make("div", "bar");
   bar.setAttribute("role", "progressbar");
-  bar.setAttribute("aria-label", table.table);
+  bar.setAttribute("aria-label", visible(table.table));
   bar.append(make("i"));
   row.append(head, bar, make("p", "fine"));
   return row;

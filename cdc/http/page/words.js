@@ -1,4 +1,8 @@
-// Numbers as people read them. Pure.
+// Numbers and names as people read them. Pure.
+
+/** Characters that cannot be seen, or that reorder what follows, as their escapes: somebody else chooses tables' names. As in cdc/terminal.py. */
+export const visible = (text) =>
+  String(text).replace(/(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (char) => "\\u" + char.codePointAt(0).toString(16).padStart(4, "0"));
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
