@@ -39,6 +39,7 @@ def test_toy(name: str) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.xdist_group("own-spark")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", STORES)
 def test_toy_with_stores(name: str) -> None:
