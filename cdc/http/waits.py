@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Final
 
 from cdc.client import wait as waiting
 from cdc.client.wait import Waited
+from cdc.clock import MACHINE, Clock
 from cdc.errors import WaitTimeout
 from cdc.log.contract import LogReader
 from cdc.model.position import Lsn, format_lsn
@@ -52,30 +52,37 @@ class Waits:
             gone.set()
 
 
-def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn | None, timeout_s: float, gone: Event) -> Waited:
+def wait_while_asked(
+    settings: Settings, reader: LogReader, store: str, lsn: Lsn | None, timeout_s: float, gone: Event, clock: Clock = MACHINE
+) -> Waited:
     """As ``cdc.client.wait.wait``, but until ``gone`` is set at most: it then raises WaitTimeout."""
-    began = time.monotonic()
+    began = clock.monotonic()
     dsn = settings.source.dsn.get_secret_value()
     if lsn is None:
-        with _turn(store, began + timeout_s, gone):
+        with _turn(store, began + timeout_s, gone, clock):
             wanted = waiting.current_lsn(dsn)
     else:
         wanted = lsn
     nudged = lsn is not None
     while True:
-        left_s = timeout_s - (time.monotonic() - began)
+        left_s = timeout_s - (clock.monotonic() - began)
         try:
             waited = waiting.wait(
-                settings, reader, store, lsn=wanted, timeout_s=max(0.0, min(left_s, LOOK_S if nudged else waiting.NUDGE_AFTER_S))
+                settings,
+                reader,
+                store,
+                lsn=wanted,
+                timeout_s=max(0.0, min(left_s, LOOK_S if nudged else waiting.NUDGE_AFTER_S)),
+                clock=clock,
             )
         except WaitTimeout as late:
-            if gone.is_set() or time.monotonic() - began >= timeout_s:
+            if gone.is_set() or clock.monotonic() - began >= timeout_s:
                 _, _, why = str(late).partition(" s: ")
                 raise WaitTimeout(
                     f"{store} does not show {format_lsn(wanted)} after {timeout_s:g} s: {why}", hint=late.hint
                 ) from None
         else:
-            return replace(waited, seconds=time.monotonic() - began)
+            return replace(waited, seconds=clock.monotonic() - began)
         # While others ask, the store may get there, and what moves the stream for one moves it for all.
         if not nudged and _asking.acquire(blocking=False):
             try:
@@ -86,11 +93,11 @@ def wait_while_asked(settings: Settings, reader: LogReader, store: str, lsn: Lsn
 
 
 @contextmanager
-def _turn(store: str, deadline: float, gone: Event) -> Iterator[None]:
-    """One of the few connections to the source. Raises WaitTimeout when none is free until the deadline (of ``time.monotonic``), or nobody
+def _turn(store: str, deadline: float, gone: Event, clock: Clock) -> Iterator[None]:
+    """One of the few connections to the source. Raises WaitTimeout when none is free until the deadline (by the clock), or nobody
     waits any more."""
-    while not _asking.acquire(timeout=min(LOOK_S, max(0.0, deadline - time.monotonic()))):
-        if gone.is_set() or time.monotonic() >= deadline:
+    while not _asking.acquire(timeout=min(LOOK_S, max(0.0, deadline - clock.monotonic()))):
+        if gone.is_set() or clock.monotonic() >= deadline:
             raise WaitTimeout(
                 f"{store} was not waited for: the source is being asked for {SOURCE_CONNECTIONS} others",
                 hint="give an lsn, or wait longer",
