@@ -1,6 +1,8 @@
 """The log alone: appending and committing prebuilt batches against a plain write + fdatasync of the same bytes, and reading them
 against a plain read of the same bytes; what a tiny commit costs besides the disk; what following costs; what sealing costs; how long it takes to open a
-long log, of which the timeline is made up.
+long log, of which the timeline is made up; what compaction costs (``bench.rewrites``); how fast Spark reads (``bench.spark_scan``).
+
+``--part`` runs some of it: ``append`` and ``read`` are measured over the same log, as one.
 """
 
 from __future__ import annotations
@@ -13,81 +15,57 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from bench import rewrites
+from bench.logrows import BATCH_ROWS, NoWait, orders, timed
 from bench.longlog import make_up
 from bench.result import Result, faster, lower
-from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.names import sealed_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
-from cdc.model.batch import EXACT_TYPE, Op, batch_schema
-from cdc.model.pgtypes import INT8, NUMERIC, TEXT, TIMESTAMPTZ
 from cdc.model.position import Lsn, Position
-from cdc.model.table import Column, Table
 
-ORDERS = Table(
-    1,
-    "public",
-    "orders",
-    (
-        Column("id", INT8, key=True),
-        Column("customer_id", INT8),
-        Column("status", TEXT),
-        Column("amount", NUMERIC, (12 << 16 | 2) + 4),
-        Column("note", TEXT),
-        Column("created_at", TIMESTAMPTZ),
-    ),
-)
-BATCH_ROWS = 20_000
 SEAL_SEGMENT_BYTES = 16 * 2**20
 END = Position(2**40)
 
 
-class NoWait(Disk):
-    """The real files without the waits for the disk: what is left is our own cost."""
-
-    def sync(self, fd: int) -> None:
-        del fd
-
-    def sync_folder(self, path: Path) -> None:
-        del path
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench log", description=__doc__)
+    parser.add_argument("--part", nargs="+", choices=sorted(PARTS), default=WITHOUT_SPARK, help="default: all that need no Spark")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--part", choices=["files", "scan_spark"], help="default: the files; scan_spark: how fast Spark reads them")
+    parser.add_argument("--warm", type=int, default=2, help="runs of scan_spark before those that count")
     parser.add_argument("--cuts", type=int, default=10_000_000, help="of the long log")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="of the logs that are compacted")
+    parser.add_argument("--memory-keys", type=int, default=5_000_000, help="of the largest log that is compacted, for memory")
     parser.add_argument("--dir", type=Path, help="where to write (default: the system's folder for temporary files)")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as folder:
-        if options.part == "scan_spark":
-            result = measure_spark(Path(folder), options.rows, options.runs)
-        else:
-            result = measure(Path(folder), options.rows, options.runs, options.cuts)
-        print(result.line())
-    return 0
-
-
-def measure_spark(folder: Path, rows: int, runs: int) -> Result:
-    from bench.spark_scan import measure as scans
-
-    result = Result("log", scans(folder, rows, runs))
+    result = Result("log")
+    for part in options.part:
+        with tempfile.TemporaryDirectory(prefix="headwater-bench-", dir=options.dir) as folder:
+            PARTS[part](result, Path(folder), options)
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     result.cpu_s = round(sum(usage.ru_utime + usage.ru_stime for usage in (own, children)), 1)
     result.rss_mb = round(own.ru_maxrss / 1024)
-    return result
+    print(result.line())
+    return 0
 
 
-def measure(folder: Path, rows: int, runs: int, cuts: int) -> Result:
-    batches = [orders(start, BATCH_ROWS) for start in range(1, rows + 1, BATCH_ROWS)]
-    result = Result("log")
+def _spark(result: Result, folder: Path, options: argparse.Namespace) -> None:
+    from bench.spark_scan import measure as scans
+
+    result.figures |= scans(folder, options.rows, options.runs, options.warm)
+
+
+def _append(result: Result, folder: Path, options: argparse.Namespace) -> None:
+    rows = options.rows
+    batches = _batches(rows)
     append, plain, read, plain_read, cpu = [], [], [], [], []
-    for run in range(runs):
+    for run in range(options.runs):
         root = folder / f"log-{run}"
         seconds, cpu_s, sizes = write_log(root, batches)
         append.append(rows / seconds)
@@ -96,41 +74,46 @@ def measure(folder: Path, rows: int, runs: int, cuts: int) -> Result:
         read.append(rows / timed(lambda at=root: read_log(at)))
         plain_read.append(rows / timed(lambda at=folder / "plain": read_plain(at)))
         shutil.rmtree(root)
-    result.figures["append"] = faster(append, plain, "rows/s")
+    result.figures["append"] = faster(append, plain, "rows/s", bar=0.8)
     result.figures["append_rows_per_s"] = faster(append, [1e6], "rows/s", bar=1.0)
     result.figures["append_cpu_s_per_million"] = lower(cpu, 0.25, "CPU s")
     result.figures["read"] = faster(read, plain_read, "rows/s")
+    result.orientation["bytes_per_row"] = round(sum(sizes) / rows)
+
+
+def _small(result: Result, folder: Path, options: argparse.Namespace) -> None:
+    del options
     commits, follow = small_commits(folder / "small")
     result.figures["small_commit_cpu_ms"] = lower(commits, 0.3, "CPU ms")
     result.figures["follow_300_rows_ms"] = lower(follow, 1.0, "ms")
-    opened, details = open_long(folder / "long", cuts, runs)
+
+
+def _open(result: Result, folder: Path, options: argparse.Namespace) -> None:
+    opened, details = open_long(folder / "long", options.cuts, options.runs)
     result.figures["open_s"] = lower(opened, 2.0, "s")
     result.orientation["long_log"] = details
-    result.orientation["bytes_per_row"] = round(sum(sizes) / rows)
-    result.orientation["seal"] = seal_cost(folder / "sealed", batches)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    result.cpu_s, result.rss_mb = round(usage.ru_utime + usage.ru_stime, 1), round(usage.ru_maxrss / 1024)
-    return result
 
 
-def orders(first: int, count: int) -> pa.RecordBatch:
-    """``count`` inserted orders of about 100 bytes each."""
-    numbers = np.arange(first, first + count)
-    stamps = pa.array(numbers * 1000 + 1_700_000_000_000_000).cast(pa.timestamp("us", tz="UTC"))
-    words = pa.array(["new", "paid", "packed", "shipped"]).take(pa.array(numbers % 4))
-    notes = pa.array([f"order {number} leaves tomorrow" for number in numbers.tolist()])
-    amounts = pa.array(numbers % 100_000).cast(pa.decimal128(21, 2)).cast(pa.decimal128(12, 2))
-    columns = [
-        pa.array(numbers), pa.array(np.full(count, Op.INSERT, np.int8)), pa.array(numbers // 100), stamps, pa.nulls(count, EXACT_TYPE),
-        pa.array(numbers), pa.array(numbers % 1000), words, amounts, notes, stamps,
-    ]  # fmt: skip
-    return pa.RecordBatch.from_arrays(columns, schema=batch_schema(ORDERS))
+def _seal(result: Result, folder: Path, options: argparse.Namespace) -> None:
+    result.orientation["seal"] = seal_cost(folder / "sealed", _batches(options.rows))
 
 
-def timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+PARTS: Final[dict[str, Callable[[Result, Path, argparse.Namespace], None]]] = {
+    "append": _append,
+    "small": _small,
+    "open": _open,
+    "seal": _seal,
+    "compact": lambda result, folder, options: rewrites.measure_speed(result, folder, options.keys, options.runs),
+    "amplification": lambda result, folder, options: rewrites.measure_amplification(result, folder, options.keys),
+    "latency": lambda result, folder, options: rewrites.measure_latency(result, folder, options.keys, options.runs),
+    "memory": lambda result, folder, options: rewrites.measure_memory(result, folder, options.memory_keys),
+    "scan_spark": _spark,
+}
+WITHOUT_SPARK: Final = [part for part in PARTS if part != "scan_spark"]
+
+
+def _batches(rows: int) -> list[pa.RecordBatch]:
+    return [orders(start, BATCH_ROWS) for start in range(1, rows + 1, BATCH_ROWS)]
 
 
 def write_log(root: Path, batches: list[pa.RecordBatch]) -> tuple[float, float, list[int]]:

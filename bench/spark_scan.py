@@ -72,8 +72,8 @@ def write_log(root: Path, rows: int, *, segment_bytes: int) -> None:
     writer.close()
 
 
-def measure(folder: Path, rows: int, runs: int) -> dict[str, Figure]:
-    """Rows per second, each against plain Parquet in the same run."""
+def measure(folder: Path, rows: int, runs: int, warm: int = 2) -> dict[str, Figure]:
+    """Rows per second, each against plain Parquet in the same run. The first ``warm`` runs do not count."""
     from cdc.spark import session as sessions
     from cdc.spark.scan import scan
     from cdc.spark.source import CdcSource
@@ -97,9 +97,9 @@ def measure(folder: Path, rows: int, runs: int) -> dict[str, Figure]:
     plain = {name: lambda: spark.read.parquet(str(folder / "plain")) for name in ours}
     plain["scan_spark_column"] = lambda: spark.read.parquet(str(folder / "plain")).select("distance")
     rates: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ours}
-    for run in range(runs + 2):
+    for run in range(runs + warm):
         for name, number, seconds in _timed(ours, plain):
-            if run >= 2:  # the JVM compiles what is hot meanwhile
+            if run >= warm:  # the JVM compiles what is hot meanwhile
                 rates[name][number].append(rows / seconds)
     for name, frame in ours.items():
         found = frame().count()
