@@ -2,8 +2,7 @@
 
 They are one more column of the batch, its last: ``_cdc_before``, a list of at most one row. The row has the table's own columns in their types, and
 ``_cdc_exact`` before them for what these cannot hold, as in the batch itself. An UPDATE has there the row that it replaced, a DELETE the row that
-it removed. A key that changed is a DELETE, which has the old row, and an UPDATE, which has none. The list is empty, or NULL, where no row was sent: in
-every other change, and in those that were logged before the table had this identity.
+it removed. A key that changed is a DELETE, which has the old row, and an UPDATE, which has none. The list is empty where no row was sent, as in every other change.
 
 A list, and not a row that may be NULL, because rows that are not there then take no room: a first load has millions of them.
 
@@ -43,10 +42,7 @@ def _list_of(schema: pa.Schema) -> pa.DataType:
 def old_rows_column(table: Table, has: npt.NDArray[np.bool_], exact: pa.Array, columns: Sequence[pa.Array]) -> pa.Array:
     """The column. ``has``: which changes have an old row; ``exact``, ``columns``: these rows, one behind the other."""
     kind = logged_schema(table).field(BEFORE).type
-    rows = pa.StructArray.from_arrays([exact, *columns], fields=list(kind.value_type))
-    ends = np.zeros(len(has) + 1, np.int32)
-    np.cumsum(has, out=ends[1:])
-    return pa.ListArray.from_arrays(pa.array(ends), rows, type=kind)
+    return _lists(kind, has, pa.StructArray.from_arrays([exact, *columns], fields=list(kind.value_type)))
 
 
 def completed(batch: pa.RecordBatch, table: Table, column: pa.Array | None = None) -> pa.RecordBatch:
@@ -54,9 +50,22 @@ def completed(batch: pa.RecordBatch, table: Table, column: pa.Array | None = Non
     table's others have it, so that they have one schema."""
     if not table.keeps_old_rows or batch.schema.get_field_index(BEFORE) >= 0:
         return batch
-    schema = logged_schema(table)
-    column = pa.nulls(len(batch), schema.field(BEFORE).type) if column is None else column
-    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=schema)
+    if column is None:
+        # Not an array of NULLs: as Arrow writes that, it takes six times as much.
+        column = _lists(logged_schema(table).field(BEFORE).type, np.zeros(len(batch), np.bool_), _no_rows(table))
+    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=logged_schema(table))
+
+
+def _lists(kind: pa.DataType, has: npt.NDArray[np.bool_], rows: pa.Array) -> pa.Array:
+    ends = np.zeros(len(has) + 1, np.int32)
+    np.cumsum(has, out=ends[1:])
+    return pa.ListArray.from_arrays(pa.array(ends), rows, type=kind)
+
+
+@lru_cache(maxsize=4096)
+def _no_rows(table: Table) -> pa.Array:
+    fields = list(logged_schema(table).field(BEFORE).type.value_type)
+    return pa.StructArray.from_arrays([pa.nulls(0, field.type) for field in fields], fields=fields)
 
 
 def without_old_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
