@@ -92,6 +92,12 @@ class Definitions:
         """The table of a RELATION message with its columns' numbers (and under FULL its key)."""
         return self._numbering.number(table)
 
+    def sends_whole_rows(self, table: Table) -> bool:
+        """Whether the old rows of a table under FULL are whole. Of a partitioned table they have what its partition's identity says, and the message
+        does not tell which partition that is."""
+        facts = self._facts.get(table.oid)
+        return table.identity == "f" and facts is not None and not facts.partitioned
+
     def settle(self) -> None:
         """Everything that was decided so far is durable in the log. Raises Stopped when capture cannot go on after it."""
         if self._facts.changed:

@@ -90,6 +90,10 @@ class Relations:
         """Tables (OIDs) whose rows are not to be logged."""
         return self._definitions.passed_over
 
+    def sends_whole_rows(self, table: Table) -> bool:
+        """Whether what the server sends as an old row is the whole row."""
+        return self._definitions.sends_whole_rows(table)
+
     def has(self, oid: int) -> bool:
         return oid in self._tables
 

@@ -12,10 +12,12 @@ import pyarrow as pa
 
 from cdc.capture import letters, tuples
 from cdc.capture.messages import Index
+from cdc.capture.oldrows import old_rows
 from cdc.capture.relations import Relations
 from cdc.errors import ProtocolError
 from cdc.kernels.memory import Reused
 from cdc.model.batch import META_FIELDS, batch_schema
+from cdc.model.oldrows import completed, without_old_rows
 from cdc.model.table import Table
 from cdc.pgvalues import columns
 from cdc.pgvalues.values import Bytes, Flags
@@ -97,9 +99,13 @@ class RowBatches:
         for t, (table, count) in enumerate(zip(tables, parsed.counts, strict=True)):
             batch = _batch(table, meta.arrays(begin, count), found[t])
             begin += count
+            if table.keeps_old_rows:
+                sent = self._relations.sends_whole_rows(table)
+                old = old_rows(block, index, table, parsed.rows(t), self._buffers.take) if sent else None
+                batch = completed(batch, table, old)
             if t in partial:
                 missing = _missing(table, parsed.rows(t), partial[t])
-                self._hold(batch.filter(pa.array(partial[t])), missing)
+                self._hold(without_old_rows(batch.filter(pa.array(partial[t]))), missing)
                 batch = batch.filter(pa.array(~partial[t]))
             if len(batch):
                 batches.append(batch)

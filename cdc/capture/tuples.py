@@ -308,6 +308,38 @@ def _rows(block: Bytes, messages: _Messages, columns: _Columns, rows: _Room) -> 
     return _Counted(count, _FINE)
 
 
+def old_tuples(block: Bytes, index: Index, messages: Offsets, width: int) -> tuple[Offsets, Lengths, Flags]:
+    """The rows of so many columns that updates and deletes replaced, where the server sent them whole.
+
+    Returns offsets and lengths, of shape (columns, rows), and of which messages they are. Raises ProtocolError as ``parse``.
+    """
+    offsets, lengths = np.empty((width, len(messages)), np.int64), np.empty((width, len(messages)), np.int32)
+    whole = np.zeros(len(messages), np.bool_)
+    error = _old_tuples(block, (index.body, index.end, messages), offsets, lengths, whole)
+    if error:
+        raise ProtocolError(_ERRORS[error])
+    return (offsets, lengths, whole) if whole.all() else (offsets[:, whole], lengths[:, whole], whole)
+
+
+@kernel
+def _old_tuples(block: Bytes, messages: tuple[Offsets, Offsets, Offsets], offsets: Offsets, lengths: Lengths, whole: Flags) -> int:
+    """messages: body and end of a block's, and which of them to take. Returns an error."""
+    body, end, wanted = messages
+    for row in range(wanted.shape[0]):
+        m = wanted[row]
+        at = body[m] + letters.OID_BYTES
+        if block[at] != letters.OLD_TUPLE:
+            continue
+        old = _tuple(block, at + 1, end[m], row, offsets, lengths)
+        if old.error:
+            return old.error
+        whole[row] = True
+        for c in range(lengths.shape[0]):
+            if lengths[c, row] == UNCHANGED:
+                whole[row] = False
+    return _FINE
+
+
 @kernel
 def _parse(block: Bytes, messages: _Messages, places: _Places, columns: _Columns, rows: _Room, counts: Offsets, odd: Flags) -> int:
     """The messages of all tables; returns an error. counts, odd: filled in, see ``Parsed``."""

@@ -13,6 +13,7 @@ from cdc.capture import tuples
 from cdc.capture.decoder import Decoder
 from cdc.capture.definitions import Definitions
 from cdc.model import pgtypes
+from cdc.model.facts import FactColumn, Facts
 from cdc.model.table import Table
 from cdc.pgvalues.values import Bytes, Flags
 from cdc.pgvalues.wire import gather
@@ -30,12 +31,14 @@ _COLUMNS: Final = (
     (b"note", pgtypes.TEXT, -1, b"text"),
 )
 _RELATION: Final = 1
+_FULL: Final = 2
+"""… and a table under replica identity FULL, whose old rows the server sends."""
 
 
 def warm() -> None:
     """Decodes one small transaction with every kind of row and every kernel's type."""
     row = struct.pack("!h", len(_COLUMNS)) + b"".join(b"t" + struct.pack("!i", len(text)) + text for *_, text in _COLUMNS)
-    relation = struct.pack("!I", _RELATION)
+    relation, full = struct.pack("!I", _RELATION), struct.pack("!I", _FULL)
     columns = b"".join(
         struct.pack("!B", index == 0) + name + b"\0" + struct.pack("!Ii", oid, typmod)
         for index, (name, oid, typmod, _) in enumerate(_COLUMNS)
@@ -46,9 +49,15 @@ def warm() -> None:
         b"I" + relation + b"N" + row,
         b"U" + relation + b"K" + row + b"N" + row,
         b"D" + relation + b"K" + row,
+        b"R" + full + b"public\0warm_full\0f" + struct.pack("!h", len(_COLUMNS)) + columns,
+        b"U" + full + b"O" + row + b"N" + row,
         b"C" + struct.pack("!BQQq", 0, 1, 2, 0),
     )
-    decoder = Decoder(Definitions(lambda _: None), _Forgetful(), lambda _rows, _missing: None, 0)
+    own = tuple(
+        FactColumn(n, name.decode(), oid, typmod, "", "", False, "") for n, (name, oid, typmod, _) in enumerate(_COLUMNS, 1)
+    )
+    facts = Facts(_FULL, "public", "warm_full", False, "f", own, (1,), {})
+    decoder = Decoder(Definitions(lambda _: None, facts={_FULL: facts}), _Forgetful(), lambda _rows, _missing: None, 0)
     for _ in decoder.groups(block, 0, len(block), lambda: 1):
         pass
     gather(-1, block, 0, 1, 1)  # no descriptor: nothing is read

@@ -84,7 +84,8 @@ def cat(
         if topic is None and (key or at):
             raise ConfigError("--key and --at are of one table", hint="cdc log cat TOPIC …; cdc log ls names the topics")
         match = KeyMatch.of(found[0].schema, key) if key else None
-        printed = _print(log, found, _query(log, begin, to, at, match=match), as_json or form is Format.json)
+        enveloped = as_json or form is Format.json
+        printed = _print(log, found, _query(log, begin, to, at, match=match, sent=enveloped), enveloped)
         if match is not None and not printed:
             sys.stderr.write(f"{visible(match.absence())}\n")
 
@@ -111,7 +112,7 @@ def grep(
     with closing(open_log(invocation(context).settings())) as log:
         found = topics(log, topic)
         match.check([one.schema for one in found])
-        query = _query(log, begin, to, None, match=match)
+        query = _query(log, begin, to, None, match=match, sent=as_json)
         if not _print(log, found, query, as_json):
             raise typer.Exit(1)
 
@@ -160,7 +161,11 @@ def export(
     to: To = None,
     at: At = None,
     before: Annotated[
-        bool, typer.Option("--before/--no-before", help="debezium: look up the row that each update and delete replaced.")
+        bool,
+        typer.Option(
+            "--before/--no-before",
+            help="debezium: look up the rows that updates and deletes replaced, where the source did not send them.",
+        ),
     ] = True,
 ) -> None:
     """Write a table's changes to a file: Parquet (typed columns), NDJSON (flat objects) or Debezium's envelopes. It holds row values."""
@@ -173,7 +178,8 @@ def export(
         raise ConfigError("Parquet cannot be written to standard output", hint="name a file, or --format ndjson")
     with closing(open_log(invocation(context).settings())) as log:
         (one,) = topics(log, topic)
-        query = _query(log, begin, to, at, former=before and chosen is FileFormat.debezium)
+        enveloped = chosen is FileFormat.debezium
+        query = _query(log, begin, to, at, sent=enveloped, former=before and enveloped)
         rows = sum(piece.rows for piece in log.slices([one.name], query.after, query.upto, 2**62, query.history))
         with _progress("export", rows) as advance:
             answer = _counted(query.of(log, one.name), advance)

@@ -1,4 +1,8 @@
-"""Compacts one topic: finds what stays, records how far it may be relied on, and writes the stretches again, from the topic's beginning on."""
+"""Compacts one topic: finds what stays, records how far it may be relied on, and writes the stretches again, from the topic's beginning on.
+
+The rows that changes replaced (``cdc.model.oldrows``) go: what is left before a change need not be the row that it replaced, and whoever takes one away
+and adds the other would come to rows that were never there.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from cdc.compaction.survivors import MEMORY_BYTES, Survivors, only_keys
 from cdc.crashpoint import crashpoint
 from cdc.log.contract import ClosedRange, LogUpkeep
 from cdc.log.views import alone
+from cdc.model.oldrows import schema_without_old_rows
 
 TARGET_BYTES: Final = 64 * 2**20
 
@@ -69,7 +74,9 @@ def compact(
     written = 0
     for some, rows in stretches:
         go_on(_size(some, rows))
-        written += upkeep.rewrite(topic, some[0].first, some[-1].last, chosen.of(_batches(upkeep, some, go_on)))
+        written += upkeep.rewrite(
+            topic, some[0].first, some[-1].last, chosen.of(_batches(upkeep, some, go_on, schema_without_old_rows))
+        )
         recorded()
     return Merged(topic, read, read - sum(stay), written)
 
@@ -83,7 +90,7 @@ def _batches(
     upkeep: LogUpkeep,
     ranges: Sequence[ClosedRange],
     go_on: Callable[[int], None],
-    only: Callable[[pa.Schema], pa.Schema] | None = None,
+    only: Callable[[pa.Schema], pa.Schema],
 ) -> Iterator[pa.RecordBatch]:
     for closed in ranges:
         for batch in upkeep.batches(closed, only):

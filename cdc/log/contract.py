@@ -228,13 +228,16 @@ class LogReader(Protocol):
         same place may fall; it never rises. Reads no rows, at most positions where changes were dropped."""
         ...
 
-    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """The topic's changes in (after, upto], in position order; each batch stands under one definition and holds either rows or
         exactly one TRUNCATE. Nothing for a topic that the log does not have (yet), nor beyond the head. Positions rise and may have gaps,
         also beyond those that other topics fill. Raises PositionGone when changes behind ``after`` are gone that a reader there needs.
 
         ``history``: the one of this log (``Lineage.history``) in which whoever asks came to ``after``, having begun at 0. Of DELETEs that were gone by then
-        he has never had the rows, so he may go on; without it nobody may who is before the topic's floor."""
+        he has never had the rows, so he may go on; without it nobody may who is before the topic's floor.
+        ``old_rows``: with the column of the rows that changes replaced, where the log has it (``cdc.model.oldrows``)."""
         ...
 
     def slices(

@@ -16,6 +16,7 @@ from cdc.log.contract import SOURCE_NAME, Slice, Topic
 from cdc.log.views import alone, clip
 from cdc.model.batch import POSITION, table_of
 from cdc.model.lineage import History, Lineage
+from cdc.model.oldrows import completed, without_old_rows
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position, format_lsn
 
 
@@ -83,7 +84,7 @@ class MemoryWriter:
         if any(left >= right for left, right in pairwise([before[-1], *new])):
             raise ValueError(f"positions of {topic} go backwards: {new} after {before[-1]}")
         if new:
-            self._staged.append(batch)
+            self._staged.append(completed(batch, table_of(batch.schema)))
             self._producers[topic] = producer
 
     def mark(self, producer: str, value: bytes) -> None:
@@ -223,13 +224,15 @@ class MemoryReader:
             for name, batches in found.items()
         ]
 
-    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         floor, raised = self._floor(topic)
         if 0 < after < floor - 1 and self.lineage().raised_at(history) < raised:
             raise PositionGone(f"the log no longer keeps all of {topic} from position {after} on")
         for batch in self._between(after, upto):
             if table_of(batch.schema).qualified == topic:
-                yield from alone(batch)
+                yield from alone(batch if old_rows else without_old_rows(batch))
 
     def slices(
         self,

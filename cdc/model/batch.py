@@ -37,6 +37,8 @@ OP: Final = "_cdc_op"
 LSN: Final = "_cdc_lsn"
 TS: Final = "_cdc_ts"
 EXACT: Final = "_cdc_exact"
+BEFORE: Final = "_cdc_before"
+"""The column of old rows, which only who asks for it gets (``cdc.model.oldrows``)."""
 TABLE_METADATA: Final = b"cdc.table"
 TOPIC_METADATA: Final = b"cdc.topic"
 
@@ -51,7 +53,7 @@ META_FIELDS: Final = (
 )
 
 
-RESERVED: Final = frozenset({POSITION, OP, LSN, TS, EXACT, "_cdc_deleted", "_cdc_truncated", "_cdc_schema", "_cdc_xmin"})
+RESERVED: Final = frozenset({POSITION, OP, LSN, TS, EXACT, BEFORE, "_cdc_deleted", "_cdc_truncated", "_cdc_schema", "_cdc_xmin"})
 """Names that a column of a captured table cannot have: batches, and the documents and rows of stores, use them beside its own."""
 
 

@@ -76,6 +76,11 @@ class Table(JsonValue):
         return self.identity == "f" and all(column.key for column in self.columns)
 
     @cached_property
+    def keeps_old_rows(self) -> bool:
+        """The log keeps the rows that updates and deletes replaced: Postgres sends them, and they are more than the key."""
+        return self.identity == "f" and not self.whole_rows and not self.derived
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
 

@@ -37,6 +37,7 @@ from cdc.errors import ConfigError, Stopped, StopState
 from cdc.log.contract import LogReader, LogWriter, captured
 from cdc.model.batch import EXACT, EXACT_TYPE, META_FIELDS, batch_schema, table_of
 from cdc.model.evolution import schema_change_of
+from cdc.model.oldrows import completed, old_rows_column, taken_apart
 from cdc.model.pgtypes import TEXT, canonical_text
 from cdc.model.position import Cut, Lsn, Position
 from cdc.model.table import Column, Table
@@ -188,16 +189,25 @@ class Protection:
         logged = self.logged(table)
         if logged == table:
             return batch
-        kept_back = self.kept_back(table)
-        if schema_change_of(batch) is not None:
-            exact: pa.Array = batch.column(EXACT)
+        changes, replaced, old = taken_apart(batch)
+        found = self._as_logged(changes, table, logged)
+        if old is None or not logged.keeps_old_rows:
+            return found
+        old = self._as_logged(old, table, logged)
+        column = old_rows_column(logged, replaced, old.column(EXACT), old.columns[len(META_FIELDS) :])
+        return completed(found, logged, column)
+
+    def _as_logged(self, rows: pa.RecordBatch, table: Table, logged: Table) -> pa.RecordBatch:
+        """Changes, or the rows that they replaced."""
+        if schema_change_of(rows) is not None:
+            exact: pa.Array = rows.column(EXACT)
             odd: dict[str, dict[int, str]] = {}
         else:
-            exact, odd = _split(batch.column(EXACT), kept_back)
-        arrays = [*batch.columns[: len(META_FIELDS)]]
-        arrays[batch.schema.get_field_index(EXACT)] = exact
+            exact, odd = _split(rows.column(EXACT), self.kept_back(table))
+        arrays = [*rows.columns[: len(META_FIELDS)]]
+        arrays[rows.schema.get_field_index(EXACT)] = exact
         for column in logged.columns:
-            values = batch.column(column.name)
+            values = rows.column(column.name)
             if column.protected:
                 values = self._transform(logged, column)(_overlaid(canonical_text(values), odd.get(column.name, {})))
             arrays.append(values)

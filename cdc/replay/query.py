@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic
 from cdc.model.position import START, Position
-from cdc.replay.former import WithFormer, with_former
+from cdc.replay.former import WithFormer, with_former, with_sent
 from cdc.replay.match import KeyMatch, TextMatch, chosen
 from cdc.replay.place import LogPlace, before, upto
 from cdc.replay.state import rows_as_of
@@ -24,12 +24,13 @@ RENDERED_BYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """``state``: the rows as of ``upto`` in place of changes. ``former``: each change with the row that it replaced. ``history``: as ``LogReader.read``
-    takes it; who only looks at what is left names the present one."""
+    """``state``: the rows as of ``upto`` in place of changes. ``sent``: each change with the row that it replaced, if the source sent that. ``former``:
+    … and else looked up. ``history``: as ``LogReader.read`` takes it; who only looks at what is left names the present one."""
 
     after: Position
     upto: Position
     state: bool = False
+    sent: bool = False
     former: bool = False
     match: KeyMatch | TextMatch | None = None
     history: str | None = None
@@ -45,8 +46,9 @@ class LogQuery:
                 yield chosen(replaced, mask)
 
     def _all(self, log: LogReader, topic: str) -> Iterator[WithFormer]:
-        if self.former and not self.state:
-            yield from with_former(log, topic, self.after, self.upto, history=self.history)
+        if (self.sent or self.former) and not self.state:
+            replaced = with_former if self.former else with_sent
+            yield from replaced(log, topic, self.after, self.upto, history=self.history)
             return
         batches = rows_as_of(log, topic, self.upto) if self.state else log.read(topic, self.after, self.upto, self.history)
         for batch in batches:

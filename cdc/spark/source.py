@@ -248,7 +248,7 @@ def _read(plan: ReadPlan, rows: PinnedRows, piece: InputPartition) -> Iterator[p
 def _rows(plan: ReadPlan, schema: pa.Schema, log: LogReader, piece: LogPiece) -> Iterator[pa.RecordBatch]:
     after, end = Position(piece.after), Position(piece.upto)
     if plan.form is RowForm.CHANGEFEED:
-        for replaced in LogQuery(after, end, former=plan.preimages, history=piece.history).of(log, piece.topic):
+        for replaced in LogQuery(after, end, sent=True, former=plan.preimages, history=piece.history).of(log, piece.topic):
             fed = to_feed(replaced, schema)
             if fed is not None:
                 yield fed

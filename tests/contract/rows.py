@@ -8,10 +8,12 @@ from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from cdc.model.batch import EXACT, LSN, META_FIELDS, OP, POSITION, TS, Op, batch_schema
 from cdc.model.evolution import Kind, SchemaChange, schema_record
+from cdc.model.oldrows import completed, old_rows_column
 from cdc.model.pgtypes import (
     BOOL,
     BYTEA,
@@ -161,3 +163,10 @@ def schema(
 
 NUMBERED = replace(ORDERS, columns=tuple(replace(column, attnum=number) for number, column in enumerate(ORDERS.columns, 1)))
 """``ORDERS`` with its columns' numbers known."""
+
+
+def replacing(changes: pa.RecordBatch, table: Table, old: Sequence[Row | None]) -> pa.RecordBatch:
+    """The changes with the rows that they replaced, as capture hands them to the log."""
+    rows = batch(table, [(Op.READ, 1, row) for row in old if row is not None])
+    has = np.array([row is not None for row in old], np.bool_)
+    return completed(changes, table, old_rows_column(table, has, rows.column(EXACT), rows.columns[len(META_FIELDS) :]))

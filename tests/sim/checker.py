@@ -33,6 +33,7 @@ from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
 from cdc.model.evolution import Kind, schema_change_of
+from cdc.model.oldrows import completed, taken_apart
 from cdc.model.position import Cut, Position
 from cdc.model.table import Table
 from sinks.memory import Store
@@ -72,6 +73,8 @@ class Entry:
     """Where a store that takes every change of its tables has this row: at the SCHEMA record for which it had to write it again."""
     stale: bool = False
     """A value may be missing until the row has been read again: nobody could tell which column had become which."""
+    before: Row | None = field(default=None, compare=False)
+    """The row that it replaced, where the log has that; compaction drops it."""
 
     @property
     def at(self) -> int:
@@ -183,7 +186,7 @@ class Checker:
             raise Violation("a", f"confirmed up to {self.confirmed:X}, the log came back at {head}")
         for topic, known in self._batches.items():
             known[:] = _merged(known)
-            found = _merged(reader.read(topic, Position(0), self.last.position))
+            found = _merged(_with_old_rows(reader, topic, Position(0), self.last.position))
             # Arrow's equality first: it is quick. It takes no NaN for another, so what differs is looked at value by value.
             if topic in self.clean:
                 # Only a record that stands alone in its batch tells that it empties the topic.
@@ -201,7 +204,7 @@ class Checker:
         found: list[Entry] = []
         for topic, number in timeline.numbers.items():
             if timeline.topics[number].last > self.last.position:
-                batches = list(reader.read(topic, self.last.position, upto))
+                batches = _with_old_rows(reader, topic, self.last.position, upto)
                 self._batches.setdefault(topic, []).extend(batches)
                 found += _of_batches(batches, topic)
         return sorted(found, key=lambda entry: entry.position)
@@ -438,6 +441,11 @@ class Checker:
         yield from self.stores.differences(stores, head)
 
 
+def _with_old_rows(reader: EmbeddedLogReader, topic: str, after: Position, upto: Position) -> list[pa.RecordBatch]:
+    """All with the column, also where compaction has left it out."""
+    return [completed(batch, table_of(batch.schema)) for batch in reader.read(topic, after, upto, old_rows=True)]
+
+
 def _merged(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """The same changes in as few batches as there are versions, so that it does not matter where a read began and ended."""
     versions = groupby(batches, key=lambda batch: batch.schema.metadata[TABLE_METADATA])
@@ -458,16 +466,25 @@ def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
     positions, ops, lsns = (batch.column(name).to_pylist() for name in (POSITION, OP, LSN))
     change = schema_change_of(batch) if Op.SCHEMA in ops else None
     empties, rewritten = change is not None and change.empties, change is not None and change.kind == Kind.REWRITTEN
-    exact = batch.column(EXACT).to_pylist()
     keys = [first_name(name) for name in identity_of(table)]
-    names = [first_name(name) for name in table.names]
-    columns = [texts(batch.column(name)) for name in table.names]
-    for position, op, lsn, instead, values in zip(positions, ops, lsns, exact, zip(*columns, strict=True), strict=True):
+    changes, has, old = taken_apart(batch)
+    replaced = iter(() if old is None else _rows(old, table))
+    for position, op, lsn, row, has_old in zip(positions, ops, lsns, _rows(changes, table), has.tolist(), strict=True):
         if op in ALONE:
             yield Entry(position, op, table.oid, topic, (), None, lsn, empties, rewritten, table)
         else:
-            row = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-            if instead:
-                row.update((first_name(name), text) for name, text in instead)
             key = tuple([row.get(name) or "" for name in keys])
-            yield Entry(position, op, table.oid, topic, key, None if op == Op.DELETE else row, lsn, table=table)
+            before = next(replaced) if has_old else None
+            yield Entry(position, op, table.oid, topic, key, None if op == Op.DELETE else row, lsn, table=table, before=before)
+
+
+def _rows(batch: pa.RecordBatch, table: Table) -> Iterator[Row]:
+    """The rows of a batch as the source has them, without what is NULL. In a change of the table as a whole nothing stands for a column."""
+    names = [first_name(name) for name in table.names]
+    columns = [texts(batch.column(name)) for name in table.names]
+    exact, ops = (batch.column(name).to_pylist() for name in (EXACT, OP))
+    for op, instead, values in zip(ops, exact, zip(*columns, strict=True), strict=True):
+        row = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        if instead and op not in ALONE:
+            row.update((first_name(name), text) for name, text in instead)
+        yield row

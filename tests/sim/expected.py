@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cdc.model.batch import Op
 from tests.sim.storecheck import slim
-from tests.sim.tables import Key, Row, key_of, keyless, tag_of
+from tests.sim.tables import Key, Row, first_name, key_of, keyless, tag_of
 from tests.sim.wal import Change, Commit
 
 if TYPE_CHECKING:
@@ -42,7 +42,18 @@ class Expected:
             entry.op in ops
             and (entry.oid, entry.key, entry.row) == (self.oid, self.key, self.row)
             and entry.lsn == self.commit.commit_lsn
+            and self._replaced(entry)
         )
+
+    def _replaced(self, entry: Entry) -> bool:
+        """Whether the old row beside it, if there is one, is the one that the source had."""
+        old = self.change.old
+        if entry.before is None or entry.table is None:
+            return True
+        names = {first_name(name) for name in entry.table.names}
+        return old is not None and entry.before == {
+            name: value for name, value in slim(old).items() if name in names and value is not None
+        }
 
 
 def expected_of(commit: Commit) -> list[Expected]:

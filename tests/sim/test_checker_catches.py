@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -31,9 +32,11 @@ from cdc.model.batch import OP, Op
 from cdc.model.evolution import Kind, SchemaChange, differences
 from cdc.model.facts import Facts
 from cdc.model.lineage import Lineage, Mark, believed
+from cdc.model.oldrows import old_rows_column
 from cdc.model.position import ZERO_CUT
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
+from cdc.pgvalues import columns
 from sinks import barrier, memory, reshape
 from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
 from snapshots import requestjobs, worker
@@ -291,6 +294,17 @@ def rows_without_a_key_pass_the_fence(patch: Patch) -> None:
 
     patch.setattr(Window, "survivors", survivors)
     _sharpen(patch, work={"rows_before": 10})
+
+
+def old_rows_are_new_ones(patch: Patch) -> None:
+    """… as if the message's second row were the one that was replaced."""
+
+    def new_rows(block: Any, index: Any, table: Table, rows: tuples.RowFields, take: Any) -> pa.Array:
+        del index
+        values, exact = columns.columns(block, rows.offsets, rows.lengths, table, take)
+        return old_rows_column(table, np.ones(len(rows.op), np.bool_), exact, values)
+
+    patch.setattr(row_kernels, "old_rows", new_rows)
 
 
 def prepared_transactions_go_when_they_end(patch: Patch) -> None:
@@ -689,6 +703,7 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (rolled_back_savepoints_of_streamed_transactions_stay, "bd", 247),
     (transactions_end_in_the_order_of_their_first_blocks, "abd", 6),
     (rows_without_a_key_pass_the_fence, "f", 90),
+    (old_rows_are_new_ones, "abd", 3),
     (prepared_transactions_go_when_they_end, "ai", 47),
     (prepared_transactions_are_kept_in_memory_only, "ai", 66),
     (a_set_back_unit_is_marked, "fgijk", 107),

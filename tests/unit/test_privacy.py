@@ -4,12 +4,14 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from cdc.errors import ConfigError, Stopped, StopState
 from cdc.model.batch import EXACT_TYPE, META_FIELDS, Op, batch_schema, table_of
 from cdc.model.evolution import Kind, SchemaChange, schema_change_of, schema_record
+from cdc.model.oldrows import completed, logged_schema, old_rows_column, taken_apart
 from cdc.model.table import Column, Table
 from cdc.privacy.decisions import Decided, Decisions
 from cdc.privacy.policies import MASKED, Keys, Protection
@@ -220,3 +222,43 @@ def test_no_policies_cost_nothing() -> None:
     assert Protection({}).protect(untouched) is untouched
     other = batch([{"id": 1}], table=replace(USERS, oid=8, name="other"))
     assert protection().protect(other) is other
+
+
+def test_old_rows_are_protected_as_the_changes_are() -> None:
+    full = replace(USERS, identity="f")
+    rows = batch([{"id": 1, "email": "a@x", "born": None, "note": "n"}, {"id": 2}, {"id": 3, "op": Op.DELETE}], table=full)
+    secrets = batch(
+        [{"id": 1, "email": "b@x", "born": None, "note": "old"}, {"id": 3, "email": "c@x", "pay": Decimal("1.10")}],
+        [[("born", "infinity"), ("note", "odd")], None],
+        table=full,
+    )
+    column = old_rows_column(full, np.array([True, False, True]), secrets.column("_cdc_exact"), secrets.columns[5:])
+    raw = completed(rows, full, column)
+    out = protection().protect(raw)
+    logged = table_of(out.schema)
+    assert out.schema.equals(logged_schema(logged), check_metadata=True)
+    changes, has, old = taken_apart(out)
+    assert has.tolist() == [True, False, True]
+    assert old is not None
+    assert changes.equals(protection().protect(rows))
+    assert old.select(list(logged.names)).equals(protection().protect(secrets).select(list(logged.names)))
+    assert old.column("born").to_pylist() == [MASKED, None]
+    assert old.column("_cdc_exact").to_pylist() == [None, None]
+    said = str(out.to_pylist())
+    assert not any(secret in said for secret in ("b@x", "c@x", "old", "odd", "infinity", "1.10"))
+
+
+def test_where_a_policy_leaves_nothing_but_the_key_there_are_no_old_rows() -> None:
+    full = replace(USERS, identity="f")
+    secrets = batch([{"id": 1, "email": "b@x"}], table=full)
+    column = old_rows_column(full, np.array([True]), secrets.column("_cdc_exact"), secrets.columns[5:])
+    raw = completed(batch([{"id": 1, "op": Op.DELETE}], table=full), full, column)
+    policies = {"public.users": dict.fromkeys([name for name in USERS.names if name != "id"], "drop")}
+    out = Protection(policies).protect(raw)
+    assert out.schema.names == [*(field.name for field in META_FIELDS), "id"]
+
+
+def test_a_schema_record_of_a_table_with_old_rows_passes() -> None:
+    full = replace(USERS, identity="f")
+    record = completed(schema_record(SchemaChange(full, Kind.ALTERED), 3, 4, 5), full)
+    assert schema_change_of(protection().protect(record)) is not None

@@ -29,6 +29,7 @@ from cdc.log.embedded.volumes import EARLIER, Volumes
 from cdc.log.views import alone, clip, joined
 from cdc.model.batch import table_of
 from cdc.model.lineage import Lineage
+from cdc.model.oldrows import schema_without_old_rows, without_old_rows
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
 from cdc.state.filewatch import Watch
@@ -157,12 +158,14 @@ class EmbeddedLogReader:
             timeline = self._refreshed()
             return [] if timeline is None else [self._topic(index) for index in timeline.topics.values()]
 
-    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         index = self._index(topic, upto)
         if index is None or index.last <= after:
             return  # most topics, whenever a follower looks at what is new in all of them
         self._check_kept(index, after, history)
-        for batch in joined(self._batches(index, after, upto), upto_rows=JOINED_ROWS):
+        for batch in joined(self._batches(index, after, upto, old_rows=old_rows), upto_rows=JOINED_ROWS):
             yield from alone(batch)
 
     def slices(
@@ -295,12 +298,16 @@ class EmbeddedLogReader:
         found = earlier.last_within(upto) if earlier else 0
         return found if found >= segment else 0
 
-    def _batches(self, index: TopicIndex | None, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, index: TopicIndex | None, after: int, upto: int, *, old_rows: bool) -> Iterator[pa.RecordBatch]:
         while index is not None:
             try:
                 for first, low, high in index.within_segments(*index.between(after, upto)):
                     source = self._segment(index, first, int(index.parts["generation"][low]))
-                    yield from self._of_segment(index, source, low, high, after, upto)
+                    if isinstance(source, SealedSegment):
+                        yield from source.batches(after, upto, None if old_rows else schema_without_old_rows)
+                    else:
+                        batches = self._of_segment(index, source, low, high, after, upto)
+                        yield from batches if old_rows else map(without_old_rows, batches)
                     after = max(after, int(index.parts["last"][high - 1]))
                 return
             except _Superseded:
@@ -310,11 +317,8 @@ class EmbeddedLogReader:
                     raise _gone(index, after) from None
 
     def _of_segment(
-        self, index: TopicIndex, source: Segment | SealedSegment, low: int, high: int, after: int, upto: int
+        self, index: TopicIndex, source: Segment, low: int, high: int, after: int, upto: int
     ) -> Iterator[pa.RecordBatch]:
-        if isinstance(source, SealedSegment):
-            yield from source.batches(after, upto)
-            return
         for parts, begin, end in self._groups(index, low, high, after, upto):
             whole = parts.inside(begin, end, after, upto)
             for run in parts.runs(begin, end, RUN_BYTES):

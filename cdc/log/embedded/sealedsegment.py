@@ -50,7 +50,7 @@ class Encoder:
             compression_level=1,
             use_dictionary=False,
             write_statistics=[POSITION, LSN],
-            column_encoding={field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type)},
+            column_encoding=dict.fromkeys(_whole_numbers(schema), "DELTA_BINARY_PACKED"),
             store_decimal_as_integer=True,
             write_page_checksum=True,
         )
@@ -100,6 +100,16 @@ def encode(place: SegmentPlace, batches: Iterable[pa.RecordBatch], generation: i
 
 _MOST_DIGITS: Final = 18
 """The most digits of a decimal that Parquet stores as an integer."""
+
+
+def _whole_numbers(schema: pa.Schema) -> Iterator[str]:
+    """The columns that Parquet stores as whole numbers, by their paths in the file: a batch's own, and those of the rows in a list."""
+    for field in schema:
+        if pa.types.is_list(field.type):
+            rows = field.type.value_field
+            yield from (f"{field.name}.list.{rows.name}.{one.name}" for one in rows.type if _is_whole(one.type))
+        elif _is_whole(field.type):
+            yield field.name
 
 
 def _is_whole(kind: pa.DataType) -> bool:

@@ -44,6 +44,7 @@ from cdc.log.embedded.tail import Density, OpenPart, OpenTopic, OpenTopics, Posi
 from cdc.log.embedded.topicindex import TopicIndex
 from cdc.log.embedded.upkeep import EmbeddedUpkeep
 from cdc.model.batch import table_of
+from cdc.model.oldrows import completed
 from cdc.model.position import Cut, Lsn, Position
 
 SPLIT_BYTES: Final = 2**29
@@ -133,7 +134,8 @@ class EmbeddedLogWriter:
         positions = positions_of(batch)
         if not len(positions):
             return
-        name = table_of(batch.schema).qualified
+        table = table_of(batch.schema)
+        name, batch = table.qualified, completed(batch, table)
         self._staged.density.check(name, positions)
         try:
             crashpoint("log.append.begun")

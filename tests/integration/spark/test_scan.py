@@ -22,7 +22,7 @@ from cdc.model.table import Column, Table
 from cdc.spark import scan as scans
 from cdc.spark.scan import scan
 from cdc.spark.source import CdcSource
-from tests.contract.rows import NUMBERED, ORDERS, TYPES, batch, order, schema, upserts
+from tests.contract.rows import NUMBERED, ORDERS, TYPES, batch, order, replacing, schema, upserts
 from tests.integration.spark.traffic import Traffic
 
 ROWS_PER_COMMIT = 20
@@ -191,6 +191,42 @@ def test_a_change_feed_applied_gives_the_table_as_of_every_place(spark: Any, tmp
                 table[row.id] = values
         found = by_format(spark, traffic.folder, "public.orders", asOf=cut).drop("_cdc_position", "_cdc_exact")
         assert {row.id: tuple(row) for row in found.collect()} == table
+
+
+def test_preimages_that_the_source_sent_are_in_the_feed_and_nowhere_else(spark: Any, tmp_path: Path) -> None:
+    full, folder = dataclasses.replace(ORDERS, identity="f"), tmp_path / "log"
+    writer = EmbeddedLogWriter(folder, segment_bytes=4096)
+    for position in range(1, 80, 4):
+        key = str(position)
+        rows = [order(1, "new", id=key), order(1, "paid", id=key), order(1, "sent", id=key)]
+        changes = batch(
+            full, [(Op.INSERT, position, rows[0]), (Op.UPDATE, position + 1, rows[1]), (Op.UPDATE, position + 2, rows[2])]
+        )
+        writer.append(replacing(changes, full, [None, rows[0], rows[1]]))
+        gone = batch(full, [(Op.DELETE, position + 3, rows[2])])
+        writer.append(replacing(gone, full, [rows[2]]))
+        writer.commit(Lsn(position * 10), position)
+    writer.drain_seals()
+    writer.close()
+    feed = by_format(spark, folder, "public.orders", **{"as": "changefeed", "sliceBytes": 4000})
+    found = feed.select("_cdc_position", "_change_type", "id", "status").collect()
+    wanted = [
+        (position + offset, kind, position, status)
+        for position in range(1, 80, 4)
+        for offset, kind, status in (
+            (0, "insert", "new"),
+            (1, "update_preimage", "new"),
+            (1, "update_postimage", "paid"),
+            (2, "update_preimage", "paid"),
+            (2, "update_postimage", "sent"),
+            (3, "delete", "sent"),
+        )
+    ]
+    assert sorted(map(tuple, found)) == sorted(wanted)
+    for frame in (by_format(spark, folder, "public.orders"), scan(spark, folder, "public.orders"), feed):
+        assert "_cdc_before" not in frame.columns
+    assert parquet_files(folder, "public.orders", Position(0), Position(80)), "some are sealed"
+    assert counted(scan(spark, folder, "public.orders")) == counted(by_format(spark, folder, "public.orders"))
 
 
 def test_a_change_feed_as_a_stream(spark: Any, tmp_path: Path) -> None:

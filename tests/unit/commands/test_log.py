@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,8 +19,9 @@ from cdc.commands.app import app
 from cdc.errors import ConfigError
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import Op
+from cdc.model.evolution import Kind
 from cdc.model.position import Lsn
-from tests.contract.rows import ORDERS, PAIRS, batch, order
+from tests.contract.rows import ORDERS, PAIRS, batch, order, replacing, schema
 
 TS_US = 1_763_812_800_123_456
 
@@ -114,6 +116,32 @@ def test_cat_as_envelopes(shop: Callable[..., Result]) -> None:
     ]
     assert found[1]["after"]["status"] == "a\x1b[2Jb\x9b\u202e"
     assert shop("cat", "--json").stdout == shop("cat", "--format", "json").stdout
+
+
+def test_envelopes_show_the_row_before_where_the_log_has_it(shop: Callable[..., Result], tmp_path: Path) -> None:
+    full = replace(ORDERS, identity="f")
+    writer = EmbeddedLogWriter(tmp_path / "log")
+    writer.append(schema(full, 7, Kind.ALTERED))
+    changes = batch(full, [(Op.UPDATE, 8, order(3, "paid")), (Op.DELETE, 9, order(3))])
+    writer.append(replacing(changes, full, [order(3), order(3, "paid")]))
+    writer.commit(Lsn(90), 1_700_000_000_000_000)
+    writer.close()
+
+    def before(*arguments: str) -> dict[int, str | None]:
+        said = shop(*arguments)
+        assert said.exit_code == 0, said.output
+        found = [json.loads(line)["payload"] for line in said.stdout.splitlines()]
+        return {one["source"]["position"]: (one["before"] or {}).get("status") for one in found if one["op"] in "ud"}
+
+    assert before("cat", "--json") == {4: None, 5: None, 8: "new", 9: "paid"}
+    assert before("cat", "public.orders", "--key", "3", "--json") == {8: "new", 9: "paid"}
+    assert before("grep", "paid", "public.orders", "--json") == {4: None, 8: "new"}
+    export = ("export", "public.orders", "-", "--format", "debezium")
+    assert before(*export, "--no-before") == {4: None, 5: None, 8: "new", 9: "paid"}
+    assert before(*export) == {4: "new", 5: "a\x1b[2Jb\x9b\u202e", 8: "new", 9: "paid"}
+    assert "_cdc_before" not in shop("cat").stdout + shop("export", "public.orders", "-", "--format", "ndjson").stdout
+    assert shop("export", "public.orders", str(tmp_path / "orders.parquet")).exit_code == 0
+    assert "_cdc_before" not in pq.read_schema(tmp_path / "orders.parquet").names
 
 
 def test_grep(shop: Callable[..., Result]) -> None:

@@ -22,18 +22,19 @@ from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.names import LogPlaces, Sealed
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
-from cdc.model.batch import Op, first_position, last_position, table_of
+from cdc.model.batch import BEFORE, Op, first_position, last_position, table_of
 from cdc.model.evolution import Kind
 from cdc.model.pgtypes import TEXT
 from cdc.model.position import Lsn, Position
 from cdc.model.table import Column, Table
 from cdc.model.topic import TopicSchema
+from cdc.replay.former import with_former, with_sent
 from cdc.replay.netchange import net_changes
 from cdc.replay.state import rows_as_of
 from sinks.past import live_rows
 from sinks.render.rowtext import row_text
 from tests.contract.rows import ORDERS as NARROW
-from tests.contract.rows import Row, batch, order, schema, upserts
+from tests.contract.rows import Row, batch, order, replacing, schema, upserts
 from tests.unit.log.disks import QuickDisk
 from tests.unit.sinks.test_past import PEOPLE, History, folded
 
@@ -245,6 +246,38 @@ def test_a_place_before_a_dropped_delete_lacks_something_though_nothing_is_left_
         assert reader.last_change(topic.name, Position(topic.floor - 2)) == 0
 
 
+def test_a_compacted_stretch_has_no_old_rows(log: Log) -> None:
+    """Between what is left of a row's changes there were others, so none of them stands beside the row that was before it there."""
+    full = replace(NARROW, identity="f")
+    for first in range(1, 100, 10):
+        keys = {at: at if at % 10 == 5 else 1 for at in range(first, first + 10)}
+        changes = batch(full, [(Op.UPDATE, at, order(key, str(at))) for at, key in keys.items()])
+        log.put(replacing(changes, full, [order(key, "before") for key in keys.values()]))
+    log.compact(100, 0, topic="public.orders")
+    with closing(EmbeddedLogReader(log.root)) as reader:
+        (topic,) = reader.topics()
+        assert topic.clean_from > 60
+        having = {
+            position: bool(old)
+            for one in reader.read(topic.name, Position(0), topic.last, old_rows=True)
+            for position, old in zip(
+                one.column(0).to_pylist(),
+                one.column(BEFORE).to_pylist() if BEFORE in one.schema.names else [()] * len(one),
+                strict=True,
+            )
+        }
+        assert [having[position] for position in (5, 15, 95)] == [False, False, True]
+        for answer in (with_sent, with_former):
+            known = {
+                position: is_known
+                for changes, _, mask in answer(reader, topic.name, Position(0), topic.last)
+                for position, is_known in zip(changes.column(0).to_pylist(), mask.tolist(), strict=True)
+            }
+            assert known == {position: position >= topic.clean_from for position in having}, (
+                "also where nothing had to be written again"
+            )
+
+
 def rewritten(root: Path, disk: Disk | None = None) -> EmbeddedLogWriter:
     """One row, changed again and again, and another one now and then; all closed segments are sealed."""
     writer = EmbeddedLogWriter(root, segment_bytes=SEGMENT_BYTES, disk=disk or QuickDisk())
@@ -380,9 +413,11 @@ class Late(EmbeddedLogReader):
 
     _begun = False
 
-    def read(self, topic: str, after: Position, upto: Position, history: str | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         self._begun = True
-        return super().read(topic, after, upto, history)
+        return super().read(topic, after, upto, history, old_rows=old_rows)
 
     def topics(self) -> list[Topic]:  # type: ignore[override]
         found = list(super().topics())
