@@ -17,6 +17,7 @@ import pyarrow as pa
 from cdc.errors import LogCorrupt, LogReplaced, PositionGone
 from cdc.log.contract import Slice, Topic
 from cdc.log.embedded import plainfile
+from cdc.log.embedded.away import Moved
 from cdc.log.embedded.format import Damaged, Head
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.histories import lineage_of
@@ -27,7 +28,7 @@ from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.volumes import EARLIER, Volumes
 from cdc.log.views import alone, clip, joined
-from cdc.model.batch import table_of
+from cdc.model.batch import last_position, table_of
 from cdc.model.lineage import Lineage
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
 from cdc.model.table import Table
@@ -284,7 +285,11 @@ class EmbeddedLogReader:
         _, last, segment, *_, generation = index.parts[number].item()
         if generation:
             source = self._segment(index, segment, generation)
-            return source.last_within(upto) if isinstance(source, SealedSegment) else 0
+            try:
+                return source.last_within(upto) if isinstance(source, SealedSegment) else 0
+            except Moved:
+                self._forget(source)
+                raise _Superseded from None
         if last <= upto:
             return int(last)
         if last > index.begun_at:
@@ -300,7 +305,10 @@ class EmbeddedLogReader:
             try:
                 for first, low, high in index.within_segments(*index.between(after, upto)):
                     source = self._segment(index, first, int(index.parts["generation"][low]))
-                    yield from self._of_segment(index, source, low, high, after, upto)
+                    for batch in self._of_segment(index, source, low, high, after, upto):
+                        yield batch
+                        if isinstance(source, SealedSegment):
+                            after = last_position(batch)  # its next file may have been moved
                     after = max(after, int(index.parts["last"][high - 1]))
                 return
             except _Superseded:
@@ -313,7 +321,11 @@ class EmbeddedLogReader:
         self, index: TopicIndex, source: Segment | SealedSegment, low: int, high: int, after: int, upto: int
     ) -> Iterator[pa.RecordBatch]:
         if isinstance(source, SealedSegment):
-            yield from source.batches(after, upto)
+            try:
+                yield from source.batches(after, upto)
+            except Moved:
+                self._forget(source)
+                raise _Superseded from None
             return
         for parts, begin, end in self._groups(index, low, high, after, upto):
             whole = parts.inside(begin, end, after, upto)
@@ -353,6 +365,12 @@ class EmbeddedLogReader:
             while len(self._open) > OPEN_SEGMENTS:
                 self._open.popitem(last=False)
             return found
+
+    def _forget(self, source: Segment | SealedSegment) -> None:
+        """It is opened again by whoever asks next."""
+        with self._lock:
+            for key in [key for key, found in self._open.items() if found is source]:
+                del self._open[key]
 
     def _opened(self, index: TopicIndex, first: int, generation: int) -> Segment | SealedSegment:
         """A segment is either there, or its Parquet files are: they appear before it goes. Raises _Superseded once others have taken their place."""
