@@ -21,11 +21,11 @@ from cdc.errors import ConfigError, LogAway
 
 CHUNK_BYTES: Final = 4 * 2**20
 CONNECT_S: Final = 5.0
-REQUEST_S: Final = 20.0
+REQUEST_S: Final = 10.0
 ATTEMPTS: Final = 3
 _WITHOUT_FOLDERS: Final = ("s3", "gcs", "abfs")
 _S3_OPTIONS: Final = ("region", "endpoint_override", "scheme")
-_CODE: Final = re.compile(r"AWS Error ([A-Z_]+)|HTTP (?:status|response code):? ?\(?(\d{3})\)?")
+_CODE: Final = re.compile(r"AWS Error ([A-Z_]+)(?: \(HTTP status (\d{3})\))?")
 HINT: Final = "check [log.tier] url, the credentials in the environment, and whether that store answers; nothing is lost, and it goes on by itself"
 
 
@@ -143,7 +143,7 @@ def filesystem_of(url: str) -> tuple[fs.FileSystem, str]:
 def _said(error: Exception) -> str:
     found = _CODE.search(str(error))
     if found:
-        return f"the store says {found[1] or found[2]}"
+        return f"the store says {found[1]}{f' (HTTP {found[2]})' if found[2] else ''}"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return type(error).__name__

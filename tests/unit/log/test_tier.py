@@ -14,6 +14,7 @@ import pytest
 
 from cdc.crashpoint import Fault, armed
 from cdc.errors import ConfigError, LogAway, LogCorrupt
+from cdc.follow.follower import Follower, Rest
 from cdc.log.embedded import away, inspect, tierstore
 from cdc.log.embedded.away import Tier, tier_of
 from cdc.log.embedded.names import LogPlaces
@@ -22,6 +23,7 @@ from cdc.log.embedded.tiering import EmbeddedTiering
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import parquet_files
 from cdc.model.position import Lsn, Position
+from sinks.memory import STORES, Options
 from tests.faults import points
 from tests.unit.log.changes import ORDERS, USERS, changes, positions_in
 from tests.unit.log.test_upkeep import TOPIC, opened, replace, runs
@@ -389,3 +391,23 @@ def test_columns_and_last_changes_of_what_is_away(log: EmbeddedLogWriter, root: 
         assert {batch.num_columns for batch in only} == {1}
     with closing(EmbeddedLogReader(root)) as reader:
         assert [int(reader.last_change(TOPIC, Position(at))) for at in (20, 40, 100)] == [19, 39, 99]
+
+
+def test_a_store_waits_for_what_is_away_and_goes_on(log: EmbeddedLogWriter, root: Path) -> None:
+    with closing(tiering(log, root)) as moves:
+        all_away(moves)
+    tier, gone = root.parent / "tier", root.parent / "gone"
+    tier.rename(gone)
+    name = f"away-{root.parent.name}"
+    with closing(EmbeddedLogReader(root)) as reader:
+        follower = Follower(name, Options(kind="memory"), root, reader, root.parent, threading.Event())
+        steps = follower.pursue(log.head)
+        assert any(isinstance(step, Rest) for step in steps), "it applies what it cannot have"
+        assert follower.status.state == "waiting"
+        assert "is not in the log's tier" in (follower.status.error or "")
+        gone.rename(tier)
+        for _ in steps:
+            pass
+        assert (follower.applied, follower.status.state) == (log.head, "following")
+        follower.close()
+    assert len(STORES[name].rows[TOPIC]) == len(ALL)
