@@ -126,6 +126,13 @@ class LogReplaced(StoreError):
         super().__init__(f"the log's folder {folder} was replaced", retryable=True, hint="start again whatever reads it")
 
 
+class LogAway(StoreError):
+    """A sealed file of the log is in the tier, which does not give it now. Nothing is lost: whoever asks again may get it."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message, retryable=True, hint=hint)
+
+
 _QUOTING: Final = {"22": "a data exception", "23": "a violated constraint"}
 
 

@@ -18,6 +18,7 @@ from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory
 from cdc.capture.warm import warm
+from cdc.compaction.tiering import tiering_for
 from cdc.compaction.worker import Compaction
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import FULL, GOES_ON, described
@@ -76,8 +77,11 @@ def run_capture(
         upkeep = upkeep_of(unguarded)
         compaction = None if upkeep is None else Compaction(settings, upkeep, stop, in_force=in_force)
 
+        tiering = tiering_for(settings, unguarded, stop)
+
         def log_alarm() -> str | None:
-            return unguarded.alarm() or (compaction.alarm() if compaction else None)
+            beside = (part.alarm() for part in (compaction, tiering) if part)
+            return unguarded.alarm() or next((alarm for alarm in beside if alarm), None)
 
         meter = Meter(settings.run_dir, settings.source.slot, progress, log_alarm=log_alarm)
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
@@ -94,6 +98,8 @@ def run_capture(
                 intake.catch_up()
                 if compaction is not None:
                     compaction.start()
+                if tiering is not None:
+                    tiering.start()
                 _capture(settings, protection, intake, progress, meter, stop)
         except Stopped as stopped:
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
@@ -103,9 +109,11 @@ def run_capture(
             raise
         finally:
             meter.say(state, problem)
+            stop.set()
             if compaction is not None:
-                stop.set()
                 compaction.join()
+            if tiering is not None:
+                tiering.join()
     return 0
 
 

@@ -118,6 +118,45 @@ class LogUpkeep(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SealedPlace:
+    """One of a topic's sealed files; ``away``: it is in the tier."""
+
+    topic: str
+    file: str
+    away: bool
+
+
+class LogTiering(Protocol):
+    """How sealed files leave the log's disk for a tier, and come back. May be used by any one thread beside the writer's and upkeep's.
+
+    Every method may raise LogAway when the tier does not do what it is asked, LogCorrupt for damage, OSError when the disk refuses: then
+    nothing is lost, and it can be asked again.
+    """
+
+    def begin(self) -> None:
+        """Tells readers where the tier is, durably."""
+        ...
+
+    def closed(self, upto: int) -> Iterator[SealedPlace]:
+        """The sealed files that end at or below this position and can be away."""
+        ...
+
+    def put_away(self, place: SealedPlace, go_on: Callable[[], None] = lambda: None) -> int:
+        """Moves one to the tier; returns its bytes, 0 when it is no longer there. ``go_on`` may raise whatever is to end this."""
+        ...
+
+    def bring_back(self, place: SealedPlace) -> int:
+        """Moves one back; returns its bytes, 0 when it is no longer there, or has to be tried again."""
+        ...
+
+    def sweep(self) -> int:
+        """Removes from the tier what the log no longer names; returns how many files that were."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class LogWriter(Protocol):
     """The only writer. Appends are staged and invisible until ``commit`` has made them durable.
 

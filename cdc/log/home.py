@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from cdc.log.contract import SOURCE_NAME, LogReader, LogUpkeep, LogWriter, ParquetFile
+from cdc.log.contract import SOURCE_NAME, LogReader, LogTiering, LogUpkeep, LogWriter, ParquetFile
 from cdc.log.embedded import parquetfiles
+from cdc.log.embedded.away import Tier
 from cdc.log.embedded.names import HEAD
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -31,6 +32,11 @@ def open_writer(folder: Path, *, segment_bytes: int, source: str = SOURCE_NAME) 
 def upkeep_of(writer: LogWriter) -> LogUpkeep | None:
     """How compaction reaches the log of this writer; None where the log's home sees to that itself."""
     return writer.upkeep if isinstance(writer, EmbeddedLogWriter) else None
+
+
+def tiering_of(writer: LogWriter, url: str, cache_bytes: int) -> LogTiering | None:
+    """How sealed files of this writer's log move to the tier at ``url``; None where the log's home sees to that itself. Raises ConfigError."""
+    return writer.tiering(Tier(url, cache_bytes)) if isinstance(writer, EmbeddedLogWriter) else None
 
 
 def await_seals(writer: LogWriter) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cdc.errors import ConfigError
-from cdc.log.embedded.names import LogPlaces
+from cdc.log.embedded.away import Stub, read_stub
+from cdc.log.embedded.names import LogPlaces, away_of
 from cdc.log.embedded.reader import EmbeddedLogReader
 
 
@@ -46,6 +48,8 @@ def stat(dir: Path) -> dict[str, Any]:
             "disk_bytes": sum(topic["disk_bytes"] for topic in topics) + (timeline.total_bytes if timeline else 0),
             "segments": segments,
             "sealed_segments": sealed,
+            "away_files": sum(topic["away_files"] for topic in topics),
+            "away_bytes": sum(topic["away_bytes"] for topic in topics),
             "sealed_ratio": round(sealed / segments, 4) if segments else 0.0,
         }
     finally:
@@ -70,16 +74,30 @@ def _topic(reader: EmbeddedLogReader, places: LogPlaces, name: str) -> dict[str,
     index = timeline.topics[timeline.numbers[name]]
     segments = index.segments()
     sealed = sum(reader.is_sealed(name, run) for run in segments)
+    folder = places.folder(name)
+    away = _away(folder, timeline.log_id)
     return {
         "topic": name,
         "rows": index.rows,
         "bytes": index.bytes,
-        "disk_bytes": sum(_size(path) for path in places.folder(name).iterdir()),
+        "disk_bytes": sum(_size(path) for path in folder.iterdir()),
+        "away_files": len(away),
+        "away_bytes": sum(stub.size for stub in away),
         "segments": len(segments),
         "sealed_segments": sealed,
         "first": index.first,
         "last": index.last,
     }
+
+
+def _away(folder: Path, log_id: int) -> list[Stub]:
+    """Of the files in a topic's folder those that are in the tier."""
+    found = []
+    for name in (away_of(path.name) for path in folder.iterdir()):
+        if name is not None:
+            with suppress(FileNotFoundError):
+                found.append(read_stub(folder / name.away, name, log_id))
+    return found
 
 
 def _size(path: Path) -> int:

@@ -18,6 +18,9 @@ LOCK: Final = "lock"
 TOPICS: Final = "topics"
 ASIDE: Final = ".aside-"
 """Prefix of a file that is being written and does not count yet."""
+AWAY: Final = ".away"
+"""Suffix of the stub that stands beside the place of a sealed file which is in the tier."""
+CACHE: Final = "cache"
 
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _TIMELINE: Final = re.compile(rf"^{TIMELINE}-(\d{{8,10}})$")
@@ -67,11 +70,21 @@ class Sealed:
         generation = f"-{self.generation}" if self.generation else ""
         return f"{self.first:020d}-{self.last:020d}-{self.rows}-{self.crc:08x}{generation}.parquet"
 
+    @property
+    def away(self) -> str:
+        """The stub's name."""
+        return f"{self.file}{AWAY}"
+
 
 def sealed_of(name: str) -> Sealed | None:
     """Decodes a sealed file's name; None for any other file."""
     found = _SEALED.match(name)
     return Sealed(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16), int(found[5] or 0)) if found else None
+
+
+def away_of(name: str) -> Sealed | None:
+    """The sealed file that a stub stands for, by the stub's name; None for any other file."""
+    return sealed_of(name.removesuffix(AWAY)) if name.endswith(AWAY) else None
 
 
 def digest_of(files: Iterable[Sealed]) -> int:
@@ -120,6 +133,11 @@ class LogPlaces:
     @cached_property
     def topics(self) -> Path:
         return self.root / TOPICS
+
+    @cached_property
+    def cache(self) -> Path:
+        """Copies of sealed files that are in the tier."""
+        return self.root / CACHE
 
     def folder(self, topic: str) -> Path:
         return _folder(self.root, topic)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from cdc.model.position import Position
 
 
 def parquet_files(root: Path, topic: str, after: Position, upto: Position) -> list[ParquetFile]:
-    """See ``cdc.log.home.parquet_files``. Raises LogCorrupt for a footer that cannot be read."""
+    """See ``cdc.log.home.parquet_files``. Those that are away are left to the reader: a copy of theirs may be pushed out at any time. Raises LogCorrupt for a footer that cannot be read."""
     with closing(EmbeddedLogReader(root)) as reader:
         timeline = reader.timeline
         if timeline is None or topic not in timeline.numbers:
@@ -33,7 +33,9 @@ def parquet_files(root: Path, topic: str, after: Position, upto: Position) -> li
         for sealed in covering(sealed_files, run) or ():
             if sealed.last > after and sealed.first <= upto:
                 path = folder / sealed.file
-                found.append(ParquetFile(path, Position(sealed.first), Position(sealed.last), sealed.rows, _schema(path)))
+                with suppress(FileNotFoundError):
+                    schema = _schema(path)
+                    found.append(ParquetFile(path, Position(sealed.first), Position(sealed.last), sealed.rows, schema))
     return found
 
 

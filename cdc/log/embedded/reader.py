@@ -17,17 +17,18 @@ import pyarrow as pa
 from cdc.errors import LogCorrupt, LogReplaced, PositionGone
 from cdc.log.contract import Slice, Topic
 from cdc.log.embedded import plainfile
+from cdc.log.embedded.away import Moved
 from cdc.log.embedded.format import Damaged, Head
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.histories import lineage_of
 from cdc.log.embedded.names import LogPlaces
-from cdc.log.embedded.sealedsegment import SealedSegment
+from cdc.log.embedded.sealedsegment import Only, SealedSegment
 from cdc.log.embedded.segment import Segment, SegmentPlace
 from cdc.log.embedded.timeline import Timeline
 from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.volumes import EARLIER, Volumes
 from cdc.log.views import alone, clip, joined
-from cdc.model.batch import table_of
+from cdc.model.batch import last_position, table_of
 from cdc.model.lineage import Lineage
 from cdc.model.oldrows import schema_without_old_rows, without_old_rows
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position
@@ -287,7 +288,11 @@ class EmbeddedLogReader:
         _, last, segment, *_, generation = index.parts[number].item()
         if generation:
             source = self._segment(index, segment, generation)
-            return source.last_within(upto) if isinstance(source, SealedSegment) else 0
+            try:
+                return source.last_within(upto) if isinstance(source, SealedSegment) else 0
+            except Moved:
+                self._forget(source)
+                raise _Superseded from None
         if last <= upto:
             return int(last)
         if last > index.begun_at:
@@ -304,7 +309,9 @@ class EmbeddedLogReader:
                 for first, low, high in index.within_segments(*index.between(after, upto)):
                     source = self._segment(index, first, int(index.parts["generation"][low]))
                     if isinstance(source, SealedSegment):
-                        yield from source.batches(after, upto, None if old_rows else schema_without_old_rows)
+                        for batch in self._of_sealed(source, after, upto, None if old_rows else schema_without_old_rows):
+                            yield batch
+                            after = last_position(batch)  # its next file may have been moved
                     else:
                         batches = self._of_segment(index, source, low, high, after, upto)
                         yield from batches if old_rows else map(without_old_rows, batches)
@@ -315,6 +322,13 @@ class EmbeddedLogReader:
                 known, index = index.retired.raised, self._index(index.name, upto)
                 if index is not None and not _is_kept(index, after, known):
                     raise _gone(index, after) from None
+
+    def _of_sealed(self, source: SealedSegment, after: int, upto: int, only: Only | None) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from source.batches(after, upto, only)
+        except Moved:
+            self._forget(source)
+            raise _Superseded from None
 
     def _of_segment(
         self, index: TopicIndex, source: Segment, low: int, high: int, after: int, upto: int
@@ -357,6 +371,12 @@ class EmbeddedLogReader:
             while len(self._open) > OPEN_SEGMENTS:
                 self._open.popitem(last=False)
             return found
+
+    def _forget(self, source: Segment | SealedSegment) -> None:
+        """It is opened again by whoever asks next."""
+        with self._lock:
+            for key in [key for key, found in self._open.items() if found is source]:
+                del self._open[key]
 
     def _opened(self, index: TopicIndex, first: int, generation: int) -> Segment | SealedSegment:
         """A segment is either there, or its Parquet files are: they appear before it goes. Raises _Superseded once others have taken their place."""

@@ -15,9 +15,10 @@ from typing import assert_never
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogCorrupt
 from cdc.log.embedded import plainfile
+from cdc.log.embedded.away import read_stub
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import HEAD_BYTES, MAX_EPOCH, Damaged, Head, crc32c, decode_head
-from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, first_of, folder_of, sealed_of, segment_name
+from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, away_of, first_of, folder_of, sealed_of, segment_name
 from cdc.log.embedded.records import RECORD_BYTES, RecordKind, TimelineHeader, decode_timeline_header, encode_timeline_header
 from cdc.log.embedded.sealedsegment import covering
 from cdc.log.embedded.segment import Segment, SegmentPlace
@@ -248,7 +249,7 @@ def _judge_topics(
         index = folders.get(name)
         folder = places.topics / name
         files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        held = _HeldPositions(index)
+        held = _HeldPositions(index, timeline.log_id)
         unseal = _judge_files(folder, files, held, timeline.head.position, repairs)
         if index is None:
             continue
@@ -273,7 +274,8 @@ def _judge_topics(
 class _HeldPositions:
     """A topic's positions, and which segments or sealed files hold them."""
 
-    def __init__(self, index: TopicIndex | None) -> None:
+    def __init__(self, index: TopicIndex | None, log_id: int) -> None:
+        self.log_id = log_id
         self.runs = index.segments() if index else []
         self._starts = [run.segment for run in self.runs]
         self._kept_from = index.retired.kept_from if index else 0
@@ -331,7 +333,7 @@ def _judge_files(folder: Path, files: list[str], held: _HeldPositions, head: int
             case SegmentVerdict.REMOVE:
                 repairs.remove.append(path)
             case SegmentVerdict.UNSEAL:
-                repairs.remove += [folder / name.file for name in mine]
+                repairs.remove += [folder / (name.file if name.file in files else name.away) for name in mine]
                 unseal.add(first)
             case SegmentVerdict.CORRUPT:
                 raise LogCorrupt(_what_is_wrong(path, evidence))
@@ -344,7 +346,11 @@ def _judge_sealed(folder: Path, files: list[str], held: _HeldPositions, repairs:
     """Judges one topic's sealed files, and those that are neither they nor segments; returns those that stay by the beginning of what they hold."""
     stay: dict[int, list[Sealed]] = {}
     for file in files:
-        name = sealed_of(file)
+        away = away_of(file)
+        if away is not None and away.file in files:
+            repairs.remove.append(folder / file)  # putting it away, or bringing it back, died halfway: the file itself is there
+            continue
+        name = away or sealed_of(file)
         if name is None:
             if file.startswith(ASIDE):
                 repairs.remove.append(folder / file)
@@ -354,6 +360,8 @@ def _judge_sealed(folder: Path, files: list[str], held: _HeldPositions, repairs:
         holder = held.holder(name.first)
         verdict = judge_sealed(held.sealed(name))
         if verdict is SealedVerdict.KEEP and holder is not None:
+            if away is not None:
+                read_stub(folder / file, name, held.log_id)
             stay.setdefault(holder.segment, []).append(name)
         elif verdict is SealedVerdict.REMOVE:
             repairs.remove.append(folder / file)

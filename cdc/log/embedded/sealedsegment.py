@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -13,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc.errors import LogCorrupt
+from cdc.log.embedded.away import TRIES, Cache, read_stub, too_small
 from cdc.log.embedded.format import VERSION, check_version, crc32c
-from cdc.log.embedded.names import Sealed, digest_of, sealed_of
+from cdc.log.embedded.names import LogPlaces, Sealed, away_of, digest_of, sealed_of
 from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.topicindex import SegmentRun
 from cdc.log.views import clip, joined
@@ -137,8 +139,9 @@ def covering(sealed: Iterable[Sealed], run: SegmentRun) -> list[Sealed] | None:
 
 
 def sealed_in(folder: Path) -> list[Sealed]:
-    """A topic's sealed files."""
-    return [name for name in map(sealed_of, (path.name for path in folder.iterdir())) if name is not None]
+    """A topic's sealed files, also those that are away."""
+    found = (sealed_of(path.name) or away_of(path.name) for path in folder.iterdir())
+    return list({name: None for name in found if name is not None})
 
 
 class SealedFile:
@@ -206,16 +209,66 @@ class SealedFile:
         return bool(statistics.max > after and statistics.min <= upto)
 
 
+class AwayFile:
+    """A sealed file that is in the tier. It is fetched when its changes are asked for, and opened again each time, so that a reader that stands
+    still keeps no space from the cache."""
+
+    def __init__(self, folder: Path, name: Sealed, place: SegmentPlace) -> None:
+        """Raises FileNotFoundError when it is not away, LogCorrupt for a stub that is damaged."""
+        self.name = name
+        self._path = folder / name.away
+        self._place = place
+        self._stub = read_stub(self._path, name, place.log_id)
+        self._cache = Cache(LogPlaces(folder.parents[1]))
+
+    def opened(self) -> SealedFile:
+        """Raises as ``Cache.fetched``."""
+        for _ in range(TRIES - 1):
+            copy = self._cache.fetched(self._path, self._stub)
+            try:
+                return SealedFile(copy, self.name, self._place)
+            except FileNotFoundError:
+                continue  # others needed the room
+            except LogCorrupt:
+                self._cache.forget(copy)
+        copy = self._cache.fetched(self._path, self._stub)
+        try:
+            return SealedFile(copy, self.name, self._place)
+        except FileNotFoundError:
+            raise too_small(self._path) from None
+
+    def batches(self, after: int, upto: int, only: Only | None = None) -> Iterator[pa.RecordBatch]:
+        yield from self.opened().batches(after, upto, only)
+
+    def last_within(self, upto: int) -> int:
+        return self.name.last if self.name.last <= upto else self.opened().last_within(upto)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.opened().schema
+
+
+def opened(folder: Path, name: Sealed, place: SegmentPlace) -> SealedFile | AwayFile:
+    """The file, or what stands for it. Raises FileNotFoundError, LogCorrupt."""
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):
+            return SealedFile(folder / name.file, name, place)
+        with suppress(FileNotFoundError):  # it may be brought back at this moment
+            return AwayFile(folder, name, place)
+    raise FileNotFoundError(folder / name.file)
+
+
 class SealedSegment:
     """All Parquet files that stand for one segment."""
 
     def __init__(self, folder: Path, run: SegmentRun, place: SegmentPlace) -> None:
         """Raises FileNotFoundError when the files there do not hold the whole segment."""
-        names = covering(sealed_in(folder), run)
+        # Listed again, because a listing may miss both the file and the stub that takes its place meanwhile.
+        names = covering(sealed_in(folder), run) or covering(sealed_in(folder), run)
         if names is None:
             raise FileNotFoundError(folder)
         self.last = run.last
-        self._files = [SealedFile(folder / name.file, name, place) for name in names]
+        self._files = [opened(folder, name, place) for name in names]
 
     def batches(self, after: int, upto: int, only: Only | None = None) -> Iterator[pa.RecordBatch]:
         """The segment's changes in (after, upto]; ``only``: these columns of them."""

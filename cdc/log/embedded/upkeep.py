@@ -162,8 +162,10 @@ class EmbeddedUpkeep:
         folder = self._places.folder(topic)
         for name in sealed_in(folder):
             if name.generation < new.generation and new.first <= name.first and name.last <= new.last:
-                with suppress(FileNotFoundError):
-                    self._disk.remove(folder / name.file)
+                # The file first: whoever is putting it away finds that it is gone, and takes back the stub.
+                for file in (name.file, name.away):
+                    with suppress(FileNotFoundError):
+                        self._disk.remove(folder / file)
                 crashpoint("compaction.removed")
         self._disk.sync_folder(folder)
 

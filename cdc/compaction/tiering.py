@@ -1,0 +1,113 @@
+"""The thread that moves sealed files to the tier when they are old, or back. Capture, readers and compaction never wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from contextlib import closing
+from typing import Final
+
+import structlog
+
+from cdc.compaction.merge import Interrupted
+from cdc.compaction.worker import LONGEST_PAUSE_S, LOOK_S, NICE
+from cdc.diskspace import described
+from cdc.errors import HeadwaterError
+from cdc.log.contract import LogTiering, LogWriter
+from cdc.log.home import open_reader, tiering_of
+from cdc.replay.place import cut_before_time
+from cdc.settings.models import Settings, Tier
+
+SWEEP_S: Final = 3600.0
+JOIN_S: Final = 15.0
+"""A store that hangs keeps nobody from ending: what it was asked for is asked for again."""
+
+_log = structlog.get_logger("tier")
+
+
+class Tiering:
+    """``start`` and ``join`` from the thread that owns the writer."""
+
+    def __init__(self, settings: Settings, tier: Tier, moves: LogTiering, stop: threading.Event) -> None:
+        self._folder = settings.log.dir
+        self._tier = tier
+        self._moves = moves
+        self._stop = stop
+        self._problem: str | None = None
+        self._swept = -SWEEP_S
+        self._look_s = min(LOOK_S, max(0.2, 360 * tier.after_hours))
+        self._thread = threading.Thread(target=self._run, name="tier", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """After ``stop`` was set. Ends with the request at hand, or without it."""
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_S)
+
+    def alarm(self) -> str | None:
+        """Why nothing moves, with what helps; else None."""
+        return self._problem
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        pause_s = self._look_s
+        with closing(self._moves):
+            while not self._stop.wait(pause_s):
+                try:
+                    self.look(time.monotonic())
+                    pause_s, self._problem = self._look_s, None
+                except Interrupted:
+                    return
+                except Exception as error:
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                    self._note(error)
+
+    def look(self, now_s: float) -> None:
+        """Moves what is to be moved now. Raises as LogTiering does; what was moved before stays moved."""
+        self._moves.begin()
+        with closing(open_reader(self._folder)) as reader:
+            end_us = min(time.time_ns() // 1000, reader.head().commit_ts_us)
+            old = 2**62 if self._tier.back else cut_before_time(reader, end_us - int(self._tier.after_hours * 3_600_000_000))
+        moved = size = 0
+        for place in self._moves.closed(old):
+            if place.away is self._tier.back:
+                self._go_on()
+                done = self._moves.bring_back(place) if self._tier.back else self._moves.put_away(place, self._go_on)
+                moved, size = moved + bool(done), size + done
+        if moved:
+            way = "back from" if self._tier.back else "to"
+            _log.info(f"{moved} sealed files went {way} the log's tier", facts={"files": moved, "bytes": size})
+        if now_s - self._swept >= SWEEP_S:
+            self._moves.sweep()
+            self._swept = now_s
+
+    def _go_on(self) -> None:
+        if self._stop.is_set():
+            raise Interrupted
+
+    def _note(self, error: Exception) -> None:
+        if isinstance(error, HeadwaterError):
+            said = error.line()
+        elif isinstance(error, OSError):
+            said = f"{described(error)} → make room, or let the account of cdc run write there; it then goes on by itself"
+        else:
+            _log.exception("moving sealed files failed", problem=type(error).__name__)
+            said = f"unexpected {type(error).__name__} → restart cdc run, and report it"
+        line = f"nothing moves to or from the log's tier: {said}"
+        if line != self._problem:
+            _log.warning(line)
+        self._problem = line
+
+
+def tiering_for(settings: Settings, writer: LogWriter, stop: threading.Event) -> Tiering | None:
+    """None where no tier is configured. Raises ConfigError for an invalid address."""
+    tier = settings.log.tier
+    moves = tiering_of(writer, tier.url, tier.cache_mb * 2**20) if tier else None
+    return Tiering(settings, tier, moves, stop) if tier and moves else None
