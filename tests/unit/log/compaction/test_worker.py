@@ -128,9 +128,10 @@ def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_stil
     told(settings, 40)
     (pin,) = found.look(3600 * hours)
     assert pin.position == 40
-    assert found.look(9000 * hours), "it reads, however far behind it is"
+    assert found.look(7200 * hours - 1), "it reads, however far behind it is"
+    assert not found.look(7200 * hours), "it says that it follows, and does not get on"
     told(settings, 40, "waiting")
-    assert not found.look(9000 * hours)
+    assert not found.look(7200 * hours)
     told(settings, 41, "waiting")
     assert found.look(9000 * hours), "it has got on"
     assert not found.look(9000 * hours + 3600 * hours)
