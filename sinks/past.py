@@ -107,7 +107,9 @@ class _History:
                 for batch in self._log.read(self._topic, START, upto):
                     self._take(batch)
             except PositionGone:
-                # The log was compacted before the look had come that far. Whoever begins again finds all that is left.
+                # The log was compacted before the look had come that far. Whoever begins again finds all that is left; unless the beginning is gone.
+                if any(one.kept_from > 1 for one in self._log.topics() if one.name == self._topic):
+                    raise
                 _refuse_gone(self._log, START)
                 self._again()
                 self._start, self._held, self._definitions = START, None, []

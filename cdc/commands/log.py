@@ -45,7 +45,7 @@ def _cells(topic: dict[str, Any]) -> tuple[str, ...]:
 
 @app.command("stat")
 def stat(context: typer.Context, as_json: Json = False) -> None:
-    """The log as a whole: head, groups, sizes, how much is sealed, what of each topic is kept and which stores hold compaction back."""
+    """The log as a whole: head, groups, sizes, how much is sealed, what of each topic is kept and which stores hold that back."""
     from dataclasses import asdict
 
     from cdc.compaction.standing import kept
@@ -64,8 +64,11 @@ def stat(context: typer.Context, as_json: Json = False) -> None:
         say(f"{name.removesuffix('_us')}: {_readable(name, value)}")
     for topic in topics:
         whole = f"whole from position {topic.clean_from}" if topic.clean_from else "whole"
+        if topic.kept_from:
+            whole = f"kept from position {topic.kept_from}, {whole}"
         held = ", ".join(f"{store} (at {position})" for store, position in topic.held_by.items())
-        say(f"{topic.topic}: {topic.cleanup}, {topic.rows} changes, {whole}{f'; held back by {held}' if held else ''}")
+        lapsed = "".join(f"; no longer held back by {store}: {why}" for store, why in topic.lapsed.items())
+        say(f"{topic.topic}: {topic.cleanup}, {topic.rows} changes, {whole}{f'; held back by {held}' if held else ''}{lapsed}")
 
 
 @app.command("compact")
@@ -73,11 +76,11 @@ def compact(
     context: typer.Context,
     topic: Annotated[str | None, typer.Argument(help="A topic, such as public.orders; every one when left out.")] = None,
 ) -> None:
-    """Drop superseded changes now, as far as their age and the stores allow. cdc run does it by itself, and has to be stopped for this."""
+    """Drop what is superseded, too old or too much now, as far as [log] and the stores allow. cdc run does it by itself, and has to be stopped for this."""
     from cdc.compaction.standing import compact_now
 
     for done in compact_now(invocation(context).settings(), topic):
-        say(f"{done.topic}: {done.dropped} of {done.read} changes were superseded; {size(done.written)} written")
+        say(f"{done.topic}: {done.dropped} of {done.read} changes were {done.why}; {size(done.written)} written")
 
 
 def _readable(name: str, value: Any) -> str:

@@ -25,12 +25,13 @@ TARGET_BYTES: Final = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The outcome of one compaction of a topic. ``read``, ``dropped``: changes; ``written``: bytes."""
+    """The outcome of one compaction of a topic. ``read``, ``dropped``: changes, and ``why`` these went; ``written``: bytes."""
 
     topic: str
     read: int = 0
     dropped: int = 0
     written: int = 0
+    why: str = "superseded"
 
 
 class Interrupted(Exception):
@@ -69,7 +70,7 @@ def compact(
     stretches = groups(ranges, stay, target_bytes)
     go_on(_size(*stretches[0]))  # before anything is given up for it
     crashpoint("compaction.chosen")
-    upkeep.retire(topic, kept_from=0, floor=wanted.floor, clean_from=wanted.clean_from)
+    upkeep.retire(topic, floor=wanted.floor, clean_from=wanted.clean_from)
     recorded()
     written = 0
     for some, rows in stretches:

@@ -1,7 +1,8 @@
-"""Who holds compaction back: the stores that have not read on yet.
+"""Who holds compaction and retention back: the stores that have not read on yet.
 
 A store that is behind keeps what it still has to read, so that it shows whole commits all the way. One that reads may take as long as it needs. One that
-does not (it is down, has stopped, or nobody follows it) no longer counts once it has stood still for ``[log] pin_hours``.
+does not (it is down, has stopped, or nobody follows it) no longer counts once it has stood still for ``[log] pin_hours``; nor does one that runs and yet
+has not got on for so long, or for an hour where that is longer. And none counts that lacks more than ``[log] pin_mb``.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cdc.log.contract import LogReader, left_between
+from cdc.model.position import Position
 from cdc.model.selection import matches
 from cdc.model.topic import TopicSchema
-from cdc.settings.models import Settings
+from cdc.settings.models import Log, Settings
 from cdc.state import status
+from cdc.state.status import FollowerStatus
 
 SILENT_S = 3600.0
 """A follower that has not written its status for so long does not read at present."""
+STUCK_S = 3600.0
+"""A store that runs may need so long for one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorePin:
-    """A store that has read up to ``position``."""
+    """A store that has read up to ``position``. ``lapsed``: why it no longer counts; None while it does."""
 
     store: str
     tables: tuple[str, ...]
     position: int
+    lapsed: str | None = None
 
     def holds(self, schema: TopicSchema) -> bool:
         """Whether it counts for this topic."""
@@ -41,20 +48,50 @@ class Pins:
     def __init__(self, in_force: Callable[[], Settings]) -> None:
         self._in_force = in_force
         self._since: dict[str, tuple[int, float]] = {}
-        """Each store's position, and since when it stands there."""
+        """Each store's position, and since when it stands there though the log goes on."""
 
-    def look(self, now: float) -> list[StorePin]:
+    def look(self, now: float, log: LogReader | None = None) -> list[StorePin]:
         """The stores that count now. One that has never run has read nothing."""
+        return [pin for pin in self.every(now, log) if pin.lapsed is None]
+
+    def every(self, now: float, log: LogReader | None = None) -> list[StorePin]:
+        """The same, and those that no longer count. ``log``: says who lacks nothing and who lacks too much; without it, everybody lacks something."""
         found = []
         settings = self._in_force()
         for name, options in settings.stores.items():
             told = status.read_follower(settings.run_dir, name)
             position = 0 if told is None else told.position
-            if self._since.get(name, (-1, 0.0))[0] != position:
-                # What it did before this process began is known by its own last word.
-                silent_s = 0.0 if told is None or name in self._since else max(0.0, time.time() - told.updated_at)
-                self._since[name] = position, now - silent_s
+            still_s = self._still_s(name, position, told, now, log)
             reads = told is not None and told.state in ("starting", "following") and status.silent_s(told) < SILENT_S
-            if reads or now - self._since[name][1] < 3600.0 * settings.log.pin_hours:
-                found.append(StorePin(name, options.tables, position))
+            lapsed = _stood_too_long(settings.log, still_s, reads=reads) or _lacks_too_much(
+                settings.log, options.tables, position, log
+            )
+            found.append(StorePin(name, options.tables, position, lapsed))
         return found
+
+    def _still_s(self, name: str, position: int, told: FollowerStatus | None, now: float, log: LogReader | None) -> float:
+        """For how long the store has been standing at its position while the log had more."""
+        if log is not None and position >= log.head().position > 0:
+            self._since[name] = position, now
+        elif name not in self._since:
+            # What it did before this process began is known by its own last word, and by when what it lacks was committed.
+            stood_at = 0.0 if told is None else told.moved_at or told.updated_at
+            lacks_at = log.cut_within(Position(position), 1, 1).commit_ts_us / 1e6 if log is not None else 0.0
+            self._since[name] = position, now - (max(0.0, time.time() - max(stood_at, lacks_at)) if stood_at else 0.0)
+        elif self._since[name][0] != position:
+            self._since[name] = position, now
+        return now - self._since[name][1]
+
+
+def _stood_too_long(log: Log, still_s: float, *, reads: bool) -> str | None:
+    limit_s = max(3600.0 * log.pin_hours, STUCK_S if reads else 0.0)
+    if still_s < limit_s:
+        return None
+    return f"it has stood still for {limit_s / 3600:g} hours (log.pin_hours)" if limit_s else "log.pin_hours is 0"
+
+
+def _lacks_too_much(log: Log, tables: tuple[str, ...], position: int, reader: LogReader | None) -> str | None:
+    if log.pin_mb is None or reader is None:
+        return None
+    lacks = sum(piece.bytes for piece in left_between(reader, tables, Position(position), reader.head().position))
+    return f"it lacks more than {log.pin_mb} MB (log.pin_mb)" if lacks > log.pin_mb * 10**6 else None

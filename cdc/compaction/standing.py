@@ -1,4 +1,4 @@
-"""How each topic is kept, and who holds its compaction back: for ``cdc log stat``; and compaction at once, for ``cdc log compact``."""
+"""How each topic is kept, and who holds that back: for ``cdc log stat``; and compaction at once, for ``cdc log compact``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
+from cdc.compaction import retention
 from cdc.compaction.merge import Merged, compact
 from cdc.compaction.pins import Pins
-from cdc.compaction.worker import settled, wanted
+from cdc.compaction.worker import retired, settled, wanted
 from cdc.errors import ConfigError
 from cdc.log.contract import LogReader, Topic
 from cdc.log.home import await_seals, open_reader, open_writer, upkeep_of
@@ -18,26 +19,34 @@ from cdc.settings.models import Cleanup, Settings
 
 @dataclass(frozen=True, slots=True)
 class TopicKept:
-    """``clean_from``: see ``cdc.log.contract.Topic``. ``held_by``: stores that have not read what could be dropped by its age, each with its
-    position."""
+    """``clean_from``, ``kept_from``: see ``cdc.log.contract.Topic``. ``held_by``: stores that have not read what could be dropped by its age or
+    the topic's size, each with its position; ``lapsed``: those of them that no longer hold anything, each with why."""
 
     topic: str
     cleanup: Cleanup
     rows: int
     clean_from: int
     held_by: dict[str, int]
+    kept_from: int
+    lapsed: dict[str, str]
 
 
 def kept(settings: Settings, reader: LogReader) -> list[TopicKept]:
     """Each topic of the log, by name."""
-    old_enough = settled(reader, settings.log, time.time_ns() // 1000)
-    holding = Pins(lambda: settings).look(time.monotonic())
+    now_us = time.time_ns() // 1000
+    old_enough = settled(reader, settings.log, now_us)
+    stores = Pins(lambda: settings).every(time.monotonic(), reader)
     topics = []
     for topic in sorted(reader.topics(), key=lambda one: one.name):
-        due = min(old_enough.changes, topic.last)
-        held_by = {pin.store: pin.position for pin in holding if pin.position < due and pin.holds(topic.schema)}
-        cleanup = settings.log.cleanup_of(topic.table)
-        topics.append(TopicKept(topic.name, cleanup, topic.rows, topic.clean_from, held_by if cleanup == "compact" else {}))
+        due, cleanup = min(old_enough.changes, topic.last), settings.log.cleanup_of(topic.table)
+        if cleanup == "delete":
+            old = retention.old(reader, settings.log, topic, now_us)
+            many = old.most_bytes is not None and topic.bytes > old.most_bytes
+            due = topic.last if many else min(old.upto, topic.last)
+        behind = [pin for pin in stores if cleanup != "keep" and pin.position < due and pin.holds(topic.schema)]
+        held_by = {pin.store: pin.position for pin in behind if pin.lapsed is None and pin.position + 1 >= topic.kept_from}
+        lapsed = {pin.store: pin.lapsed for pin in behind if pin.lapsed is not None}
+        topics.append(TopicKept(topic.name, cleanup, topic.rows, topic.clean_from, held_by, topic.kept_from, lapsed))
     return topics
 
 
@@ -59,8 +68,13 @@ def compact_now(settings: Settings, name: str | None) -> Iterator[Merged]:
 
         await_seals(writer)  # what opening has found unsealed
         with closing(open_reader(log.dir)) as reader:
+            pins = Pins(lambda: settings)
             for topic in _chosen(settings, reader, name):
-                old_enough, holding = settled(reader, log, time.time_ns() // 1000), Pins(lambda: settings).look(time.monotonic())
+                if log.cleanup_of(topic.table) == "delete":
+                    gone = retired(reader, upkeep, log, topic, lambda: pins.look(time.monotonic(), reader), recorded)
+                    yield Merged(topic.name, topic.rows, gone, why="too old or too many")
+                    continue
+                old_enough, holding = settled(reader, log, time.time_ns() // 1000), pins.look(time.monotonic(), reader)
                 points = wanted(reader, upkeep, topic, old_enough, holding)
                 yield compact(upkeep, topic.name, points, recorded, at_least=0.0, target_bytes=log.segment_bytes)
 
@@ -69,7 +83,9 @@ def _chosen(settings: Settings, reader: LogReader, name: str | None) -> list[Top
     topics = [topic for topic in reader.topics() if name in (None, topic.name)]
     if name is not None and not topics:
         raise ConfigError(f"the log has no topic {name}", hint="cdc log ls")
-    chosen = [topic for topic in topics if settings.log.cleanup_of(topic.table) == "compact"]
+    chosen = [topic for topic in topics if settings.log.cleanup_of(topic.table) != "keep"]
     if name is not None and not chosen:
-        raise ConfigError(f"{name} is kept whole", hint='cleanup = "compact" in [log], or in [log.tables] for this table')
+        raise ConfigError(
+            f"{name} is kept whole", hint='cleanup = "compact" or "delete" in [log], or in [log.tables] for this table'
+        )
     return chosen

@@ -1,4 +1,4 @@
-"""The thread that compacts: it looks at every topic now and then, while capture goes on beside it."""
+"""The thread that compacts and retires: it looks at every topic now and then, while capture goes on beside it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from cdc.compaction import retention
 from cdc.compaction.bounds import Settled, TopicPoints, bounds, due
 from cdc.compaction.merge import Interrupted, Merged, compact
 from cdc.compaction.pins import Pins, StorePin
@@ -24,7 +25,7 @@ from cdc.log.contract import LogReader, LogUpkeep, Topic
 from cdc.log.home import open_reader
 from cdc.model.position import Position
 from cdc.replay.place import cut_before_time
-from cdc.settings.models import Log, Settings
+from cdc.settings.models import Cleanup, Log, Settings
 
 LOOK_S: Final = 60.0
 NICE: Final = 15
@@ -56,6 +57,29 @@ def wanted(reader: LogReader, upkeep: LogUpkeep, topic: Topic, old_enough: Settl
     schema = topic.schema
     held = [reader.last_change(topic.name, Position(pin.position)) if pin.position else 0 for pin in holding if pin.holds(schema)]
     return bounds(upkeep.ranges(topic.name), old_enough, held, TopicPoints(topic.clean_from, topic.floor))
+
+
+def retired(
+    reader: LogReader,
+    upkeep: LogUpkeep,
+    log: Log,
+    topic: Topic,
+    pins: Callable[[], Sequence[StorePin]],
+    recorded: Callable[[], None],
+) -> int:
+    """Retires what of the topic is beyond its limits. Returns how many changes that were. ``pins``: asked just before anything is given up."""
+    old = retention.old(reader, log, topic, time.time_ns() // 1000)
+    if old.upto > 0:
+        upkeep.close_newest(topic.name, old.upto)  # else a table with few changes would keep all of them
+    ranges = upkeep.ranges(topic.name)
+    if retention.kept_from(topic, ranges, old, ()) <= topic.kept_from:
+        return 0
+    held = [pin.position for pin in pins() if pin.holds(topic.schema)]
+    return retention.retire(upkeep, topic, retention.kept_from(topic, ranges, old, held), recorded)
+
+
+class _Held(Exception):
+    """A store has begun to need what was to be dropped."""
 
 
 class Postponed(NamedTuple):
@@ -156,9 +180,12 @@ class Compaction:
             self._free()  # one that cannot go keeps no topic waiting
         self._recorded()
         now = time.monotonic()
-        topics = [
-            topic for topic in reader.topics() if self._due(topic, topic.last) and self._failed.get(topic.name, NONE).until <= now
-        ]
+        ready = [topic for topic in reader.topics() if self._failed.get(topic.name, NONE).until <= now]
+        for topic in ready:
+            if self._cleanup(topic) == "delete":
+                with self._postponing(topic, problems):
+                    self._retire(reader, topic)
+        topics = [topic for topic in ready if self._due(topic, topic.last)]
         if not topics:
             return  # telling how old positions are reads some of the timeline
         before = len(problems)
@@ -166,29 +193,60 @@ class Compaction:
             self._space.check()
         if len(problems) > before:
             return
-        old_enough, holding = settled(reader, self._settings.log, time.time_ns() // 1000), self._pins.look(now)
+        old_enough, holding = settled(reader, self._settings.log, time.time_ns() // 1000), self._pins.look(now, reader)
         for topic in topics:
-            self._go_on()
-            before = len(problems)
-            with self._noting(problems):
+            with self._postponing(topic, problems):
                 points = wanted(reader, self._upkeep, topic, old_enough, holding)
                 if self._due(topic, points.clean_from):
-                    self._compact(topic, points)
-            if len(problems) > before:
-                # What failed once may fail again, and each attempt reads the whole topic.
-                pause_s = min(max(2 * self._failed.get(topic.name, NONE).pause_s, self._look_s), LONGEST_PAUSE_S)
-                self._failed[topic.name] = Postponed(pause_s, time.monotonic() + pause_s, problems[-1])
-            else:
-                self._failed.pop(topic.name, None)
+                    self._compact(reader, topic, points, old_enough)
+
+    @contextlib.contextmanager
+    def _postponing(self, topic: Topic, problems: list[str]) -> Iterator[None]:
+        """Where something goes wrong inside, the topic is left alone for a while."""
+        self._go_on()
+        before = len(problems)
+        with self._noting(problems):
+            yield
+        if len(problems) > before:
+            # What failed once may fail again, and each attempt reads the whole topic.
+            pause_s = min(max(2 * self._failed.get(topic.name, NONE).pause_s, self._look_s), LONGEST_PAUSE_S)
+            self._failed[topic.name] = Postponed(pause_s, time.monotonic() + pause_s, problems[-1])
+        else:
+            self._failed.pop(topic.name, None)
+
+    def _cleanup(self, topic: Topic) -> Cleanup:
+        return self._settings.log.cleanup_of(topic.table)
+
+    def _retire(self, reader: LogReader, topic: Topic) -> None:
+        gone = retired(
+            reader, self._upkeep, self._settings.log, topic, lambda: self._pins.look(time.monotonic(), reader), self._recorded
+        )
+        if gone:
+            _log.info(f"retired {gone} changes of {topic.name}", facts={"topic": topic.name, "retired": gone})
 
     def _due(self, topic: Topic, clean_from: int) -> bool:
-        if self._settings.log.cleanup_of(topic.table) != "compact":
+        if self._cleanup(topic) != "compact":
             return False
         return due(self._upkeep.ranges(topic.name), clean_from, self._examined.get(topic.name, 0))
 
-    def _compact(self, topic: Topic, points: TopicPoints) -> None:
+    def _compact(self, reader: LogReader, topic: Topic, points: TopicPoints, old_enough: Settled) -> None:
         size = self._settings.log.segment_bytes
-        done = compact(self._upkeep, topic.name, points, self._recorded, go_on=self._go_on, target_bytes=size)
+        begun = False
+
+        def go_on(more: int) -> None:
+            nonlocal begun
+            self._go_on(more)
+            if more and not begun:
+                # Choosing has taken its time: a store may have been added, or restored, meanwhile.
+                begun = True
+                now = wanted(reader, self._upkeep, topic, old_enough, self._pins.look(time.monotonic(), reader))
+                if now.clean_from < points.clean_from or now.floor < points.floor:
+                    raise _Held
+
+        try:
+            done = compact(self._upkeep, topic.name, points, self._recorded, go_on=go_on, target_bytes=size)
+        except _Held:
+            return  # the next look reckons with it
         self._examined[topic.name] = points.clean_from - 1
         if done.dropped:
             said(done)

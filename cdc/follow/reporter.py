@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,8 @@ class Reporter:
         return f"follow-{self.status.store}"
 
     def _show(self, cut: Cut) -> None:
+        if cut.position != self.status.position:
+            self.status.moved_at = time.time()
         self.status.position, self.status.commit_lsn, self.status.commit_ts_us = cut.position, cut.commit_lsn, cut.commit_ts_us
 
 
@@ -136,6 +139,7 @@ def _beginning(run_dir: Path, store: str, kind: str) -> FollowerStatus:
     seen = status.read_follower(run_dir, store)
     if seen is not None and seen.kind == kind:
         now.position, now.commit_lsn, now.commit_ts_us = seen.position, seen.commit_lsn, seen.commit_ts_us
+        now.moved_at = seen.moved_at
         now.dead = seen.dead  # what was set aside stays so over a restart
     return now
 

@@ -64,6 +64,8 @@ class Intake:
         with closing(open_reader(self.folder)) as reader:
             homes: dict[int, set[str]] = defaultdict(set)
             for topic in [topic for topic in captured(reader) if topic.last > memory.position]:
+                if topic.kept_from - 1 > memory.position:
+                    memory.forget(topic.table.oid)  # a value may have changed in what is gone
                 for batch in _all_behind(reader, topic.name, Position(memory.position), head.position):
                     memory.learn(batch)
                     homes[table_of(batch.schema).oid].add(topic.name)
@@ -85,9 +87,10 @@ class Intake:
 
 
 def _all_behind(reader: LogReader, topic: str, after: Position, upto: Position) -> Iterator[pa.RecordBatch]:
-    """At least what the log still has of the topic in (after, upto]. From where DELETEs may be gone the log gives nothing; a memory that keeps a value
-    of a deleted row takes no harm, so it reads from the beginning then."""
+    """At least what the log still has of the topic in (after, upto]. From where changes may be gone the log gives nothing; a memory that keeps a value
+    of a deleted row takes no harm, so it reads from where the log begins then."""
     try:
         yield from reader.read(topic, after, upto)
     except PositionGone:
-        yield from reader.read(topic, START, upto)
+        kept_from = next(one.kept_from for one in reader.topics() if one.name == topic)
+        yield from reader.read(topic, Position(max(START, kept_from - 1)), upto)

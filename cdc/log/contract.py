@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
+from cdc.errors import PositionGone, StopState
 from cdc.model.lineage import Lineage
 from cdc.model.position import START, Cut, Lsn, Position
 from cdc.model.selection import matches
@@ -42,6 +43,8 @@ class Topic:
     """DELETEs below this may be missing: whoever has read up to a position below it, but not 0, cannot go on, unless he began after they went."""
     raised: int = 0
     """The raising that made the floor what it is (``cdc.model.lineage.Lineage.raised``); 0 where it is 0."""
+    kept_from: Position = START
+    """Changes below this are gone, whatever they were: nobody can begin before it."""
 
     @property
     def schema(self) -> TopicSchema:
@@ -101,8 +104,8 @@ class LogUpkeep(Protocol):
         """The changes of one of ``ranges``, checked. ``only``: these columns of them. Raises LogCorrupt."""
         ...
 
-    def retire(self, topic: str, *, kept_from: int, floor: int, clean_from: int) -> None:
-        """Changes below ``kept_from`` will be gone, DELETEs below ``floor`` may be, and below ``clean_from`` others may be that later ones below
+    def retire(self, topic: str, *, floor: int, clean_from: int, kept_from: int | None = None) -> None:
+        """Changes below ``kept_from`` (None: as before) will be gone, DELETEs below ``floor`` may be, and below ``clean_from`` others may be that later ones below
         it have superseded. None of the three ever falls, and each is at least the one before. Raises ValueError when that contradicts
         the log, or something of this topic still waits."""
         ...
@@ -112,8 +115,14 @@ class LogUpkeep(Protocol):
         as ``retire``, OSError when the disk refuses: then nothing is replaced."""
         ...
 
+    def close_newest(self, topic: str, begun: int) -> None:
+        """The segment that is being written gets no more changes if it was begun at or before this position, once the writer commits; so that it
+        can be sealed, and retired when the topic goes on. Nothing happens where it is closed already, or something is just being added to it: it can be asked
+        again."""
+        ...
+
     def remove_replaced(self, grace_s: float = 0.0) -> None:
-        """Frees the space of what was replaced so long ago. Until then whoever was reading it reads on undisturbed; after a restart of the
+        """Frees the space of what was replaced or retired so long ago. Until then whoever was reading it reads on undisturbed; after a restart of the
         writer it is gone. Raises OSError when the disk refuses some of it, having freed the rest; it can be asked again."""
         ...
 
@@ -297,6 +306,31 @@ def selected(log: LogReader, patterns: Sequence[str]) -> list[Topic]:
 def captured(log: LogReader) -> list[Topic]:
     """The topics of the source's tables, without those that another producer brings."""
     return [topic for topic in log.topics() if not topic.table.derived]
+
+
+def retired_before(topic: str, after: int, kept_from: int) -> PositionGone:
+    """Says that nobody can read the topic from ``after`` on, because its changes before ``kept_from`` are gone."""
+    return PositionGone(
+        f"the log no longer keeps {topic} from position {after} on: its changes before position {kept_from} are gone",
+        hint=f"leave the table out of the store's tables, then cdc resume {StopState.POSITION_GONE} --rebuild; what is left of it is read "
+        f"with --from {kept_from} (Spark: startPosition {kept_from - 1})",
+    )
+
+
+def left_between(log: LogReader, patterns: Sequence[str], after: Position, upto: Position) -> list[Slice]:
+    """What the log still has in (after, upto] of the tables that the patterns select, whether or not whoever stands there could go on."""
+    found: list[Slice] = []
+    for topic in selected(log, patterns):
+        start = after
+        while topic.last > start:
+            try:
+                found += log.slices([topic.name], start, upto, 1 << 62, present_history(log))
+                break
+            except PositionGone:
+                # Retired, perhaps since the topics were asked for.
+                kept_from = next(one.kept_from for one in log.topics() if one.name == topic.name)
+                start = max(Position(kept_from - 1), Position(start + 1))
+    return found
 
 
 def present_history(log: LogReader) -> str | None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from cdc.errors import PositionGone
-from cdc.log.contract import SOURCE_NAME, Slice, Topic
+from cdc.log.contract import SOURCE_NAME, Slice, Topic, retired_before
 from cdc.log.views import alone, clip
 from cdc.model.batch import POSITION, table_of
 from cdc.model.lineage import History, Lineage
@@ -35,6 +35,8 @@ class MemoryLog:
         """Topic → who brings its changes."""
         self.floors: dict[str, tuple[Position, int]] = {}
         """Topic → its floor, and the raising that made it so."""
+        self.kept_from: dict[str, Position] = {}
+        """Topic → the position below which its changes are gone."""
         identity = uuid.uuid4().hex[:16]
         self.lineage = Lineage(identity, (History(identity * 2, START),))
 
@@ -46,6 +48,13 @@ class MemoryLog:
         """DELETEs below may be gone."""
         self.lineage = replace(self.lineage, raised=self.lineage.next_raising)
         self.floors[topic] = floor, self.lineage.raised
+
+    def retire(self, topic: str, kept_from: Position) -> None:
+        """The topic's batches that lie wholly below are gone."""
+        self.kept_from[topic] = kept_from
+        if kept_from > self.floors.get(topic, (START, 0))[0]:
+            self.raise_floor(topic, kept_from)
+        self.batches = [one for one in self.batches if _topic(one) != topic or positions_of(one)[-1] >= kept_from]
 
     def writer(self) -> MemoryWriter:
         return MemoryWriter(self)
@@ -220,6 +229,7 @@ class MemoryReader:
                 clean_from=self._floor(name)[0],
                 floor=self._floor(name)[0],
                 raised=self._floor(name)[1],
+                kept_from=self._log.kept_from.get(name, START),
             )
             for name, batches in found.items()
         ]
@@ -228,6 +238,9 @@ class MemoryReader:
         self, topic: str, after: Position, upto: Position, history: str | None = None, *, old_rows: bool = False
     ) -> Iterator[pa.RecordBatch]:
         floor, raised = self._floor(topic)
+        kept_from = self._log.kept_from.get(topic, START)
+        if after + 1 < kept_from:
+            raise retired_before(topic, after, kept_from)
         if 0 < after < floor - 1 and self.lineage().raised_at(history) < raised:
             raise PositionGone(f"the log no longer keeps all of {topic} from position {after} on")
         for batch in self._between(after, upto):

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from cdc.diskspace import free_bytes
 from cdc.errors import ConfigError
-from cdc.log.contract import LogReader, present_history, selected
+from cdc.log.contract import LogReader, left_between, selected
 from cdc.model.position import Cut, Position, format_lsn
 from cdc.report.probe import SourceProbe
 from cdc.report.problems import problems_of
@@ -91,9 +91,9 @@ def lag_of(reader: LogReader, head: Cut, position: Position, tables: Sequence[st
     clock, which has dated the commits."""
     if position >= head.position:
         return Lag(0, 0, 0.0)
-    topics = [topic.name for topic in selected(reader, tables) if topic.last > position]
-    # Whether the store may go on from there is its follower's to say.
-    pieces = reader.slices(topics, position, head.position, 1 << 62, present_history(reader)) if topics else ()
+    pieces = left_between(
+        reader, tables, position, head.position
+    )  # whether the store may go on from there is its follower's to say
     if not pieces:
         return Lag(0, 0, 0.0)
     first = reader.cut_within(position, 1, 1)

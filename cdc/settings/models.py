@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -136,14 +136,25 @@ class Source(Database):
         return self
 
 
-Cleanup = Literal["compact", "keep"]
-"""What becomes of changes that later ones have superseded."""
+Cleanup = Literal["compact", "delete", "keep"]
+"""What becomes of a table's older changes."""
 
 
 class LogTable(Strict):
     """``[log.tables."schema.table"]``: how one table's changes are kept."""
 
     cleanup: Cleanup
+    retain_hours: float | None = Field(None, ge=0)
+    """As in `[log]`, which counts when left out."""
+    retain_mb: int | None = Field(None, ge=1)
+    """As in `[log]`, which counts when left out."""
+
+
+class Limits(NamedTuple):
+    """``cleanup = "delete"``: how old one table's changes become, and how many megabytes there are; None: no matter how."""
+
+    hours: float | None
+    mb: int | None
 
 
 class Tier(Strict):
@@ -179,14 +190,21 @@ class Log(Strict):
     """A segment that has grown to this size is closed and becomes Parquet."""
     cleanup: Cleanup = "keep"
     """`keep`: every change stays for ever. `compact`: of changes that are older than `history_hours` only each row's last stays, which may be its
-    DELETE ([log.md](log.md))."""
+    DELETE. `delete`: changes beyond `retain_hours` or `retain_mb` go, whether or not anything has superseded them ([log.md](log.md))."""
+    retain_hours: float | None = Field(None, ge=0)
+    """`delete`: changes that are older than this go. When left out, their age does not matter."""
+    retain_mb: int | None = Field(None, ge=1)
+    """`delete`: where a table's changes come to more than this, the oldest go, however young they are. Counted as they came (`bytes` in `cdc log ls`);
+    sealed, they take less of the disk. When left out, their size does not matter."""
     history_hours: float = Field(24.0, ge=0)
     """Every change stays for at least so long, so that the log can be asked how a table was at any moment since then."""
     deletes_hours: float = Field(336.0, ge=0)
     """`compact`: a row's DELETE stays for so long. A store that was restored from a backup older than that can only be built again (POSITION_GONE)."""
     pin_hours: float = Field(336.0, ge=0)
     """A configured store that stands still (it is down, or has stopped) keeps what it still has to read for so long, and so shows whole commits when
-    it goes on."""
+    it goes on. One that runs and yet does not get on keeps it for an hour at least."""
+    pin_mb: int | None = Field(None, ge=1)
+    """A configured store that lacks more than this keeps nothing any longer. When left out, it does not matter how much a store lacks."""
     reserve_mb: int = Field(256, ge=0)
     """Compaction leaves so much of the log's disk free for capture: it writes nothing that would leave less, and while there is less it gives back
     at once what it has replaced."""
@@ -196,12 +214,36 @@ class Log(Strict):
     tier: Tier | None = None
     """Where sealed files go when they are old; left out: nowhere."""
 
+    @model_validator(mode="after")
+    def _what_is_deleted_has_a_limit(self) -> Self:
+        if self.retain_hours is None and self.retain_mb is None:
+            for options in self.tables.values():
+                if options.cleanup == "delete" and options.retain_hours is None and options.retain_mb is None:
+                    raise ValueError('cleanup = "delete" needs retain_hours or retain_mb, for this table or for the whole log')
+            if self.cleanup == "delete":
+                raise ValueError('cleanup = "delete" needs retain_hours or retain_mb')
+        return self
+
     def cleanup_of(self, table: Qualified) -> Cleanup:
         """How this table's changes are kept."""
-        found = self.cleanup
+        options = self._options_of(table)
+        return self.cleanup if options is None else options.cleanup
+
+    def limits_of(self, table: Qualified) -> Limits:
+        """How much of this table's changes is kept, where ``cleanup_of`` says ``delete``."""
+        options = self._options_of(table)
+        if options is None:
+            return Limits(self.retain_hours, self.retain_mb)
+        return Limits(
+            self.retain_hours if options.retain_hours is None else options.retain_hours,
+            self.retain_mb if options.retain_mb is None else options.retain_mb,
+        )
+
+    def _options_of(self, table: Qualified) -> LogTable | None:
+        found = None
         for pattern, options in self.tables.items():
             if matches((pattern,), table):
-                found = options.cleanup
+                found = options
         return found
 
 

@@ -126,6 +126,8 @@ class FollowerStatus(_Told):
     dead: int = 0
     batches: int = 0
     rows_per_s: float = 0.0
+    moved_at: float = 0.0
+    """When ``position`` last became another: Unix time, seconds."""
     updated_at: float = 0.0
     said_at: float = 0.0
     """See ``CaptureStatus``."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc.errors import Stopped
-from cdc.log.contract import SOURCE_NAME, LogReader, LogWriter
+from cdc.errors import PositionGone, Stopped
+from cdc.log.contract import SOURCE_NAME, LogReader, LogWriter, left_between, present_history
 from cdc.log.embedded import writer as writer_module
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -51,6 +51,22 @@ class Home:
     def settle(self) -> None:
         if isinstance(self.writer, EmbeddedLogWriter):
             self.writer.drain_seals()
+
+    def close_newest(self, topic: str) -> None:
+        """The topic goes on in another segment."""
+        if isinstance(self.writer, EmbeddedLogWriter):
+            self.writer.upkeep.close_newest(topic, BIG)
+            self.writer.commit()
+
+    def retire(self, topic: str, kept_from: int) -> None:
+        """Its changes below go; a segment, or a batch, ends there."""
+        if self._memory:
+            self._memory.retire(topic, Position(kept_from))
+        elif isinstance(self.writer, EmbeddedLogWriter):
+            self.settle()
+            self.writer.upkeep.retire(topic, kept_from=kept_from, floor=kept_from, clean_from=kept_from)
+            self.writer.commit()
+            self.writer.upkeep.remove_replaced()
 
     def put(self, *batches: pa.RecordBatch, lsn: int = 0, ts: int = 0) -> Cut:
         for batch in batches:
@@ -430,6 +446,35 @@ def test_a_topics_last_change_at_or_below_a_cut(log: Home) -> None:
     log.writer.rollback()
     log.reopen_writer()
     assert [log.new_reader().last_change(topic, Position(43)) for topic in topics] == [42, 41, 43, 0]
+
+
+def test_what_is_retired_is_gone_by_name_for_whoever_is_behind_it(log: Home) -> None:
+    topic = ORDERS.qualified
+    log.put(changes(ORDERS, range(1, 41)))
+    log.close_newest(topic)
+    log.put(changes(ORDERS, range(41, 61)))
+    log.put(changes(USERS, [61]))
+    log.retire(topic, 41)
+    log.put(changes(ORDERS, [62]))
+    for _ in range(2):
+        for reader in (log.reader, log.new_reader()):
+            orders = next(one for one in reader.topics() if one.name == topic)
+            assert (orders.kept_from, orders.floor, orders.first, orders.last, orders.rows) == (41, 41, 41, 62, 21)
+            for after in (0, 1, 39):
+                for history in (None, present_history(reader)):
+                    with pytest.raises(PositionGone, match="before position 41 are gone"):
+                        list(reader.read(topic, Position(after), Position(BIG), history))
+                    with pytest.raises(PositionGone) as gone:
+                        reader.slices([topic], Position(after), Position(61), 1, history)
+                    assert "--from 41" in (gone.value.hint or "")
+            assert positions_in(read(reader, topic, 40)) == [*range(41, 61), 62]
+            assert positions_in(read(reader, topic, 50)) == [*range(51, 61), 62]
+            assert positions_in(read(reader, USERS.qualified)) == [61]
+            assert reader.last_change(topic, Position(61)) == 60
+            left = left_between(reader, ["*"], Position(0), Position(62))
+            assert {piece.topic for piece in left} == {topic, USERS.qualified}
+            assert min(piece.after for piece in left if piece.topic == topic) == 40
+        log.reopen_writer()
 
 
 def test_a_log_keeps_its_id_and_its_histories(log: Home) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt, LogReplaced, PositionGone
-from cdc.log.contract import Slice, Topic
+from cdc.log.contract import Slice, Topic, retired_before
 from cdc.log.embedded import plainfile
 from cdc.log.embedded.away import Moved
 from cdc.log.embedded.format import Damaged, Head
@@ -411,11 +411,12 @@ class EmbeddedLogReader:
         """Made again only when something has been added to it: all topics are asked for whenever a follower looks at its store."""
         known, last = self._topics.get(index.number), index.last
         retired = index.retired
-        now = (last, index.rows, retired.clean_from, retired.floor)
-        if known is None or (known.last, known.rows, known.clean_from, known.floor) != now:
+        now = (last, index.rows, retired.clean_from, retired.floor, retired.kept_from)
+        if known is None or (known.last, known.rows, known.clean_from, known.floor, known.kept_from) != now:
             known = Topic(
                 index.name, self._table(index), index.rows, index.bytes, Position(index.first), Position(last),
                 index.producer, Position(retired.clean_from), Position(retired.floor), retired.raised,
+                Position(retired.kept_from),
             )  # fmt: skip
             self._topics[index.number] = known
         return known
@@ -438,9 +439,11 @@ def _is_kept(index: TopicIndex, after: int, known: int = 0) -> bool:
 
 
 def _gone(index: TopicIndex, after: int) -> PositionGone:
+    retired = index.retired
+    if after + 1 < retired.kept_from:
+        return retired_before(index.name, after, retired.kept_from)
     return PositionGone(
-        f"the log no longer keeps all of {index.name} from position {after} on: "
-        f"changes before {index.retired.kept_from} are gone, and DELETEs before {index.retired.floor} may be",
+        f"the log no longer keeps all of {index.name} from position {after} on: DELETEs before {retired.floor} may be gone",
     )
 
 

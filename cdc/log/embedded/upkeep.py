@@ -1,4 +1,5 @@
-"""The way by which compaction and retention reach the log's writer: sealed files that replace segments, and positions that are no longer kept.
+"""The way by which compaction and retention reach the log's writer: sealed files that replace segments, and positions that are no longer kept,
+the files of which go in the same way.
 
 The order that makes it safe: the new files are written aside, synced and renamed, and their folder is synced; then they are handed over,
 and the writer's next commit records them; then the head that says so is synced; and only then, in ``remove_replaced``, do the old files go. A crash
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -26,6 +28,15 @@ from cdc.log.embedded.sealedsegment import Only, SealedSegment, encode, sealed_i
 from cdc.log.embedded.sealer import put
 from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.topicindex import TopicIndex
+
+
+class _Dropped(NamedTuple):
+    """Sealed files of a topic that the log no longer needs: those within [first, last] of an earlier generation."""
+
+    topic: str
+    first: int
+    last: int
+    generation: int
 
 
 class EmbeddedUpkeep:
@@ -43,14 +54,17 @@ class EmbeddedUpkeep:
         self._strays: set[tuple[Path, int]] = set()
         """Topics' folders in which files of a generation may have got their names though it was never handed over: none is recorded there while
         they stand."""
-        self._names: dict[int, str] = {}
+        self._dropped: dict[int, _Dropped] = {}
+        """What goes once that which waits of a topic is recorded."""
         self._replaced: dict[int, Replaced] = {}
         self._retired: dict[int, Retired] = {}
-        self._recorded: list[tuple[float, str, Replaced]] = []
-        """Durably replaced, since when (``time.monotonic``); the files that this has replaced are still there."""
+        self._closing: set[str] = set()
+        """The topics whose newest segments the writer is to close."""
+        self._recorded: list[tuple[float, _Dropped]] = []
+        """Durably dropped, since when (``time.monotonic``); the files are still there."""
 
     def waiting(self) -> bool:
-        return bool(self._replaced or self._retired)
+        return bool(self._replaced or self._retired or self._closing)
 
     def ranges(self, topic: str) -> list[ClosedRange]:
         found = []
@@ -115,15 +129,28 @@ class EmbeddedUpkeep:
         new = Replaced(index.number, first, last, size, sum(name.rows for name in files), generation, digest_of(files))
         with self._lock:
             self._check(index, index.refuses(new))
-            self._replaced[index.number], self._names[index.number] = new, topic
+            self._replaced[index.number] = new
+            self._dropped[index.number] = _Dropped(topic, first, last, generation)
 
-    def retire(self, topic: str, *, kept_from: int, floor: int, clean_from: int) -> None:
+    def retire(self, topic: str, *, floor: int, clean_from: int, kept_from: int | None = None) -> None:
         index = self._index(topic)
+        kept_from = index.retired.kept_from if kept_from is None else kept_from
+        crashpoint("compaction.retiring")
         with self._lock:
             raised = self._next_raising() if floor > index.retired.floor else index.retired.raised
             new = Retired(index.number, kept_from, floor, clean_from, index.generation, raised)
             self._check(index, index.refuses_retiring(new))
             self._retired[index.number] = new
+            # A segment of which anything is kept stays whole, also where it was sealed as several files.
+            last = index.retire(new).first - 1
+            if last >= index.first:
+                self._dropped[index.number] = _Dropped(topic, index.first, last, index.generation + 1)
+
+    def close_newest(self, topic: str, begun: int) -> None:
+        newest = self._index(topic).newest()
+        if newest.segment <= begun and not self._reader.is_sealed(topic, newest):
+            with self._lock:
+                self._closing.add(topic)
 
     def _next_raising(self) -> int:
         """The caller holds the lock."""
@@ -134,7 +161,7 @@ class EmbeddedUpkeep:
     def remove_replaced(self, grace_s: float = 0.0) -> None:
         since = time.monotonic() - grace_s
         with self._lock:
-            recorded = [one for one in self._recorded if one[0] <= since]
+            recorded = [entry for entry in self._recorded if entry[0] <= since]
         if not recorded:
             return
         self._check_place()
@@ -146,22 +173,21 @@ class EmbeddedUpkeep:
             self._disk.close(fd)
         crashpoint("compaction.head_synced")
         refused: OSError | None = None
-        for one in recorded:
+        for entry in recorded:
             try:
-                self._remove(one[1], one[2])
+                self._remove(entry[1])
             except OSError as error:
                 refused = refused or error  # the others' space may be what is needed
                 continue
             with self._lock:
-                self._recorded.remove(one)
+                self._recorded.remove(entry)
         if refused is not None:
             raise refused
 
-    def _remove(self, topic: str, new: Replaced) -> None:
-        """Removes what this has replaced."""
-        folder = self._places.folder(topic)
+    def _remove(self, dropped: _Dropped) -> None:
+        folder = self._places.folder(dropped.topic)
         for name in sealed_in(folder):
-            if name.generation < new.generation and new.first <= name.first and name.last <= new.last:
+            if name.generation < dropped.generation and dropped.first <= name.first and name.last <= dropped.last:
                 # The file first: whoever is putting it away finds that it is gone, and takes back the stub.
                 for file in (name.file, name.away):
                     with suppress(FileNotFoundError):
@@ -193,14 +219,21 @@ class EmbeddedUpkeep:
         with self._lock:
             return tuple(self._replaced.values()), tuple(self._retired.values())
 
+    def to_close(self) -> set[str]:
+        """The topics whose newest segments are to be closed; each is told of once."""
+        with self._lock:
+            closing, self._closing = self._closing, set()
+            return closing
+
     def recorded(self, replaced: Sequence[Replaced], retired: Sequence[Retired]) -> None:
         """Takes note that these are durable."""
         with self._lock:
             for new in replaced:
                 self._replaced.pop(new.topic)
-                self._recorded.append((time.monotonic(), self._names[new.topic], new))
             for old in retired:
                 self._retired.pop(old.topic)
+            for topic in ({new.topic for new in replaced} | {old.topic for old in retired}) & self._dropped.keys():
+                self._recorded.append((time.monotonic(), self._dropped.pop(topic)))
 
     def close(self) -> None:
         self._reader.close()

@@ -43,7 +43,7 @@ from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.syncpool import SyncPool
 from cdc.log.embedded.tail import Density, OpenPart, OpenTopic, OpenTopics, Positions, Staged, Tip, positions_of, run_of
 from cdc.log.embedded.tiering import EmbeddedTiering
-from cdc.log.embedded.topicindex import TopicIndex
+from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.upkeep import EmbeddedUpkeep
 from cdc.model.batch import table_of
 from cdc.model.oldrows import completed
@@ -166,6 +166,7 @@ class EmbeddedLogWriter:
         self._check_usable()
         if self._sealer and self._sealer.corrupt:
             raise self._sealer.corrupt
+        self._close_asked_for()
         staged, before = self._staged, self._published.head
         if commit_lsn is None:
             commit_lsn, commit_ts_us = before.cut.commit_lsn, before.commit_ts_us
@@ -377,6 +378,16 @@ class EmbeddedLogWriter:
         with self._fatal():
             published.advance(head)
 
+    def _close_asked_for(self) -> None:
+        """Closes the segments that ``upkeep`` has asked for, but those that something is being added to."""
+        for name in self._register.upkeep.to_close():
+            topic = self._topics.get(name)
+            if topic is None or name in self._staged.topics or topic.tip.closed:
+                continue
+            run = run_of(topic.tip)
+            topic.tip = topic.durable = replace(topic.tip, closed=True, schema=None)
+            self._hand_to_sealing(topic, run)
+
     def _close_full(self, staged: Staged) -> None:
         """Hands full segments to sealing, and keeps the number of open files bounded."""
         for topic in staged.topics.values():
@@ -385,10 +396,13 @@ class EmbeddedLogWriter:
                 topic.tip = topic.durable = replace(topic.tip, closed=True, schema=None)
         for topic, run in staged.closed:
             crashpoint("log.segment.closed")
-            self._files.forget(topic.number, run.segment)
-            if self._sealer:
-                self._sealer.add(self._place(topic.number, topic.name, run.segment), run)
+            self._hand_to_sealing(topic, run)
         self._files.trim()
+
+    def _hand_to_sealing(self, topic: OpenTopic, run: SegmentRun) -> None:
+        self._files.forget(topic.number, run.segment)
+        if self._sealer:
+            self._sealer.add(self._place(topic.number, topic.name, run.segment), run)
 
     # --- files -------------------------------------------------------------------------------------------------------
 

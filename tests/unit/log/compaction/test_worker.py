@@ -128,9 +128,10 @@ def test_a_store_that_reads_on_holds_back_what_it_lacks_and_one_that_stands_stil
     told(settings, 40)
     (pin,) = found.look(3600 * hours)
     assert pin.position == 40
-    assert found.look(9000 * hours), "it reads, however far behind it is"
+    assert found.look(7200 * hours - 1), "it reads, however far behind it is"
+    assert not found.look(7200 * hours), "it says that it follows, and does not get on"
     told(settings, 40, "waiting")
-    assert not found.look(9000 * hours)
+    assert not found.look(7200 * hours)
     told(settings, 41, "waiting")
     assert found.look(9000 * hours), "it has got on"
     assert not found.look(9000 * hours + 3600 * hours)
@@ -393,4 +394,50 @@ def test_the_thread_ends_within_one_batch(shop: tuple[Settings, EmbeddedLogWrite
     began = time.monotonic()
     thread.join()
     assert time.monotonic() - began < 20, "the topic takes a minute or more"
+    writer.close()
+
+
+def test_what_a_store_did_before_the_process_began_counts_and_one_that_lacks_nothing_is_never_late(
+    shop: tuple[Settings, EmbeddedLogWriter],
+) -> None:
+    settings, writer = shop
+    grown(writer, 50)  # long ago
+    long_s = 3600 * settings.log.pin_hours
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        for position, moved_s_ago, holds in ((20, 10, True), (20, long_s + 60, False), (50, long_s + 60, True)):
+            said = FollowerStatus("told", position=position, state="following", moved_at=time.time() - moved_s_ago)
+            status.stamp(said)
+            status.write(settings.run_dir, "follow-told", said)
+            (pin,) = Pins(lambda: settings).every(0.0, reader)
+            assert (pin.lapsed is None) == holds, position
+            if not holds:
+                assert "log.pin_hours" in (pin.lapsed or "")
+        found = Pins(lambda: settings)
+        assert found.look(0.0, reader)
+        assert found.look(2 * long_s, reader), "it has had nothing to read since"
+    writer.close()
+
+
+def test_a_store_that_is_added_while_what_stays_is_chosen_loses_nothing(
+    shop: tuple[Settings, EmbeddedLogWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, writer = shop
+    told(settings, 10**6)
+    grown(writer, 300)
+    new = options_model("console").model_validate({"kind": "console", "tables": ["public.orders"]})
+    now = [settings]
+    compaction = Compaction(settings, writer.upkeep, threading.Event(), in_force=lambda: now[0])
+    original = writer.upkeep.batches
+
+    def added(*given: object) -> Iterator[pa.RecordBatch]:
+        now[0] = settings.model_copy(update={"stores": {**settings.stores, "new": new}})
+        yield from original(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(writer.upkeep, "batches", added)
+    with closing(EmbeddedLogReader(settings.log.dir)) as reader:
+        problems: list[str] = []
+        compaction._look(reader, problems)
+        assert not problems
+        assert not writer.upkeep.waiting()
+        assert reader.topics()[0].clean_from == 0
     writer.close()
