@@ -30,6 +30,7 @@ from cdc.ingest.preparation import Preparation
 from cdc.ingest.round import Round, begun
 from cdc.ingest.slotalarms import Alarms
 from cdc.log.home import open_reader, open_writer, upkeep_of
+from cdc.lookup.worker import Keeping
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, format_lsn
 from cdc.privacy.policies import ProtectedWriter, Protection, protection_of
@@ -74,10 +75,17 @@ def run_capture(
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
         upkeep = upkeep_of(unguarded)
-        compaction = None if upkeep is None else Compaction(settings, upkeep, stop, in_force=in_force)
+        one_at_a_time = threading.Lock()
+
+        def now_in_force() -> Settings:
+            with one_at_a_time:
+                return in_force() if in_force else settings
+
+        compaction = None if upkeep is None else Compaction(settings, upkeep, stop, in_force=now_in_force)
+        lookups = Keeping(settings, stop, in_force=now_in_force)
 
         def log_alarm() -> str | None:
-            return unguarded.alarm() or (compaction.alarm() if compaction else None)
+            return unguarded.alarm() or (compaction.alarm() if compaction else None) or lookups.alarm()
 
         meter = Meter(settings.run_dir, settings.source.slot, progress, log_alarm=log_alarm)
         meter.status.position, meter.status.commit_lsn = writer.head.position, writer.head.commit_lsn
@@ -94,6 +102,7 @@ def run_capture(
                 intake.catch_up()
                 if compaction is not None:
                     compaction.start()
+                lookups.start()
                 _capture(settings, protection, intake, progress, meter, stop)
         except Stopped as stopped:
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
@@ -103,9 +112,10 @@ def run_capture(
             raise
         finally:
             meter.say(state, problem)
+            stop.set()
             if compaction is not None:
-                stop.set()
                 compaction.join()
+            lookups.join()
     return 0
 
 

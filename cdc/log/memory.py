@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import PositionGone
 from cdc.log.contract import SOURCE_NAME, Slice, Topic
-from cdc.log.views import alone, clip
+from cdc.log.views import alone, clip, picked
 from cdc.model.batch import POSITION, table_of
 from cdc.model.lineage import History, Lineage
 from cdc.model.position import START, ZERO_CUT, Cut, Lsn, Position, format_lsn
@@ -230,6 +232,11 @@ class MemoryReader:
         for batch in self._between(after, upto):
             if table_of(batch.schema).qualified == topic:
                 yield from alone(batch)
+
+    def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        for batch in self._between(0, self._log.head.position):
+            if table_of(batch.schema).qualified == topic and len(found := picked(batch, positions)):
+                yield found
 
     def slices(
         self,

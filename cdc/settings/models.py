@@ -141,9 +141,13 @@ Cleanup = Literal["compact", "keep"]
 
 
 class LogTable(Strict):
-    """``[log.tables."schema.table"]``: how one table's changes are kept."""
+    """``[log.tables."schema.table"]``: how the log treats one table (* and ? match)."""
 
-    cleanup: Cleanup
+    cleanup: Cleanup | None = None
+    """`compact` or `keep`, as in `[log]`."""
+    lookup: bool | None = None
+    """Whether the rows of many keys can be looked up at once ([log.md](log.md#keyed-look-up)). It costs about 16 bytes on the disk for each change
+    that the log holds. By default `false`."""
 
 
 class Log(Strict):
@@ -165,14 +169,22 @@ class Log(Strict):
     """Compaction leaves so much of the log's disk free for capture: it writes nothing that would leave less, and while there is less it gives back
     at once what it has replaced."""
     tables: Mapping[str, LogTable] = {}
-    """The same for single tables (`schema.table`, `*` and `?` match); the last that matches decides."""
+    """For single tables (`schema.table`, `*` and `?` match): `cleanup` and `lookup`; the last that matches and says it decides."""
 
     def cleanup_of(self, table: Qualified) -> Cleanup:
         """How this table's changes are kept."""
         found = self.cleanup
         for pattern, options in self.tables.items():
-            if matches((pattern,), table):
+            if options.cleanup is not None and matches((pattern,), table):
                 found = options.cleanup
+        return found
+
+    def looks_up(self, table: Qualified) -> bool:
+        """Whether this table's rows can be looked up by their keys."""
+        found = False
+        for pattern, options in self.tables.items():
+            if options.lookup is not None and matches((pattern,), table):
+                found = options.lookup
         return found
 
 

@@ -21,6 +21,7 @@ ROOMS: Final = {
     "stops": ("stops",),
     "supervise": ("supervise",),
     "inbox": ("inbox",),
+    "lookup": ("lookup",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 

@@ -138,6 +138,7 @@ class SealedFile:
         """Raises FileNotFoundError, or LogCorrupt when a single byte differs from what was sealed or it stands elsewhere."""
         self.path = path
         self.name = name
+        self._bounds: list[tuple[int, int]] | None = None
         with pa.memory_map(str(path)) as file:
             self._data = file.read_buffer()
         if crc32c(self._data) != name.crc:
@@ -187,13 +188,31 @@ class SealedFile:
             raise LogCorrupt(f"{self.path}: not a sealed segment ({type(error).__name__})") from None
         return int(positions[int(positions.searchsorted(upto, "right")) - 1])
 
+    def row_groups(self) -> list[tuple[int, int]]:
+        """The first and the last position of each. Raises LogCorrupt as ``batches``."""
+        if self._bounds is None:
+            self._bounds = [self._within(number) for number in range(self._file.num_row_groups)]
+        return self._bounds
+
+    def row_group(self, number: int) -> pa.RecordBatch:
+        """All of one row group. Raises LogCorrupt as ``batches``."""
+        try:
+            table = self._file.read_row_group(number, use_threads=False).combine_chunks()
+            return pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=self.schema)
+        except (pa.ArrowException, OSError, IndexError) as error:
+            raise LogCorrupt(f"{self.path}: not a sealed segment ({type(error).__name__})") from None
+
     def _overlaps(self, row_group: int, after: int, upto: int) -> bool:
+        first, last = self._within(row_group)
+        return last > after and first <= upto
+
+    def _within(self, row_group: int) -> tuple[int, int]:
         column = self._file.metadata.row_group(row_group).column(0)
         # Arrow ends the process when it is asked for statistics whose type is not the schema's.
         statistics = column.statistics if column.physical_type == self._file.schema.column(0).physical_type else None
         if statistics is None or not isinstance(statistics.max, int) or not isinstance(statistics.min, int):
             raise LogCorrupt(f"{self.path}: not a sealed segment (no positions in its statistics)")
-        return bool(statistics.max > after and statistics.min <= upto)
+        return statistics.min, statistics.max
 
 
 class SealedSegment:
@@ -212,6 +231,16 @@ class SealedSegment:
         for file in self._files:
             if file.name.last > after and file.name.first <= upto:
                 yield from file.batches(after, upto, only)
+
+    def row_groups(self) -> Iterator[tuple[int, int, int, int]]:
+        """Each row group: the number of its file, its own there, its first and its last position."""
+        for number, file in enumerate(self._files):
+            for group, (first, last) in enumerate(file.row_groups()):
+                yield number, group, first, last
+
+    def row_group(self, file: int, number: int) -> pa.RecordBatch:
+        """All of one row group."""
+        return self._files[file].row_group(number)
 
     def last_within(self, upto: int) -> int:
         """The last position at or below this one; 0 when there is none."""
