@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,18 +26,23 @@ class Entries(NamedTuple):
         return len(self.hashes)
 
 
+_NUMBER_BITS: Final = 20
+_NUMBER: Final = np.uint64((1 << _NUMBER_BITS) - 1)
 NO_ENTRIES = Entries(np.empty(0, np.uint64), np.empty(0, np.int64))
 
 
 def hashed(keys: pa.Array, seed: int) -> U64:
-    """The digest of each key (utf8, as ``sinks.render.rowtext.keys`` gives them)."""
-    return digests(pa.RecordBatch.from_arrays([keys], names=["key"]), (0,), seed).high
+    """The digest of each key (utf8, as ``sinks.render.rowtext.keys`` gives them). Its last bits are 0, where sorting puts rows' numbers."""
+    return digests(pa.RecordBatch.from_arrays([keys], names=["key"]), (0,), seed).high & ~_NUMBER
 
 
 def sorted_entries(hashes: U64, positions: I64) -> Entries:
-    """positions: rising."""
-    order = np.argsort(hashes, kind="stable")
-    return Entries(hashes[order], positions[order])
+    """positions: rising. Up to 2**20 of them are sorted fast."""
+    if len(hashes) > 1 << _NUMBER_BITS:
+        order = np.argsort(hashes, kind="stable")
+        return Entries(hashes[order], positions[order])
+    numbered = np.sort(hashes | np.arange(len(hashes), dtype=np.uint64))
+    return Entries(numbered & ~_NUMBER, positions[(numbered & _NUMBER).astype(np.int64)])
 
 
 def newest_below(entries: Entries, wanted: U64, below: I64) -> I64:
@@ -82,7 +87,7 @@ def merged(runs: Sequence[Entries], most: int) -> Iterator[Entries]:
     for piece in range(len(bounds) + 1):
         slices = [slice(begin, int(end[piece])) for begin, end in zip(begins, ends, strict=True)]
         begins = [one.stop for one in slices]
-        yield sorted_entries(
-            np.concatenate([one.hashes[part] for one, part in zip(runs, slices, strict=True)]),
-            np.concatenate([one.positions[part] for one, part in zip(runs, slices, strict=True)]),
-        )
+        hashes = np.concatenate([one.hashes[part] for one, part in zip(runs, slices, strict=True)])
+        positions = np.concatenate([one.positions[part] for one, part in zip(runs, slices, strict=True)])
+        order = np.argsort(hashes, kind="stable")  # fast where long stretches are sorted already
+        yield Entries(hashes[order], positions[order])

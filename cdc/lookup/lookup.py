@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from cdc.errors import ConfigError, LookupBehind
 from cdc.log.contract import LogReader
+from cdc.log.views import joined
 from cdc.lookup.entries import I64, Entries, hashed, newest
 from cdc.lookup.shelf import Shelf, folder_of, opened, remove_damaged
 from cdc.lookup.standing import AsOf, Turn, as_of, definitions_between, tells_rows_apart
@@ -185,7 +186,7 @@ class _Search:
         rows, lives = np.full(len(positions), -1, np.int64), np.zeros(len(positions), np.bool_)
         texts: list[pa.Array] = []
         present: list[I64] = []
-        for batch in self._log.changes_at(self._topic, positions):
+        for batch in self._changes(positions):
             at = positions.searchsorted(batch.column(0).to_numpy())
             rows[at] = np.arange(self._rows, self._rows + len(at))
             lives[at] = batch.column(OP).to_numpy() != int(Op.DELETE)
@@ -202,6 +203,13 @@ class _Search:
             number[place] = np.arange(len(place))
         keys_there = pa.chunked_array(texts, pa.utf8()).combine_chunks()
         return rows, keys_there.take(pa.array(number, mask=number < 0)), lives
+
+    def _changes(self, positions: I64) -> Iterator[pa.RecordBatch]:
+        """In few batches; but of those before the chapter each has its own past."""
+        begin = int(positions.searchsorted(self._now.chapter))
+        if begin:
+            yield from self._log.changes_at(self._topic, positions[:begin])
+        yield from joined(self._log.changes_at(self._topic, positions[begin:]))
 
     def _keys(self, batch: pa.RecordBatch) -> pa.Array:
         """The keys by which the present chapter knows these changes."""

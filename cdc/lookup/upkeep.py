@@ -20,7 +20,7 @@ from cdc.model.batch import POSITION, last_position
 from cdc.model.position import START, Position
 from sinks.newest import PositionSet
 
-RUN_ROWS: Final = 1_000_000
+RUN_ROWS: Final = 900_000
 """Of so many changes a run is made at once: while a topic is read from its beginning, this bounds what is in memory."""
 PIECE_PAIRS: Final = 1_000_000
 """So many pairs are in memory while runs are merged."""

@@ -21,6 +21,7 @@ TOYS: Final = {
     "snapshot": ("--rows 3000 --runs 1", {"copy", "wide"}),
     "backlog": ("--changes 20000 --runs 1 --stores redis,redis-hash --alone", CACHES),
     "log": ("--rows 60000 --runs 1 --cuts 200000", {"append", "open_s"}),
+    "lookup": ("--rows 10000 --runs 1", {"rows_per_s_10000", "keep_cpu_s_per_million"}),
     "stages": ("--changes 2000", set()),
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }
