@@ -19,7 +19,8 @@ What always holds:
   row is absent as it should be; as of a cut below the clean point the answer is POSITION_GONE.
 
 What happens when something fails: a run is written aside, synced and renamed, so it is whole or not there. A run whose checksums differ, or that is of another
-log, another history or another topic, is named in a warning and removed, with what comes behind it, and made again from the log. Two runs of a
+log, history or topic, or whose last change the log does not have (it was put back from a copy), is named in a warning and removed, with what comes behind
+it, and made again from the log. Two runs of a
 merge that a crash has left beside what they were merged into are removed by the next look.
 
 ``entries`` (pairs), ``standing`` (definitions) and ``scan`` (changes → runs) are pure; ``runfile`` and ``shelf`` touch the files, ``lookup`` answers, ``upkeep``

@@ -17,7 +17,7 @@ from cdc.errors import ConfigError, LookupBehind
 from cdc.log.contract import LogReader
 from cdc.log.views import joined
 from cdc.lookup.entries import I64, Entries, hashed, newest
-from cdc.lookup.shelf import Shelf, folder_of, opened, remove_damaged
+from cdc.lookup.shelf import Shelf, folder_of, opened, remove
 from cdc.lookup.standing import AsOf, Turn, as_of, definitions_between, tells_rows_apart
 from cdc.lookup.tail import TAIL_ROWS, Tail
 from cdc.model.batch import META_FIELDS, OP, Op, first_position, topic_batch_schema, topic_schema
@@ -116,11 +116,9 @@ class Lookup:
 
     def _open(self, topic: str, cut: int) -> _Topic:
         """The topic's runs, with a tail that reaches the cut. The caller holds the lock."""
-        lineage, before = self._log.lineage(), self._topics.get(topic)
-        if lineage is None:
-            raise ValueError("there is no log")
-        shelf = opened(folder_of(self._folder, topic), topic, lineage, self._log.head().position, before.shelf if before else None)
-        remove_damaged(shelf)
+        before = self._topics.get(topic)
+        shelf = opened(self._log, folder_of(self._folder, topic), topic, before.shelf if before else None)
+        remove(shelf.damaged)  # what is only of another log is left to whoever keeps the runs
         if before is None or not (_same(before.shelf, shelf) or before.tail.goes_on(shelf)):
             before = _Topic(shelf, Tail(self._log, topic, shelf, self._tail_rows))
         before.shelf = shelf
@@ -133,8 +131,8 @@ class Lookup:
         with self._lock:
             held = self._topics.pop(topic, None)
         if held is not None:
-            names = [held.shelf.folder / name.file for name in held.shelf.names]
-            remove_damaged(Shelf(held.shelf.folder, damaged=dict.fromkeys(names, "it names a change that the log does not have")))
+            files = [held.shelf.folder / name.file for name in held.shelf.names]
+            remove(dict.fromkeys(files, "it, or another beside it, names a change that the log does not have"))
         raise LookupBehind(
             f"the look-up of {topic} named position {position}, where the log has no change of it; it is made again",
             hint="ask again; cdc run makes it",

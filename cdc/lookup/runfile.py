@@ -61,7 +61,7 @@ def encode_header(run: Run, origin: Origin, count: int, checksums: tuple[int, in
         "hashes": f"{checksums[0]:08x}", "positions": f"{checksums[1]:08x}",
         "schemas": [None if one is None else one.to_json() for one in schemas],
         "turns": [(turn.at, str(turn.effect), schemas[turn.schema]) for turn in run.turns],
-        "held": schemas[run.held],
+        "held": schemas[run.held], "last": run.last,
     }  # fmt: skip
     text = json.dumps(header).encode()
     whole = _MAGIC + _LENGTHS.pack(len(text), google_crc32c.value(text)) + text
@@ -95,7 +95,8 @@ def _decoded(data: pa.Buffer) -> tuple[Run, Origin]:
     entries = Entries(np.frombuffer(parts[0], np.uint64), np.frombuffer(parts[1], np.int64)) if count else NO_ENTRIES
     schemas = [None if one is None else TopicSchema.from_json(one) for one in header["schemas"]]
     turns = tuple(Turn(at, Effect(effect), _some(schemas[number])) for at, effect, number in header["turns"])
-    run = Run(header["low"], header["high"], header["chapter"], entries, turns, schemas[header["held"]])
+    position, lsn = header["last"]
+    run = Run(header["low"], header["high"], header["chapter"], entries, turns, schemas[header["held"]], (position, lsn))
     return run, Origin(header["log"], header["history"], header["topic"], header["seed"])
 
 

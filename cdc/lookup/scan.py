@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc.lookup.entries import I64, U64, Entries, hashed, sorted_entries
 from cdc.lookup.standing import Effect, Standing, Turn, tells_rows_apart, turn_of
-from cdc.model.batch import ALONE, OP, POSITION, last_position, topic_schema
+from cdc.model.batch import ALONE, LSN, OP, POSITION, last_position, topic_schema
 from cdc.model.topic import TopicSchema
 from sinks.render.rowtext import keys
 
@@ -21,7 +21,8 @@ Living = Callable[[TopicSchema, int], Iterable[tuple[I64, pa.Array]]]
 @dataclass(frozen=True, slots=True)
 class Run:
     """The pairs of one range (low, high] of a topic's positions, all of one chapter, and the turns there. Where a chapter begins in it, its
-    positions are also those of the rows that were there before. ``held``: the definition at its end."""
+    positions are also those of the rows that were there before. ``held``: the definition at its end. ``last``: position and LSN of the last change
+    at or before its end, by which it is recognised as one of this log's; zeros where none is known."""
 
     low: int
     high: int
@@ -29,6 +30,7 @@ class Run:
     entries: Entries
     turns: tuple[Turn, ...]
     held: TopicSchema | None
+    last: tuple[int, int] = (0, 0)
 
     @property
     def standing(self) -> Standing:
@@ -48,6 +50,7 @@ class Scan:
         self._positions: list[I64] = []
         self._turns: list[Turn] = []
         self._done: list[Run] = []
+        self._last = (0, 0)
         self.rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -55,7 +58,7 @@ class Scan:
         _, chapter, held = self._standing
         turn = turn_of(batch, held)
         if turn is not None and turn.effect is Effect.REKEYS:
-            self._begin_chapter(turn)
+            self._begin_chapter(turn, int(batch.column(LSN)[0].as_py()))
             return
         if turn is not None:
             self._turns.append(turn)
@@ -63,6 +66,7 @@ class Scan:
         if tells_rows_apart(schema) and batch.column(OP)[0].as_py() not in ALONE:
             self._add(keys(batch, schema), batch.column(POSITION).to_numpy())
         self._standing = Standing(last_position(batch), chapter, schema)
+        self._last = last_position(batch), int(batch.column(LSN)[-1].as_py())
 
     def runs(self, high: int) -> list[Run]:
         """The changes taken since the last time, as runs that end at ``high``, up to which everything has been taken."""
@@ -75,12 +79,13 @@ class Scan:
         self._positions.append(positions)
         self.rows += len(positions)
 
-    def _begin_chapter(self, turn: Turn) -> None:
+    def _begin_chapter(self, turn: Turn, lsn: int) -> None:
         self._end(turn.at - 1)
         if tells_rows_apart(turn.schema):
             for positions, texts in self._living(turn.schema, turn.at):
                 self._add(texts, positions)
         self._turns.append(turn)
+        self._last = turn.at, lsn
         self._standing = Standing(turn.at - 1, turn.at, turn.schema)
         self._end(turn.at)
 
@@ -93,7 +98,7 @@ class Scan:
         entries = sorted_entries(
             np.concatenate([np.empty(0, np.uint64), *self._hashes]), np.concatenate([np.empty(0, np.int64), *self._positions])
         )
-        self._done.append(Run(low, high, chapter, entries, tuple(self._turns), held))
+        self._done.append(Run(low, high, chapter, entries, tuple(self._turns), held, self._last))
         self._hashes, self._positions, self._turns, self.rows = [], [], [], 0
         self._standing = Standing(high, chapter, held)
         self._low = high

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 import structlog
 
 from cdc.errors import Stopped
+from cdc.log.contract import LogReader
 from cdc.lookup.runfile import Origin, RunDamaged, mapped
 from cdc.lookup.scan import Run
 from cdc.lookup.standing import BEGINNING, Standing, Turn
+from cdc.model.batch import LSN
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import Cut, Lsn, Position
+from cdc.replay.state import clean_from
 
 FOLDER: Final = "lookup"
 _NAME: Final = re.compile(r"^(\d{20})-(\d{20})-(\d{20})\.run$")
@@ -70,13 +74,15 @@ def chain(names: Iterable[RunName]) -> list[RunName]:
 
 @dataclass(slots=True)
 class Shelf:
-    """One topic's runs as they were found. ``damaged``: files that stand in the place of one that would come next, each with what is wrong with it."""
+    """One topic's runs as they were found. ``damaged``, ``foreign``: what stands in the place of the next one, with what is wrong with it: no run at all, or
+    one that is not of this log as it is."""
 
     folder: Path
     runs: list[Run] = field(default_factory=list)
     origin: Origin | None = None
     names: frozenset[RunName] = frozenset()
     damaged: dict[Path, str] = field(default_factory=dict)
+    foreign: dict[Path, str] = field(default_factory=dict)
 
     @property
     def standing(self) -> Standing:
@@ -88,17 +94,21 @@ class Shelf:
         return [turn for run in self.runs for turn in run.turns]
 
 
-def opened(folder: Path, topic: str, lineage: Lineage, head: int, known: Shelf | None = None) -> Shelf:
+def opened(log: LogReader, folder: Path, topic: str, known: Shelf | None = None) -> Shelf:
     """The topic's runs, as far as they follow one another and can be believed. ``known``: runs that have been checked already. Raises OSError."""
     while True:
         try:
-            return _opened(folder, topic, lineage, head, known)
+            return _opened(log, folder, topic, known)
         except FileNotFoundError:
             continue  # merged meanwhile
 
 
-def _opened(folder: Path, topic: str, lineage: Lineage, head: int, known: Shelf | None) -> Shelf:
+def _opened(log: LogReader, folder: Path, topic: str, known: Shelf | None) -> Shelf:
     shelf = Shelf(folder, names=names_in(folder))
+    # Asked after the files were listed: the log has all that they tell of.
+    lineage, head = log.lineage(), log.head().position
+    if lineage is None:
+        return shelf
     had = {RunName.of(run): (run, known.origin) for run in known.runs if known.origin} if known else {}
     for name in chain(shelf.names):
         path = folder / name.file
@@ -108,12 +118,24 @@ def _opened(folder: Path, topic: str, lineage: Lineage, head: int, known: Shelf 
             shelf.damaged[path] = str(damage)
             break
         problem = _problem(name, run, (origin, shelf.origin or origin), topic, lineage, head)
+        if problem is None and name not in had and _is_of_another(log, topic, run):
+            problem = "the log has another change where it ends"
         if problem:
-            shelf.damaged[path] = problem
+            shelf.foreign[path] = problem
             break
         shelf.runs.append(run)
         shelf.origin = origin
     return shelf
+
+
+def _is_of_another(log: LogReader, topic: str, run: Run) -> bool:
+    """Whether the log says another thing of the run's last change: it was put back from a copy, and has come by other changes since."""
+    position, lsn = run.last
+    if not position:
+        return False
+    for batch in log.changes_at(topic, np.array([position])):
+        return bool(batch.column(LSN)[0].as_py() != lsn)
+    return position >= clean_from(log, topic)
 
 
 def _problem(name: RunName, run: Run, origins: tuple[Origin, Origin], topic: str, lineage: Lineage, head: int) -> str | None:
@@ -132,10 +154,9 @@ def _problem(name: RunName, run: Run, origins: tuple[Origin, Origin], topic: str
     return None
 
 
-def remove_damaged(shelf: Shelf) -> None:
-    """Removes what cannot be believed, so that it is made again, and says so."""
-    for path, problem in shelf.damaged.items():
+def remove(wrong: Mapping[Path, str]) -> None:
+    """Removes what cannot be believed, each with the reason, so that it is made again, and says so."""
+    for path, problem in wrong.items():
         _log.warning("a look-up's file is made again from the log", file=str(path), problem=problem)
         with contextlib.suppress(OSError):  # whoever only reads may not be allowed to
             path.unlink(missing_ok=True)
-    shelf.damaged.clear()

@@ -101,4 +101,4 @@ def _joinable(before: Run, after: Run) -> bool:
 def _joined(before: Run, after: Run) -> Run:
     hashes, positions = (np.concatenate(both) for both in zip(before.entries, after.entries, strict=True))
     entries: Entries = sorted_entries(hashes, positions)
-    return Run(before.low, after.high, after.chapter, entries, before.turns + after.turns, after.held)
+    return Run(before.low, after.high, after.chapter, entries, before.turns + after.turns, after.held, after.last)

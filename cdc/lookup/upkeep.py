@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from cdc.crashpoint import crashpoint
-from cdc.errors import LogReplaced
 from cdc.log.contract import LogReader, Topic, present_history
 from cdc.lookup.entries import Entries, merged
 from cdc.lookup.runfile import ASIDE, Origin, mapped, sync_folder, write
 from cdc.lookup.scan import Run, Scan
-from cdc.lookup.shelf import RunName, Shelf, folder_of, opened, remove_damaged
+from cdc.lookup.shelf import RunName, Shelf, folder_of, opened, remove
 from cdc.lookup.tail import living
 from cdc.model.batch import POSITION, last_position
 from cdc.model.position import START, Position
@@ -50,12 +49,9 @@ class Upkeep:
 
     def look(self) -> Shelf:
         """The runs that are there; what is left over or cannot be believed is removed. Raises OSError."""
-        lineage = self._log.lineage()
-        if lineage is None:
-            raise LogReplaced(self._folder.parent)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = opened(self._folder, self._topic, lineage, self._log.head().position, self._shelf)
-        remove_damaged(found)
+        found = opened(self._log, self._folder, self._topic, self._shelf)
+        remove(found.damaged | found.foreign)
         counted = {RunName.of(run) for run in found.runs}
         for path in self._folder.iterdir():
             # What is behind a gap would follow nothing: what is written next ends elsewhere.
@@ -128,7 +124,8 @@ class Upkeep:
             return
         turns = tuple(turn for run in together for turn in run.turns)
         count = sum(run.entries.pairs for run in together)
-        whole = Run(together[0].low, together[-1].high, together[-1].chapter, together[0].entries, turns, together[-1].held)
+        end = together[-1]
+        whole = Run(together[0].low, end.high, end.chapter, together[0].entries, turns, end.held, end.last)
         self._put(whole, shelf.origin, self._pieces([run.entries for run in together]), count)
         crashpoint("lookup.merged")
         for run in together:

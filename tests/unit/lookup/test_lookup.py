@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ import pytest
 from cdc.errors import ConfigError, LookupBehind, PositionGone
 from cdc.log.contract import LogReader
 from cdc.log.embedded.reader import EmbeddedLogReader
-from cdc.lookup import entries, lookup
+from cdc.lookup import entries, lookup, shelf
+from cdc.lookup.entries import Entries
 from cdc.lookup.lookup import FoundRows, Lookup, key_texts
-from cdc.lookup.runfile import RunDamaged, decode
-from cdc.lookup.shelf import chain, folder_of, names_in
+from cdc.lookup.runfile import RunDamaged, decode, mapped, write
+from cdc.lookup.shelf import RunName, chain, folder_of, names_in
 from cdc.lookup.upkeep import Upkeep
 from cdc.model.batch import Op, topic_schema
 from cdc.model.evolution import Kind
@@ -211,10 +213,10 @@ def test_a_run_that_differs_in_any_byte_is_named_and_made_again(log: Log, seed: 
     known = answers(log.root, 62, asked, tail_rows=0)
     for file in files:
         whole = file.read_bytes()
-        for at in range(len(whole)):
+        for at in (*range(16), *chance.sample(range(16, len(whole)), 500)):
             with pytest.raises(RunDamaged):
                 decode(pa.py_buffer(flipped(whole, at, chance)))
-        for length in {*range(100), *chance.sample(range(len(whole)), 100)}:
+        for length in {*range(20), *chance.sample(range(len(whole)), 50)}:
             with pytest.raises(RunDamaged):
                 decode(pa.py_buffer(whole[:length]))
         for data in (b"", whole[:-1], whole + b"\0", *(flipped(whole, at, chance) for at in chance.sample(range(len(whole)), 3))):
@@ -256,7 +258,41 @@ def test_runs_of_another_log_topic_place_or_past_are_not_believed(log: Log, tmp_
     shutil.copytree(log.root / "lookup", older / "lookup", dirs_exist_ok=True)
     assert answers(older, 60, ["1", "2"]).keys() == {"1", "2"}
     rest = Log(older)
-    rest.put(batch(NARROW, [(Op.UPDATE, 61, order(2, "found"))]))
+    rest.put(upserts(PAIRS, 61, [{"a": "x", "b": "y", "v": "1"}]), batch(NARROW, [(Op.UPDATE, 62, order(2, "found"))]))
+    assert answers(older, 62, ["1", "2"])["2"][0] == 62
     keep(rest)
-    assert answers(older, 61, ["1", "2"], tail_rows=0)["2"][0] == 61
+    assert answers(older, 62, ["1", "2"], tail_rows=0)["2"][0] == 62
     rest.close()
+
+
+def test_a_run_that_was_made_since_the_log_was_asked_for_its_head_is_one_of_this_log(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(log)
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root)) as found:
+
+        def names_after(folder: Path) -> frozenset[RunName]:
+            monkeypatch.undo()
+            log.put(batch(NARROW, [(Op.UPDATE, 61, order(1, "newer"))]))
+            keep(log)
+            return names_in(folder)
+
+        monkeypatch.setattr(shelf, "names_in", names_after)
+        assert found.rows("public.orders", Position(60), pa.array(["1"])).positions.tolist() == [41]
+        assert max(name.high for name in names_in(folder_of(log.root, "public.orders"))) == 61
+
+
+def test_a_run_that_names_changes_which_the_log_does_not_have_is_made_again(log: Log) -> None:
+    """As after somebody has put another topic's files there and changed what they say."""
+    filled(log)
+    (file,) = keep(log)
+    run, origin = mapped(file)
+    false = replace(run, entries=Entries(run.entries.hashes, run.entries.positions + 1000))
+    write(file, false, origin, false.entries.pairs, [false.entries])
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root)) as found:
+        log.put(*(upserts(PAIRS, at, [{"a": "x", "b": "y", "v": "1"}]) for at in range(61, 1100)))
+        with pytest.raises(LookupBehind, match="named position 10"):
+            found.rows("public.orders", Position(1099), pa.array(["1", "2"]))
+        assert not file.exists()
+        keep(log)
+        assert found.rows("public.orders", Position(1099), pa.array(["1"])).positions.tolist() == [41]
