@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--part", choices=sorted(WORKLOADS), default="orders")
     parser.add_argument("--changes", type=int, help="as many as the part's own number otherwise")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--lookup", action="store_true", help="also with the look-ups of every table kept beside it")
     parser.add_argument("--debezium", action="store_true", help="also Debezium's engine (installs requirements/bench.lock)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as folder:
@@ -58,6 +59,8 @@ def main(arguments: list[str]) -> int:
         try:
             changes = options.changes or WORKLOADS[options.part].changes
             result = measure(server, Path(folder), changes, options.runs, options.part)
+            if options.lookup:
+                measure_lookup(server, Path(folder), changes, options.runs, result)
             if options.debezium:
                 measure_debezium(server, changes, result)
         finally:
@@ -111,6 +114,15 @@ def measure(server: Postgres, folder: Path, changes: int, runs: int, part: str =
     return result
 
 
+def measure_lookup(server: Postgres, folder: Path, changes: int, runs: int, result: Result) -> None:
+    """The same changes with and without, one run after the other."""
+    seconds: dict[str, list[float]] = {"capture": [], "looked-up": []}
+    for _ in range(runs):
+        for what, found in seconds.items():
+            found.append(changes / _child(what, server.unix_dsn(), changes, folder)["seconds"])
+    result.figures["beside_lookup"] = faster(seconds["looked-up"], seconds["capture"], "changes/s", bar=0.9)
+
+
 def _large(server: Postgres, folder: Path, changes: int, result: Result) -> Result:
     for transport, dsn in (("unix", server.unix_dsn()), ("tcp", server.dsn())):
         run = _child("capture", dsn, changes, folder)
@@ -140,8 +152,8 @@ def _child(what: str, dsn: str, amount: int, folder: Path) -> dict[str, float]:
 
 
 def run_child(what: str, dsn: str, amount: int, log: Path) -> dict[str, Any]:
-    if what in ("capture", "unsealed"):
-        run = capture(dsn, amount, log, segment_bytes=2**30 if what == "unsealed" else 64 * 2**20)
+    if what in ("capture", "unsealed", "looked-up"):
+        run = capture(dsn, amount, log, segment_bytes=2**30 if what == "unsealed" else 64 * 2**20, lookup=what == "looked-up")
         return {key: value for key, value in run.items() if key != "ended"}
     if what == "bytes":
         return {"bytes": _drain(dsn, None, 0.0)[0]}
@@ -158,11 +170,12 @@ def capture(
     *,
     segment_bytes: int = 64 * 2**20,
     confirm: bool = False,
+    lookup: bool = False,
     durable: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Stream, decoder, log and feedback as the daemon runs them; done when the last change is durable (at ``ended``, by perf_counter).
 
-    confirm: tells the server what is durable. durable: told the commit time (microseconds) of what has become so.
+    confirm: tells the server what is durable. lookup: the look-ups of every table are kept beside it. durable: told the commit time (microseconds) of what has become so.
     """
     import structlog
 
@@ -178,7 +191,9 @@ def capture(
     from cdc.ingest.loop import Ingest
     from cdc.ingest.meter import Meter
     from cdc.log.embedded.writer import EmbeddedLogWriter
+    from cdc.lookup.worker import Keeping
     from cdc.model.pgtypes import PINNED_SETTINGS
+    from cdc.settings.models import Settings
     from snapshots.feed import SnapshotFeed
     from snapshots.progress import SnapshotProgress
 
@@ -193,6 +208,9 @@ def capture(
     )
     stop = threading.Event()
     meter = Meter(log / "run", SLOT, progress)
+    keeping = Keeping(Settings.model_validate(_looked_up(log)), stop)
+    if lookup:
+        keeping.start()
     connection = Connection(conninfo_to_dict(dsn), PINNED_SETTINGS, name="bench")
     before, began = _cpu_s(), time.perf_counter()
     stream = connection.start(SLOT, PUBLICATION, 0, Feedback(0) if confirm else _silent(), streaming=True)
@@ -217,6 +235,7 @@ def capture(
     watcher.start()
     ingest.run(stop)
     watcher.join()
+    keeping.join()
     cpu = _cpu_s() - before
     assert writer.head.position == changes, f"{writer.head.position} of {changes} changes"
     stream.close()
@@ -229,6 +248,10 @@ def capture(
         "cuts": len(cuts),
         "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def _looked_up(log: Path) -> dict[str, Any]:
+    return {"source": {"dsn": ""}, "log": {"dir": log, "tables": {"*": {"lookup": True}}, "reserve_mb": 0}}
 
 
 def _silent() -> Any:

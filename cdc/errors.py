@@ -99,6 +99,10 @@ class PositionGone(Stopped):
         super().__init__(StopState.POSITION_GONE, message, hint=hint)
 
 
+class LookupBehind(HeadwaterError):
+    """A keyed look-up cannot be answered yet: its files are still being made from the log. Whoever asks again later gets an answer."""
+
+
 class ColumnReserved(Stopped):
     """A captured table has got a column with a name that batches and stores use themselves."""
 

@@ -117,6 +117,12 @@ class PositionSet:
         at = positions - self._after - 1
         np.bitwise_or.at(self._bits, at >> 3, np.left_shift(1, at & 7).astype(np.uint8))
 
+    def holds(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these positions are in it."""
+        at = positions - self._after - 1
+        found: npt.NDArray[np.bool_] = (self._bits[at >> 3] >> (at & 7).astype(np.uint8)) & 1 == 1
+        return found
+
     def count(self, first: int, last: int) -> int:
         """The number of positions from ``first`` to ``last`` that are in it."""
         low, high = first - self._after - 1, last - self._after
@@ -129,8 +135,7 @@ class PositionSet:
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches' rows at these positions."""
         for batch in batches:
-            at = batch.column(POSITION).to_numpy() - self._after - 1
-            mine = (self._bits[at >> 3] >> (at & 7).astype(np.uint8)) & 1 == 1
+            mine = self.holds(batch.column(POSITION).to_numpy())
             if mine.all():
                 yield batch
             elif mine.any():

@@ -63,7 +63,7 @@ def rows_and_under(
     _refuse_gone(log, START)
     with closing(_History(log, shape.topic, memory_bytes)) as history:
         for batch in history.live(upto):
-            yield batch, _brought_to(batch, [*history.later(batch), shape], position)
+            yield batch, brought_to(batch, [*history.later(batch), shape], position)
 
 
 def all_keys(
@@ -145,7 +145,7 @@ class _History:
         living = self._living(Position(position - 1))
         self._again()
         for batch in living:
-            moved = _brought_to(batch, self.later(batch), position)
+            moved = brought_to(batch, self.later(batch), position)
             own = moved.set_column(0, moved.schema.field(0), batch.column(POSITION))
             self._newest.add(keys(own, change.schema), pc.multiply(batch.column(POSITION), 2))
 
@@ -161,7 +161,7 @@ class _History:
         self._newest = Newest(self._memory_bytes)
 
 
-def _brought_to(batch: pa.RecordBatch, definitions: Sequence[TopicSchema], position: Position) -> pa.RecordBatch:
+def brought_to(batch: pa.RecordBatch, definitions: Sequence[TopicSchema], position: Position) -> pa.RecordBatch:
     """The rows under each of the definitions in turn; all of them stand at ``position``."""
     held = topic_schema(batch.schema)
     for schema in definitions:

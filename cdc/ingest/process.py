@@ -31,6 +31,7 @@ from cdc.ingest.preparation import Preparation
 from cdc.ingest.round import Round, begun
 from cdc.ingest.slotalarms import Alarms
 from cdc.log.home import open_reader, open_writer, upkeep_of
+from cdc.lookup.worker import Keeping
 from cdc.model.pgtypes import PINNED_SETTINGS
 from cdc.model.position import Cut, format_lsn
 from cdc.privacy.policies import ProtectedWriter, Protection, protection_of
@@ -75,12 +76,19 @@ def run_capture(
         writer = ProtectedWriter(unguarded, protection.protect)
         progress = SnapshotProgress(settings.log.dir)
         upkeep = upkeep_of(unguarded)
-        compaction = None if upkeep is None else Compaction(settings, upkeep, stop, in_force=in_force)
+        one_at_a_time = threading.Lock()
+
+        def now_in_force() -> Settings:
+            with one_at_a_time:
+                return in_force() if in_force else settings
+
+        compaction = None if upkeep is None else Compaction(settings, upkeep, stop, in_force=now_in_force)
+        lookups = Keeping(settings, stop, in_force=now_in_force)
 
         tiering = tiering_for(settings, unguarded, stop)
 
         def log_alarm() -> str | None:
-            beside = (part.alarm() for part in (compaction, tiering) if part)
+            beside = (part.alarm() for part in (compaction, tiering, lookups) if part)
             return unguarded.alarm() or next((alarm for alarm in beside if alarm), None)
 
         meter = Meter(settings.run_dir, settings.source.slot, progress, log_alarm=log_alarm)
@@ -100,6 +108,7 @@ def run_capture(
                     compaction.start()
                 if tiering is not None:
                     tiering.start()
+                lookups.start()
                 _capture(settings, protection, intake, progress, meter, stop)
         except Stopped as stopped:
             state, problem, meter.status.stop = "stopped", stopped.line(), stopped.state
@@ -114,6 +123,7 @@ def run_capture(
                 compaction.join()
             if tiering is not None:
                 tiering.join()
+            lookups.join()
     return 0
 
 

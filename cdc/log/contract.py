@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import PositionGone, StopState
@@ -286,6 +288,11 @@ class LogReader(Protocol):
         ``history``: the one of this log (``Lineage.history``) in which whoever asks came to ``after``, having begun at 0. Of DELETEs that were gone by then
         he has never had the rows, so he may go on; without it nobody may who is before the topic's floor.
         ``old_rows``: with the column of the rows that changes replaced, where the log has it (``cdc.model.oldrows``)."""
+        ...
+
+    def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        """The topic's changes at these positions (rising), as far as the log has them (still), in position order; each batch stands under one
+        definition. For whoever knows where the changes stand that he needs: it says nothing of those between, and so nothing is refused."""
         ...
 
     def slices(

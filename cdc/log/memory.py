@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import PositionGone
 from cdc.log.contract import SOURCE_NAME, Slice, Topic, retired_before
-from cdc.log.views import alone, clip
+from cdc.log.views import alone, clip, picked
 from cdc.model.batch import POSITION, table_of
 from cdc.model.lineage import History, Lineage
 from cdc.model.oldrows import completed, without_old_rows
@@ -246,6 +248,11 @@ class MemoryReader:
         for batch in self._between(after, upto):
             if table_of(batch.schema).qualified == topic:
                 yield from alone(batch if old_rows else without_old_rows(batch))
+
+    def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        for batch in self._between(0, self._log.head.position):
+            if table_of(batch.schema).qualified == topic and len(found := picked(batch, positions)):
+                yield without_old_rows(found)
 
     def slices(
         self,

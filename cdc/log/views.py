@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.model.batch import ALONE
@@ -24,6 +26,15 @@ def clip(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
         return batch
     low, high = positions.searchsorted((after, upto), "right")
     return batch.slice(int(low), max(0, int(high - low)))
+
+
+def picked(batch: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The batch's rows at these positions (rising)."""
+    own = batch.column(0).to_numpy()
+    if not len(own):
+        return batch
+    at = np.minimum(own.searchsorted(positions), len(own) - 1)
+    return batch.take(pa.array(at[own[at] == positions]))
 
 
 def alone(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from cdc.errors import PositionGone
-from cdc.log.contract import LogReader
+from cdc.log.contract import LogReader, retired_before
 from cdc.model.batch import last_position, topic_schema
 from cdc.model.position import START, Position
 from cdc.model.topic import TopicSchema
@@ -35,8 +35,13 @@ def clean_from(log: LogReader, topic: str) -> Position:
 
 
 def refuse_compacted(log: LogReader, topic: str, upto: Position) -> None:
-    """Raises PositionGone where changes at or before ``upto`` may be missing that were superseded only later."""
-    clean = clean_from(log, topic)
+    """Raises PositionGone where changes at or before ``upto`` may be missing that were superseded only later, or were not at all."""
+    found = next((one for one in log.topics() if one.name == topic), None)
+    if found is None:
+        return
+    if found.kept_from > START + 1:
+        raise retired_before(topic, START, found.kept_from)
+    clean = found.clean_from
     if 0 < upto < clean - 1:
         raise PositionGone(
             f"the log no longer shows {topic} as it was at position {upto}: changes before position {clean} that were superseded are gone",

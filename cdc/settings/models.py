@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -136,18 +136,24 @@ class Source(Database):
         return self
 
 
+_Option = TypeVar("_Option")
+
 Cleanup = Literal["compact", "delete", "keep"]
 """What becomes of a table's older changes."""
 
 
 class LogTable(Strict):
-    """``[log.tables."schema.table"]``: how one table's changes are kept."""
+    """``[log.tables."schema.table"]``: how the log treats one table (* and ? match)."""
 
-    cleanup: Cleanup
+    cleanup: Cleanup | None = None
+    """As in `[log]`, which counts when left out."""
     retain_hours: float | None = Field(None, ge=0)
     """As in `[log]`, which counts when left out."""
     retain_mb: int | None = Field(None, ge=1)
     """As in `[log]`, which counts when left out."""
+    lookup: bool | None = None
+    """Whether the rows of many keys can be looked up at once ([log.md](log.md#keyed-look-up)). It costs about 16 bytes on the disk for each change
+    that the log holds. By default `false`."""
 
 
 class Limits(NamedTuple):
@@ -209,7 +215,7 @@ class Log(Strict):
     """Compaction leaves so much of the log's disk free for capture: it writes nothing that would leave less, and while there is less it gives back
     at once what it has replaced."""
     tables: Mapping[str, LogTable] = {}
-    """The same for single tables (`schema.table`, `*` and `?` match); the last that matches decides."""
+    """For single tables (`schema.table`, `*` and `?` match): `cleanup` and `lookup`; the last that matches and says it decides."""
 
     tier: Tier | None = None
     """Where sealed files go when they are old; left out: nowhere."""
@@ -226,24 +232,23 @@ class Log(Strict):
 
     def cleanup_of(self, table: Qualified) -> Cleanup:
         """How this table's changes are kept."""
-        options = self._options_of(table)
-        return self.cleanup if options is None else options.cleanup
+        return self._last(table, lambda options: options.cleanup) or self.cleanup
 
     def limits_of(self, table: Qualified) -> Limits:
         """How much of this table's changes is kept, where ``cleanup_of`` says ``delete``."""
-        options = self._options_of(table)
-        if options is None:
-            return Limits(self.retain_hours, self.retain_mb)
-        return Limits(
-            self.retain_hours if options.retain_hours is None else options.retain_hours,
-            self.retain_mb if options.retain_mb is None else options.retain_mb,
-        )
+        hours, mb = self._last(table, lambda options: options.retain_hours), self._last(table, lambda options: options.retain_mb)
+        return Limits(self.retain_hours if hours is None else hours, self.retain_mb if mb is None else mb)
 
-    def _options_of(self, table: Qualified) -> LogTable | None:
+    def looks_up(self, table: Qualified) -> bool:
+        """Whether this table's rows can be looked up by their keys."""
+        return bool(self._last(table, lambda options: options.lookup))
+
+    def _last(self, table: Qualified, option: Callable[[LogTable], _Option | None]) -> _Option | None:
+        """What the last pattern says that matches and says anything."""
         found = None
         for pattern, options in self.tables.items():
-            if matches((pattern,), table):
-                found = options
+            if matches((pattern,), table) and (said := option(options)) is not None:
+                found = said
         return found
 
 

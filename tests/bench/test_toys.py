@@ -24,6 +24,7 @@ TOYS: Final = {
         "--rows 60000 --runs 1 --cuts 200000 --keys 60000 --memory-keys 200000",
         {"append", "open_s", "compact", "write_amplification", "append_p99_ms", "compact_memory_mb"},
     ),
+    "lookup": ("--rows 10000 --runs 1", {"rows_per_s_10000", "keep_cpu_s_per_million"}),
     "stages": ("--changes 2000", set()),
     "live": ("--seconds 2 --rate 5 --rows 5", {"captured"}),
 }

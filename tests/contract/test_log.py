@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -87,6 +88,32 @@ def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 def read(reader: LogReader, topic: str, after: int = 0, upto: int = BIG) -> list[pa.RecordBatch]:
     return list(reader.read(topic, Position(after), Position(upto)))
+
+
+def test_changes_at_positions_are_those_that_reading_shows(log: Home, seed: int) -> None:
+    """In many small groups and few large ones, under two definitions, of two topics; some positions are the other topic's, or nobody's yet."""
+    chance = random.Random(seed)
+    for _ in range(25):
+        for table, rows in ((ORDERS, chance.choice([1, 3, 150])), (chance.choice([USERS, ORDERS_WIDER]), 2)):
+            at = log.writer.next_position
+            log.put(changes(table, range(at, at + rows)))
+    for settled in (False, True):
+        if settled:
+            log.settle()
+        reader, end = log.new_reader(), log.writer.head.position
+        for topic in (ORDERS.qualified, USERS.qualified):
+            there = {row["_cdc_position"]: row for row in rows_of(read(reader, topic))}
+            for count in (1, 5, int(end)):
+                asked = np.array(sorted(chance.sample(range(1, int(end) + 10), count)), np.int64)
+                for _ in range(2):  # what has been decoded once is not decoded again
+                    found = list(reader.changes_at(topic, asked))
+                    assert rows_of(found) == [there[at] for at in asked.tolist() if at in there]
+        assert (
+            list(reader.changes_at(NOTES.qualified, np.array([1])))
+            == list(reader.changes_at(ORDERS.qualified, np.empty(0, np.int64)))
+            == []
+        )
+        reader.close()
 
 
 def test_an_empty_log_has_nothing(log: Home) -> None:

@@ -15,7 +15,19 @@ from typing import Final
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from cdc.settings.models import Contract, Http, Log, Privacy, Settings, Source, StoreOptions, StoreTables, TableOptions, Tier
+from cdc.settings.models import (
+    Contract,
+    Http,
+    Log,
+    LogTable,
+    Privacy,
+    Settings,
+    Source,
+    StoreOptions,
+    StoreTables,
+    TableOptions,
+    Tier,
+)
 from sinks import FOR_TESTS, KINDS, options_model
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -23,6 +35,7 @@ SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("source", Source),
     ("log", Log),
     ("log.tier", Tier),
+    ('log.tables."schema.table"', LogTable),
     ("http", Http),
     ("privacy", Privacy),
     ('contracts."schema.table"', Contract),

@@ -22,6 +22,7 @@ ROOMS: Final = {
     "supervise": ("supervise",),
     "inbox": ("inbox",),
     "tier": ("tier",),
+    "lookup": ("lookup",),
 }  # fmt: skip
 """Where the points of which first word are reached: the test module's scenario → first words."""
 

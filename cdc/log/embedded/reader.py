@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cdc.errors import LogCorrupt, LogReplaced, PositionGone
@@ -22,6 +24,7 @@ from cdc.log.embedded.format import Damaged, Head
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.histories import lineage_of
 from cdc.log.embedded.names import LogPlaces
+from cdc.log.embedded.picking import Pieces, of_sealed, of_segment
 from cdc.log.embedded.sealedsegment import Only, SealedSegment
 from cdc.log.embedded.segment import Segment, SegmentPlace
 from cdc.log.embedded.timeline import Timeline
@@ -65,6 +68,7 @@ class EmbeddedLogReader:
         self._watches: list[Watch] = []
         """One for each thread that has waited at the same time as others, while nobody uses it: who has none would have to look again and again."""
         self._closed = 0
+        self._pieces = Pieces()
 
     def head(self) -> Cut:
         timeline = self._refreshed()
@@ -169,6 +173,22 @@ class EmbeddedLogReader:
         for batch in joined(self._batches(index, after, upto, old_rows=old_rows), upto_rows=JOINED_ROWS):
             yield from alone(batch)
 
+    def changes_at(self, topic: str, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        index = self._index(topic, int(positions[-1])) if len(positions) else None
+        while index is not None and len(positions):
+            try:
+                for first, low, high in index.within_segments(*index.between(int(positions[0]) - 1, int(positions[-1]))):
+                    last = int(index.parts["last"][high - 1])
+                    mine = positions[: int(positions.searchsorted(last, "right"))]
+                    if len(mine):
+                        for batch in self._at(index, first, int(index.parts["generation"][low]), mine):
+                            yield batch
+                            positions = positions[int(positions.searchsorted(last_position(batch), "right")) :]
+                    positions = positions[int(positions.searchsorted(last, "right")) :]
+                return
+            except _Superseded:
+                index = self._index(topic, int(positions[-1]))
+
     def slices(
         self, topics: Sequence[str], after: Position, upto: Position, target_bytes: int, history: str | None = None
     ) -> Sequence[Slice]:
@@ -212,6 +232,7 @@ class EmbeddedLogReader:
                 segment.close()
             self._open.clear()
             self._topics.clear()
+            self._pieces.clear()
             if self._head_file:
                 self._head_file.close()
             for watch in self._watches:
@@ -340,6 +361,20 @@ class EmbeddedLogReader:
                     clipped = batch if whole else clip(batch, after, upto)
                     if clipped.num_rows:
                         yield clipped
+
+    def _at(self, index: TopicIndex, first: int, generation: int, positions: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        """Those of one segment. Raises _Superseded."""
+        source, key = self._segment(index, first, generation), (index.number, first, generation)
+        if isinstance(source, SealedSegment):
+            try:
+                yield from of_sealed(self._pieces, key, source, positions)
+            except Moved:
+                self._forget(source)
+                raise _Superseded from None
+        else:
+            segments = index.parts["segment"]
+            own = int(segments.searchsorted(first, "left")), int(segments.searchsorted(first, "right"))
+            yield from of_segment(self._pieces, key, source, (index, *own), positions)
 
     def _groups(self, index: TopicIndex, low: int, high: int, after: int, upto: int) -> Iterator[tuple[TopicIndex, int, int]]:
         """The parts [low, high); where only some of what a checkpoint sums up is wanted, as the groups that the files before it tell of.

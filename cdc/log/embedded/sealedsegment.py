@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,6 +23,7 @@ from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.topicindex import SegmentRun
 from cdc.log.views import clip, joined
 from cdc.model.batch import LSN, POSITION, first_position, last_position
+from cdc.model.oldrows import without_old_rows
 
 ORIGIN: Final = b"cdc.log"
 """Key of the file's metadata that says which log, topic and segment it stands for."""
@@ -151,6 +154,7 @@ class SealedFile:
         """Raises FileNotFoundError, or LogCorrupt when a single byte differs from what was sealed or it stands elsewhere."""
         self.path = path
         self.name = name
+        self._bounds: list[tuple[int, int]] | None = None
         with pa.memory_map(str(path)) as file:
             self._data = file.read_buffer()
         if crc32c(self._data) != name.crc:
@@ -200,13 +204,31 @@ class SealedFile:
             raise LogCorrupt(f"{self.path}: not a sealed segment ({type(error).__name__})") from None
         return int(positions[int(positions.searchsorted(upto, "right")) - 1])
 
+    def row_groups(self) -> list[tuple[int, int]]:
+        """The first and the last position of each. Raises LogCorrupt as ``batches``."""
+        if self._bounds is None:
+            self._bounds = [self._within(number) for number in range(self._file.num_row_groups)]
+        return self._bounds
+
+    def row_group(self, number: int) -> pa.RecordBatch:
+        """All of one row group, without old rows. Raises LogCorrupt as ``batches``."""
+        try:
+            table = self._file.read_row_group(number, use_threads=False).combine_chunks()
+            return without_old_rows(pa.RecordBatch.from_arrays([column.chunk(0) for column in table.columns], schema=self.schema))
+        except (pa.ArrowException, OSError, IndexError) as error:
+            raise LogCorrupt(f"{self.path}: not a sealed segment ({type(error).__name__})") from None
+
     def _overlaps(self, row_group: int, after: int, upto: int) -> bool:
+        first, last = self._within(row_group)
+        return last > after and first <= upto
+
+    def _within(self, row_group: int) -> tuple[int, int]:
         column = self._file.metadata.row_group(row_group).column(0)
         # Arrow ends the process when it is asked for statistics whose type is not the schema's.
         statistics = column.statistics if column.physical_type == self._file.schema.column(0).physical_type else None
         if statistics is None or not isinstance(statistics.max, int) or not isinstance(statistics.min, int):
             raise LogCorrupt(f"{self.path}: not a sealed segment (no positions in its statistics)")
-        return bool(statistics.max > after and statistics.min <= upto)
+        return statistics.min, statistics.max
 
 
 class AwayFile:
@@ -243,6 +265,12 @@ class AwayFile:
     def last_within(self, upto: int) -> int:
         return self.name.last if self.name.last <= upto else self.opened().last_within(upto)
 
+    def row_groups(self) -> list[tuple[int, int]]:
+        return self.opened().row_groups()
+
+    def row_group(self, number: int) -> pa.RecordBatch:
+        return self.opened().row_group(number)
+
     @property
     def schema(self) -> pa.Schema:
         return self.opened().schema
@@ -275,6 +303,17 @@ class SealedSegment:
         for file in self._files:
             if file.name.last > after and file.name.first <= upto:
                 yield from file.batches(after, upto, only)
+
+    def row_groups(self, positions: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+        """Each row group of the files that may hold one of the positions (rising): the number of its file, its own there, its first and its last position."""
+        for number, file in enumerate(self._files):
+            if positions.searchsorted(file.name.first) < positions.searchsorted(file.name.last, "right"):
+                for group, (first, last) in enumerate(file.row_groups()):
+                    yield number, group, first, last
+
+    def row_group(self, file: int, number: int) -> pa.RecordBatch:
+        """All of one row group, without old rows."""
+        return self._files[file].row_group(number)
 
     def last_within(self, upto: int) -> int:
         """The last position at or below this one; 0 when there is none."""

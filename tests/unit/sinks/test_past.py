@@ -166,6 +166,15 @@ def test_a_log_that_lost_the_beginning_does_not_have_smaller_tables() -> None:
 
 def folded(batches: Sequence[pa.RecordBatch], upto: int) -> dict[int, tuple[str, Row]]:
     """position → (definition, row as logged) of what is live, the plain way."""
+    _, found = past_of(batches, upto)
+    return {
+        at: (topic_schema(one.schema).to_json(), row_text(one, topic_schema(one.schema)).to_pylist()[0])
+        for at, one in found.values()
+    }
+
+
+def past_of(batches: Sequence[pa.RecordBatch], upto: int) -> tuple[TopicSchema | None, dict[str, tuple[int, pa.RecordBatch]]]:
+    """The definition at a position, and of what is live there: its key → its position, and its change as logged."""
     held: TopicSchema | None = None
     found: dict[str, tuple[int, pa.RecordBatch]] = {}
     as_of: dict[str, pa.RecordBatch] = {}
@@ -190,10 +199,7 @@ def folded(batches: Sequence[pa.RecordBatch], upto: int) -> dict[int, tuple[str,
             else:
                 found[key], as_of[key] = (at, one), one
         held = table
-    return {
-        at: (topic_schema(one.schema).to_json(), row_text(one, topic_schema(one.schema)).to_pylist()[0])
-        for at, one in found.values()
-    }
+    return held, found
 
 
 def _alone(many: pa.RecordBatch) -> list[pa.RecordBatch]:

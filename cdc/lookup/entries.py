@@ -1,0 +1,93 @@
+"""Pairs of a key's digest and a position, as two arrays sorted by both: what a run is made of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc.kernels.digests import digests
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+
+class Entries(NamedTuple):
+    """One pair for each change, sorted by digest, those of one digest by position."""
+
+    hashes: U64
+    positions: I64
+
+    @property
+    def pairs(self) -> int:
+        return len(self.hashes)
+
+
+_NUMBER_BITS: Final = 20
+_NUMBER: Final = np.uint64((1 << _NUMBER_BITS) - 1)
+NO_ENTRIES = Entries(np.empty(0, np.uint64), np.empty(0, np.int64))
+
+
+def hashed(keys: pa.Array, seed: int) -> U64:
+    """The digest of each key (utf8, as ``sinks.render.rowtext.keys`` gives them). Its last bits are 0, where sorting puts rows' numbers."""
+    return digests(pa.RecordBatch.from_arrays([keys], names=["key"]), (0,), seed).high & ~_NUMBER
+
+
+def sorted_entries(hashes: U64, positions: I64) -> Entries:
+    """positions: rising. Up to 2**20 of them are sorted fast."""
+    if len(hashes) > 1 << _NUMBER_BITS:
+        order = np.argsort(hashes, kind="stable")
+        return Entries(hashes[order], positions[order])
+    numbered = np.sort(hashes | np.arange(len(hashes), dtype=np.uint64))
+    return Entries(numbered & ~_NUMBER, positions[(numbered & _NUMBER).astype(np.int64)])
+
+
+def newest_below(entries: Entries, wanted: U64, below: I64) -> I64:
+    """For each digest the highest of its positions that is lower than its ``below``; 0 where there is none. Fastest where ``wanted`` rises."""
+    hashes, positions = entries
+    if not len(hashes):
+        return np.zeros(len(wanted), np.int64)
+    first = hashes.searchsorted(wanted, "left")
+    low, high = first.copy(), first.copy()
+    there = np.flatnonzero(hashes[np.minimum(first, len(hashes) - 1)] == wanted)
+    high[there] = hashes.searchsorted(wanted[there], "right")
+    while len(there):
+        # A binary search in each digest's stretch, all of them a step at a time.
+        there = there[low[there] < high[there]]
+        middle = (low[there] + high[there]) >> 1
+        earlier = positions[middle] < below[there]
+        low[there[earlier]] = middle[earlier] + 1
+        high[there[~earlier]] = middle[~earlier]
+    return np.where(low > first, positions[np.maximum(low - 1, 0)], 0)
+
+
+def newest(runs: Sequence[Entries], wanted: U64, below: I64) -> I64:
+    """The same over several: each holds higher positions than those before it, or the same."""
+    found = np.zeros(len(wanted), np.int64)
+    missing = np.arange(len(wanted))
+    for entries in reversed(runs):
+        if not len(missing):
+            break
+        found[missing] = newest_below(entries, wanted[missing], below[missing])
+        missing = missing[found[missing] == 0]
+    return found
+
+
+def merged(runs: Sequence[Entries], most: int) -> Iterator[Entries]:
+    """All pairs of these runs, in pieces of about ``most`` that follow one another; each run's positions are higher than those of the runs before."""
+    largest = max(runs, key=lambda one: one.pairs)
+    pieces = max(1, -(-sum(one.pairs for one in runs) // most))
+    at = np.arange(1, pieces) * largest.pairs // pieces
+    bounds = np.unique(largest.hashes[at]) if largest.pairs else np.empty(0, np.uint64)
+    ends = [np.append(one.hashes.searchsorted(bounds, "left"), one.pairs) for one in runs]
+    begins = [0] * len(runs)
+    for piece in range(len(bounds) + 1):
+        slices = [slice(begin, int(end[piece])) for begin, end in zip(begins, ends, strict=True)]
+        begins = [one.stop for one in slices]
+        hashes = np.concatenate([one.hashes[part] for one, part in zip(runs, slices, strict=True)])
+        positions = np.concatenate([one.positions[part] for one, part in zip(runs, slices, strict=True)])
+        order = np.argsort(hashes, kind="stable")  # fast where long stretches are sorted already
+        yield Entries(hashes[order], positions[order])

@@ -1,0 +1,174 @@
+"""A run as a file: its bytes, and writing it so that it is whole or not there.
+
+====================  ==========================================================================================
+8 bytes               ``cdc-run1``
+uint32, uint32        the header's length, and its CRC-32C (little endian, as everything here)
+header                JSON: log, history, topic, range, chapter, the digests' seed, turns, the number of pairs, both checksums
+to a multiple of 64   zeros
+uint64 × pairs        the digests, rising
+int64 × pairs         the positions, rising within one digest
+====================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from cdc.crashpoint import crashpoint
+from cdc.lookup.entries import NO_ENTRIES, Entries
+from cdc.lookup.scan import Run
+from cdc.lookup.standing import Effect, Turn
+from cdc.model.topic import TopicSchema
+
+ASIDE: Final = ".aside-"
+_MAGIC: Final = b"cdc-run1"
+_LENGTHS: Final = struct.Struct("<II")
+_ALIGNED: Final = 64
+
+
+class RunDamaged(Exception):
+    """Not a run, or not the one that it should be: says why, without the path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The facts that tell whose a run is: the log's id, the history that the log was in, the topic, and the seed of the digests."""
+
+    log: str
+    history: str
+    topic: str
+    seed: int
+
+
+def encode_header(run: Run, origin: Origin, count: int, checksums: tuple[int, int]) -> bytes:
+    """The file's bytes before the pairs. Of the same length for any checksums."""
+    schemas = {one: number for number, one in enumerate(dict.fromkeys([*(turn.schema for turn in run.turns), run.held]))}
+    header = {
+        "log": origin.log, "history": origin.history, "topic": origin.topic, "seed": origin.seed,
+        "low": run.low, "high": run.high, "chapter": run.chapter, "count": count,
+        "hashes": f"{checksums[0]:08x}", "positions": f"{checksums[1]:08x}",
+        "schemas": [None if one is None else one.to_json() for one in schemas],
+        "turns": [(turn.at, str(turn.effect), schemas[turn.schema]) for turn in run.turns],
+        "held": schemas[run.held], "last": run.last,
+    }  # fmt: skip
+    text = json.dumps(header).encode()
+    whole = _MAGIC + _LENGTHS.pack(len(text), google_crc32c.value(text)) + text
+    return whole + bytes(-len(whole) % _ALIGNED)
+
+
+def decode(data: pa.Buffer) -> tuple[Run, Origin]:
+    """The run, whose pairs lie in ``data``. Raises RunDamaged when a single byte differs from what was written."""
+    try:
+        return _decoded(data)
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, struct.error) as error:
+        raise RunDamaged(f"not a run ({type(error).__name__})") from None
+
+
+def _decoded(data: pa.Buffer) -> tuple[Run, Origin]:
+    begin = len(_MAGIC) + _LENGTHS.size
+    if data.slice(0, len(_MAGIC)).to_pybytes() != _MAGIC:
+        raise RunDamaged("not a run")
+    length, checksum = _LENGTHS.unpack(data.slice(len(_MAGIC), _LENGTHS.size).to_pybytes())
+    text = data.slice(begin, length).to_pybytes()
+    if len(text) != length or google_crc32c.value(text) != checksum:
+        raise RunDamaged("its header's checksum differs")
+    header: dict[str, Any] = json.loads(text)
+    count, start = int(header["count"]), begin + length + -(begin + length) % _ALIGNED
+    if data.size != start + 16 * count or any(data.slice(begin + length, start - begin - length).to_pybytes()):
+        raise RunDamaged("it is longer or shorter than it says")
+    parts = data.slice(start, 8 * count), data.slice(start + 8 * count)
+    for name, part in zip(("hashes", "positions"), parts, strict=True):
+        if google_crc32c.value(part) != int(header[name], 16):
+            raise RunDamaged(f"the checksum of its {name} differs")
+    entries = Entries(np.frombuffer(parts[0], np.uint64), np.frombuffer(parts[1], np.int64)) if count else NO_ENTRIES
+    schemas = [None if one is None else TopicSchema.from_json(one) for one in header["schemas"]]
+    turns = tuple(Turn(at, Effect(effect), _some(schemas[number])) for at, effect, number in header["turns"])
+    position, lsn = header["last"]
+    run = Run(header["low"], header["high"], header["chapter"], entries, turns, schemas[header["held"]], (position, lsn))
+    return run, Origin(header["log"], header["history"], header["topic"], header["seed"])
+
+
+def _some(schema: TopicSchema | None) -> TopicSchema:
+    if schema is None:
+        raise ValueError("a turn without a definition")
+    return schema
+
+
+def mapped(path: Path) -> tuple[Run, Origin]:
+    """The run in a file, which may be removed meanwhile. Raises RunDamaged, FileNotFoundError and other OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+            raise RunDamaged("not a file with a run")
+        data = mmap.mmap(fd, found.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    return decode(pa.py_buffer(data))
+
+
+def write(path: Path, run: Run, origin: Origin, count: int, pieces: Iterable[Entries]) -> None:
+    """Puts a run of ``count`` pairs, which come as ``pieces`` that follow one another, into a file that is durable on return, and was not there or
+    another one before. Raises OSError: then nothing of it is left."""
+    aside = path.with_name(f"{ASIDE}{path.name}")
+    try:
+        aside.unlink(missing_ok=True)
+        fd = os.open(aside, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            _fill(fd, run, origin, count, pieces)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        crashpoint("lookup.written")
+        aside.replace(path)
+        crashpoint("lookup.renamed")
+        sync_folder(path.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _fill(fd: int, run: Run, origin: Origin, count: int, pieces: Iterable[Entries]) -> None:
+    start = len(encode_header(run, origin, count, (0, 0)))
+    done, checksums = 0, [0, 0]
+    for piece in pieces:
+        for number, part in enumerate(_bytes(piece)):
+            checksums[number] = google_crc32c.extend(checksums[number], part)
+            _write_all(fd, part, start + 8 * (number * count + done))
+        done += piece.pairs
+    if done != count:
+        raise ValueError(f"{done} pairs where {count} were announced")
+    _write_all(fd, encode_header(run, origin, count, (checksums[0], checksums[1])), 0)
+
+
+def _bytes(piece: Entries) -> Iterator[bytes]:
+    for part in piece:
+        yield part.tobytes()
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in it durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,151 @@
+"""The thread that keeps the runs of every table that configuration wants looked up, while capture goes on beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from cdc.diskspace import FULL, GOES_ON, MAKE_ROOM, described, free_bytes
+from cdc.errors import HeadwaterError
+from cdc.log.contract import LogReader, Topic
+from cdc.log.home import open_reader
+from cdc.lookup.shelf import FOLDER, folder_of
+from cdc.lookup.upkeep import Upkeep
+from cdc.settings.models import Settings
+
+LOOK_S: Final = 1.0
+NICE: Final = 15
+"""The thread's priority (Linux: a thread has its own): look-ups read from the log what runs do not hold yet."""
+RUN_POSITIONS: Final = 100_000
+"""A run is written once the log is so far ahead of the last one …"""
+RUN_S: Final = 30.0
+"""… or so long after it. Each run costs a file and two waits for the disk."""
+
+_log = structlog.get_logger("lookup")
+
+
+class Interrupted(Exception):
+    """The process is to end. What has been written stands."""
+
+
+class Keeping:
+    """``start`` and ``join`` from one thread. ``in_force``: says the configuration as it is now."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stop: threading.Event,
+        *,
+        in_force: Callable[[], Settings] | None = None,
+        free: Callable[[Path], int] = free_bytes,
+    ) -> None:
+        """``free``: the bytes that are free on the disk of a folder."""
+        self._settings = settings
+        self._stop = stop
+        self._in_force = in_force or (lambda: settings)
+        self._free = free
+        self._kept: dict[str, Upkeep] = {}
+        self._written_at: dict[str, float] = {}
+        self._problem: str | None = None
+        self._noted: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="lookup", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """After ``stop`` was set. Ends within one batch."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def alarm(self) -> str | None:
+        """Why look-ups are not being kept up, with what helps; else None."""
+        return self._problem
+
+    def _run(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a sandbox may forbid it; that only costs speed
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with closing(open_reader(self._settings.log.dir)) as reader:
+            while not self._stop.wait(LOOK_S):
+                problems: list[str] = []
+                try:
+                    self.look(reader, problems)
+                except Interrupted:
+                    return
+                self._problem = next(iter(problems), None)
+
+    def look(self, reader: LogReader, problems: list[str]) -> None:
+        """Brings every topic's runs up to date. Notes in ``problems`` what went wrong, with which capture goes on. Raises Interrupted."""
+        with self._noting(problems):
+            log = self._in_force().log
+            topics = [topic for topic in reader.topics() if log.looks_up(topic.table)]
+            for name in self._kept.keys() - {topic.name for topic in topics}:
+                del self._kept[name]
+            self._remove_others({topic.name for topic in topics})
+            for topic in topics:
+                with self._noting(problems):
+                    self._keep(reader, topic)
+
+    def _keep(self, reader: LogReader, topic: Topic) -> None:
+        upkeep = self._kept.get(topic.name)
+        if upkeep is None:
+            upkeep = self._kept[topic.name] = Upkeep(reader, self._settings.log.dir, topic.name, self._go_on)
+        upkeep.look()
+        since = time.monotonic() - self._written_at.get(topic.name, -RUN_S)
+        if topic.last > upkeep.reached and (topic.last - upkeep.reached >= RUN_POSITIONS or since >= RUN_S):
+            while upkeep.advance():
+                pass
+            self._written_at[topic.name] = time.monotonic()
+        upkeep.thin(topic)
+
+    def _remove_others(self, wanted: set[str]) -> None:
+        """Runs of tables that are not looked up any longer, or were dropped from the log."""
+        folder = self._settings.log.dir / FOLDER
+        stay = {folder_of(self._settings.log.dir, name) for name in wanted}
+        for other in folder.iterdir() if folder.is_dir() else ():
+            if other not in stay:
+                for path in other.iterdir():
+                    path.unlink(missing_ok=True)
+                other.rmdir()
+
+    def _go_on(self, more: int) -> None:
+        """``more``: bytes that are about to be written. Raises Interrupted, HeadwaterError, OSError."""
+        if self._stop.is_set():
+            raise Interrupted
+        log = self._settings.log
+        if more and self._free(log.dir) - more < log.reserve_mb * 10**6:
+            raise HeadwaterError(
+                f"less than {log.reserve_mb} MB (log.reserve_mb) would be left on the disk of {log.dir}", hint=MAKE_ROOM
+            )
+
+    @contextlib.contextmanager
+    def _noting(self, problems: list[str]) -> Iterator[None]:
+        try:
+            yield
+        except Interrupted:
+            raise
+        except HeadwaterError as error:
+            self._note(problems, error.line())
+        except OSError as error:
+            helps = GOES_ON if error.errno in FULL else "let the account of cdc run write there; it then goes on by itself"
+            self._note(problems, f"{described(error)} → {helps}")
+        except Exception as error:
+            _log.exception("keeping look-ups failed", problem=type(error).__name__)
+            self._note(problems, f"unexpected {type(error).__name__} → restart cdc run, and report it")
+
+    def _note(self, problems: list[str], problem: str) -> None:
+        line = f"keyed look-ups are not being kept up: {problem}"
+        if line not in self._noted:
+            self._noted.add(line)
+            _log.warning(line)
+        problems.append(line)

@@ -1,0 +1,3 @@
+"""The log's own fixtures."""
+
+from tests.unit.log.conftest import quick_folder as quick_folder

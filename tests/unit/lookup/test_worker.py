@@ -1,0 +1,133 @@
+"""The thread that keeps look-ups: for the tables that configuration names, as long as it names them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from cdc.log.embedded.reader import EmbeddedLogReader
+from cdc.lookup import upkeep, worker
+from cdc.lookup.lookup import Lookup
+from cdc.lookup.shelf import FOLDER, folder_of, names_in
+from cdc.lookup.worker import Interrupted, Keeping
+from cdc.model.batch import Op
+from cdc.model.position import Position
+from cdc.settings.models import Settings
+from tests.contract.rows import ORDERS, PAIRS, batch, order, upserts
+from tests.unit.log.compaction.test_merge import Log
+
+LOOKED_UP = {"public.o*": {"lookup": True}}
+
+
+@pytest.fixture
+def log(quick_folder: Path) -> Iterator[Log]:
+    found = Log(quick_folder / "log")
+    found.put(upserts(ORDERS, 1, [order(1), order(2)]), upserts(PAIRS, 3, [{"a": "x", "b": "y", "v": "1"}]))
+    yield found
+    found.close()
+
+
+def settings(log: Log, tables: object, **options: object) -> Settings:
+    raw = {"source": {"dsn": "postgresql://nobody"}, "log": {"dir": log.root, "tables": tables, "reserve_mb": 0, **options}}
+    return Settings.model_validate(raw)
+
+
+def looked(keeping: Keeping, log: Log) -> list[str]:
+    problems: list[str] = []
+    with closing(EmbeddedLogReader(log.root)) as reader:
+        keeping.look(reader, problems)
+    return problems
+
+
+def test_the_named_tables_are_kept_and_no_others(log: Log) -> None:
+    now = settings(log, {"public.*": {"lookup": True}, "public.pairs": {"lookup": False, "cleanup": "compact"}})
+    assert [now.log.cleanup_of(one) for one in ("public.orders", "public.pairs")] == ["keep", "compact"]
+    keeping = Keeping(now, threading.Event(), in_force=lambda: now)
+    assert looked(keeping, log) == []
+    assert len(names_in(folder_of(log.root, "public.orders"))) == 1
+    assert [path.name for path in (log.root / FOLDER).iterdir()] == [folder_of(log.root, "public.orders").name]
+    now = settings(log, {"public.pairs": {"lookup": True}})
+    assert looked(keeping, log) == []
+    assert [path.name for path in (log.root / FOLDER).iterdir()] == [folder_of(log.root, "public.pairs").name]
+    now = settings(log, {})
+    assert looked(keeping, log) == []
+    assert list((log.root / FOLDER).iterdir()) == []
+
+
+def test_a_run_is_written_for_many_changes_or_after_a_while(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeping = Keeping(settings(log, LOOKED_UP), threading.Event())
+    folder = folder_of(log.root, "public.orders")
+    assert looked(keeping, log) == []
+    first = names_in(folder)
+    log.put(upserts(ORDERS, 4, [order(3)]))
+    assert looked(keeping, log) == []
+    assert names_in(folder) == first
+    monkeypatch.setattr(worker, "RUN_S", 0.0)
+    assert looked(keeping, log) == []
+    assert max(name.high for name in names_in(folder)) == 4
+    assert looked(keeping, log) == []
+    log.put(upserts(PAIRS, 5, [{"a": "x", "b": "y", "v": "1"}]))
+    before = names_in(folder)
+    assert looked(keeping, log) == []
+    assert names_in(folder) == before, "another table's changes are no reason to write"
+
+
+def test_a_full_disk_or_a_folder_that_is_refused_is_said_and_what_helps(log: Log) -> None:
+    full = Keeping(settings(log, LOOKED_UP, reserve_mb=1), threading.Event(), free=lambda _: 10**6)
+    (problem,) = looked(full, log)
+    assert "keyed look-ups are not being kept up: less than 1 MB (log.reserve_mb) would be left" in problem
+    assert "→" in problem
+    assert not names_in(folder_of(log.root, "public.orders"))
+    folder_of(log.root, "public.orders").rmdir()
+    (log.root / FOLDER).rmdir()
+    (log.root / FOLDER).write_text("in the way")
+    (problem,) = looked(full, log)
+    assert str(log.root / FOLDER) in problem
+    stop = threading.Event()
+    stop.set()
+    (log.root / FOLDER).unlink()
+    with pytest.raises(Interrupted):
+        looked(Keeping(settings(log, LOOKED_UP), stop), log)
+
+
+def test_the_thread_keeps_up_and_ends(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LOOK_S", 0.01)
+    stop = threading.Event()
+    keeping = Keeping(settings(log, LOOKED_UP), stop)
+    keeping.start()
+    folder = folder_of(log.root, "public.orders")
+    for _ in range(6000):
+        if names_in(folder) or stop.wait(0.01):
+            break
+    stop.set()
+    keeping.join()
+    assert keeping.alarm() is None
+    assert names_in(folder)
+
+
+def test_pairs_of_changes_that_compaction_has_dropped_go_too(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would grow with the changes, and the log with the rows only."""
+    monkeypatch.setattr(upkeep, "THIN_PAIRS", 0)
+    keeping = Keeping(settings(log, LOOKED_UP), threading.Event())
+    end = 600
+    for at in range(4, end + 1, 10):
+        log.put(batch(ORDERS, [(Op.UPDATE, one, order(one % 7, "again")) for one in range(at, min(at + 10, end + 1))]))
+    assert looked(keeping, log) == []
+    log.compact(end, end, topic="public.orders")
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root)) as standing:
+        asked = pa.array([str(key) for key in range(8)])
+        before = standing.rows("public.orders", Position(end), asked)
+        file = max(folder_of(log.root, "public.orders").iterdir())
+        size = file.stat().st_size
+        assert looked(keeping, log) == []
+        assert size - file.stat().st_size > 300 * upkeep.PAIR_BYTES
+        after = standing.rows("public.orders", Position(end), asked)
+        assert np.array_equal(before.positions, after.positions)
+    with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root, tail_rows=0)) as fresh:
+        assert np.array_equal(fresh.rows("public.orders", Position(end), asked).positions, before.positions)
