@@ -56,7 +56,15 @@ class S3(EmbeddedServer):
             f"-Dlogback.configurationFile={self.folder / 'quiet.xml'}",
         ]
         path = ":".join(map(str, found))
-        argv = [java(), *options, "-cp", path, "org.gaul.s3proxy.Main", "--properties", str(self.folder / "s3proxy.conf")]
+        argv: list[str | Path] = [
+            java(),
+            *options,
+            "-cp",
+            path,
+            "org.gaul.s3proxy.Main",
+            "--properties",
+            str(self.folder / "s3proxy.conf"),
+        ]
         self._process = spawn(argv, log=self.log)
         wait_until(self._answers, self._process, what="s3proxy", log=self.log)
 

@@ -124,6 +124,37 @@ def test_compaction(
     counters.add("crash points", str(kind))
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize(("point", "kind"), every_kind(points.of("tier")))
+def test_tier(
+    point: str, kind: CrashKind, fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path, seed: int
+) -> None:
+    """Under traffic and compaction; where files come back, a process before has put them away."""
+    with lab(fault_server, nursery, server_folder / f"{point}-{kind}", template=filled_database) as one:
+        work = Workload(random.Random(seed))
+        work.calm = True
+        one.segment_bytes = 4096
+        tier = {"url": f"file://{one.folder}/tier", "after_hours": 0}
+        one.log_options = {"tier": tier}
+        mark = one.folder / "reached"
+        if point.startswith(("tier.back", "tier.swept")):
+            one.start()
+            steps(one, work, 6)
+            one.until(lambda: any((one.folder / "log").rglob("*.away")), "a file that is away")
+            assert one.ask_to_stop() == 0
+            one.log_options = {"tier": {**tier, "back": True}}
+        one.start(crash=f"{point}={kind}@{mark}")
+        deadline = time.monotonic() + DEADLINE_S
+        while not mark.exists():
+            one.connection.execute("update accounts set owner = md5(random()::text)")
+            time.sleep(0.1)
+            assert time.monotonic() < deadline, f"{point} was not reached\n{one.told}"
+        fall(one, kind)
+        steps(one, work, 6)
+        one.converge()
+    counters.add("crash points", str(kind))
+
+
 def test_what_the_toast_memory_missed_by_an_error_it_reads_from_the_log(
     fault_server: Postgres, nursery: Nursery, filled_database: str, server_folder: Path
 ) -> None:
