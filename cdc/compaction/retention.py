@@ -15,14 +15,14 @@ from cdc.settings.models import Log
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """What of a topic is to go: ``upto`` this position changes are too old, and beyond so many bytes (None: no matter how many) there are too many."""
+    """The limits of a topic: ``upto`` this position changes are too old, and beyond so many bytes (None: no matter how many) there are too many."""
 
     upto: int
     most_bytes: int | None = None
 
 
 def old(reader: LogReader, log: Log, topic: Topic, now_us: int) -> Old:
-    """What the table's limits say now. Age is counted as by ``cdc.compaction.worker.settled``."""
+    """The table's limits as they stand now. Age is counted as by ``cdc.compaction.worker.settled``."""
     limits = log.limits_of(topic.table)
     end_us = min(now_us, reader.head().commit_ts_us)
     upto = -1 if limits.hours is None else cut_before_time(reader, end_us - int(limits.hours * 3_600_000_000))

@@ -325,7 +325,7 @@ def retired_before(topic: str, after: int, kept_from: int) -> PositionGone:
 
 
 def left_between(log: LogReader, patterns: Sequence[str], after: Position, upto: Position) -> list[Slice]:
-    """What the log still has in (after, upto] of the tables that the patterns select, whether or not whoever stands there could go on."""
+    """Slices of all that the log still has in (after, upto] of the tables that the patterns select, whether or not whoever stands there could go on."""
     found: list[Slice] = []
     for topic in selected(log, patterns):
         start = after

@@ -220,7 +220,7 @@ class EmbeddedUpkeep:
             return tuple(self._replaced.values()), tuple(self._retired.values())
 
     def to_close(self) -> set[str]:
-        """The topics whose newest segments are to be closed; each is told of once."""
+        """The topics whose newest segments are to be closed; each is named once."""
         with self._lock:
             closing, self._closing = self._closing, set()
             return closing
