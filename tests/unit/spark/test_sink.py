@@ -57,8 +57,11 @@ def test_a_micro_batch_comes_again_with_other_tasks(tmp_path: Path) -> None:
     assert ids(tmp_path) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("step", "held"), [("before", [1, 2]), ("after", [1, 2, 3, 4])])
 @pytest.mark.usefixtures("writer")
-def test_a_driver_that_is_killed_between_two_groups_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_killed_around_a_hand_over_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, held: list[int]
+) -> None:
     monkeypatch.setattr(sink, "MAX_GROUP_ROWS", 2)
     given = Handover.give_encoded
     calls = 0
@@ -66,15 +69,18 @@ def test_a_driver_that_is_killed_between_two_groups_goes_on(tmp_path: Path, monk
     def killed(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
+        if calls == 2 and step == "before":
+            raise KeyboardInterrupt
+        done = given(*arguments)
         if calls == 2:
             raise KeyboardInterrupt
-        return given(*arguments)
+        return done
 
     with monkeypatch.context() as patched:
         patched.setattr(Handover, "give_encoded", killed)
         with pytest.raises(KeyboardInterrupt):
             bring(tmp_path, 0, frame(1, 2, 3, 4, 5), sequence="at")
-    assert ids(tmp_path) == [1, 2]
+    assert ids(tmp_path) == held
     bring(tmp_path, 0, frame(5, 4, 3, 2, 1), sequence="at")
     assert ids(tmp_path) == [1, 2, 3, 4, 5]
 
@@ -112,11 +118,14 @@ def test_a_topic_derived_from_itself_by_way_of_another_is_refused(tmp_path: Path
     assert ids(tmp_path) == [1, 2]
 
 
-def test_where_nobody_serves_the_inbox_it_says_so(tmp_path: Path) -> None:
+def test_where_nobody_serves_the_inbox_it_says_so_and_goes_on_later(tmp_path: Path) -> None:
     with written(tmp_path) as made:
         made.commit(7, 7)
         with pytest.raises(HeadwaterError, match="cdc status says whether capture runs"):
             bring(tmp_path, 0, frame(1), sequence="at", timeoutSeconds="0.1")
+        with served(inbox_of(tmp_path, made)):
+            bring(tmp_path, 0, frame(1), sequence="at")
+    assert ids(tmp_path) == [1]
 
 
 @pytest.mark.parametrize(
