@@ -64,9 +64,16 @@ def read_rows(path: Path, topic: str, key: Sequence[str], known: Table | None) -
 
 
 def _parquet(raw: bytes, known: Table | None) -> pa.Table:
-    found = pq.read_table(pa.BufferReader(raw))
-    arrays: list[pa.ChunkedArray | pa.Array] = [pa.array([UPSERT] * len(found), pa.utf8())]
-    fields = [pa.field(OP, pa.utf8())]
+    found = topic_columns(pq.read_table(pa.BufferReader(raw)), known)
+    return found.add_column(0, pa.field(OP, pa.utf8()), [pa.array([UPSERT] * len(found), pa.utf8())])
+
+
+def topic_columns(found: pa.Table, known: Table | None) -> pa.Table:
+    """The same values in types that a topic can have: the next wider one, and JSON for what is nested. Raises ValueError and
+    ``pa.ArrowException`` where a value would not be the same.
+    """
+    arrays: list[pa.ChunkedArray | pa.Array] = []
+    fields = []
     json_columns = {field.name for field in (fields_of(known) if known else ()) if field.metadata}
     for field, values in zip(found.schema, found.columns, strict=True):
         kind, metadata = field.type, dict(JSONB) if field.name in json_columns else None

@@ -30,6 +30,8 @@ which the stream came there: ``{"position": n, "commit_lsn": …, "commit_ts_us"
 
 Spark 4.1 does not tell a stream where it starts, so unless it knows its ``checkpoint`` or is ``fresh``, its first micro-batch reaches to the log's
 head, whatever ``maxRows`` says: any earlier end might lie before the checkpoint.
+
+Writing: ``cdc.spark.sink``.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from cdc.replay.query import LogQuery
 from cdc.replay.rows import SLICES, chosen, feed_schema, rows_schema, state_schema, to_feed, to_rows
 from cdc.replay.state import definition_at, rows_as_of
 from cdc.spark.options import ReadPlan, RowForm
+from cdc.spark.sink import TopicBatchWriter, TopicStreamWriter
 
 Offset = dict[str, int | str]
 
@@ -75,6 +78,12 @@ class CdcSource(DataSource):
                 "asOf, endPosition and ranges are for reading in batch", hint="spark.read in place of spark.readStream"
             )
         return StreamReader(plan, _loaded(PinnedRows.of(plan), schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> TopicBatchWriter:
+        return TopicBatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:
+        return TopicStreamWriter(self.options, schema, overwrite)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdc.inbox.writerside import Inbox
+from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.model.batch import META_FIELDS, Op
-from cdc.model.position import Lsn
+from cdc.model.position import Lsn, Position
 from cdc.spark import source
 from tests.contract.rows import ORDERS, batch, order
+from tests.unit.inbox.parts import served
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/spark.md").read_text()
@@ -34,15 +38,23 @@ def test_the_log_is_read_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for change in changes:
         writer.append(batch(ORDERS, [change]))
         writer.commit(Lsn(change[1]), change[1])
-    writer.close()
+    # As capture does: the log's writer serves the inbox.
+    inbox = Inbox(tmp_path / "var" / "log", writer, tmp_path / "var" / "run", source="postgres", tables=["public.*"])
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     shown = []
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        # Spark's JVM may have been started elsewhere, and would leave the checkpoint there.
-        exec(block.replace("var/checkpoint", str(tmp_path / "checkpoint")), names)
-        shown.append(capsys.readouterr().out)
-    in_batch, newest, scanned, feed, as_of, stream = shown
+    with served(inbox):
+        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+            # Spark's JVM may have been started elsewhere, and would leave the checkpoint there.
+            exec(block.replace("var/checkpoint", str(tmp_path / "checkpoint")), names)
+            shown.append(capsys.readouterr().out)
+    writer.close()
+    in_batch, newest, scanned, feed, as_of, stream, _ = shown
+    with closing(EmbeddedLogReader(tmp_path / "var" / "log")) as log:
+        written = [row for rows in log.read("derived.states", Position(0), log.head().position) for row in rows.to_pylist()]
+    assert [(chr(row["_cdc_op"]), row["id"], row["status"]) for row in written] == [
+        ("u", 9, "before the truncate"), ("u", 1, "paid"), ("d", 2, None)
+    ]  # fmt: skip
     assert "|-- _cdc_position: long" in in_batch
     assert "|-- amount: decimal(12,2)" in in_batch
     counts = {"c": "2", "d": "1", "r": "1", "t": "1", "u": "1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,25 @@ def written(folder: Path) -> Iterator[LogWriter]:
 
 def inbox_of(folder: Path, writer: LogWriter, tables: Sequence[str] = ("public.*",)) -> Inbox:
     return Inbox(folder / "log", writer, folder / "run", source="postgres", tables=tables, clock=Ticking())
+
+
+@contextmanager
+def served(inbox: Inbox, lock: AbstractContextManager[object] | None = None) -> Iterator[None]:
+    """A thread serves the inbox, as capture does. ``lock``: held meanwhile, for tests that write to the log as well."""
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.wait(0.01):
+            with lock or nullcontext():
+                serve_all(inbox)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 class Ticking:
