@@ -1,17 +1,18 @@
 """The producer's side of the inbox: opens a producer, hands its groups over one after the other,
 and waits until each is in the log.
 
-What brings things forward is given as ``Pump``: with a daemon, time; without one, the writer's side
-itself, in this process.
+What waits is written as steps, each of them one look that found nothing yet. ``open`` and ``give``
+take all of them in the caller's thread; what brings things forward between two is given as ``Pump``:
+with a daemon, time; without one, the writer's side itself, in this process.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +29,15 @@ from cdc.model.position import Position
 from cdc.state import stops
 
 Pump = Callable[[], None]
+Steps = Generator[None, None, "InboxMark"]
+"""Each: the writer has not looked at it yet. Returns the producer's mark in the log."""
 LOOK_S: Final = 0.02
 ATTEMPTS: Final = 10
+
+
+def draw_token() -> str:
+    """A word that nobody else opens a producer with."""
+    return secrets.token_hex(16)
 
 
 def let_time_pass() -> None:
@@ -56,7 +64,9 @@ class HandoverDeadline:
 class Handover:
     """One opening of a producer. ``log``: the log's folder."""
 
-    def __init__(self, log: Path, run_dir: Path, producer: str, pump: Pump = let_time_pass) -> None:
+    def __init__(
+        self, log: Path, run_dir: Path, producer: str, pump: Pump = let_time_pass, token: Callable[[], str] = draw_token
+    ) -> None:
         """Raises ConfigError when the inbox's folder is not ours, ValueError for a name that a
         producer cannot have.
         """
@@ -64,6 +74,7 @@ class Handover:
         self._log = log
         self._run_dir = run_dir
         self._pump = pump
+        self._token = token
         self._folder = InboxFolder(log)
         self._number = 0
         self.mark = InboxMark()
@@ -76,14 +87,18 @@ class Handover:
         Raises WaitTimeout, Stopped when the producer is stopped, HeadwaterError when others open it
         again and again.
         """
-        token = secrets.token_hex(16)
+        return self._drive(self.opening(deadline))
+
+    def opening(self, deadline: HandoverDeadline) -> Steps:
+        """``open`` as steps."""
+        token = self._token()
         for _ in range(ATTEMPTS):
             found = self._read_mark()
             epoch = max(found.epoch, self._folder.newest_epoch(self.producer)) + 1
             if epoch > MAX_EPOCH:
                 break
             name = self._folder.hand_over(self.producer, epoch, 0, encode(GroupHeader(self.producer, token=token)))
-            self._await(name, deadline)
+            yield from self._await(name, deadline)
             self.mark = self._read_mark()
             if (self.mark.epoch, self.mark.token) == (epoch, token):
                 self._number = 0
@@ -109,21 +124,37 @@ class Handover:
 
     def give_encoded(self, raw: bytes, to: str, topic: str, deadline: HandoverDeadline) -> Position:
         """As ``give``, for a group's bytes."""
+        self._drive(self.giving(raw, to, deadline))
+        return self.position(topic)
+
+    def giving(self, raw: bytes, to: str, deadline: HandoverDeadline) -> Steps:
+        """``give_encoded`` as steps."""
         self._number += 1
         name = self._folder.hand_over(self.producer, self.mark.epoch, self._number, raw)
-        self._await(name, deadline)
+        yield from self._await(name, deadline)
         found = self._read_mark()
         if (found.to, found.digest) != (to, name.digest):
             raise self._refused(name)
-        self.mark = found
-        return self.position(topic)
+        # The opening stays ours: whoever opened the producer since has fenced us, and adopting its epoch would undo that.
+        self.mark = replace(found, epoch=self.mark.epoch, token=self.mark.token)
+        return self.mark
 
     def position(self, topic: str) -> Position:
         """The position of the topic's last change; 0 when it has none."""
         with closing(self._reader()) as reader:
             return next((one.last for one in reader.topics() if one.name == topic), Position(0))
 
-    def _await(self, name: GroupName, deadline: HandoverDeadline) -> None:
+    def _drive(self, steps: Steps) -> InboxMark:
+        """Takes all of them in this thread."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                mark: InboxMark = ended.value
+                return mark
+            self._pump()
+
+    def _await(self, name: GroupName, deadline: HandoverDeadline) -> Generator[None, None, None]:
         """Returns when the writer has dealt with it."""
         while self._folder.waits(name):
             stops.check(self._run_dir, part_of(self.producer))
@@ -132,7 +163,7 @@ class Handover:
                     f"what producer {self.producer} handed over is not in the log after {deadline.seconds:g} s; it waits in the inbox",
                     hint="cdc status says whether capture runs; the same command again goes on where this one ended",
                 )
-            self._pump()
+            yield
         stops.check(self._run_dir, part_of(self.producer))
 
     def _refused(self, name: GroupName) -> HeadwaterError:

@@ -174,7 +174,7 @@ class Inbox:
             self._writer.mark(producer, mark.encode())
             crashpoint("inbox.take.marked")
             self._writer.commit()
-        except BaseException:
+        except Exception:
             self._take_back()
             raise
         if table is not None:
@@ -229,7 +229,7 @@ class Inbox:
                 del self._riding[name]
                 self._put_aside(name.file, str(refused))
                 continue
-            except BaseException:
+            except Exception:
                 self._take_back()
                 raise
             del self._riding[name]

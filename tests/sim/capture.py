@@ -11,10 +11,12 @@ from pathlib import Path
 from cdc.capture.definitions import Definitions, Outside
 from cdc.capture.feedback import Feedback
 from cdc.capture.toast import ToastMemory
+from cdc.inbox.writerside import Inbox
 from cdc.ingest.definitions import first_remembered
 from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
 from cdc.ingest.round import Round, begun
+from cdc.log.contract import SOURCE_NAME, captured
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.orphans import ended_topics
@@ -76,7 +78,11 @@ class Capture:
             self._memory = ToastMemory(folder / TOAST)
             unless_alive.callback(self._memory.close)
             self.feed = SnapshotFeed(self.progress)
-            self._intake = Intake(folder, self.writer, self._memory, self.feed, Silent(), course.clock)
+            inbox = None
+            if course.rare.producers:
+                run_dir = folder.parent / "run"
+                inbox = Inbox(folder, self.writer, run_dir, source=SOURCE_NAME, tables=("public.*",), clock=course.clock)
+            self._intake = Intake(folder, self.writer, self._memory, self.feed, Silent(), course.clock, inbox)
             self._intake.catch_up()
             unless_alive.pop_all()
         self.reader = Reader(course, source, self.feed, self.progress)
@@ -106,7 +112,7 @@ class Capture:
         return self.link
 
     def _definitions(self) -> Definitions:
-        tables, ended = {topic.name: topic.table for topic in self._log.topics()}, ended_topics(self._log)
+        tables, ended = {topic.name: topic.table for topic in captured(self._log)}, ended_topics(self._log)
         facts = load_facts(self._folder)
         watch = self.watch or self._begin_to_watch(tables, ended, facts)
         # What the catalog says now, which the stream may not have come to.
@@ -132,6 +138,11 @@ class Capture:
         assert self._ingest is not None
         self._idle = False
         self._ingest.turn()
+
+    def wait_for_source(self) -> None:
+        """A look at the inbox while the source cannot be reached (``cdc.ingest.process``)."""
+        self._intake.serve_inbox()
+        self.writer.commit()
 
     def broken(self) -> None:
         """After the stream has ended. May raise: the process then ends."""

@@ -190,6 +190,8 @@ class Rare:
     compacts: float
     """Of the steps in which closed segments may be sealed, in how many the log is compacted. Then its segments are small:"""
     segment_bytes: int
+    producers: int
+    """How many hand over groups through the inbox."""
 
 
 def deal_rare(chance: Random) -> Rare:
@@ -199,4 +201,5 @@ def deal_rare(chance: Random) -> Rare:
         asks=chance.choice((0.005, 0.02)) if chance.random() < 0.2 else 0.0,
         compacts=chance.choice((0.1, 0.5)) if chance.random() < 0.35 else 0.0,
         segment_bytes=chance.choice((300, 1_500, 4_000)),
+        producers=chance.choice((1, 1, 2)) if chance.random() < 0.12 else 0,
     )

@@ -8,6 +8,8 @@ from tests.sim.course import Course
 from tests.sim.disk import refused
 from tests.sim.stores import Died
 
+FULL_AT: Final = frozenset(("inbox.handed.written_aside", "inbox.refused.written"))
+"""Points that stand where files of the inbox are written."""
 FAVOURITE_LIKELY: Final = 0.15
 FAVOURITE_MOST: Final = 4
 """So often a run: each costs a recovery."""
@@ -38,6 +40,9 @@ class Points:
         """A named crash point of the product (``cdc.crashpoint``), of whichever process takes a step now."""
         if not self._course.faulty:
             return
+        if point in FULL_AT and self._course.chance.random() < self._course.dangers.disk_full:
+            self._course.fault(f"disk refuses at {point}")
+            raise refused(self._course.chance, "write")
         if self._course.chance.random() < self._dying or self._favours_now(point):
             self._course.fault(f"dies at {point}")
             raise Died

@@ -75,6 +75,8 @@ class Process:
         try:
             if self.capture is None:
                 self._start()
+            elif not self.capture.connected and self._source_is_down():
+                self._wait_for_source(self.capture)
             elif not self.capture.connected:
                 self.capture.connect().on_confirm = lambda lsn: self._checker.check_confirmed(lsn, self._places, self._log)
                 self._course.say("connected")
@@ -113,6 +115,18 @@ class Process:
             self.capture.writer.begin_history()
         self._forget_what_is_read_again()
         self._checker.reread(self._log)
+
+    def _source_is_down(self) -> bool:
+        """Matters only to those who need it not."""
+        return self._course.rare.producers > 0 and self._course.faulty and self._course.chance.random() < 0.6
+
+    def _wait_for_source(self, capture: Capture) -> None:
+        self._course.met("looks at the inbox while the source is down")
+        try:
+            capture.wait_for_source()
+        except OSError as error:
+            self._course.say(f"the log takes nothing now: {error}")
+        self.look()
 
     def _lose_catalog(self) -> None:
         """What capture last saw of the tables. Not where a table was dropped of which the log has nothing yet: nobody could say its key any more."""

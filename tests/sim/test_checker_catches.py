@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from cdc.capture import attnums, definitions, tuples
@@ -22,21 +23,24 @@ from cdc.capture.rows import RowBatches
 from cdc.capture.spool import Spools
 from cdc.capture.tablestate import Rereads
 from cdc.capture.toast import ToastMemory
-from cdc.errors import HeadwaterError
+from cdc.errors import HeadwaterError, Stopped
 from cdc.follow import apply
 from cdc.follow.rules import Rules
+from cdc.inbox import handover, writerside
+from cdc.inbox.verdicts import GroupStep, InboxMark, InboxVerdict, judge
 from cdc.ingest.intake import Intake
 from cdc.ingest.loop import Ingest
 from cdc.log.embedded.writer import EmbeddedLogWriter
-from cdc.model.batch import OP, Op
+from cdc.model.batch import OP, Op, table_of
 from cdc.model.evolution import Kind, SchemaChange, differences
 from cdc.model.facts import Facts
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.oldrows import old_rows_column
-from cdc.model.position import ZERO_CUT
+from cdc.model.position import ZERO_CUT, Lsn
 from cdc.model.table import Table
 from cdc.model.topic import TopicSchema
 from cdc.pgvalues import columns
+from cdc.state import stops
 from sinks import barrier, memory, reshape
 from sinks.memory import Call, MemoryAnswer, MemorySink, TableUnit
 from snapshots import requestjobs, worker
@@ -657,6 +661,137 @@ def keys_that_were_asked_for_are_deleted(patch: Patch) -> None:
     _sharpen(patch, rare={"asks": 0.02})
 
 
+def repeats_are_taken(patch: Patch) -> None:
+    def judged(mark: InboxMark, step: GroupStep) -> InboxVerdict:
+        verdict = judge(mark, step)
+        return InboxVerdict.TAKE if verdict is InboxVerdict.REPEAT and not step.token else verdict
+
+    patch.setattr(writerside, "judge", judged)
+    _sharpen(patch, rare={"producers": 2, "compacts": 0.0})
+
+
+def fenced_groups_are_taken(patch: Patch) -> None:
+    def judged(mark: InboxMark, step: GroupStep) -> InboxVerdict:
+        verdict = judge(mark, step)
+        return InboxVerdict.TAKE if verdict is InboxVerdict.FENCED and step.begin == mark.to and not step.token else verdict
+
+    patch.setattr(writerside, "judge", judged)
+    _sharpen(patch, rare={"producers": 3, "compacts": 0.0})
+
+
+def the_outdone_adopt_the_newest_opening(patch: Patch) -> None:
+    """… when a group of theirs is acknowledged after it."""
+    patch.setattr(handover, "replace", lambda mark, **_: mark)
+    _sharpen(patch, rare={"producers": 3, "compacts": 0.0})
+
+
+def conflicts_are_repeats(patch: Patch) -> None:
+    def judged(mark: InboxMark, step: GroupStep) -> InboxVerdict:
+        verdict = judge(mark, step)
+        return InboxVerdict.REPEAT if verdict is InboxVerdict.CONFLICT else verdict
+
+    patch.setattr(writerside, "judge", judged)
+    _sharpen(patch, rare={"producers": 3, "compacts": 0.0})
+
+
+def a_conflict_stops_every_producer(patch: Patch) -> None:
+    original = stops.record
+
+    def record(run_dir: Path, part: str, stopped: Stopped) -> stops.Stop:
+        for other in ("p0", "p1", "p2"):
+            original(run_dir, writerside.part_of(other), stopped)
+        return original(run_dir, part, stopped)
+
+    patch.setattr(stops, "record", record)
+    _sharpen(patch, rare={"producers": 3, "compacts": 0.0})
+
+
+def a_conflict_stops_capture(patch: Patch) -> None:
+    original = stops.record
+
+    def record(run_dir: Path, part: str, stopped: Stopped) -> stops.Stop:
+        original(run_dir, part, stopped)
+        raise stopped
+
+    patch.setattr(stops, "record", record)
+    _sharpen(patch, rare={"producers": 3, "compacts": 0.0})
+
+
+def marks_come_after_their_groups(patch: Patch) -> None:
+    """… with the next cut."""
+    late: dict[EmbeddedLogWriter, list[tuple[str, bytes]]] = {}
+    mark, commit = EmbeddedLogWriter.mark, EmbeddedLogWriter.commit
+
+    def marked(self: EmbeddedLogWriter, producer: str, content: bytes) -> None:
+        late.setdefault(self, []).append((producer, content))
+
+    def committed(self: EmbeddedLogWriter, *given: Any) -> Any:
+        cut = commit(self, *given)
+        for producer, content in late.pop(self, []):
+            mark(self, producer, content)
+        return cut
+
+    patch.setattr(EmbeddedLogWriter, "mark", marked)
+    patch.setattr(EmbeddedLogWriter, "commit", committed)
+    _sharpen(patch, rare={"producers": 2, "compacts": 0.0})
+
+
+def what_a_refused_group_staged_stays(patch: Patch) -> None:
+    patch.setattr(writerside.Inbox, "_take_back", _nothing)
+    _sharpen(patch, rare={"producers": 3, "compacts": 0.0}, dangers={"disk_full": 0.2})
+
+
+def cuts_of_producers_move_the_lsn(patch: Patch) -> None:
+    commit = EmbeddedLogWriter.commit
+
+    def committed(self: EmbeddedLogWriter, lsn: Lsn | None = None, ts_us: int = 0) -> Any:
+        staged = self.next_position != self.head.position + 1
+        return commit(self, Lsn(self.head.commit_lsn + 1) if lsn is None and staged else lsn, ts_us)
+
+    patch.setattr(EmbeddedLogWriter, "commit", committed)
+    _sharpen(patch, rare={"producers": 2, "compacts": 0.0})
+
+
+def files_go_before_their_groups_are_durable(patch: Patch) -> None:
+    original = writerside.Inbox._take
+
+    def take(self: writerside.Inbox, group: Any, *rest: Any) -> None:
+        self._folder.remove(group.name)
+        original(self, group, *rest)
+
+    patch.setattr(writerside.Inbox, "_take", take)
+    _sharpen(patch, rare={"producers": 3, "compacts": 0.0}, dangers={"dies_at_point": 0.01, "disk_full": 0.1})
+
+
+def the_source_waits_for_the_inbox(patch: Patch) -> None:
+    """… while a producer is stopped."""
+    original = Ingest.turn
+
+    def turn(self: Ingest) -> None:
+        inbox = self._intake.inbox
+        if inbox is None or not any(stop.part.startswith("inbox-") for stop in stops.held(inbox._run_dir)):
+            original(self)
+
+    patch.setattr(Ingest, "turn", turn)
+    _sharpen(patch, rare={"producers": 3, "compacts": 0.0})
+
+
+def stores_keep_what_producers_delete(patch: Patch) -> None:
+    patch.setattr(TableUnit, "write", _unless_derived(TableUnit.write))
+    _sharpen(patch, rare={"producers": 2, "compacts": 0.0})
+
+
+def _unless_derived(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Without their DELETEs."""
+
+    def written(self: TableUnit, batch: pa.RecordBatch) -> Any:
+        if table_of(batch.schema).derived:
+            batch = batch.filter(pc.not_equal(batch.column(OP), int(Op.DELETE)))
+        return write(self, batch)
+
+    return written
+
+
 def _sharpen(
     patch: Patch,
     *,
@@ -742,12 +877,26 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (parts_enter_under_the_type_that_they_were_read_with, "cdfi", 41),
     (lost_facts_are_what_the_catalog_says_now, "dfi", 116),
     (keys_that_were_asked_for_are_deleted, "f", 0),
+    (repeats_are_taken, "n", 0),
+    (fenced_groups_are_taken, "n", 0),
+    (the_outdone_adopt_the_newest_opening, "in", 3),
+    (conflicts_are_repeats, "n", 0),
+    (a_conflict_stops_every_producer, "in", 0),
+    (a_conflict_stops_capture, "", 0),
+    (marks_come_after_their_groups, "n", 0),
+    (what_a_refused_group_staged_stays, "dgin", 0),
+    (cuts_of_producers_move_the_lsn, "an", 0),
+    (files_go_before_their_groups_are_durable, "n", 0),
+    (the_source_waits_for_the_inbox, "i", 0),
+    (stores_keep_what_producers_delete, "cefij", 0),
 ]
 """What breaks, the rules that may say so, and a seed that met it when this was written: it is tried before all others."""
 
 
 def without_ddl(patch: Patch) -> None:
-    """Most bugs need no table that comes or goes: the rest of what a seed decides is then as it always was."""
+    """Most bugs need no table that comes or goes, and no producer but the source: the rest of what a seed decides is then as it always was."""
+    rare = world.deal_rare
+    patch.setattr(world, "deal_rare", lambda chance: replace(rare(chance), producers=0))
     original = world.deal_ddl
     patch.setattr(world, "deal_ddl", lambda chance: replace(original(chance), creates=0.0, drops=0.0, retypes=0.0, looks=0.0))
 

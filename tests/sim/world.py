@@ -28,6 +28,7 @@ from tests.sim.followers import Followers
 from tests.sim.lots import deal_dangers, deal_ddl, deal_rare, deal_ways, deal_work
 from tests.sim.points import Points
 from tests.sim.process import Process
+from tests.sim.producers import Producers
 from tests.sim.source import Source
 from tests.sim.tables import make_tables
 from tests.sim.turns import Party, Turns
@@ -66,6 +67,7 @@ class World:
         self._clients = Clients(course, self.source)
         self.process = Process(course, self._points, self.source, disk, self.checker, self._log)
         self._followers = Followers(course, seed, self._log, folder.parent / "run", self.process, self.checker)
+        self._producers = Producers(course, seed, folder, folder.parent / "run", self.process, self.checker)
 
     # --- the run --------------------------------------------------------------------------------------------------------------------
 
@@ -88,12 +90,14 @@ class World:
             if self._clients.done:
                 break
             turns.step()
+            self._producers.step()
         self._course.faulty = False
         self._course.say("the faults stop")
         self._followers.calm()
         turns, left = self._settling(), ["nothing was tried"]
         most = self._settling_steps()
         for step in range(most):
+            self._producers.step()
             if not turns.step() or step % 20 == 19:
                 left = self._left()
                 if not left:
@@ -138,7 +142,7 @@ class World:
             for name, store in self._followers.stores
             if store.applied != head
         ]
-        return left or list(self.checker.differences(self._followers.stores, head))
+        return left or self._producers.left() or list(self.checker.differences(self._followers.stores, head))
 
     def _working(self) -> Turns:
         """Which steps there are while faults happen, and how often each comes."""
@@ -245,6 +249,7 @@ class World:
     def _power_lost(self) -> None:
         self.process.lose_power()
         self._followers.lose_power()
+        self._producers.lose_power()
 
 
 def simulate(seed: int, trace: Trace | None = None) -> Counter[str]:

@@ -129,6 +129,22 @@ def test_an_older_opening_is_fenced_and_never_taken(tmp_path: Path) -> None:
     assert [one for _, _, one, _ in logged(tmp_path)] == [1, 2]
 
 
+def test_an_opening_that_was_outdone_while_it_waited_stays_fenced(tmp_path: Path) -> None:
+    """Its group is taken before the newer opening, and acknowledged after it."""
+    with written(tmp_path) as writer:
+        inbox = inbox_of(tmp_path, writer)
+        heir = handover(tmp_path, inbox)
+        outdone = Handover(tmp_path / "log", tmp_path / "run", "job", lambda: heir.open(deadline()) and None)
+        first = handover(tmp_path, inbox)
+        outdone.mark = first.open(deadline())
+        outdone.give("1", TOPIC, KEY, rows(1), deadline())
+        assert (heir.mark.to, heir.mark.epoch, outdone.mark.epoch) == ("1", 2, 1)
+        with pytest.raises(HeadwaterError, match="opened again since"):
+            outdone.give("2", TOPIC, KEY, rows(66), deadline())
+        heir.give("2", TOPIC, KEY, rows(2), deadline())
+    assert [one for _, _, one, _ in logged(tmp_path)] == [1, 2]
+
+
 def test_what_waits_from_an_older_opening_is_taken_before_the_newer_one_learns_the_mark(tmp_path: Path) -> None:
     with written(tmp_path) as writer:
         inbox = inbox_of(tmp_path, writer)
