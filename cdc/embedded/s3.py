@@ -25,7 +25,7 @@ class S3(EmbeddedServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client of it has to find in its environment; it knows nothing of S3's newer checksums."""
+        """The variables that a client of it needs; it knows nothing of S3's newer checksums."""
         return {
             "AWS_ACCESS_KEY_ID": IDENTITY,
             "AWS_SECRET_ACCESS_KEY": CREDENTIAL,
@@ -42,12 +42,13 @@ class S3(EmbeddedServer):
         found = jars.fetch("s3")
         data = self.folder / "data"
         data.mkdir(parents=True, exist_ok=True)
-        (self.folder / "quiet.xml").write_text(_QUIET)
+        (self.folder / "quiet.xml").write_text(_QUIET, encoding="utf-8")
         (self.folder / "s3proxy.conf").write_text(
             "s3proxy.authorization=aws-v2-or-v4\n"
             f"s3proxy.endpoint=http://127.0.0.1:{self.port}\n"
             f"s3proxy.identity={IDENTITY}\ns3proxy.credential={CREDENTIAL}\n"
-            f"jclouds.provider=filesystem-nio2\njclouds.filesystem.basedir={data}\n"
+            f"jclouds.provider=filesystem-nio2\njclouds.filesystem.basedir={data}\n",
+            encoding="utf-8",
         )
         options = [
             "-Xmx256m",
