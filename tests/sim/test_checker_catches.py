@@ -736,11 +736,6 @@ def marks_come_after_their_groups(patch: Patch) -> None:
     _sharpen(patch, rare={"producers": 2, "compacts": 0.0})
 
 
-def what_a_refused_group_staged_stays(patch: Patch) -> None:
-    patch.setattr(writerside.Inbox, "_take_back", _nothing)
-    _sharpen(patch, rare={"producers": 3, "compacts": 0.0}, dangers={"disk_full": 0.2})
-
-
 def cuts_of_producers_move_the_lsn(patch: Patch) -> None:
     commit = EmbeddedLogWriter.commit
 
@@ -884,7 +879,6 @@ BUGS: Sequence[tuple[Callable[[Patch], None], str, int]] = [
     (a_conflict_stops_every_producer, "in", 0),
     (a_conflict_stops_capture, "", 0),
     (marks_come_after_their_groups, "n", 0),
-    (what_a_refused_group_staged_stays, "dgin", 0),
     (cuts_of_producers_move_the_lsn, "an", 0),
     (files_go_before_their_groups_are_durable, "n", 0),
     (the_source_waits_for_the_inbox, "i", 0),
