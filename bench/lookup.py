@@ -20,7 +20,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.lookup.entries import hashed
 from cdc.lookup.lookup import Lookup, key_texts
-from cdc.lookup.upkeep import Upkeep
+from cdc.lookup.upkeep import RunUpkeep
 from cdc.model.position import Lsn
 
 TOPIC = "public.orders"
@@ -52,7 +52,7 @@ def measure(folder: Path, rows: int, runs: int, segment_bytes: int) -> Result:
     hashed(pa.array(["compiled"]), 0)
     with closing(EmbeddedLogReader(root)) as reader:
         cpu = time.process_time()
-        upkeep = Upkeep(reader, root, TOPIC)
+        upkeep = RunUpkeep(reader, root, TOPIC)
         while upkeep.advance():
             pass
         result.figures["keep_cpu_s_per_million"] = lower([(time.process_time() - cpu) / rows * 1e6], 0.5, "CPU s")

@@ -78,7 +78,7 @@ def retired(
     return retention.retire(upkeep, topic, retention.kept_from(topic, ranges, old, held), recorded)
 
 
-class _Held(Exception):
+class _HeldBack(Exception):
     """A store has begun to need what was to be dropped."""
 
 
@@ -241,11 +241,11 @@ class Compaction:
                 begun = True
                 now = wanted(reader, self._upkeep, topic, old_enough, self._pins.look(time.monotonic(), reader))
                 if now.clean_from < points.clean_from or now.floor < points.floor:
-                    raise _Held
+                    raise _HeldBack
 
         try:
             done = compact(self._upkeep, topic.name, points, self._recorded, go_on=go_on, target_bytes=size)
-        except _Held:
+        except _HeldBack:
             return  # the next look reckons with it
         self._examined[topic.name] = points.clean_from - 1
         if done.dropped:

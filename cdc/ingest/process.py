@@ -18,7 +18,7 @@ from cdc.capture.feedback import Feedback
 from cdc.capture.stream import Connection
 from cdc.capture.toast import ToastMemory
 from cdc.capture.warm import warm
-from cdc.compaction.tiering import tiering_for
+from cdc.compaction.tiermoves import tiering_for
 from cdc.compaction.worker import Compaction
 from cdc.crashpoint import crashpoint
 from cdc.diskspace import FULL, GOES_ON, described

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cdc.log.contract import SOURCE_NAME, LogReader, LogTiering, LogUpkeep, LogWriter, ParquetFile
 from cdc.log.embedded import parquetfiles
-from cdc.log.embedded.away import Tier
+from cdc.log.embedded.away import TierPlace
 from cdc.log.embedded.names import HEAD
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
@@ -36,7 +36,7 @@ def upkeep_of(writer: LogWriter) -> LogUpkeep | None:
 
 def tiering_of(writer: LogWriter, url: str, cache_bytes: int) -> LogTiering | None:
     """How sealed files of this writer's log move to the tier at ``url``; None where the log's home sees to that itself. Raises ConfigError."""
-    return writer.tiering(Tier(url, cache_bytes)) if isinstance(writer, EmbeddedLogWriter) else None
+    return writer.tiering(TierPlace(url, cache_bytes)) if isinstance(writer, EmbeddedLogWriter) else None
 
 
 def await_seals(writer: LogWriter) -> None:

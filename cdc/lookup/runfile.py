@@ -28,8 +28,8 @@ import pyarrow as pa
 
 from cdc.crashpoint import crashpoint
 from cdc.lookup.entries import NO_ENTRIES, Entries
-from cdc.lookup.scan import Run
-from cdc.lookup.standing import Effect, Turn
+from cdc.lookup.scan import KeyRun
+from cdc.lookup.standing import Turn, TurnEffect
 from cdc.model.topic import TopicSchema
 
 ASIDE: Final = ".aside-"
@@ -52,7 +52,7 @@ class Origin:
     seed: int
 
 
-def encode_header(run: Run, origin: Origin, count: int, checksums: tuple[int, int]) -> bytes:
+def encode_header(run: KeyRun, origin: Origin, count: int, checksums: tuple[int, int]) -> bytes:
     """The file's bytes before the pairs. Of the same length for any checksums."""
     schemas = {one: number for number, one in enumerate(dict.fromkeys([*(turn.schema for turn in run.turns), run.held]))}
     header = {
@@ -68,7 +68,7 @@ def encode_header(run: Run, origin: Origin, count: int, checksums: tuple[int, in
     return whole + bytes(-len(whole) % _ALIGNED)
 
 
-def decode(data: pa.Buffer) -> tuple[Run, Origin]:
+def decode(data: pa.Buffer) -> tuple[KeyRun, Origin]:
     """The run, whose pairs lie in ``data``. Raises RunDamaged when a single byte differs from what was written."""
     try:
         return _decoded(data)
@@ -76,7 +76,7 @@ def decode(data: pa.Buffer) -> tuple[Run, Origin]:
         raise RunDamaged(f"not a run ({type(error).__name__})") from None
 
 
-def _decoded(data: pa.Buffer) -> tuple[Run, Origin]:
+def _decoded(data: pa.Buffer) -> tuple[KeyRun, Origin]:
     begin = len(_MAGIC) + _LENGTHS.size
     if data.slice(0, len(_MAGIC)).to_pybytes() != _MAGIC:
         raise RunDamaged("not a run")
@@ -94,9 +94,9 @@ def _decoded(data: pa.Buffer) -> tuple[Run, Origin]:
             raise RunDamaged(f"the checksum of its {name} differs")
     entries = Entries(np.frombuffer(parts[0], np.uint64), np.frombuffer(parts[1], np.int64)) if count else NO_ENTRIES
     schemas = [None if one is None else TopicSchema.from_json(one) for one in header["schemas"]]
-    turns = tuple(Turn(at, Effect(effect), _some(schemas[number])) for at, effect, number in header["turns"])
+    turns = tuple(Turn(at, TurnEffect(effect), _some(schemas[number])) for at, effect, number in header["turns"])
     position, lsn = header["last"]
-    run = Run(header["low"], header["high"], header["chapter"], entries, turns, schemas[header["held"]], (position, lsn))
+    run = KeyRun(header["low"], header["high"], header["chapter"], entries, turns, schemas[header["held"]], (position, lsn))
     return run, Origin(header["log"], header["history"], header["topic"], header["seed"])
 
 
@@ -106,7 +106,7 @@ def _some(schema: TopicSchema | None) -> TopicSchema:
     return schema
 
 
-def mapped(path: Path) -> tuple[Run, Origin]:
+def mapped(path: Path) -> tuple[KeyRun, Origin]:
     """The run in a file, which may be removed meanwhile. Raises RunDamaged, FileNotFoundError and other OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -119,7 +119,7 @@ def mapped(path: Path) -> tuple[Run, Origin]:
     return decode(pa.py_buffer(data))
 
 
-def write(path: Path, run: Run, origin: Origin, count: int, pieces: Iterable[Entries]) -> None:
+def write(path: Path, run: KeyRun, origin: Origin, count: int, pieces: Iterable[Entries]) -> None:
     """Puts a run of ``count`` pairs, which come as ``pieces`` that follow one another, into a file that is durable on return, and was not there or
     another one before. Raises OSError: then nothing of it is left."""
     aside = path.with_name(f"{ASIDE}{path.name}")
@@ -140,7 +140,7 @@ def write(path: Path, run: Run, origin: Origin, count: int, pieces: Iterable[Ent
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _fill(fd: int, run: Run, origin: Origin, count: int, pieces: Iterable[Entries]) -> None:
+def _fill(fd: int, run: KeyRun, origin: Origin, count: int, pieces: Iterable[Entries]) -> None:
     start = len(encode_header(run, origin, count, (0, 0)))
     done, checksums = 0, [0, 0]
     for piece in pieces:

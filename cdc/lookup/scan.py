@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.lookup.entries import I64, U64, Entries, hashed, sorted_entries
-from cdc.lookup.standing import Effect, Standing, Turn, tells_rows_apart, turn_of
+from cdc.lookup.standing import RunStanding, Turn, TurnEffect, tells_rows_apart, turn_of
 from cdc.model.batch import ALONE, LSN, OP, POSITION, last_position, topic_schema
 from cdc.model.topic import TopicSchema
 from sinks.render.rowtext import keys
@@ -19,7 +19,7 @@ Living = Callable[[TopicSchema, int], Iterable[tuple[I64, pa.Array]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class KeyRun:
     """The pairs of one range (low, high] of a topic's positions, all of one chapter, and the turns there. Where a chapter begins in it, its
     positions are also those of the rows that were there before. ``held``: the definition at its end. ``last``: position and LSN of the last change
     at or before its end, by which it is recognised as one of this log's; zeros where none is known."""
@@ -33,15 +33,15 @@ class Run:
     last: tuple[int, int] = (0, 0)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RunStanding:
         """How the topic stands at its end."""
-        return Standing(self.high, self.chapter, self.held)
+        return RunStanding(self.high, self.chapter, self.held)
 
 
-class Scan:
+class RunScan:
     """Takes a topic's changes behind ``standing``, in order, and gives the runs of what it has taken. ``rows``: pairs that wait."""
 
-    def __init__(self, standing: Standing, seed: int, living: Living) -> None:
+    def __init__(self, standing: RunStanding, seed: int, living: Living) -> None:
         self._standing = standing
         self._low = standing.at
         self._seed = seed
@@ -49,7 +49,7 @@ class Scan:
         self._hashes: list[U64] = []
         self._positions: list[I64] = []
         self._turns: list[Turn] = []
-        self._done: list[Run] = []
+        self._done: list[KeyRun] = []
         self._last = (0, 0)
         self.rows = 0
 
@@ -57,7 +57,7 @@ class Scan:
         """A change of the table as a whole stands alone in its batch."""
         _, chapter, held = self._standing
         turn = turn_of(batch, held)
-        if turn is not None and turn.effect is Effect.REKEYS:
+        if turn is not None and turn.effect is TurnEffect.REKEYS:
             self._begin_chapter(turn, int(batch.column(LSN)[0].as_py()))
             return
         if turn is not None:
@@ -65,10 +65,10 @@ class Scan:
         schema = topic_schema(batch.schema)
         if tells_rows_apart(schema) and batch.column(OP)[0].as_py() not in ALONE:
             self._add(keys(batch, schema), batch.column(POSITION).to_numpy())
-        self._standing = Standing(last_position(batch), chapter, schema)
+        self._standing = RunStanding(last_position(batch), chapter, schema)
         self._last = last_position(batch), int(batch.column(LSN)[-1].as_py())
 
-    def runs(self, high: int) -> list[Run]:
+    def runs(self, high: int) -> list[KeyRun]:
         """The changes taken since the last time, as runs that end at ``high``, up to which everything has been taken."""
         self._end(high)
         done, self._done = self._done, []
@@ -86,7 +86,7 @@ class Scan:
                 self._add(texts, positions)
         self._turns.append(turn)
         self._last = turn.at, lsn
-        self._standing = Standing(turn.at - 1, turn.at, turn.schema)
+        self._standing = RunStanding(turn.at - 1, turn.at, turn.schema)
         self._end(turn.at)
 
     def _end(self, high: int) -> None:
@@ -98,7 +98,7 @@ class Scan:
         entries = sorted_entries(
             np.concatenate([np.empty(0, np.uint64), *self._hashes]), np.concatenate([np.empty(0, np.int64), *self._positions])
         )
-        self._done.append(Run(low, high, chapter, entries, tuple(self._turns), held, self._last))
+        self._done.append(KeyRun(low, high, chapter, entries, tuple(self._turns), held, self._last))
         self._hashes, self._positions, self._turns, self.rows = [], [], [], 0
-        self._standing = Standing(high, chapter, held)
+        self._standing = RunStanding(high, chapter, held)
         self._low = high

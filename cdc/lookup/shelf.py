@@ -16,8 +16,8 @@ import structlog
 from cdc.errors import Stopped
 from cdc.log.contract import LogReader
 from cdc.lookup.runfile import Origin, RunDamaged, mapped
-from cdc.lookup.scan import Run
-from cdc.lookup.standing import BEGINNING, Standing, Turn
+from cdc.lookup.scan import KeyRun
+from cdc.lookup.standing import BEGINNING, RunStanding, Turn
 from cdc.model.batch import LSN
 from cdc.model.lineage import Lineage, Mark, believed
 from cdc.model.position import Cut, Lsn, Position
@@ -41,7 +41,7 @@ class RunName(NamedTuple):
         return f"{self.low:020d}-{self.high:020d}-{self.chapter:020d}.run"
 
     @classmethod
-    def of(cls, run: Run) -> RunName:
+    def of(cls, run: KeyRun) -> RunName:
         return cls(run.low, run.high, run.chapter)
 
 
@@ -78,14 +78,14 @@ class Shelf:
     one that is not of this log as it is."""
 
     folder: Path
-    runs: list[Run] = field(default_factory=list)
+    runs: list[KeyRun] = field(default_factory=list)
     origin: Origin | None = None
     names: frozenset[RunName] = frozenset()
     damaged: dict[Path, str] = field(default_factory=dict)
     foreign: dict[Path, str] = field(default_factory=dict)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RunStanding:
         """How the topic stands at the end of the runs."""
         return self.runs[-1].standing if self.runs else BEGINNING
 
@@ -128,7 +128,7 @@ def _opened(log: LogReader, folder: Path, topic: str, known: Shelf | None) -> Sh
     return shelf
 
 
-def _is_of_another(log: LogReader, topic: str, run: Run) -> bool:
+def _is_of_another(log: LogReader, topic: str, run: KeyRun) -> bool:
     """Whether the log says another thing of the run's last change: it was put back from a copy, and has come by other changes since."""
     position, lsn = run.last
     if not position:
@@ -138,7 +138,7 @@ def _is_of_another(log: LogReader, topic: str, run: Run) -> bool:
     return position >= clean_from(log, topic)
 
 
-def _problem(name: RunName, run: Run, origins: tuple[Origin, Origin], topic: str, lineage: Lineage, head: int) -> str | None:
+def _problem(name: RunName, run: KeyRun, origins: tuple[Origin, Origin], topic: str, lineage: Lineage, head: int) -> str | None:
     """Why the run cannot be believed. ``origins``: its own, and that of the run before it."""
     origin, before = origins
     if RunName.of(run) != name or origin.topic != topic:

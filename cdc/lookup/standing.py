@@ -16,7 +16,7 @@ from sinks.barrier import emptied
 from sinks.reshape import rekeyed
 
 
-class Effect(StrEnum):
+class TurnEffect(StrEnum):
     """The fate of the rows before."""
 
     DEFINES = "defines"
@@ -32,11 +32,11 @@ class Turn:
     """A place from which on ``schema`` is in force."""
 
     at: int
-    effect: Effect
+    effect: TurnEffect
     schema: TopicSchema
 
 
-class Standing(NamedTuple):
+class RunStanding(NamedTuple):
     """How a topic stands at a position, and so how what follows is to be taken. ``chapter``: where the present one began; 0: the first."""
 
     at: int
@@ -52,7 +52,7 @@ class AsOf(NamedTuple):
     shape: TopicSchema | None
 
 
-BEGINNING = Standing(0, 0, None)
+BEGINNING = RunStanding(0, 0, None)
 
 
 def turn_of(batch: pa.RecordBatch, held: TopicSchema | None) -> Turn | None:
@@ -60,10 +60,10 @@ def turn_of(batch: pa.RecordBatch, held: TopicSchema | None) -> Turn | None:
     schema, change = topic_schema(batch.schema), topic_change_of(batch)
     at = first_position(batch)
     if is_truncate(batch) or (change is not None and emptied(held, change)):
-        return Turn(at, Effect.EMPTIES, schema)
+        return Turn(at, TurnEffect.EMPTIES, schema)
     if change is not None and held is not None and rekeyed(held, schema):
-        return Turn(at, Effect.REKEYS, schema)
-    return None if schema == held else Turn(at, Effect.DEFINES, schema)
+        return Turn(at, TurnEffect.REKEYS, schema)
+    return None if schema == held else Turn(at, TurnEffect.DEFINES, schema)
 
 
 def as_of(turns: Sequence[Turn], cut: int) -> AsOf:
@@ -74,9 +74,9 @@ def as_of(turns: Sequence[Turn], cut: int) -> AsOf:
         if turn.at > cut:
             break
         shape = turn.schema
-        if turn.effect is Effect.EMPTIES:
+        if turn.effect is TurnEffect.EMPTIES:
             floor = turn.at
-        elif turn.effect is Effect.REKEYS:
+        elif turn.effect is TurnEffect.REKEYS:
             chapter = turn.at
     return AsOf(floor, chapter, shape)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from cdc.errors import LookupBehind
 from cdc.log.contract import LogReader, present_history
 from cdc.lookup.entries import I64, Entries, sorted_entries
-from cdc.lookup.scan import Run, Scan
+from cdc.lookup.scan import KeyRun, RunScan
 from cdc.lookup.shelf import Shelf
 from cdc.lookup.standing import Turn
 from cdc.model.batch import POSITION
@@ -40,7 +40,7 @@ class Tail:
         self._topic = topic
         self._most_rows = most_rows
         self.seed = shelf.origin.seed if shelf.origin else secrets.randbits(63)
-        self.runs: list[Run] = []
+        self.runs: list[KeyRun] = []
         self._standing = shelf.standing
 
     @property
@@ -63,7 +63,7 @@ class Tail:
         """Reads up to the cut. Raises LookupBehind when that is too much, PositionGone when the log no longer has the topic's beginning."""
         if cut <= self.high:
             return
-        scan = Scan(self._standing, self.seed, self._living)
+        scan = RunScan(self._standing, self.seed, self._living)
         held = sum(run.entries.pairs for run in self.runs)
         for batch in self._log.read(self._topic, Position(self.high), Position(cut), present_history(self._log)):
             scan.take(batch)
@@ -84,7 +84,7 @@ class Tail:
                 hint=f'let cdc run go on; [log.tables."{self._topic}"] has to say lookup = true',
             )
 
-    def _add(self, runs: list[Run]) -> None:
+    def _add(self, runs: list[KeyRun]) -> None:
         """Joins neighbours of like size, so that there are few however small the steps."""
         for run in runs:
             self.runs.append(run)
@@ -94,11 +94,11 @@ class Tail:
             self._standing = runs[-1].standing
 
 
-def _joinable(before: Run, after: Run) -> bool:
+def _joinable(before: KeyRun, after: KeyRun) -> bool:
     return before.chapter == after.chapter and before.entries.pairs <= 2 * after.entries.pairs
 
 
-def _joined(before: Run, after: Run) -> Run:
+def _joined(before: KeyRun, after: KeyRun) -> KeyRun:
     hashes, positions = (np.concatenate(both) for both in zip(before.entries, after.entries, strict=True))
     entries: Entries = sorted_entries(hashes, positions)
-    return Run(before.low, after.high, after.chapter, entries, before.turns + after.turns, after.held, after.last)
+    return KeyRun(before.low, after.high, after.chapter, entries, before.turns + after.turns, after.held, after.last)

@@ -12,7 +12,7 @@ from cdc.crashpoint import crashpoint
 from cdc.log.contract import LogReader, Topic, present_history
 from cdc.lookup.entries import Entries, merged
 from cdc.lookup.runfile import ASIDE, Origin, mapped, sync_folder, write
-from cdc.lookup.scan import Run, Scan
+from cdc.lookup.scan import KeyRun, RunScan
 from cdc.lookup.shelf import RunName, Shelf, folder_of, opened, remove
 from cdc.lookup.tail import living
 from cdc.model.batch import POSITION, last_position
@@ -29,7 +29,7 @@ THIN_PAIRS: Final = 100_000
 """With so many pairs more than twice its changes a topic's runs are thinned."""
 
 
-class Upkeep:
+class RunUpkeep:
     """One topic's runs. For one thread, of one process. ``go_on``: asked for every batch and every piece with 0, and before a file is written with
     about its bytes; it may raise whatever is to end this."""
 
@@ -68,7 +68,7 @@ class Upkeep:
         lineage = self._log.lineage()
         assert lineage is not None
         origin = Origin(lineage.log, lineage.history, self._topic, origin.seed)
-        scan = Scan(shelf.standing, origin.seed, lambda schema, at: living(self._log, schema, at))
+        scan = RunScan(shelf.standing, origin.seed, lambda schema, at: living(self._log, schema, at))
         high, more = int(head), False
         for batch in self._log.read(self._topic, Position(self.reached), head, present_history(self._log)):
             self._go_on(0)
@@ -100,7 +100,7 @@ class Upkeep:
                 self._put(run, shelf.origin, left, stay)
         self._shelf = None  # the files have the same names
 
-    def _put(self, run: Run, origin: Origin, pieces: Iterator[Entries] | list[Entries], count: int | None = None) -> None:
+    def _put(self, run: KeyRun, origin: Origin, pieces: Iterator[Entries] | list[Entries], count: int | None = None) -> None:
         """``count``: of pairs, where they are not the run's own."""
         count = run.entries.pairs if count is None else count
         self._go_on(PAIR_BYTES * count)
@@ -125,7 +125,7 @@ class Upkeep:
         turns = tuple(turn for run in together for turn in run.turns)
         count = sum(run.entries.pairs for run in together)
         end = together[-1]
-        whole = Run(together[0].low, end.high, end.chapter, together[0].entries, turns, end.held, end.last)
+        whole = KeyRun(together[0].low, end.high, end.chapter, together[0].entries, turns, end.held, end.last)
         self._put(whole, shelf.origin, self._pieces([run.entries for run in together]), count)
         crashpoint("lookup.merged")
         for run in together:
@@ -145,7 +145,7 @@ def _filtered(piece: Entries, positions: PositionSet) -> Entries:
     return Entries(piece.hashes[stay], piece.positions[stay])
 
 
-def first_to_merge(runs: Sequence[Run]) -> int:
+def first_to_merge(runs: Sequence[KeyRun]) -> int:
     """The number of the first of the runs at the end that are to become one: of one chapter, and none larger than all behind it. Pure."""
     begin, behind = len(runs) - 1, runs[-1].entries.pairs
     while begin > 0 and runs[begin - 1].chapter == runs[-1].chapter and runs[begin - 1].entries.pairs <= behind:

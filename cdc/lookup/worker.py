@@ -19,7 +19,7 @@ from cdc.errors import HeadwaterError
 from cdc.log.contract import LogReader, Topic
 from cdc.log.home import open_reader
 from cdc.lookup.shelf import FOLDER, folder_of
-from cdc.lookup.upkeep import Upkeep
+from cdc.lookup.upkeep import RunUpkeep
 from cdc.settings.models import Settings
 
 LOOK_S: Final = 1.0
@@ -33,7 +33,7 @@ RUN_S: Final = 30.0
 _log = structlog.get_logger("lookup")
 
 
-class Interrupted(Exception):
+class KeepingEnds(Exception):
     """The process is to end. What has been written stands."""
 
 
@@ -53,7 +53,7 @@ class Keeping:
         self._stop = stop
         self._in_force = in_force or (lambda: settings)
         self._free = free
-        self._kept: dict[str, Upkeep] = {}
+        self._kept: dict[str, RunUpkeep] = {}
         self._written_at: dict[str, float] = {}
         self._problem: str | None = None
         self._noted: set[str] = set()
@@ -80,12 +80,12 @@ class Keeping:
                 problems: list[str] = []
                 try:
                     self.look(reader, problems)
-                except Interrupted:
+                except KeepingEnds:
                     return
                 self._problem = next(iter(problems), None)
 
     def look(self, reader: LogReader, problems: list[str]) -> None:
-        """Brings every topic's runs up to date. Notes in ``problems`` what went wrong, with which capture goes on. Raises Interrupted."""
+        """Brings every topic's runs up to date. Notes in ``problems`` what went wrong, with which capture goes on. Raises KeepingEnds."""
         with self._noting(problems):
             log = self._in_force().log
             topics = [topic for topic in reader.topics() if log.looks_up(topic.table)]
@@ -99,7 +99,7 @@ class Keeping:
     def _keep(self, reader: LogReader, topic: Topic) -> None:
         upkeep = self._kept.get(topic.name)
         if upkeep is None:
-            upkeep = self._kept[topic.name] = Upkeep(reader, self._settings.log.dir, topic.name, self._go_on)
+            upkeep = self._kept[topic.name] = RunUpkeep(reader, self._settings.log.dir, topic.name, self._go_on)
         upkeep.look()
         since = time.monotonic() - self._written_at.get(topic.name, -RUN_S)
         if topic.last > upkeep.reached and (topic.last - upkeep.reached >= RUN_POSITIONS or since >= RUN_S):
@@ -119,9 +119,9 @@ class Keeping:
                 other.rmdir()
 
     def _go_on(self, more: int) -> None:
-        """``more``: bytes that are about to be written. Raises Interrupted, HeadwaterError, OSError."""
+        """``more``: bytes that are about to be written. Raises KeepingEnds, HeadwaterError, OSError."""
         if self._stop.is_set():
-            raise Interrupted
+            raise KeepingEnds
         log = self._settings.log
         if more and self._free(log.dir) - more < log.reserve_mb * 10**6:
             raise HeadwaterError(
@@ -132,7 +132,7 @@ class Keeping:
     def _noting(self, problems: list[str]) -> Iterator[None]:
         try:
             yield
-        except Interrupted:
+        except KeepingEnds:
             raise
         except HeadwaterError as error:
             self._note(problems, error.line())

@@ -156,7 +156,7 @@ class LogTable(Strict):
     that the log holds. By default `false`."""
 
 
-class Limits(NamedTuple):
+class RetentionLimits(NamedTuple):
     """``cleanup = "delete"``: how old one table's changes become, and how many megabytes there are; None: no matter how."""
 
     hours: float | None
@@ -234,10 +234,10 @@ class Log(Strict):
         """How this table's changes are kept."""
         return self._last(table, lambda options: options.cleanup) or self.cleanup
 
-    def limits_of(self, table: Qualified) -> Limits:
+    def limits_of(self, table: Qualified) -> RetentionLimits:
         """How much of this table's changes is kept, where ``cleanup_of`` says ``delete``."""
         hours, mb = self._last(table, lambda options: options.retain_hours), self._last(table, lambda options: options.retain_mb)
-        return Limits(self.retain_hours if hours is None else hours, self.retain_mb if mb is None else mb)
+        return RetentionLimits(self.retain_hours if hours is None else hours, self.retain_mb if mb is None else mb)
 
     def looks_up(self, table: Qualified) -> bool:
         """Whether this table's rows can be looked up by their keys."""

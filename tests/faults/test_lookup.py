@@ -15,7 +15,7 @@ from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.lookup.lookup import Lookup
 from cdc.lookup.shelf import chain, folder_of, names_in
-from cdc.lookup.upkeep import Upkeep
+from cdc.lookup.upkeep import RunUpkeep
 from cdc.model.batch import OP, POSITION, Op
 from cdc.model.position import Lsn, Position
 from tests import counters
@@ -38,7 +38,7 @@ def work(root: Path) -> None:
 
 def keep(root: Path) -> None:
     with closing(EmbeddedLogReader(root)) as reader:
-        upkeep = Upkeep(reader, root, TOPIC)
+        upkeep = RunUpkeep(reader, root, TOPIC)
         while upkeep.advance():
             pass
 

@@ -14,7 +14,7 @@ import pytest
 from cdc.embedded.s3 import CREDENTIAL, S3
 from cdc.errors import LogAway, LogCorrupt
 from cdc.log.embedded import tierstore
-from cdc.log.embedded.away import Tier
+from cdc.log.embedded.away import TierPlace
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from tests.unit.log.test_tier import ALL, all_away, all_back, local, log, read, root, stubs
 
@@ -51,7 +51,7 @@ def objects(server: S3) -> list[Path]:
 
 
 def test_files_go_are_read_and_come_back(log: EmbeddedLogWriter, root: Path, server: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(log.tiering(Tier(server.url(f"{BUCKET}/some/folder"), 2**30))) as moves:
+    with closing(log.tiering(TierPlace(server.url(f"{BUCKET}/some/folder"), 2**30))) as moves:
         moves.begin()
         assert all_away(moves) == len(stubs(root)) == len(objects(server)) > 0
         assert read(root) == ALL

@@ -25,70 +25,26 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
-from cdc.model.batch import ALONE, EXACT, LSN, OP, POSITION, TABLE_METADATA, Op, table_of
-from cdc.model.evolution import Kind, schema_change_of
-from cdc.model.oldrows import completed, taken_apart
+from cdc.model.batch import Op
 from cdc.model.position import Cut, Position
 from cdc.model.table import DERIVED_OID, Table
 from sinks.memory import Store
 from tests.sim import compacted
 from tests.sim.disk import ModelDisk
+from tests.sim.entries import Entry, Folded, merged, of_batches, with_old_rows
 from tests.sim.expected import Expected, expected_of, go_by_tag
 from tests.sim.inboxcheck import InboxCheck
 from tests.sim.source import Source
 from tests.sim.storecheck import StoreCheck, slim
 from tests.sim.tables import Key, Row, conversions, first_name, identity_of, keyless, retypes, tag_of, written_again
-from tests.sim.texts import texts
 from tests.sim.violation import Violation as Violation
 from tests.sim.wal import Change, Rows, State, converted
-
-_OPS: Final = {int(op): op.name.lower() for op in Op}
-
-
-@dataclass(slots=True)
-class Entry:
-    """One change as the log has it. ``row``: what is not NULL of a whole row; None for a delete or a TRUNCATE."""
-
-    position: int
-    op: int
-    oid: int
-    topic: str
-    key: Key
-    row: Row | None
-    lsn: int
-    empties: bool = False
-    """A SCHEMA record behind which no earlier row is left."""
-    rewritten: bool = False
-    """A SCHEMA record behind which the table is read again, so that nothing of its earlier rows is taken for known."""
-    table: Table | None = None
-    """Its definition, as the log has it."""
-    rows: dict[Key, Row] | None = None
-    """Of a SCHEMA record: the rows that there were, as they are under the new definition."""
-    again: int = 0
-    """Where a store that takes every change of its tables has this row: at the SCHEMA record for which it had to write it again."""
-    stale: bool = False
-    """A value may be missing until the row has been read again: nobody could tell which column had become which."""
-    before: Row | None = field(default=None, compare=False)
-    """The row that it replaced, where the log has that; compaction drops it."""
-
-    @property
-    def at(self) -> int:
-        return self.again or self.position
-
-    def __str__(self) -> str:
-        return f"{_OPS[self.op]} {self.topic}{list(self.key)} tag {self.row and self.row.get('tag')} at position {self.position}"
-
-
-Folded = dict[str, dict[Key, Entry]]
-"""Topic → its rows."""
 
 
 @dataclass
@@ -197,15 +153,15 @@ class Checker:
         if head.commit_lsn < self.confirmed:
             raise Violation("a", f"confirmed up to {self.confirmed:X}, the log came back at {head}")
         for topic, known in self._batches.items():
-            known[:] = _merged(known)
-            found = _merged(_with_old_rows(reader, topic, Position(0), self.last.position))
+            known[:] = merged(known)
+            found = merged(with_old_rows(reader, topic, Position(0), self.last.position))
             # Arrow's equality first: it is quick. It takes no NaN for another, so what differs is looked at value by value.
             if topic in self.clean:
                 # Only a record that stands alone in its batch tells that it empties the topic.
-                entries = [replace(self.entries[one.position - 1], row=one.row) for one in _of_batches(known, topic)]
-                compacted.check(entries, _of_batches(found, topic), self.clean[topic], self.floors[topic])
-            elif found != known and [*_of_batches(found, topic)] != [*_of_batches(known, topic)]:
-                both = zip(_of_batches(found, topic), _of_batches(known, topic), strict=False)
+                entries = [replace(self.entries[one.position - 1], row=one.row) for one in of_batches(known, topic)]
+                compacted.check(entries, of_batches(found, topic), self.clean[topic], self.floors[topic])
+            elif found != known and [*of_batches(found, topic)] != [*of_batches(known, topic)]:
+                both = zip(of_batches(found, topic), of_batches(known, topic), strict=False)
                 different = next((a for a, b in both if a != b), None)
                 raise Violation("c", f"read again, {different or 'the number of changes'} is not what it was")
         self.log_grew(reader)
@@ -216,9 +172,9 @@ class Checker:
         found: list[Entry] = []
         for topic, number in timeline.numbers.items():
             if timeline.topics[number].last > self.last.position:
-                batches = _with_old_rows(reader, topic, self.last.position, upto)
+                batches = with_old_rows(reader, topic, self.last.position, upto)
                 self._batches.setdefault(topic, []).extend(batches)
-                found += _of_batches(batches, topic)
+                found += of_batches(batches, topic)
         return sorted(found, key=lambda entry: entry.position)
 
     def _take(self, cut: Cut, entries: list[Entry]) -> None:
@@ -467,52 +423,3 @@ class Checker:
             if rows.keys() != visible.keys() or not all(self._is_row(entry, visible[key]) for key, entry in rows.items()):
                 yield f"table {oid} in the log is not the source's"
         yield from self.stores.differences(stores, head)
-
-
-def _with_old_rows(reader: EmbeddedLogReader, topic: str, after: Position, upto: Position) -> list[pa.RecordBatch]:
-    """All with the column, also where compaction has left it out."""
-    return [completed(batch, table_of(batch.schema)) for batch in reader.read(topic, after, upto, old_rows=True)]
-
-
-def _merged(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The same changes in as few batches as there are versions, so that it does not matter where a read began and ended."""
-    versions = groupby(batches, key=lambda batch: batch.schema.metadata[TABLE_METADATA])
-    return [_whole(list(version)) for _, version in versions]
-
-
-def _whole(version: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return version[0] if len(version) == 1 else pa.concat_batches(version)
-
-
-def _of_batches(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[Entry]:
-    for batch in batches:
-        yield from _of_batch(batch, topic)
-
-
-def _of_batch(batch: pa.RecordBatch, topic: str) -> Iterator[Entry]:
-    table = table_of(batch.schema)
-    positions, ops, lsns = (batch.column(name).to_pylist() for name in (POSITION, OP, LSN))
-    change = schema_change_of(batch) if Op.SCHEMA in ops else None
-    empties, rewritten = change is not None and change.empties, change is not None and change.kind == Kind.REWRITTEN
-    keys = [first_name(name) for name in identity_of(table)]
-    changes, has, old = taken_apart(batch)
-    replaced = iter(() if old is None else _rows(old, table))
-    for position, op, lsn, row, has_old in zip(positions, ops, lsns, _rows(changes, table), has.tolist(), strict=True):
-        if op in ALONE:
-            yield Entry(position, op, table.oid, topic, (), None, lsn, empties, rewritten, table)
-        else:
-            key = tuple([row.get(name) or "" for name in keys])
-            before = next(replaced) if has_old else None
-            yield Entry(position, op, table.oid, topic, key, None if op == Op.DELETE else row, lsn, table=table, before=before)
-
-
-def _rows(batch: pa.RecordBatch, table: Table) -> Iterator[Row]:
-    """The rows of a batch as the source has them, without what is NULL. In a change of the table as a whole nothing stands for a column."""
-    names = [first_name(name) for name in table.names]
-    columns = [texts(batch.column(name)) for name in table.names]
-    exact, ops = (batch.column(name).to_pylist() for name in (EXACT, OP))
-    for op, instead, values in zip(ops, exact, zip(*columns, strict=True), strict=True):
-        row = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        if instead and op not in ALONE:
-            row.update((first_name(name), text) for name, text in instead)
-        yield row

@@ -13,7 +13,7 @@ from tests.sim.tables import Key
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
-    from tests.sim.checker import Entry
+    from tests.sim.entries import Entry
 
 
 def check(known: Iterable[Entry], found: Iterable[Entry], clean: int, floor: int) -> None:

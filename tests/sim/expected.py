@@ -13,7 +13,7 @@ from tests.sim.tables import Key, Row, first_name, key_of, keyless, tag_of
 from tests.sim.wal import Change, Commit
 
 if TYPE_CHECKING:
-    from tests.sim.checker import Entry
+    from tests.sim.entries import Entry
 
 
 @dataclass(slots=True)

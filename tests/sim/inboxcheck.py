@@ -13,7 +13,7 @@ from cdc.model.position import Cut
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
-    from tests.sim.checker import Entry
+    from tests.sim.entries import Entry
     from tests.sim.producers import Row
 
 

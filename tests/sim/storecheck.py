@@ -18,7 +18,8 @@ from tests.sim.tables import Key, Row, first_name, key_of
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
-    from tests.sim.checker import Checker, Entry, Folded
+    from tests.sim.checker import Checker
+    from tests.sim.entries import Entry, Folded
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class Moved(FileNotFoundError):
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class TierPlace:
     """``tier.json`` in the log's folder: where every reader finds what is away, and how large the cache may be."""
 
     url: str
@@ -55,12 +55,12 @@ TIER_FILE: Final = "tier.json"
 TIER: Final = StateFile(
     format=1,
     encode=lambda tier: {"url": tier.url, "cache_bytes": tier.cache_bytes},
-    decode=lambda raw: Tier(str(raw["url"]), int(raw["cache_bytes"])),
+    decode=lambda raw: TierPlace(str(raw["url"]), int(raw["cache_bytes"])),
     unreadable=lambda path, what: LogAway(f"{path} {what}", hint="cdc run with [log.tier] url writes it again"),
 )
 
 
-def tier_of(root: Path) -> Tier | None:
+def tier_of(root: Path) -> TierPlace | None:
     """Raises LogAway when the file is damaged."""
     return TIER.load(root / TIER_FILE)
 

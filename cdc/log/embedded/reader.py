@@ -24,7 +24,7 @@ from cdc.log.embedded.format import Damaged, Head
 from cdc.log.embedded.headfile import HeadFile
 from cdc.log.embedded.histories import lineage_of
 from cdc.log.embedded.names import LogPlaces
-from cdc.log.embedded.picking import Pieces, of_sealed, of_segment
+from cdc.log.embedded.pieces import Pieces, of_sealed, of_segment
 from cdc.log.embedded.sealedsegment import Only, SealedSegment
 from cdc.log.embedded.segment import Segment, SegmentPlace
 from cdc.log.embedded.timeline import Timeline

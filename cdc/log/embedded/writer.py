@@ -20,7 +20,7 @@ from cdc.diskspace import FULL, GOES_ON, described
 from cdc.errors import HeadwaterError, LogCorrupt
 from cdc.log.contract import SOURCE_NAME
 from cdc.log.embedded import histories
-from cdc.log.embedded.away import Tier
+from cdc.log.embedded.away import TierPlace
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import (
     MAX_BODY_BYTES,
@@ -42,7 +42,7 @@ from cdc.log.embedded.sealer import Sealer
 from cdc.log.embedded.segment import SegmentPlace
 from cdc.log.embedded.syncpool import SyncPool
 from cdc.log.embedded.tail import Density, OpenPart, OpenTopic, OpenTopics, Positions, Staged, Tip, positions_of, run_of
-from cdc.log.embedded.tiering import EmbeddedTiering
+from cdc.log.embedded.tierfiles import EmbeddedTiering
 from cdc.log.embedded.topicindex import SegmentRun, TopicIndex
 from cdc.log.embedded.upkeep import EmbeddedUpkeep
 from cdc.model.batch import table_of
@@ -111,7 +111,7 @@ class EmbeddedLogWriter:
     def next_position(self) -> Position:
         return Position(self.head.position + self._staged.density.rows + 1)
 
-    def tiering(self, tier: Tier) -> EmbeddedTiering:
+    def tiering(self, tier: TierPlace) -> EmbeddedTiering:
         """How sealed files of this log move to a tier and back. To be closed before the writer. Raises ConfigError."""
         return EmbeddedTiering(self._places.root, tier, self._disk, self._check_place)
 

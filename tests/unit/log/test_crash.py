@@ -64,13 +64,13 @@ def script(disk: CrashDisk, run: Run) -> None:
         writer.close()
 
 
-def seal_closed(disk: CrashDisk) -> None:
+def seal_closed(disk: CrashDisk, segment_bytes: int = SEGMENT_BYTES) -> None:
     reader = EmbeddedLogReader(disk.root)
     timeline = reader.timeline
     assert timeline is not None
     for index in timeline.topics.values():
         for run in index.segments():
-            if run.end >= SEGMENT_BYTES and not reader.is_sealed(index.name, run):
+            if run.end >= segment_bytes and not reader.is_sealed(index.name, run):
                 seal(LogPlaces(disk.root), disk, SegmentPlace(timeline.log_id, index.number, index.name, run.segment), run)
     reader.close()
 

@@ -16,10 +16,10 @@ from cdc.crashpoint import Fault, armed
 from cdc.errors import ConfigError, LogAway, LogCorrupt
 from cdc.follow.follower import Follower, Rest
 from cdc.log.embedded import away, inspect, tierstore
-from cdc.log.embedded.away import Tier, tier_of
+from cdc.log.embedded.away import TierPlace, tier_of
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
-from cdc.log.embedded.tiering import EmbeddedTiering
+from cdc.log.embedded.tierfiles import EmbeddedTiering
 from cdc.log.embedded.writer import EmbeddedLogWriter
 from cdc.log.home import parquet_files
 from cdc.model.position import Lsn, Position
@@ -58,7 +58,7 @@ def store(quick_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyHandler:
 
 
 def tiering(writer: EmbeddedLogWriter, root: Path, cache_bytes: int = PLENTY) -> EmbeddedTiering:
-    found = writer.tiering(Tier(f"file://{root.parent}/tier", cache_bytes))
+    found = writer.tiering(TierPlace(f"file://{root.parent}/tier", cache_bytes))
     found.begin()
     return found
 
@@ -360,7 +360,7 @@ def test_a_lost_or_damaged_tier_file_is_named_and_written_again(log: EmbeddedLog
         with pytest.raises(LogAway, match="nothing says where"):
             read(root)
         moves.begin()
-    assert tier_of(root) == Tier(f"file://{root.parent}/tier", PLENTY)
+    assert tier_of(root) == TierPlace(f"file://{root.parent}/tier", PLENTY)
     assert read(root) == ALL
 
 

@@ -21,7 +21,7 @@ from cdc.lookup.entries import Entries
 from cdc.lookup.lookup import FoundRows, Lookup, key_texts
 from cdc.lookup.runfile import RunDamaged, decode, mapped, write
 from cdc.lookup.shelf import RunName, chain, folder_of, names_in
-from cdc.lookup.upkeep import Upkeep
+from cdc.lookup.upkeep import RunUpkeep
 from cdc.model.batch import Op, topic_schema
 from cdc.model.evolution import Kind
 from cdc.model.position import Position
@@ -97,7 +97,7 @@ def test_rows_are_what_a_dict_holds_whatever_runs_and_compaction_have_made_of_it
     chance = random.Random(seed + round)
     reader = EmbeddedLogReader(log.root)
     standing = Lookup(reader, log.root)
-    upkeep = Upkeep(reader, log.root, TOPIC, run_rows=chance.choice([1, 7, 40, 1000]))
+    upkeep = RunUpkeep(reader, log.root, TOPIC, run_rows=chance.choice([1, 7, 40, 1000]))
     history: History | None = None
     with pytest.MonkeyPatch.context() as patch, closing(reader), closing(standing):
         few, hashed = np.uint64(chance.choice([1, 3, 2**40])), entries.hashed
@@ -143,7 +143,7 @@ def filled(log: Log, count: int = 60) -> None:
 def keep(log: Log, topic: str = "public.orders", run_rows: int = 9) -> list[Path]:
     """Makes the topic's runs, and returns their files."""
     with closing(EmbeddedLogReader(log.root)) as reader:
-        upkeep = Upkeep(reader, log.root, topic, run_rows=run_rows)
+        upkeep = RunUpkeep(reader, log.root, topic, run_rows=run_rows)
         while upkeep.advance():
             pass
     folder = folder_of(log.root, topic)
@@ -184,7 +184,7 @@ def test_what_is_not_in_runs_yet_is_read_from_the_log_as_far_as_memory_allows(lo
 
 def test_runs_of_like_size_become_one_and_a_few_are_left(log: Log) -> None:
     with closing(EmbeddedLogReader(log.root)) as reader, closing(Lookup(reader, log.root, tail_rows=0)) as found:
-        upkeep = Upkeep(reader, log.root, "public.orders")
+        upkeep = RunUpkeep(reader, log.root, "public.orders")
         for at in range(1, 34):
             log.put(upserts(NARROW, at, [order(at)]))
             upkeep.advance()

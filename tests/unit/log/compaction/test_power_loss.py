@@ -33,6 +33,7 @@ class Course:
     batches: list[pa.RecordBatch]
     head: int = 0
     clean_from: int = 0
+    dropped: int = 0
     cuts: list[int] = field(default_factory=list)
 
 
@@ -42,7 +43,8 @@ def compact_some(writer: EmbeddedLogWriter, reader: EmbeddedLogReader, course: C
     head = reader.head().position
     points = bounds(writer.upkeep.ranges(TOPIC), Settled(head, head if forget else 0), [], now)
     course.clean_from = max(course.clean_from, points.clean_from)
-    compact(writer.upkeep, TOPIC, points, writer.commit, at_least=0.0, target_bytes=SEGMENT_BYTES, memory_bytes=TINY)
+    done = compact(writer.upkeep, TOPIC, points, writer.commit, at_least=0.0, target_bytes=SEGMENT_BYTES, memory_bytes=TINY)
+    course.dropped += done.dropped
     writer.upkeep.remove_replaced()
 
 
@@ -54,7 +56,7 @@ def script(disk: CrashDisk, course: Course) -> None:
             course.head = writer.commit(Lsn(number), number).position
             course.cuts.append(course.head)
             if number % (len(course.batches) // 3) == 0:
-                seal_closed(disk)
+                seal_closed(disk, SEGMENT_BYTES)
                 with closing(EmbeddedLogReader(disk.root)) as reader:
                     compact_some(writer, reader, course, forget=number > len(course.batches) // 2)
     finally:
@@ -91,6 +93,7 @@ def test_nothing_is_lost_with_the_power(quick_folder: Path, loss: Loss, seed: in
     history = History(random.Random(seed), length=200)
     whole, course = ran_until(10**9, quick_folder / "whole", random.Random(0), history.batches)
     everything_is_there(quick_folder / "whole", course)
+    assert course.dropped > 0, "nothing was compacted"
     chance = random.Random(f"{seed}:{loss}")
     for crash_at in sorted(chance.sample(range(1, whole.operations + 1), min(POINTS, whole.operations))):
         print(f"seed {seed}, operation {crash_at}")

@@ -13,9 +13,9 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from cdc.compaction.merge import Interrupted
-from cdc.compaction.tiering import Tiering, tiering_for
+from cdc.compaction.tiermoves import Tiering, tiering_for
 from cdc.log.contract import LogTiering
-from cdc.log.embedded.away import Tier as Place
+from cdc.log.embedded.away import TierPlace as Place
 from cdc.log.embedded.names import LogPlaces
 from cdc.log.embedded.reader import EmbeddedLogReader
 from cdc.log.embedded.sealer import seal

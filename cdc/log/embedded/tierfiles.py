@@ -20,7 +20,7 @@ import pyarrow as pa
 from cdc.crashpoint import crashpoint
 from cdc.errors import LogAway, LogCorrupt
 from cdc.log.contract import SealedPlace
-from cdc.log.embedded.away import TIER, TIER_FILE, Cache, Stub, Tier, key_of, read_stub, same_as, stub_of, tier_of
+from cdc.log.embedded.away import TIER, TIER_FILE, Cache, Stub, TierPlace, key_of, read_stub, same_as, stub_of, tier_of
 from cdc.log.embedded.disk import Disk
 from cdc.log.embedded.format import crc32c
 from cdc.log.embedded.names import ASIDE, LogPlaces, Sealed, away_of, sealed_of
@@ -32,7 +32,9 @@ from cdc.log.embedded.tierstore import HINT, store_of
 class EmbeddedTiering:
     """See ``cdc.log.contract.LogTiering``."""
 
-    def __init__(self, dir: Path, tier: Tier, disk: Disk | None = None, check_place: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, dir: Path, tier: TierPlace, disk: Disk | None = None, check_place: Callable[[], None] = lambda: None
+    ) -> None:
         """``check_place``: raises HeadwaterError when the log's folder is no longer the writer's. Raises ConfigError for an invalid address."""
         self._places = LogPlaces(Path(dir))
         self._tier = tier
