@@ -126,6 +126,8 @@ class Process:
             capture.wait_for_source()
         except OSError as error:
             self._course.say(f"the log takes nothing now: {error}")
+            self.look(refused=True)
+            return
         self.look()
 
     def _lose_catalog(self) -> None:
@@ -254,11 +256,11 @@ class Process:
         except Died:
             self._end()
 
-    def look(self) -> None:
-        """Has the checker take in what is new in the log."""
+    def look(self, *, refused: bool = False) -> None:
+        """Has the checker take in what is new in the log. ``refused``: a commit failed; it may be published all the same, and its writer does not know."""
         if self.unrecovered and self._log.head().position <= self._checker.last.position:
             return  # what the power loss took of the head comes back with the recovery
-        if self.capture is not None and self.capture.writer.head == self._checker.last:
+        if not refused and self.capture is not None and self.capture.writer.head == self._checker.last:
             return
         after = self.completed()
         self._checker.finished = self._before
