@@ -193,7 +193,7 @@ FOUND = (
     ),
     Mutant(
         "a wait goes on when its client has gone", "cdc/http/waits.py",
-        "if gone.is_set() or time.monotonic() - began", "if time.monotonic() - began", ("-k", "gone", "tests/unit/http/test_app.py"),
+        "if gone.is_set() or clock.monotonic() - began", "if clock.monotonic() - began", ("-k", "gone", "tests/unit/http/test_app.py"),
     ),
     Mutant(
         "a page is let in however many are open", "cdc/http/events.py",
