@@ -129,13 +129,18 @@ def _opened(log: LogReader, folder: Path, topic: str, known: Shelf | None) -> Sh
 
 
 def _is_of_another(log: LogReader, topic: str, run: KeyRun) -> bool:
-    """Whether the log says another thing of the run's last change: it was put back from a copy, and has come by other changes since."""
+    """Whether the log says another thing of the run's last change, or has one between it and the run's end: it was put back from a copy, and has come by
+    other changes since."""
     position, lsn = run.last
+    clean = clean_from(log, topic)
+    # Below the clean point the log may name a place where it has no change any longer.
+    if log.last_change(topic, Position(run.high)) >= max(position + 1, clean):
+        return True
     if not position:
         return False
     for batch in log.changes_at(topic, np.array([position])):
         return bool(batch.column(LSN)[0].as_py() != lsn)
-    return position >= clean_from(log, topic)
+    return position >= clean
 
 
 def _problem(name: RunName, run: KeyRun, origins: tuple[Origin, Origin], topic: str, lineage: Lineage, head: int) -> str | None:

@@ -296,3 +296,27 @@ def test_a_run_that_names_changes_which_the_log_does_not_have_is_made_again(log:
         assert not file.exists()
         keep(log)
         assert found.rows("public.orders", Position(1099), pa.array(["1"])).positions.tolist() == [41]
+
+
+@pytest.mark.parametrize("before", [0, 20])
+def test_a_run_is_not_believed_where_the_log_has_changes_between_its_last_one_and_its_end(log: Log, tmp_path: Path, before: int) -> None:
+    """A copy of the log was put back beside newer runs, and another table's changes had been where the topic's are now."""
+    log.put(upserts(PAIRS, 1, [{"a": "x", "b": "y", "v": "1"}]))
+    if before:
+        log.put(*(batch(NARROW, [(Op.UPDATE, at, order(1, "old"))]) for at in range(2, before)))
+        keep(log)
+    log.close()
+    older = tmp_path / "older"
+    shutil.copytree(log.root, older)
+    again = Log(log.root)
+    begin = max(before, 2)
+    again.put(*(upserts(PAIRS, at, [{"a": "x", "b": "y", "v": "1"}]) for at in range(begin, 31)))
+    keep(again)
+    again.close()
+    shutil.copytree(log.root / "lookup", older / "lookup", dirs_exist_ok=True)
+    rest = Log(older)
+    rest.put(*(batch(NARROW, [(Op.UPDATE, at, order(1, "new"))]) for at in range(begin, 31)))
+    assert answers(older, 30, ["1"])["1"][0] == 30
+    keep(rest)
+    assert answers(older, 30, ["1"], tail_rows=0)["1"][0] == 30
+    rest.close()
